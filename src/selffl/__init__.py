@@ -1,0 +1,24 @@
+"""selffl: personalised federated learning that reads its balance off measured uncertainty.
+
+Self-Aware Personalized Federated Learning (NeurIPS 2022), and beyond.
+"""
+
+from selffl._version import __version__
+from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError, SelfFLError
+from selffl.maths.heterogeneity import estimate_inter_variance
+from selffl.maths.information import LocalFit, local_fit
+from selffl.maths.posterior import Posterior, posterior
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "LocalFit",
+    "Posterior",
+    "SelfFLError",
+    "__version__",
+    "estimate_inter_variance",
+    "local_fit",
+    "posterior",
+]

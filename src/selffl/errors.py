@@ -1,0 +1,43 @@
+"""What can go wrong, as a family.
+
+SelfFLError
+├── ConfigError       an option, a name or a combination that cannot work
+├── DataError         rows, columns or arrays that are not what they should be
+├── DivergedError     training left the finite numbers
+└── CheckpointError   a saved state that cannot be used
+
+Every message says what was found, what was expected, and what to do, in one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SelfFLError(Exception):
+    """Root of all errors a user can cause; the command line turns it into one line and exit code 2."""
+
+
+class ConfigError(SelfFLError):
+    """An option, a name or a combination of options that cannot work."""
+
+
+class DataError(SelfFLError):
+    """Rows, columns or arrays that are not what they should be."""
+
+
+class DivergedError(SelfFLError):
+    """Training left the finite numbers."""
+
+
+class CheckpointError(SelfFLError):
+    """A saved state that cannot be used."""
+
+
+def unknown_name(kind: str, found: str, known: Iterable[str]) -> ConfigError:
+    """The error for a name that is not in a list, with the nearest one that is."""
+    names = sorted(known)
+    near = difflib.get_close_matches(found, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigError(f"unknown {kind} {found!r}; {hint}Expected one of: {', '.join(names)}.")

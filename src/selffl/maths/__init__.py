@@ -1,0 +1,1 @@
+"""The equations: tensors in, tensors out.  No seeds, no devices, no disk."""

@@ -1,0 +1,292 @@
+r"""The posterior of the two-level Gaussian model, in the paper's form and in the exact one.
+
+Self-FL, section 2.1: theta_m ~ N(theta_0, sigma_0^2), z_m ~ N(theta_m, sigma_m^2), flat prior on theta_0.
+
+Every quantity is written with *variances*, never with precisions, and every weight relative to the largest one, so
+that nothing overflows when a variance is zero.  With V_m the variance of theta_0 given everybody but client m
+(1/S_m in the paper's terms), both forms are one formula: the prior of theta_m before its own data is
+N(mu_m, A_m), where A_m = V_m ("paper", which postulates theta_m = theta_0) or A_m = V_m + sigma_0^2 ("exact").
+
+Tensors in this file have the clients on axis -2 and the coordinates on axis -1, with any number of independent
+federations before them: ``[..., clients, params]``; a variance that all coordinates share is ``[..., clients, 1]``.
+:func:`posterior` is the border where other shapes and NumPy arrays are taken in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selffl.errors import ConfigError, DataError
+
+Form = Literal["paper", "exact"]
+FORMS: tuple[Form, ...] = ("paper", "exact")
+
+CLIENTS = -2  # the client axis of every tensor here
+
+
+def relative_precision(total_variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Aggregation weights 1/(sigma_0^2 + sigma_m^2), scaled so that the largest is 1, and the scale.
+
+    Self-FL, Eq. (2): w_m = weight_m / scale.  Returns ``(weight, scale)`` with scale = min(total_variance), so that
+    clients of zero total variance share all the weight equally and nothing is infinite.
+    """
+    scale = total_variance.amin(CLIENTS, keepdim=True)
+    ratio = scale / torch.where(total_variance == 0, torch.ones_like(total_variance), total_variance)
+    # Where both are zero, or both infinite, the ratio is 1 by the limit of equal variances.
+    return torch.where(total_variance == scale, torch.ones_like(ratio), ratio), scale
+
+
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Mean of ``values [..., clients, params]`` over the clients, with ``weight [..., clients, 1 or params]``."""
+    return (weight / weight.sum(CLIENTS, keepdim=True) * values).sum(CLIENTS)
+
+
+def global_posterior(estimate: Tensor, total_variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the shared parameter theta_0 given every client.
+
+    Self-FL, Eq. (2): mean = sum_m w_m z_m / sum_m w_m and variance = 1 / sum_m w_m, w_m = 1/(sigma_0^2 + sigma_m^2).
+    ``total_variance`` is sigma_0^2 + sigma_m^2.
+    """
+    weight, scale = relative_precision(total_variance)
+    return weighted_mean(estimate, weight), (scale / weight.sum(CLIENTS, keepdim=True)).squeeze(CLIENTS)
+
+
+def others_variance(total_variance: Tensor) -> Tensor:
+    """Variance of theta_0 given everybody *but* each client, 1/S_m with S_m = sum_{k != m} w_k; inf for a lone client.
+
+    Self-FL, the sums over k != m of Eqs. (3), (7) and (8).
+    """
+    weight, scale = relative_precision(total_variance)
+    variance = scale / _rest(weight)
+    dominant_weight, dominant_scale, is_dominant = _without_dominant(total_variance, weight)
+    return torch.where(is_dominant, dominant_scale / dominant_weight.sum(CLIENTS, keepdim=True), variance)
+
+
+def others_posterior(estimate: Tensor, total_variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of theta_0 given everybody but each client; the mean is where local training starts.
+
+    Self-FL, Eq. (7): mu_m = sum_{k != m} w_k z_k / S_m, by its equal, Eq. (12): mu_m = G - (w_m / S_m)(z_m - G).
+    A lone client has no others: its own estimate, with infinite variance.
+    """
+    weight, _ = relative_precision(total_variance)
+    centre = weighted_mean(estimate, weight).unsqueeze(CLIENTS)
+    mean = centre - weight / _rest(weight) * (estimate - centre)
+    dominant_weight, _, is_dominant = _without_dominant(total_variance, weight)
+    # Eq. (12) divides by what is left when the heaviest client is taken away; for that one client, sum the others.
+    dominant_mean = weighted_mean(estimate, dominant_weight).unsqueeze(CLIENTS)
+    return torch.where(is_dominant, dominant_mean, mean), others_variance(total_variance)
+
+
+def _rest(weight: Tensor) -> Tensor:
+    """Sum over the others by subtraction: right for every client but the heaviest.
+
+    Any other client weighs at most half of the total, so that subtracting it loses at most one bit.
+    """
+    rest = weight.sum(CLIENTS, keepdim=True) - weight
+    return torch.where(rest > 0, rest, torch.ones_like(rest))
+
+
+def _without_dominant(total_variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Relative precisions and their scale with the heaviest client taken out, and a mask that says which one it is."""
+    heaviest = weight.argmax(CLIENTS, keepdim=True)
+    position = torch.arange(weight.shape[CLIENTS], device=weight.device).unsqueeze(-1)
+    is_dominant = position == heaviest
+    dominant_weight, dominant_scale = relative_precision(total_variance.masked_fill(is_dominant, torch.inf))
+    return dominant_weight, dominant_scale, is_dominant
+
+
+def prior_variance(others_variance: Tensor, inter_variance: Tensor, form: Form) -> Tensor:
+    """A_m, the variance of theta_m before client m looks at its own data.
+
+    Decision D11: "paper" is the postulated model theta_m = theta_0, A_m = V_m; "exact" adds the spread of the clients
+    around theta_0, A_m = V_m + sigma_0^2, which is 1/P_m in ``docs/equations.md``.
+    """
+    return others_variance if form == "paper" else others_variance + inter_variance
+
+
+def local_weight(intra_variance: Tensor, prior_variance: Tensor) -> Tensor:
+    """How far a client trusts its own estimate, A_m / (A_m + sigma_m^2), between 0 and 1.
+
+    Self-FL, Eq. (3).  One minus it is the right side of the step equation, Eq. (8), and one over it is the gain.
+    It is NaN where both variances are zero; :func:`personal_posterior` knows the limit there.
+    """
+    return torch.where(torch.isinf(prior_variance), 1.0, prior_variance / (prior_variance + intra_variance))
+
+
+def personal_posterior(
+    estimate: Tensor, intra_variance: Tensor, inter_variance: Tensor, form: Form
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Posterior of each client's own parameter.
+
+    Self-FL, Eq. (3), and its exact counterpart (D11): mean = mu_m + k_m (z_m - mu_m) and variance = k_m sigma_m^2.
+    Returns ``(mean, variance, k_m, mu_m, A_m)``.
+    """
+    total = inter_variance + intra_variance
+    start, variance = others_posterior(estimate, total)
+    prior = prior_variance(variance, inter_variance, form)
+    # Clients without any uncertainty, in a federation without spread, all claim the same theta_0: equal shares.
+    num_certain = (total == 0).sum(CLIENTS, keepdim=True).clamp(min=1)
+    weight = torch.where(prior + intra_variance == 0, 1.0 / num_certain, local_weight(intra_variance, prior))
+    return torch.lerp(start, estimate, weight.expand_as(start)), weight * intra_variance, weight, start, prior
+
+
+def initial_params(
+    global_params: Tensor, personal_params: Tensor, total_variance: Tensor, others_variance: Tensor
+) -> Tensor:
+    """Where a client's local training starts: the global model with the client's own part taken out.
+
+    Self-FL, Eqs. (13) and (18): theta - (w_m / S_m)(theta_m - theta), with w_m / S_m = V_m / (sigma_0^2 + sigma_m^2).
+    A lone client (V_m infinite) starts from the global model: there is nobody else to start from.
+    """
+    ratio = torch.where((others_variance > 0) & torch.isfinite(others_variance), others_variance / total_variance, 0.0)
+    return global_params - ratio * (personal_params - global_params)
+
+
+def local_steps(
+    intra_variance: Tensor, prior_variance: Tensor, learning_rate: float | Tensor, batch_size: int = 1
+) -> Tensor:
+    """Number of gradient steps, as a real number, after which local training has reached the posterior mean.
+
+    Self-FL, Eqs. (8), (10) and (19): (1 - eta/(B sigma_m^2))^l = sigma_m^2 / (sigma_m^2 + A_m), so that
+    l = log(1 + A_m / sigma_m^2) / -log(1 - eta/(B sigma_m^2)).  Infinite for a lone client.
+    Decision D7: where eta/(B sigma_m^2) >= 1 a single step already overshoots, and the answer is 1.
+    """
+    contraction = learning_rate / (batch_size * intra_variance)
+    steps = torch.log1p(prior_variance / intra_variance) / -torch.log1p(-contraction.clamp(max=1.0))
+    return torch.where(contraction >= 1.0, 1.0, steps)
+
+
+def rounded_steps(steps: Tensor, max_local_steps: int) -> Tensor:
+    """Steps that can be taken: the nearest whole number, at least 1, at most ``max_local_steps`` (D7), as int64."""
+    return steps.clamp(1, max_local_steps).round().to(torch.int64)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What is known of every client's parameter, and of the shared one, once all clients have spoken.
+
+    Arrays are NumPy or torch, whichever came in; ``[M]`` or ``[M, P]`` per client, scalar or ``[P]`` for the whole.
+    """
+
+    global_mean: Any  # theta^(G)
+    global_variance: Any  # v^(G)
+    personal_mean: Any  # theta_m^(FL)
+    personal_variance: Any  # v_m^(FL)
+    gain: Any  # GAIN_m, sigma_m^2 / v_m^(FL); infinite where others know theta_m exactly
+    initial: Any  # theta_m^INIT
+    local_weight: Any  # k_m, the share of the client's own estimate in its personal mean
+    prior_variance: Any  # A_m
+    intra_variance: Any  # sigma_m^2
+    form: Form
+
+    def num_local_steps(self, learning_rate: float, batch_size: int = 1) -> Any:
+        """Steps of gradient descent from ``initial`` that end at ``personal_mean``, as real numbers (Eq. (8)).
+
+        >>> import selffl
+        >>> p = selffl.posterior([0.0, 1.0, 2.0], [0.1, 0.1, 0.1], inter_variance=1.0)
+        >>> steps = p.num_local_steps(learning_rate=0.01)
+        >>> start, target = p.initial[0], 0.0                          # client 0's own estimate is 0
+        >>> bool(abs((1 - 0.01 / 0.1) ** steps[0] * start - p.personal_mean[0]) < 1e-12)
+        True
+        """
+        if not learning_rate > 0:
+            raise ConfigError(f"learning_rate is {learning_rate}; expected a number above 0.")
+        steps = local_steps(
+            torch.as_tensor(self.intra_variance), torch.as_tensor(self.prior_variance), learning_rate, batch_size
+        )
+        return steps.numpy() if isinstance(self.intra_variance, np.ndarray) else steps
+
+
+def posterior(local_estimate: Any, intra_variance: Any, inter_variance: Any, form: Form = "paper") -> Posterior:
+    """Posterior of the two-level Gaussian model.
+
+    Args:
+        local_estimate: what each client's own data say, ``[M]`` or ``[M, P]``; list, NumPy array or torch tensor.
+        intra_variance: the uncertainty of each of those, a scalar, ``[M]``, or ``[M, P]``.
+        inter_variance: the spread between clients, a scalar, or ``[P]``.
+        form: "paper" for the paper's postulated model, "exact" for the two-level model itself (D11).
+
+    Returns:
+        A :class:`Posterior` of the same kind of arrays.
+
+    >>> import selffl
+    >>> p = selffl.posterior([1.0, 2.0, 6.0], [0.5, 0.5, 0.5], inter_variance=1.0, form="exact")
+    >>> float(p.global_mean), p.personal_mean.round(3).tolist(), p.gain.round(3).tolist()
+    (3.0, [1.667, 2.333, 5.0], [1.286, 1.286, 1.286])
+    """
+    if form not in FORMS:
+        raise ConfigError(f"form is {form!r}; expected 'paper' or 'exact'.")
+    is_torch = any(isinstance(value, Tensor) for value in (local_estimate, intra_variance, inter_variance))
+    estimate = _tensor("local_estimate", local_estimate)
+    if estimate.ndim not in (1, 2) or estimate.shape[0] == 0:
+        raise DataError(
+            f"local_estimate has shape {tuple(estimate.shape)}; expected [clients] or [clients, params], "
+            "with at least one client."
+        )
+    is_scalar = estimate.ndim == 1
+    intra = _tensor("intra_variance", intra_variance, like=estimate)
+    inter = _tensor("inter_variance", inter_variance, like=estimate)
+    for name, value in (("intra_variance", intra), ("inter_variance", inter)):
+        if (value < 0).any():
+            raise DataError(f"{name} is {float(value.min()):.6g} at its smallest; expected 0 or more. Check the rows.")
+    allowed = {(), (estimate.shape[0],), tuple(estimate.shape)}
+    if tuple(intra.shape) not in allowed:
+        raise DataError(
+            f"intra_variance has shape {tuple(intra.shape)}; expected a scalar, [{estimate.shape[0]}], "
+            f"or that of local_estimate, {list(estimate.shape)}."
+        )
+    if tuple(inter.shape) not in ({()} if is_scalar else {(), (estimate.shape[1],)}):
+        raise DataError(f"inter_variance has shape {tuple(inter.shape)}; expected a scalar or one value per parameter.")
+
+    block = estimate.unsqueeze(-1) if is_scalar else estimate  # [clients, params]
+    is_shared = is_scalar or (intra.ndim < 2 and inter.ndim == 0)  # one variance for all coordinates of a client
+    spread = intra if intra.ndim == 2 else intra.reshape(-1, 1).expand(block.shape[0], 1)
+    spread = spread.expand(block.shape[0], 1 if is_shared else block.shape[1])
+    global_mean, global_variance = global_posterior(block, inter + spread)
+    mean, variance, weight, start, prior = personal_posterior(block, spread, inter, form)
+
+    def out(value: Tensor, drop_params: bool) -> Any:
+        value = value.squeeze(-1) if drop_params else value
+        return value if is_torch else value.numpy()
+
+    return Posterior(
+        global_mean=out(global_mean, is_scalar),
+        global_variance=out(global_variance, is_shared),
+        personal_mean=out(mean, is_scalar),
+        personal_variance=out(variance, is_shared),
+        gain=out(1.0 / weight, is_shared),
+        initial=out(start, is_scalar),
+        local_weight=out(weight, is_shared),
+        prior_variance=out(prior, is_shared),
+        intra_variance=out(spread, is_shared),
+        form=form,
+    )
+
+
+def _tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
+    """An array-like as a finite floating-point tensor, of the same kind as ``like``."""
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=_numpy_dtype(value)))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} is not an array of numbers ({error}); expected one number per client.") from None
+    if not tensor.is_floating_point():
+        tensor = tensor.to(torch.get_default_dtype() if isinstance(value, Tensor) else torch.float64)
+    if like is not None:
+        tensor = tensor.to(dtype=like.dtype, device=like.device)
+    if not torch.isfinite(tensor).all():
+        raise DataError(
+            f"{name} holds {int((~torch.isfinite(tensor)).sum())} value(s) that are NaN or infinite; expected finite "
+            "numbers. Leave out the clients that have none."
+        )
+    return tensor
+
+
+def _numpy_dtype(value: Any) -> Any:
+    """float32 and float64 arrays keep their type; everything else becomes float64."""
+    dtype = getattr(value, "dtype", None)
+    return dtype if dtype in (np.float32, np.float64) else np.float64

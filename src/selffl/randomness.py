@@ -1,0 +1,74 @@
+"""Random numbers addressed by what they are for, not by when they were asked for.
+
+A number depends on (seed, stream, keys), for example (7, "cohort", round 3, client 41), and on nothing else.
+So the order of clients, the size of a block, the number of processes and a resume in the middle change nothing,
+and every draw of a whole cohort is one vector operation.
+
+NumPy's and PyTorch's generators are sequences; one per client and round would be a Python loop.  The mixing
+function here is SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014, "Fast splittable pseudorandom number
+generators"), applied once per key.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as the signed integer torch stores."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MULTIPLY_1 = _signed(0xBF58476D1CE4E5B9)
+_MULTIPLY_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift(bits: Tensor, by: int) -> Tensor:
+    """Logical right shift; torch's own is arithmetic."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """SplitMix64's finaliser: every input bit reaches every output bit."""
+    bits = (bits ^ _shift(bits, 30)) * _MULTIPLY_1
+    bits = (bits ^ _shift(bits, 27)) * _MULTIPLY_2
+    return bits ^ _shift(bits, 31)
+
+
+def random_bits(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:
+    """64 random bits for each combination of the broadcast keys, as int64."""
+    words = [torch.as_tensor(key, dtype=torch.int64) for key in (seed, zlib.crc32(stream.encode()), *keys)]
+    device = next((word.device for word in words if word.device.type != "cpu"), words[0].device)
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for word in words:
+        state = _mix((state ^ _mix(word.to(device) + _GOLDEN)) + _GOLDEN)
+    return state
+
+
+def uniform(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:
+    """Uniform numbers in the open interval (0, 1), float64, one per combination of the broadcast keys.
+
+    >>> from selffl.randomness import uniform
+    >>> whole = uniform(7, "cohort", 3, torch.arange(5))
+    >>> bool(whole[4] == uniform(7, "cohort", 3, 4))
+    True
+    """
+    # 53 bits fill the mantissa; the half step keeps 0 and 1 out, so that logarithms and quantiles stay finite.
+    return (_shift(random_bits(seed, stream, *keys), 11).to(torch.float64) + 0.5) * 2.0**-53
+
+
+def normal(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:
+    """Standard normal numbers, float64, one per combination of the broadcast keys."""
+    quantiles: Tensor = torch.special.ndtri(uniform(seed, stream, *keys))
+    return quantiles
+
+
+def integers(high: int | Tensor, seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:
+    """Integers from 0 to high − 1, one per combination of the broadcast keys; high may differ between them."""
+    draw = uniform(seed, stream, *keys)
+    limit = torch.as_tensor(high, device=draw.device)
+    return torch.minimum((draw * limit).to(torch.int64), limit - 1)
