@@ -1,0 +1,63 @@
+"""The methods, one file each, all through the contract of :mod:`selffl.algorithms.contract`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from selffl.algorithms.contract import Algorithm, LocalTask, Population
+from selffl.algorithms.ditto import Ditto
+from selffl.algorithms.fedavg import FedAvg
+from selffl.algorithms.local import Local
+from selffl.algorithms.perfedavg import PerFedAvg
+from selffl.algorithms.pfedme import PFedMe
+from selffl.algorithms.self_fl import SelfFL
+from selffl.algorithms.self_fl_augmented import SelfFLAugmented
+from selffl.errors import unknown_name
+
+ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
+    "self-fl": SelfFL,
+    "self-fl-exact": partial(SelfFL, form="exact"),
+    "self-fl-augmented": SelfFLAugmented,
+    "local": Local,
+    "fedavg": FedAvg,
+    "fedavg-equal": partial(FedAvg, weighting="equal"),
+    "ditto": Ditto,
+    "ditto-equal": partial(Ditto, weighting="equal"),
+    "pfedme": PFedMe,
+    "perfedavg": PerFedAvg,
+}
+
+
+def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
+    """The method of that name, with options by keyword.
+
+    >>> import selffl
+    >>> selffl.algorithm("ditto", penalty=0.1)
+    Ditto(num_local_steps=20, penalty=0.1, weighting='examples')
+    """
+    if name not in ALGORITHMS:
+        raise unknown_name("algorithm", name, ALGORITHMS)
+    known = [field.name for field in fields(ALGORITHMS[name]())]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of {name}", option, known)
+    return ALGORITHMS[name](**options)
+
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Ditto",
+    "FedAvg",
+    "Local",
+    "LocalTask",
+    "PFedMe",
+    "PerFedAvg",
+    "Population",
+    "SelfFL",
+    "SelfFLAugmented",
+    "algorithm",
+]

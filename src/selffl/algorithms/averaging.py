@@ -1,0 +1,89 @@
+"""What the averaging methods share: a server that holds one model, and a client that holds its own.
+
+Only records and one weighting rule live here; each method's rounds are in its own file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.options import one_of
+from selffl.maths.posterior import weighted_mean
+
+Weighting = Literal["examples", "equal"]
+
+
+@dataclass(frozen=True)
+class ModelServer:
+    """A server that knows one model."""
+
+    params: Tensor  # w [..., P]
+
+
+@dataclass(frozen=True)
+class ModelBroadcast:
+    """The global model, as each client receives it."""
+
+    params: Tensor  # w [..., C, P]
+
+
+@dataclass(frozen=True)
+class ModelUpload:
+    """A client's model and how many rows stand behind it."""
+
+    params: Tensor  # w_k [..., C, P]
+    num_examples: Tensor  # n_k [..., C]
+
+
+@dataclass(frozen=True)
+class NoMemory:
+    """A client that keeps nothing between rounds."""
+
+
+@dataclass(frozen=True)
+class PersonalMemory:
+    """A client that keeps its own model, and knows how often it took part."""
+
+    params: Tensor  # [..., C, P]
+    clock: Tensor  # [..., C]; 0 before the first round
+
+    @classmethod
+    def empty(cls, params: Tensor) -> PersonalMemory:
+        """Of clients that have not taken part."""
+        return cls(torch.zeros_like(params), torch.zeros_like(params[..., 0]))
+
+    def model(self, global_params: Tensor) -> Tensor:
+        """The client's own model, or the global one ``[..., C, P]`` if it never took part (D10)."""
+        return torch.where((self.clock == 0).unsqueeze(-1), global_params, self.params)
+
+    def keep(self, params: Tensor) -> PersonalMemory:
+        """After one more round that ended with ``params``."""
+        return PersonalMemory(params, self.clock + 1)
+
+
+def check_weighting(weighting: Weighting) -> None:
+    """Refuse an unknown weighting."""
+    one_of("weighting", weighting, get_args(Weighting))
+
+
+def send_model(server: ModelServer, clients: Tensor) -> ModelBroadcast:
+    """The same model to every client of the cohort."""
+    return ModelBroadcast(server.params.unsqueeze(-2).expand(*clients.shape, -1))
+
+
+def average(upload: ModelUpload, weighting: Weighting) -> Tensor:
+    """Mean of the cohort's models, by number of examples or with equal weights."""
+    weight = (
+        upload.num_examples.to(upload.params) if weighting == "examples" else torch.ones_like(upload.params[..., 0])
+    )
+    return weighted_mean(upload.params, weight.unsqueeze(-1))
+
+
+def upload_model(params: Tensor, task: LocalTask) -> ModelUpload:
+    """A cohort's models with their example counts."""
+    return ModelUpload(params, task.num_examples.to(params))

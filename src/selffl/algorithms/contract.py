@@ -1,0 +1,129 @@
+"""What an algorithm is, what it is given, and what it gives back.
+
+One idea carries the library: every client-side tensor has a client axis, and a single real client is a cohort of one.
+An algorithm is a value (a frozen dataclass of options) with five pure functions, called once a round in this order::
+
+    start ─► broadcast ─► client_round ─► server_round ─► broadcast ─► ...
+                                └─► personal: the model of each client that is evaluated
+
+Shapes: ``params`` is ``[..., P]`` on the server and ``[..., clients, P]`` on the clients; a number per client is
+``[..., clients]``.  The dots are independent federations (repeats of an experiment) that run side by side; usually
+there are none.
+
+What a client keeps between rounds is its *memory*, a dataclass of tensors that the engine stores by client id.  What
+travels is a *broadcast* and an *upload*.  No function alters what it is given, draws a random number or knows a device:
+batches come from the task, which keys them by seed, round and client.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Population:
+    """What is known of a federation before it trains."""
+
+    num_clients: int
+    intra_variance: Tensor | None = None  # sigma_m^2 [..., M], where it is known
+    inter_variance: Tensor | None = None  # sigma_0^2 [...], where it is known
+
+
+class LocalTask(ABC):
+    """What the clients of one cohort can do with their own rows in one round.
+
+    The cohort's leading axes are flattened into *rows*, ``0 .. N-1``, so that a solver can let finished clients leave
+    the block.  A minibatch is addressed by a number, ``draw``: asked for twice it is the same minibatch.
+    """
+
+    def __init__(
+        self, shape: torch.Size, num_examples: Tensor, learning_rate: float | Tensor, batch_size: int = 1
+    ) -> None:
+        self.shape = shape  # [..., clients]
+        self.num_examples = num_examples  # N_m [..., clients]
+        self.learning_rate = learning_rate  # eta, or eta_m [..., clients]
+        self.batch_size = batch_size  # B
+        self.num_gradients = torch.zeros(shape.numel(), dtype=torch.int64, device=num_examples.device)  # so far, by row
+
+    @abstractmethod
+    def batch(self, draw: int, rows: Tensor) -> Any:
+        """Minibatch number ``draw`` of each client in ``rows [n]``."""
+
+    @abstractmethod
+    def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
+        """Gradient of each client's mean loss over its minibatch, at ``params [n, P]``: ``[n, P]``."""
+
+    def gradient(self, params: Tensor, batch: Any, rows: Tensor) -> Tensor:
+        """The same, counted: what a method spends is measured here, not reported by the method."""
+        self.num_gradients.index_add_(0, rows, torch.ones_like(rows))
+        return self.batch_gradient(params, batch)
+
+
+Server = TypeVar("Server")
+Broadcast = TypeVar("Broadcast")
+Memory = TypeVar("Memory")
+Upload = TypeVar("Upload")
+
+
+class Algorithm(Protocol, Generic[Server, Broadcast, Memory, Upload]):
+    """A method of federated learning."""
+
+    name: ClassVar[str]
+
+    def start(self, params: Tensor, population: Population) -> Server:
+        """State of the server before the first round; ``params [..., P]`` is the initial model."""
+        ...
+
+    def newcomer(self, params: Tensor) -> Memory:
+        """Memory of clients that have not taken part yet; ``params [..., clients, P]`` gives shape and dtype."""
+        ...
+
+    def broadcast(self, server: Server, clients: Tensor) -> Broadcast:
+        """What the server sends to the cohort ``clients [..., C]``; every field has the client axis."""
+        ...
+
+    def client_round(self, broadcast: Broadcast, memory: Memory, task: LocalTask) -> tuple[Upload, Memory]:
+        """Local work of the cohort: what it sends back, and what it keeps."""
+        ...
+
+    def server_round(self, server: Server, clients: Tensor, upload: Upload) -> Server:
+        """The server's state once the cohort ``clients`` has answered."""
+        ...
+
+    def personal(self, global_params: Tensor, memory: Memory, task: LocalTask) -> Tensor:
+        """Each client's model as it is evaluated, ``[..., clients, P]``; ``global_params`` is ``[..., P]``.
+
+        Decision D10: a client that never took part has the global model.
+        """
+        ...
+
+
+Record = TypeVar("Record")
+
+
+def map_tensors(function: Callable[..., Tensor], record: Record, *others: Record) -> Record:
+    """The record with ``function`` applied to each of its tensors (and to those of ``others`` beside it)."""
+    if isinstance(record, Tensor):
+        return function(record, *others)  # type: ignore[return-value]
+    if not is_dataclass(record) or isinstance(record, type):
+        return record
+    parts = {f.name: map_tensors(function, *(getattr(r, f.name) for r in (record, *others))) for f in fields(record)}
+    return type(record)(**parts)
+
+
+def tensors_of(record: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Every tensor of a record by its dotted name: how it is saved and sent."""
+    if isinstance(record, Tensor):
+        return {prefix: record}
+    if not is_dataclass(record):
+        return {}
+    found: dict[str, Tensor] = {}
+    for field in fields(record):
+        found |= tensors_of(getattr(record, field.name), f"{prefix}.{field.name}" if prefix else field.name)
+    return found

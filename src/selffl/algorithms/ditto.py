@@ -1,0 +1,76 @@
+"""DITTO: a global model by FedAvg, and beside it a personal one that is pulled towards it.
+
+Li et al., ICML 2021, Algorithm 1.  Personalises the whole model; lambda, the pull, is chosen by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from selffl.algorithms.averaging import (
+    ModelBroadcast,
+    ModelServer,
+    ModelUpload,
+    PersonalMemory,
+    Weighting,
+    average,
+    check_weighting,
+    send_model,
+    upload_model,
+)
+from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.options import above, at_least
+from selffl.algorithms.solver import descend
+
+
+@dataclass(frozen=True)
+class Ditto:
+    """Options of DITTO."""
+
+    name: ClassVar[str] = "ditto"
+
+    num_local_steps: int = 20  # L, of both models
+    penalty: float = 1.0  # lambda; 1 in the authors' scripts, 0 is local training
+    weighting: Weighting = "examples"
+
+    def __post_init__(self) -> None:
+        at_least("num_local_steps", self.num_local_steps, 1)
+        above("penalty", self.penalty, 0.0, inclusive=True)
+        check_weighting(self.weighting)
+
+    def start(self, params: Tensor, population: Population) -> ModelServer:
+        """The initial model."""
+        return ModelServer(params)
+
+    def newcomer(self, params: Tensor) -> PersonalMemory:
+        """No personal model yet: it begins at the global one as first received."""
+        return PersonalMemory.empty(params)
+
+    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
+        """The global model."""
+        return send_model(server, clients)
+
+    def client_round(
+        self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
+    ) -> tuple[ModelUpload, PersonalMemory]:
+        """On the same minibatches: w_k <- w_k - eta g(w_k) and v <- v - eta (g(v) + lambda (v - w))."""
+        trained = descend(task, broadcast.params, self.num_local_steps)
+        personal = descend(
+            task,
+            memory.model(broadcast.params),
+            self.num_local_steps,
+            penalty=self.penalty,
+            anchor=broadcast.params,
+        )
+        return upload_model(trained, task), memory.keep(personal)
+
+    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
+        """FedAvg's average of the w_k."""
+        return ModelServer(average(upload, self.weighting))
+
+    def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
+        """v (D10)."""
+        return memory.model(global_params.unsqueeze(-2))

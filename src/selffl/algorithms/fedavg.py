@@ -1,0 +1,67 @@
+"""FedAvg: one shared model, the average of the clients' models.
+
+McMahan et al., AISTATS 2017, Algorithm 1.  Personalises nothing; it is the floor against which the personal methods are
+measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from selffl.algorithms.averaging import (
+    ModelBroadcast,
+    ModelServer,
+    ModelUpload,
+    NoMemory,
+    Weighting,
+    average,
+    check_weighting,
+    send_model,
+    upload_model,
+)
+from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.options import at_least
+from selffl.algorithms.solver import descend
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Options of FedAvg."""
+
+    name: ClassVar[str] = "fedavg"
+
+    num_local_steps: int = 20  # L
+    weighting: Weighting = "examples"  # n_k, or equal
+
+    def __post_init__(self) -> None:
+        at_least("num_local_steps", self.num_local_steps, 1)
+        check_weighting(self.weighting)
+
+    def start(self, params: Tensor, population: Population) -> ModelServer:
+        """The initial model."""
+        return ModelServer(params)
+
+    def newcomer(self, params: Tensor) -> NoMemory:
+        """Nothing is kept."""
+        return NoMemory()
+
+    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
+        """The global model."""
+        return send_model(server, clients)
+
+    def client_round(
+        self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask
+    ) -> tuple[ModelUpload, NoMemory]:
+        """L steps from the global model."""
+        return upload_model(descend(task, broadcast.params, self.num_local_steps), task), memory
+
+    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
+        """The average."""
+        return ModelServer(average(upload, self.weighting))
+
+    def personal(self, global_params: Tensor, memory: NoMemory, task: LocalTask) -> Tensor:
+        """The global model, for everybody."""
+        return global_params.unsqueeze(-2).expand(*task.shape, -1)

@@ -1,0 +1,62 @@
+"""Local training: every client on its own, the model never averaged.
+
+What a client would have without a federation; the other end of the scale from FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from selffl.algorithms.averaging import (
+    ModelBroadcast,
+    ModelServer,
+    ModelUpload,
+    PersonalMemory,
+    send_model,
+    upload_model,
+)
+from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.options import at_least
+from selffl.algorithms.solver import descend
+
+
+@dataclass(frozen=True)
+class Local:
+    """Options of local training."""
+
+    name: ClassVar[str] = "local"
+
+    num_local_steps: int = 20  # L
+
+    def __post_init__(self) -> None:
+        at_least("num_local_steps", self.num_local_steps, 1)
+
+    def start(self, params: Tensor, population: Population) -> ModelServer:
+        """The initial model, which every client starts from and which never changes."""
+        return ModelServer(params)
+
+    def newcomer(self, params: Tensor) -> PersonalMemory:
+        """No model of its own yet."""
+        return PersonalMemory.empty(params)
+
+    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
+        """The initial model."""
+        return send_model(server, clients)
+
+    def client_round(
+        self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
+    ) -> tuple[ModelUpload, PersonalMemory]:
+        """L steps on from the client's own model."""
+        trained = descend(task, memory.model(broadcast.params), self.num_local_steps)
+        return upload_model(broadcast.params, task), memory.keep(trained)
+
+    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
+        """Nothing is learned from the upload, which carries nothing of the client's model."""
+        return server
+
+    def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
+        """The client's own model (D10)."""
+        return memory.model(global_params.unsqueeze(-2))

@@ -1,0 +1,91 @@
+"""PerFedAvg: a global model that is good after one local step.
+
+Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, Algorithm 1, in its first-order (FO) and Hessian-free (HF) versions.
+Personalises by adapting the global model with a few gradient steps on the client's own *training* rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.averaging import (
+    ModelBroadcast,
+    ModelServer,
+    ModelUpload,
+    NoMemory,
+    average,
+    send_model,
+    upload_model,
+)
+from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.options import above, at_least, one_of
+from selffl.algorithms.solver import descend, rate_of
+
+
+@dataclass(frozen=True)
+class PerFedAvg:
+    """Options of PerFedAvg."""
+
+    name: ClassVar[str] = "perfedavg"
+
+    num_local_steps: int = 20  # L, each on two minibatches (three with HF)
+    order: Literal["first", "hessian-free"] = "first"
+    inner_learning_rate: float | None = None  # alpha; none: the task's eta, which is beta
+    adaptation_steps: int = 1  # before the model is evaluated
+    difference: float = 1e-3  # delta of the central difference in HF
+
+    def __post_init__(self) -> None:
+        at_least("num_local_steps", self.num_local_steps, 1)
+        one_of("order", self.order, ("first", "hessian-free"))
+        if self.inner_learning_rate is not None:
+            above("inner_learning_rate", self.inner_learning_rate, 0.0)
+        at_least("adaptation_steps", self.adaptation_steps, 0)
+        above("difference", self.difference, 0.0)
+
+    def start(self, params: Tensor, population: Population) -> ModelServer:
+        """The initial model."""
+        return ModelServer(params)
+
+    def newcomer(self, params: Tensor) -> NoMemory:
+        """Nothing is kept: the personal model is made from the global one when it is needed."""
+        return NoMemory()
+
+    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
+        """The global model."""
+        return send_model(server, clients)
+
+    def client_round(
+        self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask
+    ) -> tuple[ModelUpload, NoMemory]:
+        """L times: w' = w - alpha g(w; B1), then w <- w - beta (I - alpha H(w; B3)) g(w'; B2), FO without the H."""
+        params = broadcast.params.reshape(-1, broadcast.params.shape[-1])
+        rows = torch.arange(len(params), device=params.device)
+        batches_per_step = 2 if self.order == "first" else 3
+        for draw in range(0, batches_per_step * self.num_local_steps, batches_per_step):
+            params = params - rate_of(task, rows) * self.meta_gradient(params, task, rows, draw)
+        return upload_model(params.reshape(broadcast.params.shape), task), memory
+
+    def meta_gradient(self, params: Tensor, task: LocalTask, rows: Tensor, draw: int) -> Tensor:
+        """Gradient of f(w - alpha g(w)) with respect to w, on minibatches ``draw``, ``draw + 1`` (and ``draw + 2``)."""
+        alpha = rate_of(task, rows, self.inner_learning_rate)
+        adapted = params - alpha * task.gradient(params, task.batch(draw, rows), rows)
+        gradient = task.gradient(adapted, task.batch(draw + 1, rows), rows)
+        if self.order == "first":
+            return gradient
+        batch = task.batch(draw + 2, rows)
+        forward = task.gradient(params + self.difference * gradient, batch, rows)
+        backward = task.gradient(params - self.difference * gradient, batch, rows)
+        return gradient - alpha * (forward - backward) / (2 * self.difference)
+
+    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
+        """The plain average."""
+        return ModelServer(average(upload, "equal"))
+
+    def personal(self, global_params: Tensor, memory: NoMemory, task: LocalTask) -> Tensor:
+        """The global model after ``adaptation_steps`` steps on training rows."""
+        start = global_params.unsqueeze(-2).expand(*task.shape, -1)
+        return descend(task, start, self.adaptation_steps, learning_rate=self.inner_learning_rate)

@@ -1,0 +1,87 @@
+"""pFedMe: the global model minimises the clients' Moreau envelopes; the personal model is the inner minimiser.
+
+Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1, with the inner problem solved by K steps on one minibatch as in the
+authors' code.  Personalises the whole model.  What is kept and evaluated is theta, the inner minimiser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.averaging import (
+    ModelBroadcast,
+    ModelServer,
+    ModelUpload,
+    PersonalMemory,
+    average,
+    send_model,
+    upload_model,
+)
+from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.options import above, at_least
+from selffl.algorithms.solver import rate_of
+
+
+@dataclass(frozen=True)
+class PFedMe:
+    """Options of pFedMe."""
+
+    name: ClassVar[str] = "pfedme"
+
+    num_local_steps: int = 20  # R
+    num_inner_steps: int = 5  # K
+    penalty: float = 15.0  # lambda
+    mixing: float = 1.0  # beta, the share of the average in the new global model
+    personal_learning_rate: float | None = None  # eta_p of the inner steps; none: the task's eta
+
+    def __post_init__(self) -> None:
+        at_least("num_local_steps", self.num_local_steps, 1)
+        at_least("num_inner_steps", self.num_inner_steps, 1)
+        above("penalty", self.penalty, 0.0, inclusive=True)
+        above("mixing", self.mixing, 0.0)
+        if self.personal_learning_rate is not None:
+            above("personal_learning_rate", self.personal_learning_rate, 0.0)
+
+    def start(self, params: Tensor, population: Population) -> ModelServer:
+        """The initial model."""
+        return ModelServer(params)
+
+    def newcomer(self, params: Tensor) -> PersonalMemory:
+        """No personal model yet."""
+        return PersonalMemory.empty(params)
+
+    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
+        """The global model."""
+        return send_model(server, clients)
+
+    def client_round(
+        self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
+    ) -> tuple[ModelUpload, PersonalMemory]:
+        """R times: K inner steps on one minibatch, then one step of the client's copy of the global model.
+
+        theta <- theta - eta_p (g(theta) + lambda (theta - w_k)), then w_k <- w_k - eta lambda (w_k - theta).
+        """
+        anchor = broadcast.params.reshape(-1, broadcast.params.shape[-1])  # w_k
+        personal = anchor  # theta starts each round at the model received
+        rows = torch.arange(len(anchor), device=anchor.device)
+        inner_rate, rate = rate_of(task, rows, self.personal_learning_rate), rate_of(task, rows)
+        for draw in range(self.num_local_steps):
+            batch = task.batch(draw, rows)
+            for _ in range(self.num_inner_steps):
+                pull = self.penalty * (personal - anchor)
+                personal = personal - inner_rate * (task.gradient(personal, batch, rows) + pull)
+            anchor = anchor - rate * self.penalty * (anchor - personal)
+        shape = broadcast.params.shape
+        return upload_model(anchor.reshape(shape), task), memory.keep(personal.reshape(shape))
+
+    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
+        """w <- (1 - beta) w + beta mean_k w_k."""
+        return ModelServer(torch.lerp(server.params, average(upload, "equal"), self.mixing))
+
+    def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
+        """theta (D10)."""
+        return memory.model(global_params.unsqueeze(-2))

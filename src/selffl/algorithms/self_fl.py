@@ -1,0 +1,191 @@
+"""Self-FL: uncertainty decides where local training starts, how long it runs, and how much each client weighs.
+
+Chen et al., Self-Aware Personalized Federated Learning, NeurIPS 2022, Algorithm 1; with ``form="exact"`` the same
+steps towards the exact posterior (D11).  Personalises the whole model.  The server keeps the global model, sigma_0^2
+and one scalar per client, its last reported sigma_m^2 (D5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.options import above, at_least, one_of
+from selffl.algorithms.solver import descend
+from selffl.errors import ConfigError
+from selffl.maths.posterior import (
+    FORMS,
+    Form,
+    initial_params,
+    local_steps,
+    others_variance,
+    prior_variance,
+    relative_precision,
+    rounded_steps,
+    weighted_mean,
+)
+from selffl.maths.variance import Spread, VarianceScale
+
+
+@dataclass(frozen=True)
+class SelfFLServer:
+    """What the server knows."""
+
+    params: Tensor  # theta^t [..., P]
+    inter_variance: Tensor  # sigma_0^2 [...]
+    intra_variance: Tensor  # sigma_m^2 [..., M], as last reported; NaN where unknown
+
+
+@dataclass(frozen=True)
+class SelfFLBroadcast:
+    """What a client is sent: the model and three numbers."""
+
+    params: Tensor  # theta^{t-1} [..., C, P]
+    inter_variance: Tensor  # sigma_0^2 [..., C]
+    others_variance: Tensor  # 1 / S_m [..., C]; NaN while no variance is known to the server
+    intra_variance: Tensor  # the client's own sigma_m^2 where variances are known beforehand, else NaN
+
+
+@dataclass(frozen=True)
+class SelfFLMemory:
+    """What a client keeps."""
+
+    params: Tensor  # theta_m [..., C, P], the personal model
+    spread: Spread  # of theta_m over the client's own rounds (Eq. (22)); its count is the client's clock
+
+
+@dataclass(frozen=True)
+class SelfFLUpload:
+    """What a client sends back: its model and one number."""
+
+    params: Tensor  # theta_m^t [..., C, P]
+    intra_variance: Tensor  # sigma_m^2 [..., C]; NaN while unknown
+    num_local_steps: Tensor  # l_m [..., C], for the record
+
+
+@dataclass(frozen=True)
+class SelfFL:
+    """Options of Self-FL; the defaults are the paper's reading of Algorithm 1."""
+
+    name: ClassVar[str] = "self-fl"
+
+    form: Form = "paper"  # D11: "paper", or "exact" for the two-level model itself
+    variances: Literal["estimated", "known"] = "estimated"  # known: the population states sigma_0^2 and sigma_m^2
+    variance_scale: VarianceScale = "sum"  # D2: of the estimated sigma_0^2
+    others: Literal["cohort", "all"] = "cohort"  # D5: who is summed over in S_m
+    smoothing: Literal["participation"] | float = "participation"  # D9: share of the new estimate in theta^t
+    initial_steps: int = 20  # D3: steps of a client whose variance is not known yet
+    max_local_steps: int = 40  # l_max
+
+    def __post_init__(self) -> None:
+        one_of("form", self.form, FORMS)
+        one_of("variances", self.variances, ("estimated", "known"))
+        one_of("variance_scale", self.variance_scale, ("sum", "mean"))
+        one_of("others", self.others, ("cohort", "all"))
+        if self.smoothing != "participation":
+            above("smoothing", self.smoothing, 0.0, at_most=1.0)
+        at_least("initial_steps", self.initial_steps, 1)
+        at_least("max_local_steps", self.max_local_steps, 1)
+
+    def start(self, params: Tensor, population: Population) -> SelfFLServer:
+        """Algorithm 1, input: sigma_0^2 = 0 and no sigma_m^2, unless they are known."""
+        unknown = params.new_full((*params.shape[:-1], population.num_clients), torch.nan)
+        if self.variances == "estimated":
+            return SelfFLServer(params, torch.zeros_like(params[..., 0]), unknown)
+        if population.intra_variance is None or population.inter_variance is None:
+            raise ConfigError(
+                "variances='known', but the federation states no variances; expected intra_variance and "
+                "inter_variance. Give them, or use variances='estimated'."
+            )
+        return SelfFLServer(
+            params,
+            population.inter_variance.to(params).expand(params.shape[:-1]),
+            population.intra_variance.to(params).expand_as(unknown),
+        )
+
+    def newcomer(self, params: Tensor) -> SelfFLMemory:
+        """No personal model yet, no rounds recorded."""
+        return SelfFLMemory(torch.zeros_like(params), Spread.empty(params))
+
+    def broadcast(self, server: SelfFLServer, clients: Tensor) -> SelfFLBroadcast:
+        """Send the model, sigma_0^2, and to each client the variance 1/S_m of theta_0 given the others.
+
+        Decision D5: S_m runs over this round's cohort, each member with its last reported variance.  The server takes
+        the client's own term out itself, as a sum over the others: the client cannot know which value the server
+        assumed for it (D3), and a difference of sums would lose digits.
+        """
+        known = _assumed(server.intra_variance)
+        own = known.gather(-1, clients)
+        pool = known if self.others == "all" else own
+        rest = others_variance((server.inter_variance.unsqueeze(-1) + pool).unsqueeze(-1)).squeeze(-1)
+        rest = rest.gather(-1, clients) if self.others == "all" else rest
+        nothing_known = server.intra_variance.isnan().all(-1, keepdim=True)
+        stated = server.intra_variance.gather(-1, clients) if self.variances == "known" else own.new_tensor(torch.nan)
+        return SelfFLBroadcast(
+            params=server.params.unsqueeze(-2).expand(*clients.shape, -1),
+            inter_variance=server.inter_variance.unsqueeze(-1).expand(clients.shape),
+            others_variance=rest.masked_fill(nothing_known, torch.nan),
+            intra_variance=stated.expand(clients.shape),
+        )
+
+    def client_round(
+        self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
+    ) -> tuple[SelfFLUpload, SelfFLMemory]:
+        """Algorithm 1, ClientUpdate: Eqs. (16), (18), (19), then local training."""
+        variance, start, steps = self.plan(broadcast, memory, task)
+        trained = descend(task, start, steps)
+        return SelfFLUpload(trained, variance, steps), SelfFLMemory(trained, memory.spread.update(trained))
+
+    def plan(self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask) -> tuple[Tensor, Tensor, Tensor]:
+        """Each client's sigma_m^2, first point and number of steps, decided before it trains.
+
+        Decision D4: sigma_m^2 is taken over the rounds before this one, by the client's own clock.  Decision D3: with
+        fewer than two of them it is unknown, and the client takes ``initial_steps`` steps from the global model.
+        """
+        if self.variances == "known":
+            variance = broadcast.intra_variance
+        else:
+            variance = memory.spread.variance("mean").masked_fill(memory.spread.count < 2, torch.nan)
+        is_known = ~(variance.isnan() | broadcast.others_variance.isnan())
+        # A client that has known variances but no model of its own yet starts from the global one.
+        own = torch.where((memory.spread.count == 0).unsqueeze(-1), broadcast.params, memory.params)
+        total = broadcast.inter_variance + variance
+        start = initial_params(broadcast.params, own, total.unsqueeze(-1), broadcast.others_variance.unsqueeze(-1))
+        prior = prior_variance(broadcast.others_variance, broadcast.inter_variance, self.form)
+        steps = local_steps(variance, prior, task.learning_rate, task.batch_size)
+        steps = torch.where(is_known, steps, float(self.initial_steps))
+        return (
+            variance,
+            torch.where(is_known.unsqueeze(-1), start, broadcast.params),
+            rounded_steps(steps, self.max_local_steps),
+        )
+
+    def server_round(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> SelfFLServer:
+        """Algorithm 1, ServerUpdate: Eqs. (17) and (20), then the smoothing average (section 4.1, D9)."""
+        inter = server.inter_variance
+        # Decision D8: a cohort of one has no spread; keep the last sigma_0^2.
+        if self.variances == "estimated" and clients.shape[-1] > 1:
+            inter = Spread.of(upload.params).variance(self.variance_scale)
+        intra = server.intra_variance.scatter(-1, clients, upload.intra_variance.to(server.intra_variance))
+        total = inter.unsqueeze(-1) + _assumed(intra).gather(-1, clients)
+        weight, _ = relative_precision(total.unsqueeze(-1))
+        estimate = weighted_mean(upload.params, weight)
+        share = clients.shape[-1] / intra.shape[-1] if self.smoothing == "participation" else float(self.smoothing)
+        return SelfFLServer(torch.lerp(server.params, estimate, share), inter, intra)
+
+    def personal(self, global_params: Tensor, memory: SelfFLMemory, task: LocalTask) -> Tensor:
+        """theta_m, the client's last trained model (D10)."""
+        is_new = (memory.spread.count == 0).unsqueeze(-1)
+        return torch.where(is_new, global_params.unsqueeze(-2), memory.params)
+
+
+def _assumed(intra_variance: Tensor) -> Tensor:
+    """Variances ``[..., M]`` with the unknown ones set to the mean of the known, or to 0 if none is (D3).
+
+    When none is known every client has the same total variance, and therefore the same weight.
+    """
+    return torch.where(intra_variance.isnan(), intra_variance.nanmean(-1, keepdim=True).nan_to_num(), intra_variance)

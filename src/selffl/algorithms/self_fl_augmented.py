@@ -1,0 +1,77 @@
+"""Augmented Self-FL: besides its personal model each client also trains to its local optimum, and sends both.
+
+Chen et al., NeurIPS 2022, Algorithm 2.  The local optima theta_{m,t}, not the early-stopped theta_m^t, give the
+variances, the global model and the next starting point: more local work, two models uploaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.options import above, at_least
+from selffl.algorithms.self_fl import SelfFL, SelfFLBroadcast, SelfFLMemory, SelfFLUpload
+from selffl.algorithms.solver import descend, descend_to_convergence
+from selffl.maths.variance import Spread
+
+
+@dataclass(frozen=True)
+class AugmentedMemory(SelfFLMemory):
+    """``params`` and ``spread`` are those of the local optimum theta_{m,t}."""
+
+    personal_params: Tensor  # theta_m^t [..., C, P]
+
+
+@dataclass(frozen=True)
+class AugmentedUpload(SelfFLUpload):
+    """``params`` is the local optimum theta_{m,t}, which the server aggregates."""
+
+    personal_params: Tensor  # theta_m^t [..., C, P]
+
+
+@dataclass(frozen=True)
+class SelfFLAugmented(SelfFL):
+    """Options of Self-FL, and when local training counts as converged."""
+
+    name: ClassVar[str] = "self-fl-augmented"
+
+    tolerance: float = 1e-6  # converged when a step is shorter than this, relative to 1 + |theta|
+    max_convergence_steps: int = 2000  # and in any case after this many steps
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above("tolerance", self.tolerance, 0.0)
+        at_least("max_convergence_steps", self.max_convergence_steps, 1)
+
+    def newcomer(self, params: Tensor) -> AugmentedMemory:
+        """No models yet, no rounds recorded."""
+        return AugmentedMemory(torch.zeros_like(params), Spread.empty(params), torch.zeros_like(params))
+
+    def client_round(
+        self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
+    ) -> tuple[AugmentedUpload, AugmentedMemory]:
+        """Algorithm 2, ClientUpdate: Algorithm 1's, then on to the local optimum (Eqs. (23) and (24))."""
+        variance, start, steps = self.plan(broadcast, memory, task)
+        personal = descend(task, start, steps)
+        # Minibatches go on from where the longest of the planned runs can end.
+        optimum = descend_to_convergence(
+            task,
+            personal,
+            tolerance=self.tolerance,
+            max_steps=self.max_convergence_steps,
+            first_draw=self.max_local_steps,
+        )
+        return (
+            AugmentedUpload(optimum, variance, steps, personal),
+            AugmentedMemory(optimum, memory.spread.update(optimum), personal),
+        )
+
+    def personal(self, global_params: Tensor, memory: SelfFLMemory, task: LocalTask) -> Tensor:
+        """theta_m^t, the early-stopped model (D10)."""
+        assert isinstance(memory, AugmentedMemory)
+        is_new = (memory.spread.count == 0).unsqueeze(-1)
+        return torch.where(is_new, global_params.unsqueeze(-2), memory.personal_params)

@@ -1,0 +1,86 @@
+"""Local training of a whole cohort at once: the one gradient loop that every method uses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.contract import LocalTask
+
+
+def per_row(value: float | Tensor, task: LocalTask) -> float | Tensor:
+    """A number per client ``[..., clients]`` as a column ``[rows, 1]``; a plain number as it is."""
+    return value.expand(task.shape).reshape(-1, 1) if isinstance(value, Tensor) else value
+
+
+def rate_of(task: LocalTask, rows: Tensor, learning_rate: float | None = None) -> float | Tensor:
+    """Learning rate of the clients in ``rows``: the one given, else the task's, which may differ between clients."""
+    rate = per_row(task.learning_rate if learning_rate is None else learning_rate, task)
+    return rate[rows] if isinstance(rate, Tensor) else rate
+
+
+def descend(
+    task: LocalTask,
+    start: Tensor,
+    num_steps: int | Tensor,
+    *,
+    learning_rate: float | None = None,
+    penalty: float = 0.0,
+    anchor: Tensor | None = None,
+    first_draw: int = 0,
+) -> Tensor:
+    """Stochastic gradient descent from ``start [..., clients, P]``, towards an anchor if there is one.
+
+    theta <- theta - eta (g(theta) + penalty (theta - anchor)), on minibatches ``first_draw``, ``first_draw + 1``, ...
+    ``num_steps`` may differ between clients (``[..., clients]``): those that are done leave the block.
+    """
+    blocks = start.reshape(-1, start.shape[-1])
+    anchors = None if anchor is None else anchor.expand_as(start).reshape_as(blocks)
+
+    def step(params: Tensor, draw: int, rows: Tensor) -> Tensor:
+        gradient = task.gradient(params, task.batch(draw, rows), rows)
+        if anchors is not None:
+            gradient = gradient + penalty * (params - anchors[rows])
+        return params - rate_of(task, rows, learning_rate) * gradient
+
+    if isinstance(num_steps, int):
+        steps = torch.full((len(blocks),), num_steps, device=start.device)
+    else:
+        steps = num_steps.expand(task.shape).reshape(-1)
+    rows = torch.arange(len(blocks), device=start.device)
+    params, done = blocks, torch.empty_like(blocks)
+    # Clients leave where the sorted step counts change, so the block is cut only then.
+    taken = 0
+    for stop in torch.unique(steps).tolist():
+        for draw in range(first_draw + taken, first_draw + stop):
+            params = step(params, draw, rows)
+        taken = stop
+        stays = steps[rows] > stop
+        done[rows[~stays]] = params[~stays]
+        rows, params = rows[stays], params[stays]
+    return done.reshape_as(start)
+
+
+def descend_to_convergence(
+    task: LocalTask, start: Tensor, *, tolerance: float, max_steps: int, first_draw: int = 0
+) -> Tensor:
+    """Gradient descent until a client's step is shorter than ``tolerance`` times its model, or ``max_steps``.
+
+    The criterion is |theta_{s+1} - theta_s| <= tolerance * (1 + |theta_s|), client by client, looked at after every
+    tenth step (looking costs more than stepping); converged clients leave the block.
+    """
+    params = start.reshape(-1, start.shape[-1])
+    done = torch.empty_like(params)
+    rows = torch.arange(len(params), device=start.device)
+    for step in range(1, max_steps + 1):
+        gradient = task.gradient(params, task.batch(first_draw + step - 1, rows), rows)
+        moved = params - rate_of(task, rows) * gradient
+        before, params = params, moved
+        if step % 10 == 0 or step == max_steps:
+            stays = (params - before).norm(dim=-1) > tolerance * (1.0 + before.norm(dim=-1))
+            done[rows[~stays]] = params[~stays]
+            rows, params = rows[stays], params[stays]
+            if len(rows) == 0:
+                break
+    done[rows] = params
+    return done.reshape_as(start)

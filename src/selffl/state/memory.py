@@ -1,0 +1,39 @@
+"""Every client's memory in one block of tensors, read and written a cohort at a time."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from selffl.algorithms.contract import map_tensors
+
+Memory = TypeVar("Memory")
+
+
+class MemoryStore(Generic[Memory]):
+    """The memories of M clients, in each of any number of independent federations.
+
+    ``memory`` has fields ``[*shape, M, ...]``; the store works on a copy of its own.
+    """
+
+    def __init__(self, memory: Memory, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._flat = map_tensors(lambda tensor: tensor.flatten(0, len(shape)).clone(), memory)
+
+    def read(self, rows: Tensor) -> Memory:
+        """Memories of the clients at ``rows [*shape, C]``, with fields ``[*shape, C, ...]``."""
+        return map_tensors(lambda tensor: tensor[rows], self._flat)
+
+    def write(self, rows: Tensor, memory: Memory) -> None:
+        """Replace the memories of those clients."""
+
+        def put(store: Tensor, new: Tensor) -> Tensor:
+            store[rows] = new
+            return store
+
+        map_tensors(put, self._flat, memory)
+
+    def snapshot(self) -> Memory:
+        """A copy of all memories, with fields ``[*shape, M, ...]``."""
+        return map_tensors(lambda tensor: tensor.clone().reshape(*self._shape, -1, *tensor.shape[1:]), self._flat)

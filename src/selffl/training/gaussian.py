@@ -1,0 +1,121 @@
+"""The two-level Gaussian model as a federation: section 2.1 of the paper and the synthetic studies of its appendix.
+
+Each client's loss is the negative log-likelihood of its local estimate, Eq. (4): (theta - z_m)^2 / (2 sigma_m^2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.contract import LocalTask, Population
+from selffl.randomness import integers, normal
+
+
+class GaussianTask(LocalTask):
+    """Gradient of Eq. (4) for a cohort: (theta - z_m) / sigma_m^2, Eq. (5).
+
+    The local estimate stands for all of a client's rows, so that every minibatch is the whole data set and B = 1.
+    """
+
+    def __init__(
+        self, local_estimate: Tensor, intra_variance: Tensor, num_examples: Tensor, learning_rate: float | Tensor
+    ) -> None:
+        super().__init__(intra_variance.shape, num_examples, learning_rate)
+        self._estimate = local_estimate.reshape(-1, local_estimate.shape[-1])
+        self._variance = intra_variance.reshape(-1, 1)
+        self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+
+    def batch(self, draw: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The clients' estimates and variances, whatever the draw."""
+        # A solver passes the same rows until a client leaves; gathering them anew would be half of the work.
+        if self._last is None or self._last[0] is not rows:
+            self._last = rows, (self._estimate[rows], self._variance[rows])
+        return self._last[1]
+
+    def batch_gradient(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Eq. (5)."""
+        estimate, variance = batch
+        return (params - estimate) / variance
+
+
+@dataclass(frozen=True)
+class GaussianFederation:
+    """Clients of the two-level model, with the truth they were drawn from; any number of repeats side by side."""
+
+    global_params: Tensor  # theta_0 [..., P]
+    personal_params: Tensor  # theta_m [..., M, P]
+    local_estimate: Tensor  # z_m [..., M, P]
+    intra_variance: Tensor  # sigma_m^2 [..., M]
+    inter_variance: Tensor  # sigma_0^2 [...]
+    num_examples: Tensor  # N_m [..., M]
+    seeds: Tensor  # [...], one per repeat
+    learning_rate: float | Tensor  # eta, or eta_m [..., M]
+    resample: bool = False  # every round sees a parametric bootstrap of its data instead of the data
+
+    @classmethod
+    def draw(
+        cls,
+        *,
+        seeds: Tensor,
+        num_clients: int,
+        num_examples: tuple[int, int],
+        global_mean: float,
+        inter_variance: float,
+        row_variance: float,
+        learning_rate: float,
+        resample: bool = False,
+        dtype: torch.dtype = torch.float64,
+    ) -> GaussianFederation:
+        """Draw theta_m ~ N(theta_0, sigma_0^2), N_m uniform on the closed range, z_m ~ N(theta_m, row_variance/N_m)."""
+        client = torch.arange(num_clients)
+        seed = seeds.unsqueeze(-1)
+        low, high = num_examples
+        count = low + integers(high - low + 1, seed, "num_examples", client)
+        personal = global_mean + inter_variance**0.5 * normal(seed, "personal_params", client)
+        variance = row_variance / count
+        estimate = personal + variance.sqrt() * normal(seed, "local_estimate", client)
+        return cls(
+            global_params=torch.full_like(personal[..., :1], global_mean, dtype=dtype),
+            personal_params=personal.unsqueeze(-1).to(dtype),
+            local_estimate=estimate.unsqueeze(-1).to(dtype),
+            intra_variance=variance.to(dtype),
+            inter_variance=torch.full_like(personal[..., 0], inter_variance, dtype=dtype),
+            num_examples=count,
+            seeds=seeds,
+            learning_rate=learning_rate,
+            resample=resample,
+        )
+
+    @property
+    def shape(self) -> torch.Size:
+        """The independent federations."""
+        return self.seeds.shape
+
+    @property
+    def population(self) -> Population:
+        """All of it, variances included."""
+        return Population(self.intra_variance.shape[-1], self.intra_variance, self.inter_variance)
+
+    def task(self, clients: Tensor, round_number: int) -> GaussianTask:
+        """The local work of the cohort ``clients [..., C]`` in one round."""
+
+        def of_cohort(values: Tensor) -> Tensor:
+            return values.gather(-1, clients)
+
+        index = clients.unsqueeze(-1).expand(*clients.shape, self.local_estimate.shape[-1])
+        estimate = self.local_estimate.gather(-2, index)
+        variance = of_cohort(self.intra_variance)
+        if self.resample:
+            coordinate = torch.arange(estimate.shape[-1])
+            noise = normal(self.seeds[..., None, None], "bootstrap", round_number, clients.unsqueeze(-1), coordinate)
+            estimate = estimate + variance.sqrt().unsqueeze(-1) * noise.to(estimate)
+        rate = self.learning_rate
+        return GaussianTask(
+            estimate,
+            variance,
+            of_cohort(self.num_examples),
+            of_cohort(rate) if isinstance(rate, Tensor) else rate,
+        )
