@@ -50,10 +50,13 @@ def descend(
     rows = torch.arange(len(blocks), device=start.device)
     params, done = blocks, torch.empty_like(blocks)
     # Clients leave where the sorted step counts change, so the block is cut only then.
-    taken = 0
-    for stop in torch.unique(steps).tolist():
+    taken, longest = 0, int(steps.max())
+    stops = [longest] if int(steps.min()) == longest else torch.unique(steps).tolist()
+    for stop in stops:
         for draw in range(first_draw + taken, first_draw + stop):
             params = step(params, draw, rows)
+        if stop == longest and taken == 0:
+            return params.reshape_as(start)  # all took the same number of steps; nobody left early
         taken = stop
         stays = steps[rows] > stop
         done[rows[~stays]] = params[~stays]

@@ -61,7 +61,11 @@ def sample_cohort(seed: int | Tensor, round_number: int, num_clients: int, parti
     depend on how or where the question is asked.
     """
     size = max(math.floor(participation * num_clients + 1e-9), 1)
-    lots = uniform(torch.as_tensor(seed).unsqueeze(-1), "cohort", round_number, torch.arange(num_clients))
+    seeds = torch.as_tensor(seed).unsqueeze(-1)
+    everyone = torch.arange(num_clients)
+    if size == num_clients:
+        return everyone.expand(*seeds.shape[:-1], -1)
+    lots = uniform(seeds, "cohort", round_number, everyone)
     return lots.topk(size, dim=-1, largest=False).indices.sort(dim=-1).values
 
 

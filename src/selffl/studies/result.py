@@ -1,0 +1,102 @@
+"""What a study is and what it leaves behind: numbers, pictures as data, and a verdict on each claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Verdict = Literal["holds", "holds in part", "does not hold"]
+Progress = Callable[[int, int, str], None]  # steps done, steps in all, what comes next
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart; ``error`` is a standard error, drawn as a band or bars."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    error: Sequence[float] | None = None
+    is_reference: bool = False  # a limit or an envelope rather than a measurement
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One pair of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    log_x: bool = False
+    log_y: bool = False
+    x_ticks: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts side by side, with one legend."""
+
+    name: str
+    caption: str
+    charts: Sequence[Chart]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something the paper says, and what was seen."""
+
+    text: str
+    verdict: Verdict
+    evidence: str
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """Everything a study found."""
+
+    rows: Sequence[dict[str, Any]]  # the long table: one row per measurement, written as CSV
+    table: Sequence[dict[str, str]]  # the short one, as it is shown
+    figures: Sequence[Figure]
+    claims: Sequence[Claim]
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """One figure, table or statement of the paper, as something that runs."""
+
+    id: str
+    title: str
+    paper: str  # where in the paper
+    setting: str  # one sentence
+    run: Callable[[bool, Progress], StudyResult]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over repeats with its standard error."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, repeats: Tensor) -> Estimate:
+        """Of one number per repeat."""
+        values = repeats.to(torch.float64)
+        error = float(values.std(correction=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
+        return cls(float(values.mean()), error)
+
+    def __str__(self) -> str:
+        """Four decimals of the mean, and of its standard error; three digits for larger numbers."""
+        if abs(self.mean) >= 1000:
+            return f"{self.mean:.3g} ± {self.error:.2g}"
+        return f"{self.mean:.4f} ± {self.error:.4f}"
+
+    def differs_from(self, other: Estimate, errors: float = 2.0) -> bool:
+        """Whether the two are further apart than so many of their joint standard errors."""
+        return bool(abs(self.mean - other.mean) > errors * (self.error**2 + other.error**2) ** 0.5)
