@@ -1,0 +1,5 @@
+"""``python -m selffl``."""
+
+from selffl.cli import main
+
+main()

@@ -1,0 +1,297 @@
+"""The command line: exit code 0 on success, 2 on a user's mistake (one line), 1 on a fault of ours."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from selffl._version import __version__
+from selffl.errors import ConfigError, SelfFLError, unknown_name
+
+app = typer.Typer(
+    name="selffl",
+    help="Personalised federated learning that decides from measured uncertainty how far each client trusts itself.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+paper_app = typer.Typer(help="The studies of the paper.", no_args_is_help=True)
+app.add_typer(paper_app, name="paper")
+
+out = Console()
+err = Console(stderr=True)
+
+
+class FormChoice(StrEnum):
+    """Forms of the posterior."""
+
+    exact = "exact"
+    paper = "paper"
+
+
+class MethodChoice(StrEnum):
+    """Estimators of the inter-client variance."""
+
+    reml = "reml"
+    dl = "dl"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"selffl {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options that every command has."""
+
+
+@app.command("posterior")
+def posterior_command(
+    file: Annotated[Path, typer.Argument(help="CSV file with the columns client, estimate, variance.")],
+    inter_variance: Annotated[
+        float | None, typer.Option(help="Variance between clients, σ₀². Without it, it is estimated.")
+    ] = None,
+    method: Annotated[MethodChoice, typer.Option(help="How to estimate σ₀²: reml or dl (DerSimonian–Laird).")] = (
+        MethodChoice.reml
+    ),
+    form: Annotated[
+        FormChoice, typer.Option(help="The two-level model itself (exact), or the paper's postulated one (paper).")
+    ] = FormChoice.exact,
+    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
+    plot: Annotated[Path | None, typer.Option(help="Draw a forest plot into this file (.png, .svg, .pdf).")] = None,
+    save: Annotated[Path | None, typer.Option("--out", help="Write the whole table to this CSV file.")] = None,
+    rows: Annotated[int, typer.Option(min=0, help="How many clients to show.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a summary and the shown rows as JSON.")] = False,
+) -> None:
+    """Shrink each client's estimate towards the others', and say who gains.
+
+    Example: selffl posterior hospitals.csv --plot forest.png --out shrunk.csv
+    """
+    from selffl.data.estimates import read_estimates
+    from selffl.reports.shrinkage import Shrinkage
+
+    for target in (plot, save):
+        _check_target(target)
+    found = Shrinkage.of(read_estimates(file), inter_variance, method.value, form.value, level)
+    if as_json:
+        content = found.summary | {"rows": list(found.rows(rows))}
+        print(json.dumps(content, ensure_ascii=False, default=str))
+    else:
+        _print_shrinkage(found.summary, list(found.rows(rows)), level)
+    if save is not None:
+        found.save(save)
+        err.print(f"All {found.summary['clients']:,} clients: {save}", highlight=False, soft_wrap=True)
+    if plot is not None:
+        found.plot(plot)
+        err.print(f"Forest plot: {plot}", highlight=False, soft_wrap=True)
+
+
+def _print_shrinkage(summary: dict[str, object], shown: list[dict[str, object]], level: float) -> None:
+    out.print(
+        f"{summary['clients']:,} clients, {summary['form']} form.  "
+        f"Between-client variance σ₀² = {summary['inter_variance']:.4g} ({summary['inter_variance_source']}).  "
+        f"Global mean {summary['global_mean']:.4g} [{summary['global_low']:.4g}, {summary['global_high']:.4g}].  "
+        f"Median gain {summary['median_gain']:.2f}×; {summary['alone_is_as_good']:,} do as well alone.",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    if shown:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        table.add_column("client")
+        for name in ("own estimate", "± (own)", "with others", f"{100 * level:g} % interval", "gain"):
+            table.add_column(name, justify="right")
+        table.add_column("verdict")
+        for row in shown:
+            style = "dim" if row["verdict"] == "alone is as good" else ""
+            table.add_row(
+                str(row["client"]),
+                f"{row['estimate']:.4g}",
+                f"{float(row['variance']) ** 0.5:.2g}",  # type: ignore[arg-type]
+                f"{row['shrunk']:.4g}",
+                f"{row['low']:.4g} … {row['high']:.4g}",
+                f"{row['gain']:.2f}",
+                str(row["verdict"]),
+                style=style,
+            )
+        out.print(table)
+    hidden = int(str(summary["clients"])) - len(shown)
+    if hidden and shown:
+        out.print(f"… and {hidden:,} more; --out FILE.csv writes them all.", highlight=False)
+
+
+@paper_app.command("list")
+def paper_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+    """List the studies that can be run.
+
+    Example: selffl paper list
+    """
+    from selffl.studies import STUDIES
+
+    if as_json:
+        fields = ("id", "title", "paper", "setting")
+        print(json.dumps([{name: getattr(s, name) for name in fields} for s in STUDIES.values()], ensure_ascii=False))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("id", "in the paper", "what it shows"):
+        table.add_column(name, no_wrap=name == "id")
+    for study in STUDIES.values():
+        table.add_row(study.id, study.paper, study.title)
+    out.print(table)
+
+
+@paper_app.command("run")
+def paper_run(
+    ids: Annotated[list[str], typer.Argument(help="Studies to run; see `selffl paper list`.", metavar="ID...")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats: a first look in seconds.")] = False,
+    folder: Annotated[Path, typer.Option("--out", help="Folder for tables, figures and the report.")] = Path(
+        "runs/paper"
+    ),
+) -> None:
+    """Run studies of the paper; each leaves figures, a CSV, a Markdown table, and all together one HTML page.
+
+    Example: selffl paper run limits convergence --quick --out runs/first-look
+    """
+    from selffl.studies import STUDIES
+
+    for name in ids:
+        if name not in STUDIES:
+            raise unknown_name("study", name, STUDIES)
+    run_studies([STUDIES[name] for name in dict.fromkeys(ids)], folder, quick=quick)
+
+
+def run_studies(studies: list, folder: Path, *, quick: bool) -> None:  # type: ignore[type-arg]
+    """Run, record and report; what is finished stays, whatever happens to the rest."""
+    import torch
+
+    from selffl.reports.record import save_study
+
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; expected a folder to write into. Give another --out.")
+    torch.set_num_threads(1)  # these tensors are small: a second thread costs more than it brings
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[now]}", style="dim"),
+        console=err,
+        disable=not err.is_terminal,
+    ) as bars:
+        for study in studies:
+            task = bars.add_task(study.id, total=None, now="")
+
+            def show(done: int, total: int, now: str, task: object = task) -> None:
+                bars.update(task, completed=done, total=total, now=now)  # type: ignore[arg-type]
+
+            began = time.perf_counter()
+            result = study.run(quick, show)
+            seconds = time.perf_counter() - began
+            command = shlex.join(["selffl", "paper", "run", study.id, *(["--quick"] if quick else [])])
+            save_study(study, result, folder / study.id, command=command, is_quick=quick, seconds=seconds)
+            bars.update(task, now=f"{folder / study.id}")
+            for claim in result.claims:
+                colour = {"holds": "green", "holds in part": "yellow"}.get(claim.verdict, "red")
+                out.print(f"[{colour}]{claim.verdict:>14}[/]  {claim.text}", highlight=False, soft_wrap=True)
+    _write_report([folder], folder / "report.html")
+
+
+@paper_app.command("page")
+def paper_page(
+    folder: Annotated[Path, typer.Argument(help="Folder that `selffl paper run` has written.")],
+    target: Annotated[Path, typer.Option("--out", "-o", help="Markdown file to write.")] = Path("docs/results.md"),
+) -> None:
+    """Write the results page of the documentation from run records, with its figures beside it.
+
+    Example: selffl paper page runs/paper -o docs/results.md
+    """
+    from selffl.reports.page import results_page
+    from selffl.reports.record import load_studies
+
+    studies = load_studies(folder)
+    _check_target(target)
+    pictures = target.parent / "figures"
+    pictures.mkdir(exist_ok=True)
+    for place, record in studies:
+        for figure in record.figures:
+            shutil.copyfile(place / f"{figure['name']}.svg", pictures / f"{record.id}-{figure['name']}.svg")
+    target.write_text(results_page(studies, "figures"), encoding="utf-8")
+    out.print(f"Results page: {target}", highlight=False, soft_wrap=True)
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with study records.", metavar="DIR...")],
+    target: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Make one self-contained HTML page from the records of finished studies.
+
+    Example: selffl report runs/paper -o report.html
+    """
+    _check_target(target)
+    _write_report(folders, target)
+
+
+def _write_report(folders: list[Path], target: Path) -> None:
+    from selffl.reports.page import html
+    from selffl.reports.record import load_studies
+
+    studies = [entry for folder in folders for entry in load_studies(folder)]
+    target.write_text(html(studies, "Self-FL, measured"), encoding="utf-8")
+    out.print(f"Report: {target}", highlight=False, soft_wrap=True)
+
+
+def _check_target(target: Path | None) -> None:
+    """Refuse a file that cannot be written before any work is done."""
+    if target is None:
+        return
+    if target.is_dir():
+        raise ConfigError(f"{target} is a folder; expected the name of a file to write.")
+    if not target.parent.exists():
+        raise ConfigError(f"the folder {target.parent} does not exist; make it, or give another file.")
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        code = app(standalone_mode=False)
+    except SelfFLError as error:
+        _say(str(error))
+        code = 2
+    except (KeyboardInterrupt, typer.Abort):
+        _say("stopped. What was finished is kept.")
+        code = 130
+    except Exception as error:
+        # Usage errors come from the command-line library, whose classes moved between its versions.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        _say(f"{message()} See `selffl --help`.")
+        code = 2
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(text: str) -> None:
+    print("selffl: " + " ".join(text.split()), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

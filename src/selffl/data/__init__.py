@@ -1,0 +1,1 @@
+"""Data sets, federations of rows, and tables of estimates."""

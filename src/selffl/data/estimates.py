@@ -1,0 +1,128 @@
+"""A table of clients with an estimate and its variance each, from a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from selffl.errors import DataError
+
+if TYPE_CHECKING:
+    from _csv import Reader
+
+COLUMNS = ("client", "estimate", "variance")
+
+
+@dataclass(frozen=True)
+class EstimateTable:
+    """One row per client."""
+
+    client: list[str]
+    estimate: npt.NDArray[np.float64]  # z_m
+    variance: npt.NDArray[np.float64]  # sigma_m^2
+
+
+class _RowError(ValueError):
+    """What is wrong with a row."""
+
+
+def read_estimates(path: Path) -> EstimateTable:
+    """Read a CSV file with the columns client, estimate and variance, in any order, among others.
+
+    Every row counts: one that cannot be used is an error that names its line, and nothing is dropped.
+    """
+    if not path.exists():
+        raise DataError(f"{path} does not exist; expected a CSV file with the columns {', '.join(COLUMNS)}.")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; expected a CSV file with the columns {', '.join(COLUMNS)}.")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return _read(path, csv.reader(file))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8 (byte {error.start}); save the table as CSV in UTF-8.") from None
+    except (csv.Error, OSError) as error:
+        raise DataError(f"{path} cannot be read as CSV ({error}); expected comma-separated text.") from None
+
+
+def _read(path: Path, lines: Reader) -> EstimateTable:
+    positions = _header(path, lines)
+    clients: list[str] = []
+    estimates, variances = array("d"), array("d")
+    first_line: dict[str, int] = {}
+    wrong: list[tuple[int, str]] = []
+    for fields in lines:
+        number = lines.line_num
+        if not fields:
+            continue  # an empty line is no row
+        try:
+            client, estimate, variance = _row(fields, positions)
+            if client in first_line:
+                raise _RowError(
+                    f"client {client!r} is already on line {first_line[client]}; expected one row per client"
+                )
+        except _RowError as problem:
+            wrong.append((number, str(problem)))
+            continue
+        first_line[client] = number
+        clients.append(client)
+        estimates.append(estimate)
+        variances.append(variance)
+    if wrong:
+        raise DataError(f"{path}, line {wrong[0][0]}: {wrong[0][1]}.{_and_others([line for line, _ in wrong[1:]])}")
+    if not clients:
+        raise DataError(f"{path} has a header but no rows; expected one row per client.")
+    return EstimateTable(clients, np.frombuffer(estimates), np.frombuffer(variances))
+
+
+def _header(path: Path, lines: Iterator[list[str]]) -> tuple[int, int, int]:
+    names = [name.strip().lower() for name in next(lines, [])]
+    if not names:
+        raise DataError(f"{path} is empty; expected a header with the columns {', '.join(COLUMNS)}, then rows.")
+    missing = [name for name in COLUMNS if name not in names]
+    if missing:
+        first = ", ".join(names[:6])
+        advice = "Add a header line." if len(missing) == len(COLUMNS) else "Rename or add the column."
+        raise DataError(f"{path}, line 1: no column {' or '.join(missing)} among: {first}. {advice}")
+    if len(set(names) & set(COLUMNS)) != sum(name in COLUMNS for name in names):
+        raise DataError(f"{path}, line 1: a column appears twice among: {', '.join(names)}. Keep one of each.")
+    client, estimate, variance = (names.index(name) for name in COLUMNS)
+    return client, estimate, variance
+
+
+def _row(fields: list[str], positions: tuple[int, int, int]) -> tuple[str, float, float]:
+    if len(fields) <= max(positions):
+        raise _RowError(f"{len(fields)} field(s) found; expected at least {max(positions) + 1}")
+    client = fields[positions[0]].strip()
+    if not client:
+        raise _RowError("client is missing; expected a name")
+    estimate = _number("estimate", fields[positions[1]])
+    variance = _number("variance", fields[positions[2]])
+    if variance < 0:
+        raise _RowError(f"variance is {variance:g}; expected 0 or more")
+    return client, estimate, variance
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        found = f"is {text.strip()!r}" if text.strip() else "is missing"
+        raise _RowError(f"{name} {found}; expected a number") from None
+    if not math.isfinite(value):
+        raise _RowError(f"{name} is {text.strip()}; expected a finite number")
+    return value
+
+
+def _and_others(numbers: list[int]) -> str:
+    if not numbers:
+        return " Correct the row; none was dropped."
+    shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+    return f" {len(numbers)} more bad row(s): line {shown}. Correct them; none was dropped."

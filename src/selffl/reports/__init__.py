@@ -1,0 +1,1 @@
+"""Tables, figures, pages and the records they are made from."""

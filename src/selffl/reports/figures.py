@@ -1,0 +1,180 @@
+"""Figures drawn from the studies' data, in one style, for the page and for papers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from selffl.studies.result import Chart, Figure, Series
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; the methods keep theirs in every figure.
+METHOD_COLOURS = {
+    "self-fl": "#d55e00",
+    "self-fl-exact": "#0072b2",
+    "self-fl-augmented": "#cc79a7",
+    "fedavg": "#7f7f7f",
+    "ditto": "#009e73",
+    "pfedme": "#e69f00",
+    "perfedavg": "#56b4e9",
+    "local": "#3d3d3d",
+}
+OTHER_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fb3", "#7f7f7f")
+MARKERS = "osD^vPX*"
+INK = "#26292e"
+
+STYLE: Any = {  # matplotlib types its keys as one long literal
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#8a8f98",
+    "grid.alpha": 0.28,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text: small, searchable, and in the page's colours
+    "svg.hashsalt": "selffl",  # the same figure is the same file
+    "figure.dpi": 110,
+    "savefig.dpi": 160,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The style, for the length of a drawing."""
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def draw(figure: Figure) -> Canvas:
+    """The charts side by side over one legend."""
+    with style():
+        canvas = Canvas(
+            figsize=(4.6 * len(figure.charts) if len(figure.charts) > 1 else 6.2, 4.3), layout="constrained"
+        )
+        axes = canvas.subplots(1, len(figure.charts), squeeze=False)[0]
+        colours = _colours(figure.charts)
+        for axis, chart in zip(axes, figure.charts, strict=True):
+            _draw_chart(axis, chart, colours)
+        handles = {
+            text: handle for axis in axes for handle, text in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        columns = 2 if max(map(len, handles)) > 30 else min(len(handles), 5)
+        canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=8.5)
+    return canvas
+
+
+def _colours(charts: Sequence[Chart]) -> dict[str, str]:
+    names = list(dict.fromkeys(series.name for chart in charts for series in chart.series))
+    spare = iter(OTHER_COLOURS * (1 + len(names) // len(OTHER_COLOURS)))
+    return {name: METHOD_COLOURS.get(name) or next(spare) for name in names}
+
+
+def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
+    for index, series in enumerate(chart.series):
+        _draw_series(axis, series, colours[series.name], MARKERS[index % len(MARKERS)])
+    axis.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+    if chart.log_x:
+        axis.set_xscale("log")
+    if chart.log_y:
+        axis.set_yscale("log")
+        values = [value for series in chart.series for value in series.y if value > 0 and math.isfinite(value)]
+        if values and max(values) / min(values) < 30:
+            # Less than a decade and a half has too few powers of ten to read: mark round numbers instead.
+            axis.yaxis.set_major_locator(FixedLocator(_round_numbers(min(values), max(values))))
+            axis.yaxis.set_major_formatter(ScalarFormatter())
+            axis.yaxis.set_minor_locator(NullLocator())
+    if chart.x_ticks is not None:
+        axis.set_xticks(list(chart.x_ticks), [f"{tick:g}" for tick in chart.x_ticks])
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [
+        step * 10.0**power for power in powers for step in (1, 2, 5) if low / 1.3 <= step * 10.0**power <= high * 1.3
+    ]
+
+
+def _draw_series(axis: Axes, series: Series, colour: str, marker: str) -> None:
+    if series.is_reference:
+        axis.plot(series.x, series.y, color=colour, linestyle=(0, (5, 2)), linewidth=1.3, label=series.name)
+        return
+    sparse = len(series.x) <= 20
+    axis.plot(series.x, series.y, color=colour, marker=marker if sparse else None, label=series.name)
+    if series.error is not None:
+        axis.errorbar(series.x, series.y, yerr=series.error, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
+
+
+def save(canvas: Canvas, stem: Path) -> list[Path]:
+    """As PNG and SVG beside each other."""
+    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+    with style():
+        canvas.savefig(paths[0], facecolor="white")
+        canvas.savefig(paths[1], transparent=True, metadata={"Date": None})
+    return paths
+
+
+def forest_plot(
+    clients: Sequence[str],
+    estimate: np.ndarray,
+    estimate_error: np.ndarray,
+    personal: np.ndarray,
+    personal_error: np.ndarray,
+    global_mean: float,
+    title: str,
+    most: int = 60,
+) -> Canvas:
+    """Each client's own estimate and its shrunk one with intervals (half-widths), sorted by the estimate.
+
+    More than ``most`` clients are shown by an even selection, and the picture says so.
+    """
+    order = np.argsort(estimate)
+    if len(order) > most:
+        order = order[np.unique(np.linspace(0, len(order) - 1, most).round().astype(int))]
+        title += f" ({len(order)} of {len(estimate):,}, evenly chosen by estimate)"
+    height = np.arange(len(order))
+    with style():
+        canvas = Canvas(figsize=(7.2, 1.6 + 0.24 * len(order)), layout="constrained")
+        axis = canvas.subplots()
+        axis.grid(axis="x")
+        axis.grid(visible=False, axis="y")
+        for offset, value, error, colour, marker, label in (
+            (0.15, estimate, estimate_error, "#8a8f98", "o", "own estimate"),
+            (-0.15, personal, personal_error, "#0072b2", "D", "with the others"),
+        ):
+            axis.errorbar(
+                value[order],
+                height + offset,
+                xerr=error[order],
+                fmt=marker,
+                color=colour,
+                markersize=4,
+                elinewidth=1.3,
+                label=label,
+            )
+        axis.axvline(global_mean, color="#d55e00", linewidth=1.2, linestyle=(0, (5, 2)), label="global mean")
+        axis.set_yticks(height, [clients[i] for i in order])
+        axis.set_ylim(-0.8, len(order) - 0.2)
+        axis.set(title=title, xlabel="estimate")
+        canvas.legend(loc="outside lower center", ncols=3)
+    return canvas

@@ -1,0 +1,88 @@
+"""One self-contained HTML page, and the results page of the documentation, from study records."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from selffl._version import __version__
+from selffl.reports import tables
+from selffl.reports.record import StudyRecord
+
+Recorded = Sequence[tuple[Path, StudyRecord]]
+
+
+def html(studies: Recorded, title: str) -> str:
+    """The page, figures inside; it needs no network and no other file."""
+    environment = Environment(
+        loader=PackageLoader("selffl", "reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["capfirst"] = lambda text: text[:1].upper() + text[1:]
+    shown = [
+        {
+            "record": record,
+            "figures": [
+                {"svg": _inline(folder / f"{f['name']}.svg", f["caption"], f"{record.id}-{f['name']}"), **f}
+                for f in record.figures
+            ],
+            "config": json.dumps(record.config, indent=1, ensure_ascii=False),
+        }
+        for folder, record in studies
+    ]
+    return environment.get_template("page.html.j2").render(
+        title=title, lead=lead(studies), studies=shown, version=__version__
+    )
+
+
+def lead(studies: Recorded) -> str:
+    """The verdict in one sentence."""
+    count = Counter(claim["verdict"] for _, record in studies for claim in record.claims)
+    if not count:
+        return "No claims were put to the test here."
+    parts = [f"{number} {verdict}" for verdict, number in sorted(count.items())]
+    return f"Of {count.total()} statements put to the test: {', '.join(parts)}."
+
+
+# The ink of reports/figures.py: in the page it follows the reader's light or dark setting.
+_INK = re.compile(r"#26292e", re.IGNORECASE)
+
+
+def _inline(path: Path, caption: str, prefix: str) -> str:
+    """A figure file as an SVG element; ids get a prefix so that two figures of one page do not share any."""
+    text = path.read_text(encoding="utf-8")
+    text = _INK.sub("currentColor", text[text.index("<svg") :])
+    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    label = caption.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def results_page(studies: Recorded, figure_folder: str) -> str:
+    """The documentation's results page as Markdown; figures are expected as ``figure_folder/STUDY-NAME.svg``."""
+    parts = [
+        "# Results",
+        "Made from run records by `selffl paper page`; no number on this page is typed by hand. "
+        "Every ± is a standard error over repeats.",
+        lead(studies),
+    ]
+    for _, record in studies:
+        parts += [f"## {record.title}", f"`{record.id}`: {record.paper}. {record.setting}."]
+        parts += [f"Made by `{record.command}` in {record.seconds:.0f} s; {_environment(record)}."]
+        if record.is_quick:
+            parts.append("**Quick run: fewer repeats than stated.**")
+        parts += [f"- **{c['text']}** *{c['verdict'].capitalize()}.* {c['evidence']}" for c in record.claims]
+        parts += [
+            f"![{f['caption']}]({figure_folder}/{record.id}-{f['name']}.svg)\n\n*{f['caption']}*"
+            for f in record.figures
+        ]
+        parts.append(tables.markdown(record.table).rstrip())
+    return "\n\n".join(parts) + "\n"
+
+
+def _environment(record: StudyRecord) -> str:
+    shown = {key: value for key, value in record.environment.items() if key != "commit"}
+    return ", ".join(f"{key} {value}" for key, value in shown.items())

@@ -1,0 +1,111 @@
+"""What a study leaves on disk, written as soon as it is known, so that an interrupted run can still be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from selffl._version import __version__
+from selffl.errors import DataError
+from selffl.reports import figures, tables
+from selffl.studies.result import Study, StudyResult
+
+RECORD = "record.json"
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """A finished study as it lies in its folder."""
+
+    id: str
+    title: str
+    paper: str
+    setting: str
+    command: str
+    is_quick: bool
+    seconds: float
+    claims: list[dict[str, str]]
+    table: list[dict[str, str]]
+    figures: list[dict[str, str]]  # name, caption; NAME.png and NAME.svg lie beside
+    config: dict[str, Any]
+    environment: dict[str, str]
+    version: int = RECORD_VERSION
+
+
+def environment() -> dict[str, str]:
+    """What the numbers were computed with."""
+    found = {
+        "selffl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
+            capture_output=True, text=True, timeout=5, check=True,
+        )  # fmt: skip
+        found["commit"] = commit.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        pass  # not a checkout
+    return found
+
+
+def save_study(
+    study: Study, result: StudyResult, folder: Path, *, command: str, is_quick: bool, seconds: float
+) -> StudyRecord:
+    """Write results.csv, table.md, the figures and, last, record.json; returns the record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tables.write_csv(result.rows, folder / "results.csv")
+    (folder / "table.md").write_text(tables.markdown(result.table), encoding="utf-8")
+    for figure in result.figures:
+        figures.save(figures.draw(figure), folder / figure.name)
+    record = StudyRecord(
+        id=study.id,
+        title=study.title,
+        paper=study.paper,
+        setting=study.setting,
+        command=command,
+        is_quick=is_quick,
+        seconds=round(seconds, 1),
+        claims=[asdict(claim) for claim in result.claims],
+        table=[dict(row) for row in result.table],
+        figures=[{"name": figure.name, "caption": figure.caption} for figure in result.figures],
+        config=result.config,
+        environment=environment(),
+    )
+    text = json.dumps(asdict(record), indent=1, ensure_ascii=False)
+    partial = folder / (RECORD + ".part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(folder / RECORD)
+    return record
+
+
+def load_studies(folder: Path) -> list[tuple[Path, StudyRecord]]:
+    """Every study recorded in ``folder`` or one level below it, with the folder it lies in."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; expected one that `selffl paper run` or `selffl demo` has written.")
+    paths = sorted([*folder.glob(RECORD), *folder.glob(f"*/{RECORD}")])
+    if not paths:
+        raise DataError(f"{folder} holds no {RECORD}; expected the output of `selffl paper run --out {folder}`.")
+    return [(path.parent, _load(path)) for path in paths]
+
+
+def _load(path: Path) -> StudyRecord:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] != RECORD_VERSION:
+            raise DataError(f"{path} has version {content['version']}; expected {RECORD_VERSION}. Run the study again.")
+        return StudyRecord(**content)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} is not a complete study record ({error}); run the study again.") from None

@@ -1,0 +1,26 @@
+"""Tables as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """A Markdown table; the keys of the first row are the columns."""
+    columns = list(rows[0])
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    # A bar inside a cell would end it.
+    lines += ["| " + " | ".join(str(row[c]).replace("|", "\\|") for c in columns) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """All rows; the columns are all keys, in the order of first sight."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
