@@ -4,6 +4,8 @@ Self-Aware Personalized Federated Learning (NeurIPS 2022), and beyond.
 """
 
 from selffl._version import __version__
+from selffl.algorithms import algorithm
+from selffl.data.federation import Federation
 from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError, SelfFLError
 from selffl.maths.heterogeneity import estimate_inter_variance
 from selffl.maths.information import LocalFit, local_fit
@@ -14,10 +16,12 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DivergedError",
+    "Federation",
     "LocalFit",
     "Posterior",
     "SelfFLError",
     "__version__",
+    "algorithm",
     "estimate_inter_variance",
     "local_fit",
     "posterior",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import sys
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -61,6 +59,31 @@ def _main(
     ] = False,
 ) -> None:
     """Options that every command has."""
+
+
+@app.command("demo")
+def demo_command(
+    quick: Annotated[bool, typer.Option("--quick", help="Two seeds and twenty rounds.")] = False,
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the table, the figures and the report.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Train Self-FL and its rivals on embedded handwritten digits; ends with a table and an HTML page.
+
+    Example: selffl demo --out runs/demo
+    """
+    from selffl.reports.record import load_studies
+
+    _check_folder(folder)
+    _run_with_bars(["demo"], folder, quick=quick)
+    record = load_studies(folder / "demo")[0][1]
+    table = Table(box=None, header_style="bold", pad_edge=False, title=record.title, title_justify="left")
+    for index, name in enumerate(record.table[0]):
+        table.add_column(name, justify="left" if index == 0 else "right")
+    for row in record.table:
+        table.add_row(*row.values())
+    out.print(table)
+    _write_report([folder], folder / "report.html")
 
 
 @app.command("posterior")
@@ -175,18 +198,16 @@ def paper_run(
     for name in ids:
         if name not in STUDIES:
             raise unknown_name("study", name, STUDIES)
-    run_studies([STUDIES[name] for name in dict.fromkeys(ids)], folder, quick=quick)
+    _check_folder(folder)
+    _run_with_bars(list(dict.fromkeys(ids)), folder, quick=quick)
+    _write_report([folder], folder / "report.html")
 
 
-def run_studies(studies: list, folder: Path, *, quick: bool) -> None:  # type: ignore[type-arg]
-    """Run, record and report; what is finished stays, whatever happens to the rest."""
-    import torch
+def _run_with_bars(ids: list[str], folder: Path, *, quick: bool) -> None:
+    """A progress bar for each study, and its verdicts as soon as they are known."""
+    from selffl.reports.record import StudyRecord
+    from selffl.reports.runner import run_studies
 
-    from selffl.reports.record import save_study
-
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; expected a folder to write into. Give another --out.")
-    torch.set_num_threads(1)  # these tensors are small: a second thread costs more than it brings
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -196,22 +217,22 @@ def run_studies(studies: list, folder: Path, *, quick: bool) -> None:  # type: i
         console=err,
         disable=not err.is_terminal,
     ) as bars:
-        for study in studies:
-            task = bars.add_task(study.id, total=None, now="")
+        tasks = {name: bars.add_task(name, total=None, now="waits", start=False) for name in ids}
 
-            def show(done: int, total: int, now: str, task: object = task) -> None:
-                bars.update(task, completed=done, total=total, now=now)  # type: ignore[arg-type]
+        def on_progress(name: str, done: int, total: int, now: str) -> None:
+            if done == 0:
+                bars.start_task(tasks[name])
+            bars.update(tasks[name], completed=done, total=total, now=now)
 
-            began = time.perf_counter()
-            result = study.run(quick, show)
-            seconds = time.perf_counter() - began
-            command = shlex.join(["selffl", "paper", "run", study.id, *(["--quick"] if quick else [])])
-            save_study(study, result, folder / study.id, command=command, is_quick=quick, seconds=seconds)
-            bars.update(task, now=f"{folder / study.id}")
-            for claim in result.claims:
-                colour = {"holds": "green", "holds in part": "yellow"}.get(claim.verdict, "red")
-                out.print(f"[{colour}]{claim.verdict:>14}[/]  {claim.text}", highlight=False, soft_wrap=True)
-    _write_report([folder], folder / "report.html")
+        def on_record(record: StudyRecord) -> None:
+            bars.stop_task(tasks[record.id])
+            out.print(f"[bold]{record.id}[/bold], {record.seconds:.0f} s", highlight=False)
+            for claim in record.claims:
+                colour = {"holds": "green", "does not hold": "red"}.get(claim["verdict"], "yellow")
+                text = f"[{colour}]{claim['verdict']:>14}[/]  {claim['text']}"
+                out.print(text, highlight=False, soft_wrap=True)
+
+        run_studies(ids, folder, quick=quick, on_progress=on_progress, on_record=on_record)
 
 
 @paper_app.command("page")
@@ -257,6 +278,12 @@ def _write_report(folders: list[Path], target: Path) -> None:
     studies = [entry for folder in folders for entry in load_studies(folder)]
     target.write_text(html(studies, "Self-FL, measured"), encoding="utf-8")
     out.print(f"Report: {target}", highlight=False, soft_wrap=True)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse an output folder that is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; expected a folder to write into. Give another --out.")
 
 
 def _check_target(target: Path | None) -> None:

@@ -34,33 +34,31 @@ def descend(
     theta <- theta - eta (g(theta) + penalty (theta - anchor)), on minibatches ``first_draw``, ``first_draw + 1``, ...
     ``num_steps`` may differ between clients (``[..., clients]``): those that are done leave the block.
     """
-    blocks = start.reshape(-1, start.shape[-1])
-    anchors = None if anchor is None else anchor.expand_as(start).reshape_as(blocks)
-
-    def step(params: Tensor, draw: int, rows: Tensor) -> Tensor:
-        gradient = task.gradient(params, task.batch(draw, rows), rows)
-        if anchors is not None:
-            gradient = gradient + penalty * (params - anchors[rows])
-        return params - rate_of(task, rows, learning_rate) * gradient
-
+    block = start.reshape(-1, start.shape[-1])
     if isinstance(num_steps, int):
-        steps = torch.full((len(blocks),), num_steps, device=start.device)
+        steps = torch.full((len(block),), num_steps, device=start.device)
     else:
         steps = num_steps.expand(task.shape).reshape(-1)
-    rows = torch.arange(len(blocks), device=start.device)
-    params, done = blocks, torch.empty_like(blocks)
-    # Clients leave where the sorted step counts change, so the block is cut only then.
-    taken, longest = 0, int(steps.max())
-    stops = [longest] if int(steps.min()) == longest else torch.unique(steps).tolist()
-    for stop in stops:
-        for draw in range(first_draw + taken, first_draw + stop):
-            params = step(params, draw, rows)
-        if stop == longest and taken == 0:
-            return params.reshape_as(start)  # all took the same number of steps; nobody left early
-        taken = stop
-        stays = steps[rows] > stop
-        done[rows[~stays]] = params[~stays]
-        rows, params = rows[stays], params[stays]
+    # Those with the most steps first: whoever is done is at the end, and leaving is a slice.
+    order = steps.argsort(descending=True, stable=True)
+    stops, counts = steps.unique(return_counts=True)  # type: ignore[no-untyped-call]
+    params, anchors = block[order], None if anchor is None else anchor.expand_as(start).reshape_as(block)[order]
+    ended = []
+    draw = 0
+    for stop, count in zip(stops.tolist(), counts.tolist(), strict=True):
+        rows = order[: len(params)]
+        rate = rate_of(task, rows, learning_rate)
+        while draw < stop:
+            gradient = task.gradient(params, task.batch(first_draw + draw, rows), rows)
+            if anchors is not None:
+                gradient = gradient + penalty * (params - anchors[: len(params)])
+            params = params - rate * gradient
+            draw += 1
+        stay = len(params) - count
+        ended.append(params[stay:])
+        params = params[:stay]
+    done = torch.empty_like(block)
+    done[order] = torch.cat(ended[::-1])
     return done.reshape_as(start)
 
 

@@ -16,6 +16,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from selffl.studies.result import Chart, Figure, Series
 
+INK = "#26292e"
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the methods keep theirs in every figure.
 METHOD_COLOURS = {
     "self-fl": "#d55e00",
@@ -26,10 +27,12 @@ METHOD_COLOURS = {
     "pfedme": "#e69f00",
     "perfedavg": "#56b4e9",
     "local": "#3d3d3d",
+    "limit, paper posterior": "#d55e00",
+    "limit, exact posterior": "#0072b2",
+    "limit, posterior mean": INK,
 }
 OTHER_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fb3", "#7f7f7f")
 MARKERS = "osD^vPX*"
-INK = "#26292e"
 
 STYLE: Any = {  # matplotlib types its keys as one long literal
     "font.family": "DejaVu Sans",
@@ -70,7 +73,7 @@ def draw(figure: Figure) -> Canvas:
     """The charts side by side over one legend."""
     with style():
         canvas = Canvas(
-            figsize=(4.6 * len(figure.charts) if len(figure.charts) > 1 else 6.2, 4.3), layout="constrained"
+            figsize=({1: 6.2, 2: 9.2}.get(len(figure.charts), 3.9 * len(figure.charts)), 4.3), layout="constrained"
         )
         axes = canvas.subplots(1, len(figure.charts), squeeze=False)[0]
         colours = _colours(figure.charts)
@@ -92,7 +95,8 @@ def _colours(charts: Sequence[Chart]) -> dict[str, str]:
 
 def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
     for index, series in enumerate(chart.series):
-        _draw_series(axis, series, colours[series.name], MARKERS[index % len(MARKERS)])
+        shift = chart.dodge * (index - len(chart.series) / 2)
+        _draw_series(axis, series, colours[series.name], MARKERS[index % len(MARKERS)], shift)
     axis.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     if chart.log_x:
         axis.set_xscale("log")
@@ -115,14 +119,14 @@ def _round_numbers(low: float, high: float) -> list[float]:
     ]
 
 
-def _draw_series(axis: Axes, series: Series, colour: str, marker: str) -> None:
+def _draw_series(axis: Axes, series: Series, colour: str, marker: str, shift: float) -> None:
     if series.is_reference:
         axis.plot(series.x, series.y, color=colour, linestyle=(0, (5, 2)), linewidth=1.3, label=series.name)
         return
-    sparse = len(series.x) <= 20
-    axis.plot(series.x, series.y, color=colour, marker=marker if sparse else None, label=series.name)
+    x = [value + shift for value in series.x]
+    axis.plot(x, series.y, color=colour, marker=marker if len(x) <= 20 else None, label=series.name)
     if series.error is not None:
-        axis.errorbar(series.x, series.y, yerr=series.error, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
+        axis.errorbar(x, series.y, yerr=series.error, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
 
 
 def save(canvas: Canvas, stem: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """The paper's figures and tables, one study each, by the names the command line uses."""
 
 from selffl.studies.convergence import CONVERGENCE
+from selffl.studies.demo import DEMO
 from selffl.studies.limits import LIMITS
 from selffl.studies.result import Study, StudyResult
 from selffl.studies.synthetic import AUGMENTED_SYNTHETIC, SYNTHETIC_HETEROGENEOUS, SYNTHETIC_HOMOGENEOUS
@@ -10,4 +11,4 @@ STUDIES: dict[str, Study] = {
     for study in (LIMITS, CONVERGENCE, SYNTHETIC_HOMOGENEOUS, SYNTHETIC_HETEROGENEOUS, AUGMENTED_SYNTHETIC)
 }
 
-__all__ = ["STUDIES", "Study", "StudyResult"]
+__all__ = ["DEMO", "STUDIES", "Study", "StudyResult"]

@@ -193,7 +193,7 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
     }
     for regime, text in REGIMES.items():
         lines = []
-        for kind, label in (("personal", "max over clients |θₘ − θₘᶠᴸ|"), ("global", "|θ − θᴳ|")):
+        for kind, label in (("personal", r"$\max_m|\theta_m-\theta_m^{FL}|$"), ("global", r"$|\theta-\theta^G|$")):
             points = [Estimate.of(getattr(found[regime, size], f"{kind}_floor")) for size in sizes]
             lines.append(
                 Series(
@@ -204,7 +204,9 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
                 )
             )
         envelope = max(Estimate.of(found[regime, size].personal_floor).mean * math.sqrt(size) for size in sizes)
-        lines.append(Series("envelope ∝ M^(−1/2)", sizes, [envelope / math.sqrt(s) for s in sizes], is_reference=True))
+        lines.append(
+            Series(r"envelope $\propto M^{-1/2}$", sizes, [envelope / math.sqrt(s) for s in sizes], is_reference=True)
+        )
         charts.append(Chart(text, "clients M", "remaining error", lines, log_x=True, log_y=True))
     by_round = []
     for regime, text in REGIMES.items():
@@ -217,13 +219,13 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
             floor_level = float(run.personal_floor.mean())
             lines.append(
                 Series(
-                    f"C·qᵗ + floor, M = {size}",
+                    rf"bound $C\,q^t$ + floor, M = {size}",
                     list(rounds),
                     [(first - floor_level) * q ** (r - 1) + floor_level for r in rounds],
                     is_reference=True,
                 )
             )
-        by_round.append(Chart(text, "round t", "max over clients |θₘᵗ − θₘᶠᴸ|", lines, log_y=True))
+        by_round.append(Chart(text, "round t", r"$\max_m|\theta_m^t-\theta_m^{FL}|$", lines, log_y=True))
 
     all_within = all(bool((run.decay <= run.contraction).all()) for run in found.values())
     spread = [

@@ -156,11 +156,11 @@ def sweep(form: Form) -> list[Series]:
     grid = np.logspace(-3, 3, 61)
     means = np.stack([posterior(estimate, variance, value, form).personal_mean for value in grid])
     lines = [
-        Series(f"client {m + 1}, σₘ² = {variance[m]:g}", grid.tolist(), means[:, m].tolist())
+        Series(rf"client {m + 1}, $\sigma_m^2$ = {variance[m]:g}", grid.tolist(), means[:, m].tolist())
         for m in range(len(estimate))
     ]
     centre = [float(posterior(estimate, variance, value, form).global_mean) for value in grid]
-    return [*lines, Series("θᴳ", grid.tolist(), centre, is_reference=True)]
+    return [*lines, Series(r"$\theta^G$", grid.tolist(), centre, is_reference=True)]
 
 
 def _run(quick: bool, progress: Progress) -> StudyResult:
@@ -215,7 +215,13 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
                 )
             )
     charts = [
-        Chart(f"{form} form", "inter-client variance σ₀²", "personal mean θₘᶠᴸ", sweep(form), log_x=True)
+        Chart(
+            f"{form} form",
+            r"inter-client variance $\sigma_0^2$",
+            r"personal mean $\theta_m^{FL}$",
+            sweep(form),
+            log_x=True,
+        )
         for form in FORMS
     ]
     caption = (

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Verdict = Literal["holds", "holds in part", "does not hold"]
+Verdict = Literal["holds", "holds in part", "not decided", "does not hold"]  # not decided: within two standard errors
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what comes next
 
 
@@ -35,6 +35,7 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     x_ticks: Sequence[float] | None = None
+    dodge: float = 0.0  # shift of each line along x, so that those that coincide can all be seen
 
 
 @dataclass(frozen=True)

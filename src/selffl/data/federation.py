@@ -1,0 +1,93 @@
+"""Rows that belong to clients, packed in one tensor, split into what may be trained on and what may not."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selffl.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of all clients behind each other: client m has rows ``offset[m]`` to ``offset[m + 1] - 1``."""
+
+    features: Tensor  # [rows, ...]
+    labels: Tensor  # [rows]
+    offset: Tensor  # [clients + 1]
+
+    @property
+    def num_examples(self) -> Tensor:
+        """Rows of each client, ``[clients]``."""
+        return self.offset.diff()
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with their training rows and, kept apart, their test rows.
+
+    Tasks are made from ``train`` alone; only the evaluator looks at ``test``.
+    """
+
+    clients: Sequence[Hashable]  # their ids, in the order of the rows
+    train: Rows
+    test: Rows
+
+    @property
+    def num_clients(self) -> int:
+        """M."""
+        return len(self.clients)
+
+    @classmethod
+    def from_arrays(cls, x: Any, y: Any, client: Any, test_fraction: float = 0.1, seed: int = 0) -> Federation:
+        """Group rows by the client column and set aside a share of each client's rows for testing.
+
+        Args:
+            x: features, one row each; floating-point features must be finite.
+            y: labels or targets, one each.
+            client: the client of each row; any column of numbers or strings.
+            test_fraction: share of each client's rows, rounded to nearest; every client keeps at least one
+                training row, and a client with a single row has no test rows.
+            seed: of the choice of test rows.
+
+        >>> import selffl
+        >>> fed = selffl.Federation.from_arrays([[0.], [1.], [2.], [3.]], [0, 1, 0, 1], list("abab"), test_fraction=0.5)
+        >>> fed.clients, fed.train.num_examples.tolist(), fed.test.num_examples.tolist()
+        (['a', 'b'], [1, 1], [1, 1])
+        """
+        if not 0 <= test_fraction < 1:
+            raise ConfigError(f"test_fraction is {test_fraction}; expected a share from 0 up to, not including, 1.")
+        features, labels = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y))
+        column = np.asarray(client)
+        if len({len(features), len(labels), len(column)}) != 1:
+            raise DataError(
+                f"x has {len(features)} rows, y {len(labels)} and client {len(column)}; expected as many of each."
+            )
+        if len(column) == 0:
+            raise DataError("there are no rows; expected at least one.")
+        for name, values in (("x", features), ("y", labels)):
+            if values.is_floating_point() and not torch.isfinite(values).all():
+                bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0])
+                raise DataError(f"{name} holds NaN or infinity, first in row {bad}; expected finite numbers.")
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
+            raise DataError("the client column holds NaN; expected an id in every row.")
+        ids, owner, count = np.unique(column, return_inverse=True, return_counts=True)
+        rng = np.random.default_rng(seed)
+        # A random order within each client; its first rows are held out.
+        order = np.lexsort((rng.random(len(owner)), owner))
+        start = np.concatenate([[0], np.cumsum(count)])
+        num_test = np.minimum(np.rint(test_fraction * count).astype(int), count - 1)
+        rank = np.arange(len(owner)) - np.repeat(start[:-1], count)
+        held_out = rank < np.repeat(num_test, count)
+
+        def pack(mask: np.ndarray, sizes: np.ndarray) -> Rows:
+            chosen = torch.from_numpy(order[mask])
+            offset = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
+            return Rows(features[chosen], labels[chosen], offset)
+
+        return cls(ids.tolist(), pack(~held_out, count - num_test), pack(held_out, num_test))

@@ -1,0 +1,73 @@
+"""Run studies side by side, one process each, and record each as soon as it is done."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Event, Thread
+from typing import Any
+
+import torch
+
+from selffl.reports.record import StudyRecord, save_study
+from selffl.studies import DEMO, STUDIES
+
+OnProgress = Callable[[str, int, int, str], None]  # study, steps done, steps in all, what comes next
+
+
+def _run(study_id: str, folder: Path, quick: bool, news: Queue[Any]) -> StudyRecord:
+    """One study in a process of its own."""
+    torch.set_num_threads(1)  # the tensors are small: a second thread costs more than it brings
+    study = DEMO if study_id == DEMO.id else STUDIES[study_id]
+    began = time.perf_counter()
+    result = study.run(quick, lambda done, total, now: news.put((study_id, done, total, now)))
+    seconds = time.perf_counter() - began
+    words = ["demo"] if study_id == DEMO.id else ["paper", "run", study_id]
+    command = shlex.join(["selffl", *words, *(["--quick"] if quick else [])])
+    return save_study(study, result, folder / study_id, command=command, is_quick=quick, seconds=seconds)
+
+
+def run_studies(
+    ids: Sequence[str],
+    folder: Path,
+    *,
+    quick: bool,
+    on_progress: OnProgress,
+    on_record: Callable[[StudyRecord], None],
+) -> None:
+    """Run the studies, as many at a time as there are cores; what is finished stays, whatever happens to the rest."""
+    context = multiprocessing.get_context("spawn")
+    workers = min(len(ids), os.cpu_count() or 1)
+    stop = Event()
+    with context.Manager() as manager:
+        news: Queue[Any] = manager.Queue()
+
+        def pass_on() -> None:
+            while not stop.is_set():
+                try:
+                    on_progress(*news.get(timeout=0.1))
+                except (Empty, EOFError, OSError):
+                    continue
+
+        listener = Thread(target=pass_on, daemon=True)
+        listener.start()
+        pool = ProcessPoolExecutor(workers, mp_context=context)
+        try:
+            futures = [pool.submit(_run, study_id, folder, quick, news) for study_id in ids]
+            for future in as_completed(futures):
+                on_record(future.result())
+        except BaseException:
+            # Stop the others at once: a user who interrupts should not wait for them.
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            stop.set()
+            listener.join()
