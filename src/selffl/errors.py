@@ -3,8 +3,7 @@
 SelfFLError
 ├── ConfigError       an option, a name or a combination that cannot work
 ├── DataError         rows, columns or arrays that are not what they should be
-├── DivergedError     training left the finite numbers
-└── CheckpointError   a saved state that cannot be used
+└── DivergedError     training left the finite numbers
 
 Every message says what was found, what was expected, and what to do, in one line.
 """
@@ -29,10 +28,6 @@ class DataError(SelfFLError):
 
 class DivergedError(SelfFLError):
     """Training left the finite numbers."""
-
-
-class CheckpointError(SelfFLError):
-    """A saved state that cannot be used."""
 
 
 def unknown_name(kind: str, found: str, known: Iterable[str]) -> ConfigError:

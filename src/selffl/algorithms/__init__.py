@@ -1,4 +1,4 @@
-"""The methods, one file each, all through the contract of :mod:`selffl.algorithms.contract`."""
+"""The methods, one file each, all through the contract of `selffl.algorithms.contract`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NegativeLogLikelihood = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class LocalFit:
-    """One client's estimate and how sure it is: what :func:`selffl.posterior` needs of a client."""
+    """One client's estimate and how sure it is: what `selffl.posterior` needs of a client."""
 
     estimate: Tensor  # z_m [P]
     variance: Tensor  # sigma_m^2 [P], the diagonal of the covariance

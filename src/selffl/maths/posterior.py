@@ -9,7 +9,7 @@ N(mu_m, A_m), where A_m = V_m ("paper", which postulates theta_m = theta_0) or A
 
 Tensors in this file have the clients on axis -2 and the coordinates on axis -1, with any number of independent
 federations before them: ``[..., clients, params]``; a variance that all coordinates share is ``[..., clients, 1]``.
-:func:`posterior` is the border where other shapes and NumPy arrays are taken in.
+`posterior` is the border where other shapes and NumPy arrays are taken in.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def local_weight(intra_variance: Tensor, prior_variance: Tensor) -> Tensor:
     """How far a client trusts its own estimate, A_m / (A_m + sigma_m^2), between 0 and 1.
 
     Self-FL, Eq. (3).  One minus it is the right side of the step equation, Eq. (8), and one over it is the gain.
-    It is NaN where both variances are zero; :func:`personal_posterior` knows the limit there.
+    It is NaN where both variances are zero; `personal_posterior` knows the limit there.
     """
     return torch.where(torch.isinf(prior_variance), 1.0, prior_variance / (prior_variance + intra_variance))
 
@@ -212,7 +212,7 @@ def posterior(local_estimate: Any, intra_variance: Any, inter_variance: Any, for
         form: "paper" for the paper's postulated model, "exact" for the two-level model itself (D11).
 
     Returns:
-        A :class:`Posterior` of the same kind of arrays.
+        A `Posterior` of the same kind of arrays.
 
     >>> import selffl
     >>> p = selffl.posterior([1.0, 2.0, 6.0], [0.5, 0.5, 0.5], inter_variance=1.0, form="exact")

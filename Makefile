@@ -1,0 +1,50 @@
+# Two commands: `make demo` and `make test`.  Each makes the environment it needs and does not make it twice.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+# The tensors of demo and tests are small: one thread per process is faster than two that wait for each other.
+RUN := OMP_NUM_THREADS=1 $(BIN)
+
+.PHONY: demo test quick lint types check docs results clean
+
+demo: $(VENV)/.installed
+	$(RUN)/selffl demo --out runs/demo
+
+test: $(VENV)/.installed-dev
+	$(RUN)/python -m pytest --cov=selffl.maths --cov=selffl.algorithms --cov-branch --cov-fail-under=95 --cov-report=term
+
+quick: $(VENV)/.installed-dev
+	$(RUN)/python -m pytest -m "not slow" -q
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+check: lint types test
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/mkdocs build --strict --quiet
+
+# Every number on docs/results.md, anew.
+results: $(VENV)/.installed
+	$(RUN)/selffl paper run limits convergence synthetic-homogeneous synthetic-heterogeneous augmented-synthetic --out runs/paper
+	$(RUN)/selffl paper page runs/paper --out docs/results.md
+
+clean:
+	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable ".[dev,docs]"
+	@touch $@ $(VENV)/.installed
