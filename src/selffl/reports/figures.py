@@ -110,6 +110,7 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
             axis.yaxis.set_minor_locator(NullLocator())
     if chart.x_ticks is not None:
         axis.set_xticks(list(chart.x_ticks), [f"{tick:g}" for tick in chart.x_ticks])
+        axis.xaxis.set_minor_locator(NullLocator())
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
@@ -124,7 +125,7 @@ def _draw_series(axis: Axes, series: Series, colour: str, marker: str, shift: fl
         axis.plot(series.x, series.y, color=colour, linestyle=(0, (5, 2)), linewidth=1.3, label=series.name)
         return
     x = [value + shift for value in series.x]
-    axis.plot(x, series.y, color=colour, marker=marker if len(x) <= 20 else None, label=series.name)
+    axis.plot(x, series.y, color=colour, marker=marker if series.error is not None else None, label=series.name)
     if series.error is not None:
         axis.errorbar(x, series.y, yerr=series.error, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
 

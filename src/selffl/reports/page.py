@@ -44,7 +44,13 @@ def lead(studies: Recorded) -> str:
     count = Counter(claim["verdict"] for _, record in studies for claim in record.claims)
     if not count:
         return "No claims were put to the test here."
-    parts = [f"{number} {verdict}" for verdict, number in sorted(count.items())]
+    words = {
+        "holds": "hold",
+        "holds in part": "hold in part",
+        "not decided": "are not decided",
+        "does not hold": "do not hold",
+    }
+    parts = [f"{count[verdict]} {text}" for verdict, text in words.items() if count[verdict]]
     return f"Of {count.total()} statements put to the test: {', '.join(parts)}."
 
 

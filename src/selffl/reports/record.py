@@ -16,7 +16,7 @@ import torch
 from selffl._version import __version__
 from selffl.errors import DataError
 from selffl.reports import figures, tables
-from selffl.studies.result import Study, StudyResult
+from selffl.studies import STUDIES, Study, StudyResult
 
 RECORD = "record.json"
 RECORD_VERSION = 1
@@ -98,7 +98,9 @@ def load_studies(folder: Path) -> list[tuple[Path, StudyRecord]]:
     paths = sorted([*folder.glob(RECORD), *folder.glob(f"*/{RECORD}")])
     if not paths:
         raise DataError(f"{folder} holds no {RECORD}; expected the output of `selffl paper run --out {folder}`.")
-    return [(path.parent, _load(path)) for path in paths]
+    found = [(path.parent, _load(path)) for path in paths]
+    order = list(STUDIES)  # as the paper goes; anything else before it
+    return sorted(found, key=lambda entry: order.index(entry[1].id) if entry[1].id in order else -1)
 
 
 def _load(path: Path) -> StudyRecord:

@@ -197,7 +197,7 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
             points = [Estimate.of(getattr(found[regime, size], f"{kind}_floor")) for size in sizes]
             lines.append(
                 Series(
-                    f"{label}, slope {slopes[regime, kind, tuple(sizes)].value:.2f}",
+                    label,
                     sizes,
                     [p.mean for p in points],
                     [p.error for p in points],
@@ -207,7 +207,7 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
         lines.append(
             Series(r"envelope $\propto M^{-1/2}$", sizes, [envelope / math.sqrt(s) for s in sizes], is_reference=True)
         )
-        charts.append(Chart(text, "clients M", "remaining error", lines, log_x=True, log_y=True))
+        charts.append(Chart(text, "clients M", "remaining error", lines, log_x=True, log_y=True, x_ticks=sizes))
     by_round = []
     for regime, text in REGIMES.items():
         lines = []
