@@ -13,7 +13,7 @@ demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
 
 test: $(VENV)/.installed-dev
-	$(RUN)/python -m pytest --cov=selffl.maths --cov=selffl.algorithms --cov-branch --cov-fail-under=95 --cov-report=term
+	$(RUN)/python -m pytest --cov=src/selffl/maths --cov=src/selffl/algorithms --cov-branch --cov-fail-under=95 --cov-report=term
 
 quick: $(VENV)/.installed-dev
 	$(RUN)/python -m pytest -m "not slow" -q

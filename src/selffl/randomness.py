@@ -57,8 +57,8 @@ def uniform(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:
     >>> bool(whole[4] == uniform(7, "cohort", 3, 4))
     True
     """
-    # 53 bits fill the mantissa; the half step keeps 0 and 1 out, so that logarithms and quantiles stay finite.
-    return (_shift(random_bits(seed, stream, *keys), 11).to(torch.float64) + 0.5) * 2.0**-53
+    # 52 bits and a half step fill the mantissa exactly: 0 and 1 stay out, logarithms and quantiles stay finite.
+    return (_shift(random_bits(seed, stream, *keys), 12).to(torch.float64) + 0.5) * 2.0**-52
 
 
 def normal(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:

@@ -20,10 +20,12 @@ def at_least(name: str, value: object, least: int) -> None:
         raise ConfigError(f"{name} is {value!r}; expected a whole number, {least} or more.")
 
 
-def above(name: str, value: object, bound: float, *, at_most: float = math.inf, inclusive: bool = False) -> None:
+def above(
+    name: str, value: object, bound: float, *, at_most: float = math.inf, inclusive: bool = False, alternative: str = ""
+) -> None:
     """Refuse anything but a number above ``bound`` (or equal to it, if inclusive) and no larger than ``at_most``."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value > at_most or value < bound or (value == bound and not inclusive):  # type: ignore[operator]
         low = f"{bound:g} or more" if inclusive else f"above {bound:g}"
         high = f" and at most {at_most:g}" if at_most < math.inf else ""
-        raise ConfigError(f"{name} is {value!r}; expected a number {low}{high}.")
+        raise ConfigError(f"{name} is {value!r}; expected a number {low}{high}{alternative}.")

@@ -87,7 +87,7 @@ class SelfFL:
         one_of("variance_scale", self.variance_scale, ("sum", "mean"))
         one_of("others", self.others, ("cohort", "all"))
         if self.smoothing != "participation":
-            above("smoothing", self.smoothing, 0.0, at_most=1.0)
+            above("smoothing", self.smoothing, 0.0, at_most=1.0, alternative=", or 'participation'")
         at_least("initial_steps", self.initial_steps, 1)
         at_least("max_local_steps", self.max_local_steps, 1)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask, Population
+from selffl.algorithms.contract import Algorithm, LocalTask, Population, tensors_of
 from selffl.errors import ConfigError, DivergedError
 from selffl.randomness import uniform
 from selffl.state.memory import MemoryStore
@@ -111,9 +111,10 @@ class CohortEngine:
             store.write(rows, memory)
             spent.write(rows, spent.read(rows) + task.num_gradients.reshape(clients.shape))
             server = self.algorithm.server_round(server, clients, upload)
-            if not torch.isfinite(server.params).all():
+            # NaN may stand for "unknown" outside the model; infinity never does.
+            if not server.params.isfinite().all() or any(t.isinf().any() for t in tensors_of(server).values()):
                 raise DivergedError(
-                    f"the global model of {self.algorithm.name} is not finite after round {number}; "
+                    f"the state of {self.algorithm.name} is not finite after round {number}; "
                     "expected finite numbers. Lower the learning rate."
                 )
             if on_round is not None:

@@ -37,14 +37,13 @@ def observed_information(loss: NegativeLogLikelihood, params: Tensor, *rows: Ten
     return hessian
 
 
-def local_fit(loss: NegativeLogLikelihood, start: Any, *rows: Any, tolerance: float = 1e-8) -> LocalFit:
+def local_fit(loss: NegativeLogLikelihood, start: Any, *rows: Any) -> LocalFit:
     """Minimise a client's negative log-likelihood and read its variance off the curvature there.
 
     Args:
         loss: ``loss(params, *rows)``, the negative log-likelihood *summed* over rows, twice differentiable in torch.
         start: first guess ``[P]``.
         rows: the client's data, array-likes handed on to ``loss`` as float64 tensors.
-        tolerance: size of the gradient, per row, at which the search stops.
 
     A Poisson rate, on the log scale, from four counts:
 
@@ -55,10 +54,15 @@ def local_fit(loss: NegativeLogLikelihood, start: Any, *rows: Any, tolerance: fl
     >>> round(float(fit.estimate.exp()), 6), round(float(fit.variance), 6)      # mean 3, variance 1 / (4 * 3)
     (3.0, 0.083333)
     """
-    tensors = tuple(torch.as_tensor(value, dtype=torch.float64) for value in rows)
-    guess = np.asarray(start, dtype=np.float64)
+    try:
+        guess = np.asarray(start, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"start is {start!r}; expected one finite number per parameter, [P].") from None
     if guess.ndim != 1 or guess.size == 0:
         raise ConfigError(f"start has shape {guess.shape}; expected one number per parameter, [P].")
+    if not np.isfinite(guess).all():
+        raise ConfigError(f"start is {guess.tolist()}; expected finite numbers.")
+    tensors = tuple(torch.as_tensor(value, dtype=torch.float64) for value in rows)
     for index, tensor in enumerate(tensors):
         if not torch.isfinite(tensor).all():
             raise DataError(f"data array {index} holds NaN or infinity; expected finite numbers. Drop those rows.")
@@ -73,19 +77,44 @@ def local_fit(loss: NegativeLogLikelihood, start: Any, *rows: Any, tolerance: fl
     def hessian(point: np.ndarray) -> np.ndarray:
         return observed_information(loss, torch.from_numpy(point), *tensors).numpy()
 
+    # A trust region finds the valley from anywhere; Newton's steps then find its bottom to the last digit.
     found = minimize(
-        value_and_gradient, guess, jac=True, hess=hessian, method="trust-exact", options={"gtol": tolerance * num_rows}
+        value_and_gradient, guess, jac=True, hess=hessian, method="trust-exact", options={"gtol": 1e-6 * num_rows}
     )
-    estimate = torch.from_numpy(np.asarray(found.x, dtype=np.float64))
-    information = observed_information(loss, estimate, *tensors)
+    estimate = np.asarray(found.x, dtype=np.float64)
+    for _ in range(10):
+        covariance = _covariance(hessian(estimate))
+        step = covariance @ value_and_gradient(estimate)[1]
+        estimate = estimate - step
+        error = np.sqrt(covariance.diagonal())
+        # Where there is a minimum the steps vanish beside the standard error and the estimate.  Where there is none
+        # (separable classes, no events) each step goes as far as the last, beside an ever larger standard error.
+        if (np.abs(step) <= np.maximum(1e-6 * np.minimum(error, np.abs(estimate)), 1e-10 * error)).all():
+            matrix = torch.from_numpy(_covariance(hessian(estimate)))
+            return LocalFit(torch.from_numpy(estimate), matrix.diagonal().clone(), matrix)
+    raise _no_minimum("the search runs away")
+
+
+def _covariance(information: np.ndarray) -> np.ndarray:
+    """The inverse of the information, which has to be positive definite whatever the units of the parameters."""
     information = (information + information.T) / 2
-    eigenvalues = torch.linalg.eigvalsh(information)
-    # A likelihood without a minimum (separable classes, a column of zeros) leaves a direction with no curvature.
-    if not found.success or not torch.isfinite(eigenvalues).all() or eigenvalues[0] <= 1e-10 * eigenvalues[-1].abs():
-        raise DataError(
-            f"the likelihood has no curved minimum (smallest eigenvalue of the information "
-            f"{float(eigenvalues[0]):.3g}, largest {float(eigenvalues[-1]):.3g}); expected a positive definite one. "
-            "The rows do not determine the parameters: add a penalty to the loss or drop columns."
+    diagonal = information.diagonal()
+    scale = np.where(diagonal > 0, 1 / np.sqrt(np.where(diagonal > 0, diagonal, 1.0)), 1.0)
+    scaled = scale[:, None] * information * scale
+    if not np.isfinite(scaled).all():
+        raise _no_minimum("the information is not finite")
+    eigenvalues = np.linalg.eigvalsh(scaled)
+    if eigenvalues[0] <= 1e-10 * abs(eigenvalues[-1]):
+        raise _no_minimum(
+            f"smallest eigenvalue of the information {eigenvalues[0]:.3g}, largest {eigenvalues[-1]:.3g}, each "
+            "parameter in its own unit"
         )
-    covariance = torch.linalg.inv(information)
-    return LocalFit(estimate, covariance.diagonal().clone(), covariance)
+    inverse: np.ndarray = scale[:, None] * np.linalg.inv(scaled) * scale
+    return inverse
+
+
+def _no_minimum(found: str) -> DataError:
+    return DataError(
+        f"the likelihood has no curved minimum ({found}); expected a positive definite information. The rows do not "
+        "determine the parameters: add a penalty to the loss or drop columns."
+    )

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from selffl.errors import ConfigError, DataError
+from selffl.maths.border import finite_tensor, variance_tensor
 
 Form = Literal["paper", "exact"]
 FORMS: tuple[Form, ...] = ("paper", "exact")
@@ -36,9 +37,10 @@ def relative_precision(total_variance: Tensor) -> tuple[Tensor, Tensor]:
     clients of zero total variance share all the weight equally and nothing is infinite.
     """
     scale = total_variance.amin(CLIENTS, keepdim=True)
-    ratio = scale / torch.where(total_variance == 0, torch.ones_like(total_variance), total_variance)
     # Where both are zero, or both infinite, the ratio is 1 by the limit of equal variances.
-    return torch.where(total_variance == scale, torch.ones_like(ratio), ratio), scale
+    is_limit = (total_variance == scale) & ((total_variance == 0) | total_variance.isinf())
+    ratio = scale.masked_fill(is_limit, 1.0) / total_variance.masked_fill(is_limit, 1.0)
+    return ratio, scale
 
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
@@ -62,42 +64,45 @@ def others_variance(total_variance: Tensor) -> Tensor:
     Self-FL, the sums over k != m of Eqs. (3), (7) and (8).
     """
     weight, scale = relative_precision(total_variance)
-    variance = scale / _rest(weight)
-    dominant_weight, dominant_scale, is_dominant = _without_dominant(total_variance, weight)
-    return torch.where(is_dominant, dominant_scale / dominant_weight.sum(CLIENTS, keepdim=True), variance)
+    alone_weight, alone_scale, is_heaviest = _without_heaviest(total_variance, weight)
+    rest = _sum_of_others(weight)
+    variance = scale / torch.where(is_heaviest, 1.0, rest)
+    return torch.where(is_heaviest, alone_scale / alone_weight.sum(CLIENTS, keepdim=True), variance)
 
 
 def others_posterior(estimate: Tensor, total_variance: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of theta_0 given everybody but each client; the mean is where local training starts.
 
-    Self-FL, Eq. (7): mu_m = sum_{k != m} w_k z_k / S_m, by its equal, Eq. (12): mu_m = G - (w_m / S_m)(z_m - G).
-    A lone client has no others: its own estimate, with infinite variance.
+    Self-FL, Eq. (7): mu_m = sum_{k != m} w_k z_k / S_m.  A lone client has no others: its own estimate, with infinite
+    variance.
     """
     weight, _ = relative_precision(total_variance)
-    centre = weighted_mean(estimate, weight).unsqueeze(CLIENTS)
-    mean = centre - weight / _rest(weight) * (estimate - centre)
-    dominant_weight, _, is_dominant = _without_dominant(total_variance, weight)
-    # Eq. (12) divides by what is left when the heaviest client is taken away; for that one client, sum the others.
-    dominant_mean = weighted_mean(estimate, dominant_weight).unsqueeze(CLIENTS)
-    return torch.where(is_dominant, dominant_mean, mean), others_variance(total_variance)
+    alone_weight, _, is_heaviest = _without_heaviest(total_variance, weight)
+    mean = _sum_of_others(weight * estimate) / torch.where(is_heaviest, 1.0, _sum_of_others(weight))
+    heaviest_mean = weighted_mean(estimate, alone_weight).unsqueeze(CLIENTS)
+    return torch.where(is_heaviest, heaviest_mean, mean), others_variance(total_variance)
 
 
-def _rest(weight: Tensor) -> Tensor:
-    """Sum over the others by subtraction: right for every client but the heaviest.
+def _sum_of_others(values: Tensor) -> Tensor:
+    """Sum over all clients but each one: those before it plus those behind it, so that nothing is ever subtracted."""
+    wide = values.to(torch.float64)  # a running sum of a million float32 numbers would lose half of its digits
+    before = wide.cumsum(CLIENTS).roll(1, CLIENTS)
+    behind = wide.flip(CLIENTS).cumsum(CLIENTS).flip(CLIENTS).roll(-1, CLIENTS)
+    position = torch.arange(values.shape[CLIENTS], device=values.device).unsqueeze(-1)
+    before = before.masked_fill(position == 0, 0.0)
+    behind = behind.masked_fill(position == values.shape[CLIENTS] - 1, 0.0)
+    return (before + behind).to(values.dtype)
 
-    Any other client weighs at most half of the total, so that subtracting it loses at most one bit.
+
+def _without_heaviest(total_variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Relative precisions and their scale with the heaviest client taken out, and a mask that says which one it is.
+
+    Beside a client of zero variance the others weigh nothing; without it they need a scale of their own.
     """
-    rest = weight.sum(CLIENTS, keepdim=True) - weight
-    return torch.where(rest > 0, rest, torch.ones_like(rest))
-
-
-def _without_dominant(total_variance: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Relative precisions and their scale with the heaviest client taken out, and a mask that says which one it is."""
     heaviest = weight.argmax(CLIENTS, keepdim=True)
-    position = torch.arange(weight.shape[CLIENTS], device=weight.device).unsqueeze(-1)
-    is_dominant = position == heaviest
-    dominant_weight, dominant_scale = relative_precision(total_variance.masked_fill(is_dominant, torch.inf))
-    return dominant_weight, dominant_scale, is_dominant
+    is_heaviest = torch.arange(weight.shape[CLIENTS], device=weight.device).unsqueeze(-1) == heaviest
+    alone_weight, alone_scale = relative_precision(total_variance.masked_fill(is_heaviest, torch.inf))
+    return alone_weight, alone_scale, is_heaviest
 
 
 def prior_variance(others_variance: Tensor, inter_variance: Tensor, form: Form) -> Tensor:
@@ -113,9 +118,11 @@ def local_weight(intra_variance: Tensor, prior_variance: Tensor) -> Tensor:
     """How far a client trusts its own estimate, A_m / (A_m + sigma_m^2), between 0 and 1.
 
     Self-FL, Eq. (3).  One minus it is the right side of the step equation, Eq. (8), and one over it is the gain.
-    It is NaN where both variances are zero; `personal_posterior` knows the limit there.
+    Where both variances are zero it has no limit of its own; `personal_posterior` knows the one that applies.
     """
-    return torch.where(torch.isinf(prior_variance), 1.0, prior_variance / (prior_variance + intra_variance))
+    is_alone = prior_variance.isinf()
+    prior = prior_variance.masked_fill(is_alone, 1.0)
+    return torch.where(is_alone, 1.0, prior / (prior + intra_variance))
 
 
 def personal_posterior(
@@ -131,8 +138,11 @@ def personal_posterior(
     prior = prior_variance(variance, inter_variance, form)
     # Clients without any uncertainty, in a federation without spread, all claim the same theta_0: equal shares.
     num_certain = (total == 0).sum(CLIENTS, keepdim=True).clamp(min=1)
-    weight = torch.where(prior + intra_variance == 0, 1.0 / num_certain, local_weight(intra_variance, prior))
-    return torch.lerp(start, estimate, weight.expand_as(start)), weight * intra_variance, weight, start, prior
+    is_limit = prior + intra_variance == 0
+    own = intra_variance.masked_fill(is_limit, 1.0)  # keeps 0 / 0 out of the branch that is not taken
+    weight = torch.where(is_limit, 1.0 / num_certain, local_weight(own, prior))
+    rest = torch.where(is_limit, 1.0 - 1.0 / num_certain, own / (own + prior))  # not 1 - weight: that rounds to 0 first
+    return weight * estimate + rest * start, weight * intra_variance, weight, start, prior
 
 
 def initial_params(
@@ -141,9 +151,11 @@ def initial_params(
     """Where a client's local training starts: the global model with the client's own part taken out.
 
     Self-FL, Eqs. (13) and (18): theta - (w_m / S_m)(theta_m - theta), with w_m / S_m = V_m / (sigma_0^2 + sigma_m^2).
-    A lone client (V_m infinite) starts from the global model: there is nobody else to start from.
+    A lone client (V_m infinite) starts from the global model: there is nobody else to start from.  So does a client of
+    zero total variance, for which the ratio has no limit that it could know.
     """
-    ratio = torch.where((others_variance > 0) & torch.isfinite(others_variance), others_variance / total_variance, 0.0)
+    is_defined = (total_variance > 0) & others_variance.isfinite()
+    ratio = torch.where(is_defined, others_variance / total_variance.masked_fill(~is_defined, 1.0), 0.0)
     return global_params - ratio * (personal_params - global_params)
 
 
@@ -196,6 +208,8 @@ class Posterior:
         """
         if not learning_rate > 0:
             raise ConfigError(f"learning_rate is {learning_rate}; expected a number above 0.")
+        if not batch_size >= 1:
+            raise ConfigError(f"batch_size is {batch_size}; expected 1 or more.")
         steps = local_steps(
             torch.as_tensor(self.intra_variance), torch.as_tensor(self.prior_variance), learning_rate, batch_size
         )
@@ -222,18 +236,15 @@ def posterior(local_estimate: Any, intra_variance: Any, inter_variance: Any, for
     if form not in FORMS:
         raise ConfigError(f"form is {form!r}; expected 'paper' or 'exact'.")
     is_torch = any(isinstance(value, Tensor) for value in (local_estimate, intra_variance, inter_variance))
-    estimate = _tensor("local_estimate", local_estimate)
+    estimate = finite_tensor("local_estimate", local_estimate)
     if estimate.ndim not in (1, 2) or estimate.shape[0] == 0:
         raise DataError(
             f"local_estimate has shape {tuple(estimate.shape)}; expected [clients] or [clients, params], "
             "with at least one client."
         )
     is_scalar = estimate.ndim == 1
-    intra = _tensor("intra_variance", intra_variance, like=estimate)
-    inter = _tensor("inter_variance", inter_variance, like=estimate)
-    for name, value in (("intra_variance", intra), ("inter_variance", inter)):
-        if (value < 0).any():
-            raise DataError(f"{name} is {float(value.min()):.6g} at its smallest; expected 0 or more. Check the rows.")
+    intra = variance_tensor("intra_variance", intra_variance, like=estimate)
+    inter = variance_tensor("inter_variance", inter_variance, like=estimate)
     allowed = {(), (estimate.shape[0],), tuple(estimate.shape)}
     if tuple(intra.shape) not in allowed:
         raise DataError(
@@ -266,27 +277,3 @@ def posterior(local_estimate: Any, intra_variance: Any, inter_variance: Any, for
         intra_variance=out(spread, is_shared),
         form=form,
     )
-
-
-def _tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
-    """An array-like as a finite floating-point tensor, of the same kind as ``like``."""
-    try:
-        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=_numpy_dtype(value)))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name} is not an array of numbers ({error}); expected one number per client.") from None
-    if not tensor.is_floating_point():
-        tensor = tensor.to(torch.get_default_dtype() if isinstance(value, Tensor) else torch.float64)
-    if like is not None:
-        tensor = tensor.to(dtype=like.dtype, device=like.device)
-    if not torch.isfinite(tensor).all():
-        raise DataError(
-            f"{name} holds {int((~torch.isfinite(tensor)).sum())} value(s) that are NaN or infinite; expected finite "
-            "numbers. Leave out the clients that have none."
-        )
-    return tensor
-
-
-def _numpy_dtype(value: Any) -> Any:
-    """float32 and float64 arrays keep their type; everything else becomes float64."""
-    dtype = getattr(value, "dtype", None)
-    return dtype if dtype in (np.float32, np.float64) else np.float64

@@ -32,7 +32,7 @@ class Spread:
     @classmethod
     def of(cls, vectors: Tensor) -> Spread:
         """Of ``vectors [..., count, P]``, in two passes."""
-        mean = vectors.mean(-2)
+        mean = vectors.sum(-2) / max(vectors.shape[-2], 1)  # of nothing: zero, as in `empty`
         count = torch.full_like(mean[..., 0], vectors.shape[-2])
         return cls(count, mean, (vectors - mean.unsqueeze(-2)).square().sum((-2, -1)))
 

@@ -75,7 +75,7 @@ class GaussianFederation:
         low, high = num_examples
         count = low + integers(high - low + 1, seed, "num_examples", client)
         personal = global_mean + inter_variance**0.5 * normal(seed, "personal_params", client)
-        variance = row_variance / count
+        variance = row_variance / count.to(torch.float64)  # a float over whole numbers would be float32
         estimate = personal + variance.sqrt() * normal(seed, "local_estimate", client)
         return cls(
             global_params=torch.full_like(personal[..., :1], global_mean, dtype=dtype),

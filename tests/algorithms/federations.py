@@ -1,0 +1,56 @@
+"""Small Gaussian federations with several coordinates, from Python's own random numbers: what these tests run on."""
+
+import random
+
+import torch
+
+from selffl.engines.cohort import CohortEngine
+from selffl.training.gaussian import GaussianFederation
+
+CENTRES = (1.6, -2.5, 4.0)  # θ_0, coordinate by coordinate; away from 0, so that relative errors mean something
+
+
+def federation(
+    num_clients=6,
+    num_params=3,
+    *,
+    seed=0,
+    examples=(3, 40),
+    inter_variance=0.05,
+    rate=1e-3,
+    rates_differ=False,
+    resample=False,
+    dtype=torch.float64,
+):
+    """M clients of the two-level model with variances 0.1/N_m; η is one number, or one a client."""
+    rng = random.Random(seed)
+    centre = CENTRES[:num_params]
+    counts = [rng.randint(*examples) for _ in range(num_clients)]
+    variances = [0.1 / count for count in counts]
+    personal = [[rng.gauss(c, inter_variance**0.5) for c in centre] for _ in range(num_clients)]
+    estimates = [[rng.gauss(x, v**0.5) for x in model] for model, v in zip(personal, variances, strict=True)]
+    rates = torch.tensor([rate * rng.uniform(0.5, 1.5) for _ in range(num_clients)], dtype=dtype)
+    return GaussianFederation(
+        global_params=torch.tensor(centre, dtype=dtype),
+        personal_params=torch.tensor(personal, dtype=dtype),
+        local_estimate=torch.tensor(estimates, dtype=dtype),
+        intra_variance=torch.tensor(variances, dtype=dtype),
+        inter_variance=torch.tensor(inter_variance, dtype=dtype),
+        num_examples=torch.tensor(counts),
+        seeds=torch.tensor(seed),
+        learning_rate=rates if rates_differ else rate,
+        resample=resample,
+    )
+
+
+def starting_point(source):
+    """A first model that is nobody's optimum."""
+    return source.global_params - 0.5
+
+
+def run(method, source, rounds=12, *, participation=1.0, seed=0, on_round=None, start=None):
+    """The engine, its last state, and everybody's personal model."""
+    engine = CohortEngine(method, source, participation=participation, seed=seed)
+    first = engine.start(starting_point(source) if start is None else start)
+    state = engine.advance(first, rounds, on_round)
+    return engine, state, engine.personal(state)

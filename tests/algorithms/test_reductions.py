@@ -1,0 +1,237 @@
+"""Penalties move the weights, and methods fall together where they should."""
+
+import itertools
+
+import pytest
+import torch
+from federations import federation, run, starting_point
+
+from selffl.algorithms import Ditto, FedAvg, Local, PerFedAvg, PFedMe, SelfFL, algorithm
+from selffl.algorithms.contract import Population
+from selffl.algorithms.solver import descend
+
+
+def one_round(method, source, clients=None):
+    """What a cohort of newcomers uploads and keeps after one round from the common start."""
+    clients = torch.arange(source.population.num_clients) if clients is None else clients
+    server = method.start(starting_point(source), source.population)
+    memory = method.newcomer(server.params.expand(len(clients), -1))
+    return method.client_round(method.broadcast(server, clients), memory, source.task(clients, 1))
+
+
+def distance(params, other):
+    return (params - other).norm(dim=-1)
+
+
+def test_dittos_penalty_pulls_the_personal_model_towards_the_global_one():
+    source = federation(5)
+    gaps = []
+    for penalty in (0.0, 1.0, 100.0, 500.0):
+        _, kept = one_round(Ditto(num_local_steps=10, penalty=penalty), source)
+        gaps.append(distance(kept.params, starting_point(source)))
+    for free, pulled in itertools.pairwise(gaps):
+        assert (pulled < free).all()
+    assert (gaps[3] < 0.9 * gaps[0]).all()
+
+
+def test_dittos_penalty_leaves_the_global_model_alone():
+    source = federation(5)
+    weak, strong = (run(Ditto(num_local_steps=5, penalty=penalty), source, 4)[1] for penalty in (0.0, 300.0))
+    shared = run(FedAvg(num_local_steps=5), source, 4)[1]
+    assert torch.equal(weak.server.params, strong.server.params)
+    assert torch.equal(weak.server.params, shared.server.params)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_ditto_without_a_penalty_trains_each_client_alone(participation):
+    """They differ only in where a client first began: at full participation, everybody at the first model."""
+    source = federation(5)
+    pulled = run(Ditto(num_local_steps=4, penalty=0.0), source, 6, participation=participation)[2]
+    alone = run(Local(num_local_steps=4), source, 6, participation=participation)[2]
+    if participation == 1.0:
+        torch.testing.assert_close(pulled, alone, rtol=1e-14, atol=0)
+    else:
+        assert not torch.allclose(pulled, alone, rtol=1e-6)
+
+
+def test_dittos_anchor_is_the_global_model_of_this_round():
+    """With an overwhelming pull the personal model goes where the *received* model is, not where it was at first."""
+    source = federation(4, rate=1e-4)
+    _, before, _ = run(Ditto(num_local_steps=30, penalty=5000.0), source, 5)
+    _, _, personal = run(Ditto(num_local_steps=30, penalty=5000.0), source, 6)
+    received = before.server.params
+    assert (distance(personal, received) < 0.2 * distance(starting_point(source), received)).all()
+
+
+def test_pfedmes_penalty_moves_the_personal_model():
+    source = federation(5)
+    gaps = []
+    for penalty in (0.0, 15.0, 200.0):
+        upload, kept = one_round(PFedMe(num_local_steps=3, penalty=penalty), source)
+        gaps.append(distance(kept.params, upload.params))
+    assert (gaps[1] < gaps[0]).all()
+    assert (gaps[2] < gaps[1]).all()
+
+
+def test_pfedme_keeps_theta_which_is_neither_its_w_nor_plain_descent():
+    source = federation(5)
+    method = PFedMe(num_local_steps=3)
+    upload, kept = one_round(method, source)
+    clients, start = torch.arange(5), starting_point(source).expand(5, -1)
+    plain = descend(source.task(clients, 1), start, 3 * method.num_inner_steps)
+    assert (distance(kept.params, upload.params) > 1e-3).all()
+    assert (distance(kept.params, plain) > 1e-5).all()
+    assert (distance(upload.params, start) > 1e-5).all()
+    # θ is ahead of w on the way to the client's own optimum; w follows it
+    own = source.local_estimate
+    assert (distance(kept.params, own) < distance(upload.params, own)).all()
+    assert (distance(upload.params, own) < distance(start, own)).all()
+
+
+def test_pfedme_evaluates_theta():
+    source = federation(5)
+    _, state, personal = run(PFedMe(num_local_steps=3), source, 4)
+    assert torch.equal(personal, state.memory.params)
+    assert (distance(personal, state.server.params) > 1e-3).all()
+
+
+def test_pfedme_without_a_penalty_is_plain_descent_and_leaves_w_alone():
+    source = federation(5)
+    upload, kept = one_round(PFedMe(num_local_steps=3, num_inner_steps=4, penalty=0.0), source)
+    start = starting_point(source).expand(5, -1)
+    assert torch.equal(upload.params, start)
+    expected = descend(source.task(torch.arange(5), 1), start, 12)
+    torch.testing.assert_close(kept.params, expected, rtol=1e-14, atol=0)
+
+
+def test_pfedmes_inner_steps_reach_the_moreau_envelopes_minimiser():
+    """θ of one long inner problem: (z/σ² + λw) / (1/σ² + λ)."""
+    source = federation(5)
+    _, kept = one_round(PFedMe(num_local_steps=1, num_inner_steps=2000, penalty=15.0), source)
+    precision = 1.0 / source.intra_variance.unsqueeze(-1)
+    expected = (precision * source.local_estimate + 15.0 * starting_point(source)) / (precision + 15.0)
+    torch.testing.assert_close(kept.params, expected, rtol=1e-12, atol=0)
+
+
+def test_perfedavg_is_not_fedavg_nor_two_of_its_steps():
+    source = federation(5)
+    clients, start = torch.arange(5), starting_point(source).expand(5, -1)
+    upload, _ = one_round(PerFedAvg(num_local_steps=3), source)
+    for steps in (3, 6):
+        plain = descend(source.task(clients, 1), start, steps)
+        assert (distance(upload.params, plain) > 1e-4).all()
+
+
+def test_perfedavg_restores_w_after_the_inner_step():
+    """One step: w − β∇f(w − α∇f(w)); with f quadratic, the distance to z shrinks by 1 − c(1 − c), c = η/σ²."""
+    source = federation(5)
+    upload, _ = one_round(PerFedAvg(num_local_steps=1), source)
+    share = source.learning_rate / source.intra_variance.unsqueeze(-1)
+    gap = starting_point(source) - source.local_estimate
+    expected = source.local_estimate + gap * (1 - share * (1 - share))
+    torch.testing.assert_close(upload.params, expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("form", ["paper", "exact"])
+@pytest.mark.parametrize("variances", ["estimated", "known"])
+def test_smoothing_by_participation_is_none_where_everybody_takes_part(form, variances):
+    source = federation(6)
+    smoothed, plain, half = (
+        run(SelfFL(form=form, variances=variances, smoothing=smoothing), source, 8)
+        for smoothing in ("participation", 1.0, 0.5)
+    )
+    assert torch.equal(smoothed[1].server.params, plain[1].server.params)
+    assert torch.equal(smoothed[2], plain[2])
+    assert not torch.allclose(half[1].server.params, plain[1].server.params, rtol=1e-6)
+
+
+def test_smoothing_by_participation_is_the_share_of_clients_that_answered():
+    source = federation(10)
+    clients = torch.tensor([0, 4, 5])
+    named, number = (SelfFL(smoothing=smoothing) for smoothing in ("participation", 0.3))
+    upload, _ = one_round(named, source, clients)
+    server = named.start(starting_point(source), source.population)
+    mine = named.server_round(server, clients, upload).params
+    assert torch.equal(mine, number.server_round(server, clients, upload).params)
+    mean = upload.params.mean(0)  # nothing is known yet, so equal weights
+    torch.testing.assert_close(mine, 0.7 * server.params + 0.3 * mean, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("name", ["self-fl", "self-fl-exact", "self-fl-augmented"])
+@pytest.mark.parametrize("variances", ["estimated", "known"])
+def test_all_others_are_the_cohort_where_everybody_takes_part(name, variances):
+    source = federation(6)
+    cohort, everyone = (
+        run(algorithm(name, others=others, variances=variances), source, 8) for others in ("cohort", "all")
+    )
+    torch.testing.assert_close(everyone[2], cohort[2], rtol=1e-12, atol=0)
+    torch.testing.assert_close(everyone[1].server.params, cohort[1].server.params, rtol=1e-12, atol=0)
+    sampled = [
+        run(algorithm(name, others=others, variances=variances), source, 8, participation=0.5)[2]
+        for others in ("cohort", "all")
+    ]
+    assert not torch.allclose(*sampled, rtol=1e-6)
+
+
+def test_both_forms_agree_where_clients_do_not_differ():
+    """D11: at σ_0² = 0 the paper's form is the exact one."""
+    source = federation(6, inter_variance=0.0)
+    paper, exact = (run(SelfFL(form=form, variances="known"), source, 8)[2] for form in ("paper", "exact"))
+    assert torch.equal(paper, exact)
+    source = federation(6, inter_variance=0.5)
+    paper, exact = (run(SelfFL(form=form, variances="known"), source, 8)[2] for form in ("paper", "exact"))
+    assert not torch.allclose(paper, exact, rtol=1e-6)
+
+
+def test_exact_self_fl_takes_more_steps_than_the_papers_form_where_clients_differ():
+    """P_m < S_m: others are worth less, so that the client goes further on its own rows."""
+    source = federation(6, inter_variance=0.5)
+    steps = []
+    for form in ("paper", "exact"):
+        upload, _ = one_round(SelfFL(form=form, variances="known", max_local_steps=1000), source)
+        steps.append(upload.num_local_steps)
+    assert (steps[1] > steps[0]).all()
+
+
+def test_self_fl_comes_near_the_fl_optimum():
+    """Proposition 1: with everybody in and known variances, θ_m tends to Eq. (3)'s mean, but for O(M^-1/2)."""
+    source = federation(40, num_params=1, inter_variance=0.05, rate=1e-5)
+    method = SelfFL(variances="known", max_local_steps=10**6)
+    _, _, personal = run(method, source, 15)
+    estimate, intra = source.local_estimate, source.intra_variance.unsqueeze(-1)
+    weight = 1.0 / (source.inter_variance + intra)
+    others, mean = weight.sum() - weight, (weight * estimate).sum() - weight * estimate
+    expected = (estimate / intra + mean) / (1.0 / intra + others)
+    error = (personal - expected).abs().mean()
+    assert error < 0.25 * (estimate - expected).abs().mean()  # the local optimum is no answer
+    assert error < 0.1 * (starting_point(source) - expected).abs().mean()
+
+
+def test_augmented_self_fl_uploads_its_optimum_and_evaluates_the_early_stopped_model():
+    source = federation(5)
+    method = algorithm("self-fl-augmented", initial_steps=3, tolerance=1e-9)
+    upload, kept = one_round(method, source)
+    torch.testing.assert_close(upload.params, source.local_estimate, rtol=1e-6, atol=0)
+    early = descend(source.task(torch.arange(5), 1), starting_point(source).expand(5, -1), 3)
+    torch.testing.assert_close(kept.personal_params, early, rtol=1e-14, atol=0)
+    assert torch.equal(upload.personal_params, kept.personal_params)
+    personal = method.personal(starting_point(source), kept, source.task(torch.arange(5), 1))
+    assert torch.equal(personal, kept.personal_params)
+
+
+def test_a_cohort_of_one_keeps_the_last_inter_variance():
+    source = federation(4)
+    method = SelfFL()
+    together, alone = torch.arange(4), torch.tensor([2])
+    upload, _ = one_round(method, source)
+    server = method.server_round(method.start(starting_point(source), Population(4)), together, upload)
+    assert server.inter_variance > 0
+    upload, _ = one_round(method, source, alone)
+    assert method.server_round(server, alone, upload).inter_variance == server.inter_variance
+
+
+def test_known_variances_stay_known():
+    source = federation(6)
+    _, state, _ = run(SelfFL(variances="known"), source, 5, participation=0.5)
+    assert torch.equal(state.server.inter_variance, source.inter_variance)
+    assert torch.equal(state.server.intra_variance, source.intra_variance)

@@ -1,0 +1,227 @@
+"""Every method through the cohort engine equals its plain-Python twin, round by round."""
+
+import math
+
+import pytest
+import torch
+import twins
+from federations import federation, run, starting_point
+
+from selffl.algorithms import algorithm
+from selffl.engines.cohort import sample_cohort
+
+ROUNDS = 12
+
+# name: (federation options, participation)
+SETTINGS = {
+    "all take part": ({"num_clients": 6, "num_params": 3}, 1.0),
+    "three of ten": ({"num_clients": 10, "num_params": 2, "seed": 1}, 0.3),
+    "two of seven, where C·M is not whole": ({"num_clients": 7, "num_params": 1, "seed": 2}, 0.3),
+    "one at a time": ({"num_clients": 4, "num_params": 3, "seed": 3, "resample": True}, 0.25),
+    "one at a time of two": ({"num_clients": 2, "num_params": 2, "seed": 4}, 0.5),
+    "a lone client": ({"num_clients": 1, "num_params": 3, "seed": 5}, 1.0),
+    "a lone client, data drawn anew": ({"num_clients": 1, "num_params": 2, "seed": 5, "resample": True}, 1.0),
+    "rates differ, data drawn anew": (
+        {"num_clients": 6, "num_params": 3, "seed": 6, "rates_differ": True, "resample": True},
+        0.5,
+    ),
+    "some overshoot": ({"num_clients": 8, "num_params": 2, "seed": 7, "rate": 4e-3, "resample": True}, 0.5),
+    "all overshoot, one at a time": (
+        {"num_clients": 3, "num_params": 2, "seed": 8, "examples": (26, 40), "rate": 4e-3, "resample": True},
+        0.34,
+    ),
+}
+
+
+def as_problem(source, participation, rounds=ROUNDS, seed=0):
+    """The same federation as plain lists."""
+    num_clients = source.population.num_clients
+    everyone = torch.arange(num_clients)
+    estimates = [source.task(everyone, number).batch(0, everyone)[0].tolist() for number in range(1, rounds + 2)]
+    rate = source.learning_rate
+    return {
+        "start": starting_point(source).tolist(),
+        "cohorts": [sample_cohort(seed, t + 1, num_clients, participation).tolist() for t in range(rounds)],
+        "estimates": estimates,
+        "variances": source.intra_variance.tolist(),
+        "rates": rate.tolist() if isinstance(rate, torch.Tensor) else [rate] * num_clients,
+        "examples": [float(count) for count in source.num_examples.tolist()],
+    }
+
+
+def compared(name, options, setting, twin, **twin_options):
+    """Both runs, held against each other in all that every method has; the code's reports, and both outcomes."""
+    federation_options, participation = SETTINGS[setting]
+    source = federation(**federation_options)
+    problem = as_problem(source, participation)
+    reports = []
+    _, state, personal = run(
+        algorithm(name, **options), source, ROUNDS, participation=participation, on_round=reports.append
+    )
+    expected = twin(problem, **{key: give(problem) if callable(give) else give for key, give in twin_options.items()})
+
+    assert [report.clients.tolist() for report in reports] == problem["cohorts"]
+    for report, model in zip(reports, expected["history"], strict=True):
+        assert report.server.params.tolist() == pytest.approx(model, rel=1e-10, abs=0)
+    torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-10, atol=0)
+    spent = [0] * source.population.num_clients
+    for cohort, counts in zip(problem["cohorts"], expected["gradients"], strict=True):
+        for m, count in zip(cohort, counts, strict=True):
+            spent[m] += count
+    assert state.num_gradients.tolist() == spent
+    return reports, state, expected
+
+
+def rates_of(problem):
+    return problem["rates"]
+
+
+def constant_rate(rate):
+    return lambda problem: [rate] * len(problem["rates"])
+
+
+BASELINES = [
+    ("fedavg", {"num_local_steps": 4}, twins.run_fedavg, {"num_local_steps": 4}),
+    ("fedavg-equal", {"num_local_steps": 4}, twins.run_fedavg, {"num_local_steps": 4, "weighting": "equal"}),
+    ("local", {"num_local_steps": 3}, twins.run_local, {"num_local_steps": 3}),
+    ("ditto", {"num_local_steps": 4}, twins.run_ditto, {"num_local_steps": 4, "penalty": 1.0}),
+    (
+        "ditto-equal",
+        {"num_local_steps": 3, "penalty": 25.0},
+        twins.run_ditto,
+        {"num_local_steps": 3, "penalty": 25.0, "weighting": "equal"},
+    ),
+    ("pfedme", {"num_local_steps": 4}, twins.run_pfedme, {"num_local_steps": 4, "personal_rates": rates_of}),
+    (
+        "pfedme",
+        {
+            "num_local_steps": 3,
+            "num_inner_steps": 2,
+            "penalty": 40.0,
+            "mixing": 0.7,
+            "personal_learning_rate": 2e-3,
+        },
+        twins.run_pfedme,
+        {
+            "num_local_steps": 3,
+            "inner_steps": 2,
+            "penalty": 40.0,
+            "mixing": 0.7,
+            "personal_rates": constant_rate(2e-3),
+        },
+    ),
+    ("perfedavg", {"num_local_steps": 4}, twins.run_perfedavg, {"num_local_steps": 4, "inner_rates": rates_of}),
+    (
+        "perfedavg",
+        {"num_local_steps": 3, "inner_learning_rate": 2e-3, "adaptation_steps": 3},
+        twins.run_perfedavg,
+        {"num_local_steps": 3, "inner_rates": constant_rate(2e-3), "adaptation_steps": 3},
+    ),
+    (
+        "perfedavg",
+        {"num_local_steps": 3, "order": "hessian-free"},
+        twins.run_perfedavg,
+        {"num_local_steps": 3, "inner_rates": rates_of, "hessian_free": True},
+    ),
+    (
+        "perfedavg",
+        {"num_local_steps": 3, "order": "hessian-free", "inner_learning_rate": 1.5e-3, "difference": 1e-2},
+        twins.run_perfedavg,
+        {"num_local_steps": 3, "inner_rates": constant_rate(1.5e-3), "hessian_free": True, "difference": 1e-2},
+    ),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "options", "twin", "twin_options"),
+    BASELINES,
+    ids=[f"{name}-{i}" for i, (name, *_) in enumerate(BASELINES)],
+)
+def test_a_baseline_equals_its_twin(setting, name, options, twin, twin_options):
+    compared(name, options, setting, twin, **twin_options)
+
+
+SELF_FL = {
+    "defaults": {},
+    "mean": {"variance_scale": "mean"},
+    "no smoothing": {"smoothing": 1},
+    "smoothing 0.4": {"smoothing": 0.4},
+    "all others": {"others": "all"},
+    "short": {"initial_steps": 7, "max_local_steps": 5},
+    "long": {"initial_steps": 2, "max_local_steps": 150, "variance_scale": "mean", "smoothing": 0.8},
+    "all others, mean": {"others": "all", "variance_scale": "mean", "smoothing": 1.0, "initial_steps": 3},
+    "known": {"variances": "known", "max_local_steps": 120},
+    "known, all others": {"variances": "known", "others": "all", "smoothing": 1, "max_local_steps": 120},
+    "known, capped": {"variances": "known", "max_local_steps": 9, "smoothing": 0.5, "initial_steps": 3},
+}
+
+
+def self_fl_twin_options(setting, options, name):
+    """The options of the twin that mean the same; smoothing by participation is the share of clients in a cohort."""
+    federation_options, participation = SETTINGS[setting]
+    num_clients = federation_options["num_clients"]
+    smoothing = options.get("smoothing", "participation")
+    if smoothing == "participation":
+        smoothing = max(math.floor(participation * num_clients), 1) / num_clients
+    known = options.get("variances") == "known"
+    augmented = name == "self-fl-augmented"
+    return {
+        "smoothing": smoothing,
+        "max_local_steps": options.get("max_local_steps", 40),
+        "initial_steps": options.get("initial_steps", 20),
+        "form": options.get("form", "exact" if name == "self-fl-exact" else "paper"),
+        "known_inter": federation(**federation_options).inter_variance.item() if known else None,
+        "variance_scale": options.get("variance_scale", "sum"),
+        "others": options.get("others", "cohort"),
+        "augmented": augmented,
+        "tolerance": options.get("tolerance", 1e-6) if augmented else 0.0,
+        "max_convergence_steps": options.get("max_convergence_steps", 2000) if augmented else 0,
+    }
+
+
+def assert_self_fl_agrees(reports, state, expected):
+    """What only Self-FL has: the steps of every round, and what the server holds at the end."""
+    assert [report.upload.num_local_steps.tolist() for report in reports] == expected["steps"]
+    reported = [math.nan if value is None else value for value in expected["reported"]]
+    assert state.server.intra_variance.tolist() == pytest.approx(reported, rel=1e-10, abs=0, nan_ok=True)
+    assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-10, abs=0)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("case", SELF_FL)
+@pytest.mark.parametrize("name", ["self-fl", "self-fl-exact"])
+def test_self_fl_equals_its_twin(name, case, setting):
+    options = SELF_FL[case]
+    agreed = compared(name, options, setting, twins.run_self_fl, **self_fl_twin_options(setting, options, name))
+    assert_self_fl_agrees(*agreed)
+
+
+AUGMENTED = {
+    "tight": {"tolerance": 1e-4, "max_convergence_steps": 400, "smoothing": 1},
+    "loose": {"tolerance": 3e-3, "max_convergence_steps": 35, "others": "all"},
+    "never looked at": {"tolerance": 1e-9, "max_convergence_steps": 7, "variance_scale": "mean"},
+    "known, exact": {"tolerance": 1e-3, "max_convergence_steps": 60, "variances": "known", "form": "exact"},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("case", AUGMENTED)
+def test_augmented_self_fl_equals_its_twin(case, setting):
+    options, name = AUGMENTED[case], "self-fl-augmented"
+    agreed = compared(name, options, setting, twins.run_self_fl, **self_fl_twin_options(setting, options, name))
+    assert_self_fl_agrees(*agreed)
+
+
+def test_the_cases_reach_what_they_are_for():
+    """Steps that differ, that sit at the cap, that are one for overshooting; clients unknown to the end."""
+    steps, unknown = set(), 0
+    for setting, (federation_options, participation) in SETTINGS.items():
+        problem = as_problem(federation(**federation_options), participation)
+        for options in SELF_FL.values():
+            expected = twins.run_self_fl(problem, **self_fl_twin_options(setting, options, "self-fl"))
+            steps |= {count for counts in expected["steps"] for count in counts}
+            unknown += sum(value is None for value in expected["reported"])
+    assert {1, 5, 40} < steps
+    assert len(steps) > 20
+    assert unknown > 0

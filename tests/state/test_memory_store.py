@@ -1,0 +1,117 @@
+"""The store of client memories: read a cohort, write it back, and never touch what came in or went out."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from selffl.algorithms.contract import map_tensors, tensors_of
+from selffl.state.memory import MemoryStore
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Memory:
+    params: torch.Tensor
+    inner: Inner
+    label: str = "kept"
+
+
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+def memory_of(shape, num_clients):
+    size = torch.Size([*shape, num_clients])
+    numbers = torch.arange(size.numel(), dtype=torch.float64).reshape(size)
+    return Memory(
+        numbers.unsqueeze(-1) * torch.tensor([1.0, 10.0], dtype=torch.float64), Inner(numbers.to(torch.int64))
+    )
+
+
+def assert_equal(record, other):
+    for name, tensor in tensors_of(record).items():
+        assert torch.equal(tensor, tensors_of(other)[name]), name
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_a_snapshot_is_what_was_stored(shape):
+    memory = memory_of(shape, 5)
+    store = MemoryStore(memory, shape)
+    assert_equal(store.snapshot(), memory)
+    assert store.snapshot().label == "kept"
+    assert store.snapshot().inner.count.dtype == torch.int64
+
+
+def test_a_cohort_is_read_and_written():
+    store = MemoryStore(memory_of((), 5), ())
+    rows = torch.tensor([1, 4])
+    assert store.read(rows).params.tolist() == [[1.0, 10.0], [4.0, 40.0]]
+    store.write(rows, Memory(-torch.ones(2, 2, dtype=torch.float64), Inner(torch.tensor([7, 8]))))
+    assert store.read(torch.tensor([4, 1])).inner.count.tolist() == [8, 7]
+    snapshot = store.snapshot()
+    assert snapshot.params[:, 0].tolist() == [0.0, -1.0, 2.0, 3.0, -1.0]
+    assert snapshot.inner.count.tolist() == [0, 7, 2, 3, 8]
+
+
+def test_repeats_have_rows_of_their_own():
+    """Three federations of five: client c of federation r is row 5r + c."""
+    memory = memory_of((3,), 5)
+    store = MemoryStore(memory, (3,))
+    clients = torch.tensor([[0, 1], [2, 4], [3, 4]])
+    rows = clients + 5 * torch.arange(3).unsqueeze(-1)
+    read = store.read(rows)
+    assert read.params.shape == (3, 2, 2)
+    for r in range(3):
+        assert torch.equal(read.params[r], memory.params[r, clients[r]])
+    store.write(rows, map_tensors(torch.neg, read))
+    snapshot = store.snapshot()
+    for r in range(3):
+        for c in range(5):
+            sign = -1 if c in clients[r].tolist() else 1
+            assert snapshot.params[r, c].tolist() == (sign * memory.params[r, c]).tolist()
+
+
+def test_what_came_in_is_left_alone():
+    memory = memory_of((), 4)
+    store = MemoryStore(memory, ())
+    store.write(torch.arange(4), map_tensors(torch.zeros_like, memory))
+    assert_equal(memory, memory_of((), 4))
+
+
+def test_what_went_out_is_left_alone():
+    store = MemoryStore(memory_of((), 4), ())
+    read, snapshot = store.read(torch.tensor([0, 3])), store.snapshot()
+    store.write(torch.arange(4), map_tensors(torch.zeros_like, store.snapshot()))
+    assert_equal(snapshot, memory_of((), 4))
+    assert read.params.tolist() == [[0.0, 0.0], [3.0, 30.0]]
+    snapshot.params.zero_()
+    assert store.snapshot().params.abs().sum() == 0
+    store.snapshot().params.fill_(5.0)
+    assert store.snapshot().params.abs().sum() == 0
+
+
+def test_a_bare_tensor_and_no_memory_at_all():
+    store = MemoryStore(torch.tensor([[1, 2], [3, 4]]), (2,))
+    rows = torch.tensor([[1], [2]])
+    store.write(rows, store.read(rows) + 10)
+    assert store.snapshot().tolist() == [[1, 12], [13, 4]]
+    empty = MemoryStore(Nothing(), ())
+    empty.write(torch.tensor([0]), empty.read(torch.tensor([0])))
+    assert empty.snapshot() == Nothing()
+
+
+def test_the_tensors_of_a_record_by_name():
+    memory = memory_of((), 2)
+    assert list(tensors_of(memory)) == ["params", "inner.count"]
+    assert tensors_of(memory)["inner.count"] is memory.inner.count
+    assert tensors_of(Nothing()) == tensors_of("label") == {}
+    doubled = map_tensors(torch.add, memory, memory)
+    assert doubled.inner.count.tolist() == [0, 2]
+    assert map_tensors(torch.neg, 3) == 3
+    assert map_tensors(torch.neg, Nothing) is Nothing
