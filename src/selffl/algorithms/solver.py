@@ -36,16 +36,16 @@ def descend(
     """
     block = start.reshape(-1, start.shape[-1])
     if isinstance(num_steps, int):
-        steps = torch.full((len(block),), num_steps, device=start.device)
+        order, stops, counts = torch.arange(len(block), device=start.device), [num_steps], [len(block)]
     else:
-        steps = num_steps.expand(task.shape).reshape(-1)
-    # Those with the most steps first: whoever is done is at the end, and leaving is a slice.
-    order = steps.argsort(descending=True, stable=True)
-    stops, counts = steps.unique(return_counts=True)  # type: ignore[no-untyped-call]
+        # Those with the most steps first: whoever is done is at the end, and leaving is a slice.
+        steps, order = num_steps.expand(task.shape).reshape(-1).sort(descending=True, stable=True)
+        ends, sizes = steps.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
+        stops, counts = ends.tolist()[::-1], sizes.tolist()[::-1]
     params, anchors = block[order], None if anchor is None else anchor.expand_as(start).reshape_as(block)[order]
     ended = []
     draw = 0
-    for stop, count in zip(stops.tolist(), counts.tolist(), strict=True):
+    for stop, count in zip(stops, counts, strict=True):
         rows = order[: len(params)]
         rate = rate_of(task, rows, learning_rate)
         while draw < stop:

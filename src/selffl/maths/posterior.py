@@ -65,7 +65,8 @@ def others_variance(total_variance: Tensor) -> Tensor:
     """
     weight, scale = relative_precision(total_variance)
     alone_weight, alone_scale, is_heaviest = _without_heaviest(total_variance, weight)
-    rest = _sum_of_others(weight)
+    # Any but the heaviest holds at most half of the total, so that subtracting it costs at most one bit.
+    rest = weight.sum(CLIENTS, keepdim=True) - weight
     variance = scale / torch.where(is_heaviest, 1.0, rest)
     return torch.where(is_heaviest, alone_scale / alone_weight.sum(CLIENTS, keepdim=True), variance)
 
@@ -84,7 +85,10 @@ def others_posterior(estimate: Tensor, total_variance: Tensor) -> tuple[Tensor, 
 
 
 def _sum_of_others(values: Tensor) -> Tensor:
-    """Sum over all clients but each one: those before it plus those behind it, so that nothing is ever subtracted."""
+    """Sum over all clients but each one: those before it plus those behind it.
+
+    Numbers of either sign cancel in a total, and a large one hides the others in it: nothing may be subtracted here.
+    """
     wide = values.to(torch.float64)  # a running sum of a million float32 numbers would lose half of its digits
     before = wide.cumsum(CLIENTS).roll(1, CLIENTS)
     behind = wide.flip(CLIENTS).cumsum(CLIENTS).flip(CLIENTS).roll(-1, CLIENTS)

@@ -25,7 +25,7 @@ class Setting:
     """Federations of growing size."""
 
     num_clients: tuple[int, ...] = (20, 60, 200, 600, 2000)
-    num_repeats: int = 80
+    num_repeats: int = 48
     inter_variance: float = 1.0
     global_mean: float = 1.6
     smallest: float = 3e-3  # share of the remaining error to which optimisation has to fall
