@@ -22,7 +22,7 @@ def html(studies: Recorded, title: str) -> str:
     environment = Environment(
         loader=PackageLoader("selffl", "reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters["capfirst"] = lambda text: text[:1].upper() + text[1:]
+    environment.filters["capfirst"] = capfirst
     shown = [
         {
             "record": record,
@@ -37,6 +37,11 @@ def html(studies: Recorded, title: str) -> str:
     return environment.get_template("page.html.j2").render(
         title=title, lead=lead(studies), studies=shown, version=__version__
     )
+
+
+def capfirst(text: str) -> str:
+    """With a capital at the beginning, the rest as it is."""
+    return text[:1].upper() + text[1:]
 
 
 def lead(studies: Recorded) -> str:
@@ -76,7 +81,7 @@ def results_page(studies: Recorded, figure_folder: str) -> str:
         lead(studies),
     ]
     for _, record in studies:
-        parts += [f"## {record.title}", f"`{record.id}`: {record.paper}. {record.setting}."]
+        parts += [f"## {record.title}", f"`{record.id}`: {record.paper}. {capfirst(record.setting)}."]
         parts += [f"Made by `{record.command}` in {record.seconds:.0f} s; {_environment(record)}."]
         if record.is_quick:
             parts.append("**Quick run: fewer repeats than stated.**")

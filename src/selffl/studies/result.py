@@ -93,9 +93,9 @@ class Estimate:
         return cls(float(values.mean()), error)
 
     def __str__(self) -> str:
-        """Four decimals of the mean, and of its standard error; three digits for larger numbers."""
-        if abs(self.mean) >= 1000:
-            return f"{self.mean:.3g} ± {self.error:.2g}"
+        """Four decimals of the mean and of its standard error; powers of ten where these would show nothing."""
+        if abs(self.mean) >= 1000 or abs(self.mean) < 0.002:
+            return f"{self.mean:.2e} ± {self.error:.1e}"
         return f"{self.mean:.4f} ± {self.error:.4f}"
 
     def differs_from(self, other: Estimate, errors: float = 2.0) -> bool:
