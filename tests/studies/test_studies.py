@@ -75,7 +75,9 @@ def test_one_repeat_has_no_standard_error():
         (-2.0, 0.5, "-2.0000 ± 0.5000"),
         (999.9, 1.0, "999.9000 ± 1.0000"),
         (123456.0, 789.0, "1.23e+05 ± 7.9e+02"),
-        (-1000.0, 1.0, "-1e+03 ± 1"),
+        (-1000.0, 1.0, "-1.00e+03 ± 1.0e+00"),
+        (0.00151, 0.000066, "1.51e-03 ± 6.6e-05"),
+        (-1.2415e-05, 4.4677e-06, "-1.24e-05 ± 4.5e-06"),
     ],
 )
 def test_an_estimate_as_text(mean, error, text):
@@ -438,7 +440,7 @@ def test_a_tiny_synthetic_study_is_complete(case, num_claims):
     row = next(row for row in result.rows if (row["method"], row["participation"]) == ("ditto", 0.5))
     cell = next(line for line in result.table if line["method"] == "ditto")["local ℓ1, C=0.5"]
     line = next(line for line in result.figures[0].charts[1].series if line.name == "ditto")
-    assert cell == f"{row['local_error']:.4f} ± {row['local_error_se']:.4f}"
+    assert cell == str(Estimate(row["local_error"], row["local_error_se"]))
     assert (line.y[0], line.error[0]) == (row["local_error"], row["local_error_se"])
 
 
