@@ -527,7 +527,6 @@ def test_one_run_of_the_demo_learns_and_counts_its_gradients():
     assert demo.train(setting, "fedavg", 2) != run
 
 
-@pytest.mark.xfail(raises=ZeroDivisionError, reason="the demo counts int(C·M) clients a round; the engine takes one")
 def test_a_participation_below_one_client_counts_one():
     run = demo.train(demo.Setting(**SMALL_DEMO | {"participation": 0.1}), "fedavg", 0)
     assert run.num_gradients == 20.0

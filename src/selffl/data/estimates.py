@@ -47,13 +47,14 @@ def read_estimates(path: Path) -> EstimateTable:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return _read(path, csv.reader(file))
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text in UTF-8 (byte {error.start}); save the table as CSV in UTF-8.") from None
+        place = path.read_bytes().index(error.object[error.start : error.end])  # the error counts from its own block
+        raise DataError(f"{path} is not text in UTF-8 (byte {place}); save the table as CSV in UTF-8.") from None
     except (csv.Error, OSError) as error:
         raise DataError(f"{path} cannot be read as CSV ({error}); expected comma-separated text.") from None
 
 
 def _read(path: Path, lines: Reader) -> EstimateTable:
-    positions = _header(path, lines)
+    positions, width = _header(path, lines)
     clients: list[str] = []
     estimates, variances = array("d"), array("d")
     first_line: dict[str, int] = {}
@@ -63,7 +64,7 @@ def _read(path: Path, lines: Reader) -> EstimateTable:
         if not fields:
             continue  # an empty line is no row
         try:
-            client, estimate, variance = _row(fields, positions)
+            client, estimate, variance = _row(fields, positions, width)
             if client in first_line:
                 raise _RowError(
                     f"client {client!r} is already on line {first_line[client]}; expected one row per client"
@@ -82,7 +83,7 @@ def _read(path: Path, lines: Reader) -> EstimateTable:
     return EstimateTable(clients, np.frombuffer(estimates), np.frombuffer(variances))
 
 
-def _header(path: Path, lines: Iterator[list[str]]) -> tuple[int, int, int]:
+def _header(path: Path, lines: Iterator[list[str]]) -> tuple[tuple[int, int, int], int]:
     names = [name.strip().lower() for name in next(lines, [])]
     if not names:
         raise DataError(f"{path} is empty; expected a header with the columns {', '.join(COLUMNS)}, then rows.")
@@ -94,12 +95,14 @@ def _header(path: Path, lines: Iterator[list[str]]) -> tuple[int, int, int]:
     if len(set(names) & set(COLUMNS)) != sum(name in COLUMNS for name in names):
         raise DataError(f"{path}, line 1: a column appears twice among: {', '.join(names)}. Keep one of each.")
     client, estimate, variance = (names.index(name) for name in COLUMNS)
-    return client, estimate, variance
+    return (client, estimate, variance), len(names)
 
 
-def _row(fields: list[str], positions: tuple[int, int, int]) -> tuple[str, float, float]:
+def _row(fields: list[str], positions: tuple[int, int, int], width: int) -> tuple[str, float, float]:
     if len(fields) <= max(positions):
         raise _RowError(f"{len(fields)} field(s) found; expected at least {max(positions) + 1}")
+    if len(fields) > width:
+        raise _RowError(f"{len(fields)} fields found; expected {width}, as in the header (a decimal comma?)")
     client = fields[positions[0]].strip()
     if not client:
         raise _RowError("client is missing; expected a name")
@@ -112,6 +115,8 @@ def _row(fields: list[str], positions: tuple[int, int, int]) -> tuple[str, float
 
 def _number(name: str, text: str) -> float:
     try:
+        if "_" in text:  # which Python would read as 1_000
+            raise ValueError
         value = float(text)
     except ValueError:
         found = f"is {text.strip()!r}" if text.strip() else "is missing"

@@ -62,8 +62,10 @@ class Federation:
         """
         if not 0 <= test_fraction < 1:
             raise ConfigError(f"test_fraction is {test_fraction}; expected a share from 0 up to, not including, 1.")
-        features, labels = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y))
+        features, labels = _tensor("x", x), _tensor("y", y)
         column = np.asarray(client)
+        if column.ndim != 1:
+            raise DataError(f"client has shape {column.shape}; expected one id per row.")
         if len({len(features), len(labels), len(column)}) != 1:
             raise DataError(
                 f"x has {len(features)} rows, y {len(labels)} and client {len(column)}; expected as many of each."
@@ -74,9 +76,12 @@ class Federation:
             if values.is_floating_point() and not torch.isfinite(values).all():
                 bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0])
                 raise DataError(f"{name} holds NaN or infinity, first in row {bad}; expected finite numbers.")
-        if column.dtype.kind == "f" and not np.isfinite(column).all():
-            raise DataError("the client column holds NaN; expected an id in every row.")
-        ids, owner, count = np.unique(column, return_inverse=True, return_counts=True)
+        if column.dtype.kind in "fO" and any(value is None or value != value for value in column.tolist()):
+            raise DataError("the client column holds NaN; expected an id in every row. Name or drop those rows.")
+        try:
+            ids, owner, count = np.unique(column, return_inverse=True, return_counts=True)
+        except TypeError:
+            raise DataError("the client column mixes kinds of ids; expected all numbers or all strings.") from None
         rng = np.random.default_rng(seed)
         # A random order within each client; its first rows are held out.
         order = np.lexsort((rng.random(len(owner)), owner))
@@ -91,3 +96,13 @@ class Federation:
             return Rows(features[chosen], labels[chosen], offset)
 
         return cls(ids.tolist(), pack(~held_out, count - num_test), pack(held_out, num_test))
+
+
+def _tensor(name: str, values: Any) -> Tensor:
+    """An array of numbers as a tensor of its own."""
+    if isinstance(values, Tensor):
+        return values
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise DataError(f"{name} is of type {array.dtype} and shape {array.shape}; expected numbers, one row each.")
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -54,13 +54,18 @@ class RoundReport:
     server: Any
 
 
+def cohort_size(num_clients: int, participation: float) -> int:
+    """max(floor(C M), 1), Algorithm 1."""
+    return max(math.floor(participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999...
+
+
 def sample_cohort(seed: int | Tensor, round_number: int, num_clients: int, participation: float) -> Tensor:
     """max(floor(C M), 1) clients without replacement (Algorithm 1), ascending; ``seed [...]`` gives ``[..., C]``.
 
     Each client draws its own number, keyed by seed, round and client, and the smallest are in: who takes part does not
     depend on how or where the question is asked.
     """
-    size = max(math.floor(participation * num_clients + 1e-9), 1)
+    size = cohort_size(num_clients, participation)
     seeds = torch.as_tensor(seed).unsqueeze(-1)
     everyone = torch.arange(num_clients)
     if size == num_clients:

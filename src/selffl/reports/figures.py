@@ -178,7 +178,8 @@ def forest_plot(
                 label=label,
             )
         axis.axvline(global_mean, color="#d55e00", linewidth=1.2, linestyle=(0, (5, 2)), label="global mean")
-        axis.set_yticks(height, [clients[i] for i in order])
+        # A dollar sign in a name is a dollar sign, not the start of a formula.
+        axis.set_yticks(height, [clients[i] for i in order], parse_math=False)
         axis.set_ylim(-0.8, len(order) - 0.2)
         axis.set(title=title, xlabel="estimate")
         canvas.legend(loc="outside lower center", ncols=3)

@@ -11,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
+from selffl.errors import DataError
 from selffl.reports import tables
 from selffl.reports.record import StudyRecord
 
@@ -23,17 +24,17 @@ def html(studies: Recorded, title: str) -> str:
         loader=PackageLoader("selffl", "reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["capfirst"] = capfirst
-    shown = [
-        {
-            "record": record,
-            "figures": [
-                {"svg": _inline(folder / f"{f['name']}.svg", f["caption"], f"{record.id}-{f['name']}"), **f}
-                for f in record.figures
-            ],
-            "config": json.dumps(record.config, indent=1, ensure_ascii=False),
-        }
-        for folder, record in studies
-    ]
+    shown = []
+    for number, (folder, record) in enumerate(studies):
+        # The same study may be there twice, say from two folders.
+        first = all(earlier.id != record.id for _, earlier in studies[:number])
+        anchor = record.id if first else f"{record.id}-{number}"
+        pictures = [
+            {"svg": _inline(folder / f"{f['name']}.svg", f["caption"], f"{anchor}-{f['name']}"), **f}
+            for f in record.figures
+        ]
+        config = json.dumps(record.config, indent=1, ensure_ascii=False)
+        shown.append({"anchor": anchor, "record": record, "figures": pictures, "config": config})
     return environment.get_template("page.html.j2").render(
         title=title, lead=lead(studies), studies=shown, version=__version__
     )
@@ -65,7 +66,10 @@ _INK = re.compile(r"#26292e", re.IGNORECASE)
 
 def _inline(path: Path, caption: str, prefix: str) -> str:
     """A figure file as an SVG element; ids get a prefix so that two figures of one page do not share any."""
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        raise DataError(f"{path} is gone; expected the figure that the record names. Run the study again.") from None
     text = _INK.sub("currentColor", text[text.index("<svg") :])
     text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
     label = caption.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

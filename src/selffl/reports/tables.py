@@ -11,10 +11,12 @@ from typing import Any
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     """A Markdown table; the keys of the first row are the columns."""
     columns = list(rows[0])
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    # A bar inside a cell would end it.
-    lines += ["| " + " | ".join(str(row[c]).replace("|", "\\|") for c in columns) + " |" for row in rows]
+    lines = [_line(columns), "|" + "---|" * len(columns), *(_line([row[c] for c in columns]) for row in rows)]
     return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"  # a bar inside a cell would end it
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

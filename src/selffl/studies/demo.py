@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.data.digits import digits
-from selffl.engines.cohort import CohortEngine, RunState
+from selffl.engines.cohort import CohortEngine, RunState, cohort_size
 from selffl.studies.result import Chart, Claim, Estimate, Figure, Progress, Series, Study, StudyResult, Verdict
 from selffl.training.model import FlatModel, ModelSource, correct_predictions
 
@@ -82,7 +82,7 @@ def train(setting: Setting, name: str, seed: int) -> Run:
     for _ in range(setting.num_rounds // setting.check_every):
         state = engine.advance(state, setting.check_every)
         history.append(scores(source, engine, state))
-    rounds_taken = setting.num_rounds * int(setting.participation * setting.num_clients)
+    rounds_taken = setting.num_rounds * cohort_size(setting.num_clients, setting.participation)
     return Run(history, float(state.num_gradients.sum()) / rounds_taken)
 
 

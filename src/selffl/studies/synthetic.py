@@ -11,7 +11,7 @@ from torch import Tensor
 
 from selffl.algorithms import Ditto, FedAvg, Local, PerFedAvg, PFedMe, SelfFL, SelfFLAugmented
 from selffl.algorithms.contract import Algorithm
-from selffl.engines.cohort import CohortEngine, RoundReport
+from selffl.engines.cohort import CohortEngine, RoundReport, cohort_size
 from selffl.maths.posterior import FORMS, Form, global_posterior, personal_posterior
 from selffl.studies.result import Chart, Claim, Estimate, Figure, Progress, Series, Study, StudyResult, Verdict
 from selffl.training.gaussian import GaussianFederation
@@ -121,7 +121,7 @@ def run_method(
 
     start = torch.full_like(federation.global_params, setting.start)
     state = engine.advance(engine.start(start), setting.num_rounds, watch)
-    rounds_active = max(int(participation * setting.num_clients + 1e-9), 1) / setting.num_clients * setting.num_rounds
+    rounds_active = cohort_size(setting.num_clients, participation) / setting.num_clients * setting.num_rounds
     grads = state.num_gradients.to(torch.float64).mean(-1) / rounds_active
     return Outcome.of(federation, state.server.params, engine.personal(state), grads, torch.stack(trace))
 
@@ -375,7 +375,7 @@ def homogeneous_claims(setting: Setting, outcomes: Outcomes) -> list[Claim]:
             f"Local error ({local_low}): {_list(outcomes, 'local_error', low, shown)}. "
             f"Global error ({global_low}): {_list(outcomes, 'global_error', low, shown)}. "
             "Only Self-FL smooths its global model over rounds, and pFedMe moves it slowly; FedAvg's is the average of "
-            f"the last {max(int(low * setting.num_clients), 1)} clients.",
+            f"the last {cohort_size(setting.num_clients, low)} clients.",
         ),
     ]
 

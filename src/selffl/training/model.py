@@ -116,9 +116,10 @@ class ModelTask(LocalTask):
         place = torch.arange(len(owner), device=size.device) - start[owner]
         epoch, row = first[owner] + place // size[owner], place % size[owner]
         lots = uniform(self._seed, "batch", self._round, self._clients[owner], epoch, row)
-        # One sort shuffles every epoch of every client: the integer part keeps them apart, the lot orders the rows.
-        turn = (place // size[owner] + ((last - first + 1).cumsum(0) - (last - first + 1))[owner]) + lots
-        shuffled = (begin[owner] + row)[turn.argsort()]
+        # Sorted by lot, then by client and epoch: every epoch of every client is shuffled at once.
+        turn = place // size[owner] + ((last - first + 1).cumsum(0) - (last - first + 1))[owner]
+        by_lot = lots.argsort()
+        shuffled = (begin[owner] + row)[by_lot[turn[by_lot].argsort(stable=True)]]
         wanted = torch.arange(width, device=size.device) + (start + block * width - first * size).unsqueeze(-1)
         return shuffled[wanted].reshape(len(size), AHEAD, self.batch_size)
 
