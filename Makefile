@@ -28,7 +28,7 @@ types: $(VENV)/.installed-dev
 check: lint types test
 
 docs: $(VENV)/.installed-dev
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Every number on docs/results.md, anew.
 results: $(VENV)/.installed

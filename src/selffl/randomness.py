@@ -52,10 +52,11 @@ def random_bits(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:
 def uniform(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:
     """Uniform numbers in the open interval (0, 1), float64, one per combination of the broadcast keys.
 
-    >>> from selffl.randomness import uniform
-    >>> whole = uniform(7, "cohort", 3, torch.arange(5))
-    >>> bool(whole[4] == uniform(7, "cohort", 3, 4))
-    True
+    Examples:
+        >>> from selffl.randomness import uniform
+        >>> whole = uniform(7, "cohort", 3, torch.arange(5))
+        >>> bool(whole[4] == uniform(7, "cohort", 3, 4))
+        True
     """
     # 52 bits and a half step fill the mantissa exactly: 0 and 1 stay out, logarithms and quantiles stay finite.
     return (_shift(random_bits(seed, stream, *keys), 12).to(torch.float64) + 0.5) * 2.0**-52

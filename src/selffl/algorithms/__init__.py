@@ -34,9 +34,10 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
 def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
     """The method of that name, with options by keyword.
 
-    >>> import selffl
-    >>> selffl.algorithm("ditto", penalty=0.1)
-    Ditto(num_local_steps=20, penalty=0.1, weighting='examples')
+    Examples:
+        >>> import selffl
+        >>> selffl.algorithm("ditto", penalty=0.1)
+        Ditto(num_local_steps=20, penalty=0.1, weighting='examples')
     """
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)

@@ -28,11 +28,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Population:
-    """What is known of a federation before it trains."""
+    """What is known of a federation before it trains.
+
+    Attributes:
+        num_clients: M.
+        intra_variance: σₘ² ``[..., M]``, where it is known.
+        inter_variance: σ₀² ``[...]``, where it is known.
+    """
 
     num_clients: int
-    intra_variance: Tensor | None = None  # sigma_m^2 [..., M], where it is known
-    inter_variance: Tensor | None = None  # sigma_0^2 [...], where it is known
+    intra_variance: Tensor | None = None
+    inter_variance: Tensor | None = None
 
 
 class LocalTask(ABC):

@@ -28,12 +28,18 @@ from selffl.algorithms.solver import descend
 
 @dataclass(frozen=True)
 class Ditto:
-    """Options of DITTO."""
+    """Options of DITTO.
+
+    Attributes:
+        num_local_steps: L, of both models.
+        penalty: λ, the pull towards the global model; 1 in the authors' scripts, 0 is local training.
+        weighting: Average by ``examples`` (n_k) or ``equal``.
+    """
 
     name: ClassVar[str] = "ditto"
 
-    num_local_steps: int = 20  # L, of both models
-    penalty: float = 1.0  # lambda; 1 in the authors' scripts, 0 is local training
+    num_local_steps: int = 20
+    penalty: float = 1.0
     weighting: Weighting = "examples"
 
     def __post_init__(self) -> None:

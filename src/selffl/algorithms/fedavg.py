@@ -29,12 +29,17 @@ from selffl.algorithms.solver import descend
 
 @dataclass(frozen=True)
 class FedAvg:
-    """Options of FedAvg."""
+    """Options of FedAvg.
+
+    Attributes:
+        num_local_steps: L.
+        weighting: Average by ``examples`` (n_k) or ``equal``.
+    """
 
     name: ClassVar[str] = "fedavg"
 
-    num_local_steps: int = 20  # L
-    weighting: Weighting = "examples"  # n_k, or equal
+    num_local_steps: int = 20
+    weighting: Weighting = "examples"
 
     def __post_init__(self) -> None:
         at_least("num_local_steps", self.num_local_steps, 1)

@@ -25,11 +25,15 @@ from selffl.algorithms.solver import descend
 
 @dataclass(frozen=True)
 class Local:
-    """Options of local training."""
+    """Options of local training.
+
+    Attributes:
+        num_local_steps: L.
+    """
 
     name: ClassVar[str] = "local"
 
-    num_local_steps: int = 20  # L
+    num_local_steps: int = 20
 
     def __post_init__(self) -> None:
         at_least("num_local_steps", self.num_local_steps, 1)

@@ -28,15 +28,23 @@ from selffl.algorithms.solver import descend, rate_of
 
 @dataclass(frozen=True)
 class PerFedAvg:
-    """Options of PerFedAvg."""
+    """Options of PerFedAvg.
+
+    Attributes:
+        num_local_steps: L, each on two minibatches (three if Hessian-free).
+        order: ``first``, or ``hessian-free`` for the second-order term by a central difference.
+        inner_learning_rate: α of the inner step; none: the task's η, which is also β.
+        adaptation_steps: Steps on training rows before the model is evaluated.
+        difference: δ of the central difference.
+    """
 
     name: ClassVar[str] = "perfedavg"
 
-    num_local_steps: int = 20  # L, each on two minibatches (three with HF)
+    num_local_steps: int = 20
     order: Literal["first", "hessian-free"] = "first"
-    inner_learning_rate: float | None = None  # alpha; none: the task's eta, which is beta
-    adaptation_steps: int = 1  # before the model is evaluated
-    difference: float = 1e-3  # delta of the central difference in HF
+    inner_learning_rate: float | None = None
+    adaptation_steps: int = 1
+    difference: float = 1e-3
 
     def __post_init__(self) -> None:
         at_least("num_local_steps", self.num_local_steps, 1)

@@ -28,15 +28,23 @@ from selffl.algorithms.solver import rate_of
 
 @dataclass(frozen=True)
 class PFedMe:
-    """Options of pFedMe."""
+    """Options of pFedMe.
+
+    Attributes:
+        num_local_steps: R.
+        num_inner_steps: K, steps of θ on each minibatch.
+        penalty: λ, which ties θ to the client's copy of the global model.
+        mixing: β, the share of the average in the new global model.
+        personal_learning_rate: η_p of the inner steps; none: the task's η.
+    """
 
     name: ClassVar[str] = "pfedme"
 
-    num_local_steps: int = 20  # R
-    num_inner_steps: int = 5  # K
-    penalty: float = 15.0  # lambda
-    mixing: float = 1.0  # beta, the share of the average in the new global model
-    personal_learning_rate: float | None = None  # eta_p of the inner steps; none: the task's eta
+    num_local_steps: int = 20
+    num_inner_steps: int = 5
+    penalty: float = 15.0
+    mixing: float = 1.0
+    personal_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         at_least("num_local_steps", self.num_local_steps, 1)

@@ -69,17 +69,28 @@ class SelfFLUpload:
 
 @dataclass(frozen=True)
 class SelfFL:
-    """Options of Self-FL; the defaults are the paper's reading of Algorithm 1."""
+    """Options of Self-FL; the defaults are the paper's reading of Algorithm 1.
+
+    Attributes:
+        form: ``paper``, or ``exact`` for the two-level model itself (D11).
+        variances: ``estimated`` from the models' spread, or ``known``: the population states σ₀² and every σₘ².
+        variance_scale: Whether the estimated σ₀² is the ``sum`` or the ``mean`` over the cohort (D2).
+        others: Who is summed over in S_m: this round's ``cohort``, or ``all`` clients (D5).
+        smoothing: Share of the new estimate in the global model: ``participation`` (the share of clients that
+            answered), or a number; 1 is off (D9).
+        initial_steps: Steps of a client whose variance is not known yet (D3).
+        max_local_steps: ℓ_max, the most steps a client takes (D7).
+    """
 
     name: ClassVar[str] = "self-fl"
 
-    form: Form = "paper"  # D11: "paper", or "exact" for the two-level model itself
-    variances: Literal["estimated", "known"] = "estimated"  # known: the population states sigma_0^2 and sigma_m^2
-    variance_scale: VarianceScale = "sum"  # D2: of the estimated sigma_0^2
-    others: Literal["cohort", "all"] = "cohort"  # D5: who is summed over in S_m
-    smoothing: Literal["participation"] | float = "participation"  # D9: share of the new estimate in theta^t
-    initial_steps: int = 20  # D3: steps of a client whose variance is not known yet
-    max_local_steps: int = 40  # l_max
+    form: Form = "paper"
+    variances: Literal["estimated", "known"] = "estimated"
+    variance_scale: VarianceScale = "sum"
+    others: Literal["cohort", "all"] = "cohort"
+    smoothing: Literal["participation"] | float = "participation"
+    initial_steps: int = 20
+    max_local_steps: int = 40
 
     def __post_init__(self) -> None:
         one_of("form", self.form, FORMS)

@@ -35,12 +35,17 @@ class AugmentedUpload(SelfFLUpload):
 
 @dataclass(frozen=True)
 class SelfFLAugmented(SelfFL):
-    """Options of Self-FL, and when local training counts as converged."""
+    """Options of Self-FL, and when local training counts as converged.
+
+    Attributes:
+        tolerance: Converged when a step is shorter than this, relative to 1 + |θ|.
+        max_convergence_steps: And in any case after this many steps.
+    """
 
     name: ClassVar[str] = "self-fl-augmented"
 
-    tolerance: float = 1e-6  # converged when a step is shorter than this, relative to 1 + |theta|
-    max_convergence_steps: int = 2000  # and in any case after this many steps
+    tolerance: float = 1e-6
+    max_convergence_steps: int = 2000
 
     def __post_init__(self) -> None:
         super().__post_init__()

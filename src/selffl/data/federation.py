@@ -32,9 +32,14 @@ class Federation:
     """Clients with their training rows and, kept apart, their test rows.
 
     Tasks are made from ``train`` alone; only the evaluator looks at ``test``.
+
+    Attributes:
+        clients: Their ids, in the order of the rows.
+        train: What tasks are made from.
+        test: What only the evaluator looks at.
     """
 
-    clients: Sequence[Hashable]  # their ids, in the order of the rows
+    clients: Sequence[Hashable]
     train: Rows
     test: Rows
 
@@ -55,10 +60,12 @@ class Federation:
                 training row, and a client with a single row has no test rows.
             seed: of the choice of test rows.
 
-        >>> import selffl
-        >>> fed = selffl.Federation.from_arrays([[0.], [1.], [2.], [3.]], [0, 1, 0, 1], list("abab"), test_fraction=0.5)
-        >>> fed.clients, fed.train.num_examples.tolist(), fed.test.num_examples.tolist()
-        (['a', 'b'], [1, 1], [1, 1])
+        Examples:
+            >>> import selffl
+            >>> x, y = [[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1]
+            >>> fed = selffl.Federation.from_arrays(x, y, list("abab"), test_fraction=0.5)
+            >>> fed.clients, fed.train.num_examples.tolist(), fed.test.num_examples.tolist()
+            (['a', 'b'], [1, 1], [1, 1])
         """
         if not 0 <= test_fraction < 1:
             raise ConfigError(f"test_fraction is {test_fraction}; expected a share from 0 up to, not including, 1.")

@@ -76,12 +76,19 @@ def sample_cohort(seed: int | Tensor, round_number: int, num_clients: int, parti
 
 @dataclass(frozen=True)
 class CohortEngine:
-    """Runs one algorithm on one federation."""
+    """Runs one algorithm on one federation.
+
+    Attributes:
+        algorithm: The method.
+        source: The federation, as tasks.
+        participation: C, the share of clients in a round.
+        seed: One, or one per independent federation ``[...]``.
+    """
 
     algorithm: Algorithm[Any, Any, Any, Any]
     source: TaskSource
-    participation: float = 1.0  # C
-    seed: int | Tensor = 0  # one, or one per independent federation
+    participation: float = 1.0
+    seed: int | Tensor = 0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.participation <= 1.0:

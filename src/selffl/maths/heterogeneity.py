@@ -27,9 +27,10 @@ def estimate_inter_variance(local_estimate: Any, intra_variance: Any, method: In
     "dl" is DerSimonian and Laird (Controlled Clinical Trials 1986), a moment estimator in closed form; "reml" maximises
     the restricted likelihood and is less biased when clients differ much in size.
 
-    >>> import selffl
-    >>> round(selffl.estimate_inter_variance([1.0, 2.0, 6.0], [0.5, 0.5, 0.5], method="dl"), 6)   # 7 - 0.5
-    6.5
+    Examples:
+        >>> import selffl
+        >>> round(selffl.estimate_inter_variance([1.0, 2.0, 6.0], [0.5, 0.5, 0.5], method="dl"), 6)   # 7 - 0.5
+        6.5
     """
     if method not in get_args(InterVarianceMethod):
         raise unknown_name("inter-variance method", str(method), get_args(InterVarianceMethod))

@@ -23,11 +23,17 @@ NegativeLogLikelihood = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class LocalFit:
-    """One client's estimate and how sure it is: what `selffl.posterior` needs of a client."""
+    """One client's estimate and how sure it is: what `selffl.posterior` needs of a client.
 
-    estimate: Tensor  # z_m [P]
-    variance: Tensor  # sigma_m^2 [P], the diagonal of the covariance
-    covariance: Tensor  # [P, P], the inverse of the observed information
+    Attributes:
+        estimate: z_m ``[P]``.
+        variance: σₘ² ``[P]``, the diagonal of the covariance.
+        covariance: ``[P, P]``, the inverse of the observed information.
+    """
+
+    estimate: Tensor
+    variance: Tensor
+    covariance: Tensor
 
 
 def observed_information(loss: NegativeLogLikelihood, params: Tensor, *rows: Tensor) -> Tensor:
@@ -45,14 +51,15 @@ def local_fit(loss: NegativeLogLikelihood, start: Any, *rows: Any) -> LocalFit:
         start: first guess ``[P]``.
         rows: the client's data, array-likes handed on to ``loss`` as float64 tensors.
 
-    A Poisson rate, on the log scale, from four counts:
+    Examples:
+        A Poisson rate, on the log scale, from four counts:
 
-    >>> import torch, selffl
-    >>> def poisson(log_rate, counts):
-    ...     return (log_rate.exp() - counts * log_rate).sum()
-    >>> fit = selffl.local_fit(poisson, [0.0], [2.0, 4.0, 3.0, 3.0])
-    >>> round(float(fit.estimate.exp()), 6), round(float(fit.variance), 6)      # mean 3, variance 1 / (4 * 3)
-    (3.0, 0.083333)
+        >>> import torch, selffl
+        >>> def poisson(log_rate, counts):
+        ...     return (log_rate.exp() - counts * log_rate).sum()
+        >>> fit = selffl.local_fit(poisson, [0.0], [2.0, 4.0, 3.0, 3.0])
+        >>> round(float(fit.estimate.exp()), 6), round(float(fit.variance), 6)      # mean 3, variance 1 / (4 * 3)
+        (3.0, 0.083333)
     """
     try:
         guess = np.asarray(start, dtype=np.float64)

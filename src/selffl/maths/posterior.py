@@ -187,28 +187,41 @@ class Posterior:
     """What is known of every client's parameter, and of the shared one, once all clients have spoken.
 
     Arrays are NumPy or torch, whichever came in; ``[M]`` or ``[M, P]`` per client, scalar or ``[P]`` for the whole.
+
+    Attributes:
+        global_mean: θ⁽ᴳ⁾, the mean of the shared parameter.
+        global_variance: v⁽ᴳ⁾, its variance.
+        personal_mean: θₘ⁽ᶠᴸ⁾, each client's parameter given all clients.
+        personal_variance: vₘ⁽ᶠᴸ⁾, its variance.
+        gain: σₘ²/vₘ⁽ᶠᴸ⁾, the factor by which a client's variance shrinks; infinite where others know θₘ exactly.
+        initial: θₘ^INIT, the mean given everybody else: where local training starts.
+        local_weight: k_m, the share of the client's own estimate in its personal mean.
+        prior_variance: A_m, the variance of θₘ before the client's own data.
+        intra_variance: σₘ², as given.
+        form: ``paper`` or ``exact``.
     """
 
-    global_mean: Any  # theta^(G)
-    global_variance: Any  # v^(G)
-    personal_mean: Any  # theta_m^(FL)
-    personal_variance: Any  # v_m^(FL)
-    gain: Any  # GAIN_m, sigma_m^2 / v_m^(FL); infinite where others know theta_m exactly
-    initial: Any  # theta_m^INIT
-    local_weight: Any  # k_m, the share of the client's own estimate in its personal mean
-    prior_variance: Any  # A_m
-    intra_variance: Any  # sigma_m^2
+    global_mean: Any
+    global_variance: Any
+    personal_mean: Any
+    personal_variance: Any
+    gain: Any
+    initial: Any
+    local_weight: Any
+    prior_variance: Any
+    intra_variance: Any
     form: Form
 
     def num_local_steps(self, learning_rate: float, batch_size: int = 1) -> Any:
         """Steps of gradient descent from ``initial`` that end at ``personal_mean``, as real numbers (Eq. (8)).
 
-        >>> import selffl
-        >>> p = selffl.posterior([0.0, 1.0, 2.0], [0.1, 0.1, 0.1], inter_variance=1.0)
-        >>> steps = p.num_local_steps(learning_rate=0.01)
-        >>> start, target = p.initial[0], 0.0                          # client 0's own estimate is 0
-        >>> bool(abs((1 - 0.01 / 0.1) ** steps[0] * start - p.personal_mean[0]) < 1e-12)
-        True
+        Examples:
+            >>> import selffl
+            >>> p = selffl.posterior([0.0, 1.0, 2.0], [0.1, 0.1, 0.1], inter_variance=1.0)
+            >>> steps = p.num_local_steps(learning_rate=0.01)
+            >>> start, target = p.initial[0], 0.0                          # client 0's own estimate is 0
+            >>> bool(abs((1 - 0.01 / 0.1) ** steps[0] * start - p.personal_mean[0]) < 1e-12)
+            True
         """
         if not learning_rate > 0:
             raise ConfigError(f"learning_rate is {learning_rate}; expected a number above 0.")
@@ -232,10 +245,11 @@ def posterior(local_estimate: Any, intra_variance: Any, inter_variance: Any, for
     Returns:
         A `Posterior` of the same kind of arrays.
 
-    >>> import selffl
-    >>> p = selffl.posterior([1.0, 2.0, 6.0], [0.5, 0.5, 0.5], inter_variance=1.0, form="exact")
-    >>> float(p.global_mean), p.personal_mean.round(3).tolist(), p.gain.round(3).tolist()
-    (3.0, [1.667, 2.333, 5.0], [1.286, 1.286, 1.286])
+    Examples:
+        >>> import selffl
+        >>> p = selffl.posterior([1.0, 2.0, 6.0], [0.5, 0.5, 0.5], inter_variance=1.0, form="exact")
+        >>> float(p.global_mean), p.personal_mean.round(3).tolist(), p.gain.round(3).tolist()
+        (3.0, [1.667, 2.333, 5.0], [1.286, 1.286, 1.286])
     """
     if form not in FORMS:
         raise ConfigError(f"form is {form!r}; expected 'paper' or 'exact'.")

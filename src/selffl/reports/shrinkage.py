@@ -25,8 +25,9 @@ ALONE = 1.05  # a gain below this is not worth a federation
 def verdict(gain: float) -> str:
     """A gain in plain words.
 
-    >>> verdict(3.14), verdict(1.01)
-    ('gains 3.1×', 'alone is as good')
+    Examples:
+        >>> verdict(3.14), verdict(1.01)
+        ('gains 3.1×', 'alone is as good')
     """
     if math.isinf(gain):
         return "known exactly from others"

@@ -43,17 +43,29 @@ class GaussianTask(LocalTask):
 
 @dataclass(frozen=True)
 class GaussianFederation:
-    """Clients of the two-level model, with the truth they were drawn from; any number of repeats side by side."""
+    """Clients of the two-level model, with the truth they were drawn from; any number of repeats side by side.
 
-    global_params: Tensor  # theta_0 [..., P]
-    personal_params: Tensor  # theta_m [..., M, P]
-    local_estimate: Tensor  # z_m [..., M, P]
-    intra_variance: Tensor  # sigma_m^2 [..., M]
-    inter_variance: Tensor  # sigma_0^2 [...]
-    num_examples: Tensor  # N_m [..., M]
-    seeds: Tensor  # [...], one per repeat
-    learning_rate: float | Tensor  # eta, or eta_m [..., M]
-    resample: bool = False  # every round sees a parametric bootstrap of its data instead of the data
+    Attributes:
+        global_params: θ₀ ``[..., P]``.
+        personal_params: θₘ ``[..., M, P]``.
+        local_estimate: z_m ``[..., M, P]``.
+        intra_variance: σₘ² ``[..., M]``.
+        inter_variance: σ₀² ``[...]``.
+        num_examples: N_m ``[..., M]``.
+        seeds: One per repeat, ``[...]``.
+        learning_rate: η, or η_m ``[..., M]``.
+        resample: Whether every round sees a parametric bootstrap of the data instead of the data.
+    """
+
+    global_params: Tensor
+    personal_params: Tensor
+    local_estimate: Tensor
+    intra_variance: Tensor
+    inter_variance: Tensor
+    num_examples: Tensor
+    seeds: Tensor
+    learning_rate: float | Tensor
+    resample: bool = False
 
     @classmethod
     def draw(

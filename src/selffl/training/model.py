@@ -131,7 +131,16 @@ class ModelTask(LocalTask):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A federation and a model, as the engine sees them."""
+    """A federation and a model, as the engine sees them.
+
+    Attributes:
+        federation: The rows.
+        model: The module, flat.
+        loss: ``loss(outputs, labels)``, the mean over a minibatch.
+        learning_rate: η.
+        batch_size: B.
+        seed: Of the minibatches.
+    """
 
     federation: Federation
     model: FlatModel
