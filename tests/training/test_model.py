@@ -141,7 +141,7 @@ def test_seeds_rounds_and_clients_have_minibatches_of_their_own():
 
 
 def test_every_row_comes_first_equally_often():
-    rounds = 800
+    rounds = 400
     first = [drawn(task_of([1], sizes=(2, 5), round_number=number), 0, [0])[0][0] for number in range(rounds)]
     counts = torch.tensor(first).bincount(minlength=7)[2:]
     chi_square = ((counts - rounds / 5) ** 2 / (rounds / 5)).sum().item()

@@ -125,9 +125,7 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
             line[title] = (
                 "–" if (name, metric) == ("local", "global_model") else f"{found.mean:.1f} ± {found.error:.1f}"
             )
-        line["gradients / client and round"] = (
-            f"{Estimate.of(torch.tensor([r.num_gradients for r in runs[name]])).mean:.0f}"
-        )
+        line["gradients"] = f"{Estimate.of(torch.tensor([r.num_gradients for r in runs[name]])).mean:.0f}"
         table.append(line)
 
     ticks = [(index + 1) * setting.check_every for index in range(setting.num_rounds // setting.check_every)]

@@ -1,0 +1,185 @@
+"""The package as a whole: its public names, its version, and who may import whom."""
+
+import ast
+import inspect
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import selffl
+
+SOURCE = Path(selffl.__file__).parent
+CHANGELOG = Path(__file__).parent.parent / "CHANGELOG.md"
+
+# Each layer may import from itself and from those before it.
+LAYERS = (
+    ("errors", "randomness", "_version"),
+    ("maths",),
+    ("algorithms",),
+    ("state",),
+    ("data",),
+    ("training",),  # a task is made from a federation
+    ("engines",),
+    ("studies",),
+    ("reports",),
+    ("cli",),
+    ("__init__", "__main__"),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(path):
+    return path.relative_to(SOURCE).as_posix()
+
+
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports_of(path):
+    """Every part of selffl that a file imports, at its top or inside a function, as a dotted name below selffl."""
+    found = []
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}: imports are written in full"
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name.removeprefix("selffl.") for name in found if name.split(".")[0] == "selffl"]
+
+
+def layer_of(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+every_file = pytest.mark.parametrize("path", FILES, ids=name_of)
+pure_files = pytest.mark.parametrize("path", [f for f in FILES if layer_of(f) in ("maths", "algorithms")], ids=name_of)
+
+
+# -------------------------------------------------------------------------------------------------------- public names
+
+
+def test_all_is_sorted_and_without_repetition():
+    assert selffl.__all__ == sorted(set(selffl.__all__))
+
+
+def test_all_names_what_is_imported_and_nothing_else():
+    """What __init__.py imports is public; modules are reached by their own names."""
+    imported = {
+        alias.asname or alias.name
+        for node in tree_of(SOURCE / "__init__.py").body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(selffl.__all__) == imported
+    assert all(hasattr(selffl, name) for name in selffl.__all__)
+    public = {name for name, value in vars(selffl).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert public == set(selffl.__all__) - {"__version__"}
+
+
+def has_docstring(thing):
+    """Whether somebody wrote one; a dataclass without gets its signature from Python."""
+    text = inspect.getdoc(thing)
+    return bool(text) and not text.startswith(f"{getattr(thing, '__name__', '')}(")
+
+
+@pytest.mark.parametrize("name", [name for name in selffl.__all__ if name != "__version__"])
+def test_every_public_name_has_a_docstring(name):
+    thing = getattr(selffl, name)
+    assert has_docstring(thing)
+    if inspect.isclass(thing):
+        for member, value in vars(thing).items():
+            if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property | classmethod)):
+                assert has_docstring(value), f"{name}.{member}"
+
+
+@every_file
+def test_every_module_and_everything_public_in_it_has_a_docstring(path):
+    tree = tree_of(path)
+    assert ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), node.name
+
+
+def test_the_package_is_typed():
+    assert (SOURCE / "py.typed").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------- version
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc|\.dev)\d+)?", selffl.__version__)
+    assert metadata.version("selffl") == selffl.__version__
+
+
+@pytest.mark.skipif(not CHANGELOG.exists(), reason="no CHANGELOG.md beside the tests")
+def test_the_changelog_begins_with_this_version():
+    entries = re.findall(r"^## \[?v?(\d+\.\d+\.\d+\S*?)\]?(?:\s|$)", CHANGELOG.read_text(encoding="utf-8"), re.M)
+    assert entries[0] == selffl.__version__
+    assert len(entries) == len(set(entries))
+
+
+# -------------------------------------------------------------------------------------------------------------- layers
+
+
+def test_every_file_belongs_to_a_layer():
+    assert {layer_of(path) for path in FILES} == set(LEVEL)
+
+
+@every_file
+def test_a_layer_imports_only_from_those_before_it(path):
+    for name in imports_of(path):
+        used = name.split(".")[0]
+        used = used if used in LEVEL else "__init__"  # `from selffl import posterior`, say
+        assert LEVEL[used] <= LEVEL[layer_of(path)], f"{name_of(path)} imports selffl.{name}"
+
+
+def test_the_first_layer_imports_nothing_of_the_package():
+    for name in LAYERS[0]:
+        assert imports_of(SOURCE / f"{name}.py") == []
+
+
+@pure_files
+def test_maths_and_algorithms_draw_no_random_numbers_and_know_no_device(path):
+    tree = tree_of(path)
+    assert not [name for name in imports_of(path) if name.split(".")[0] == "randomness"]
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert not modules & {"random", "secrets", "numpy.random", "io", "os", "pathlib", "torch.random", "torch.cuda"}
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    drawing = {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "multinomial", "bernoulli", "normal_"}
+    devices = {"cuda", "mps", "xpu"}
+    state = {"Generator", "manual_seed", "seed", "default_rng", "random", "uniform_", "fork_rng", "get_rng_state"}
+    assert not attributes & (drawing | devices | state)
+
+
+@pure_files
+def test_maths_and_algorithms_touch_no_files_and_print_nothing(path):
+    calls = {
+        node.func.id for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) and hasattr(node.func, "id")
+    }
+    assert not calls & {"open", "print", "input", "exec", "eval"}
+    attributes = {node.attr for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute)}
+    assert not attributes & {"open", "read_text", "write_text", "read_bytes", "write_bytes", "savez", "loadtxt"}
+
+
+def test_importing_the_package_reaches_neither_studies_nor_reports():
+    """The library can be used where there is nothing to draw on, and no command line."""
+    reached, waiting = set(), ["__init__"]
+    while waiting:
+        name = waiting.pop()
+        for candidate in (SOURCE / f"{name.replace('.', '/')}.py", SOURCE / name.replace(".", "/") / "__init__.py"):
+            if candidate in reached or not candidate.exists():
+                continue
+            reached.add(candidate)
+            for used in imports_of(candidate):
+                parts = used.split(".")
+                waiting += [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    layers = {layer_of(path) for path in reached}
+    assert {"maths", "algorithms", "data"} <= layers
+    assert not layers & {"studies", "reports", "cli"}
