@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import shutil
 import sys
 from enum import StrEnum
@@ -13,9 +15,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from selffl._version import __version__
-from selffl.errors import ConfigError, SelfFLError, unknown_name
+from selffl.errors import ConfigError, DataError, SelfFLError, unknown_name
 
 app = typer.Typer(
     name="selffl",
@@ -27,6 +30,9 @@ app = typer.Typer(
 )
 paper_app = typer.Typer(help="The studies of the paper.", no_args_is_help=True)
 app.add_typer(paper_app, name="paper")
+
+INTERRUPTED = 130  # the shell's code for it
+STOPPED = "stopped. What was finished is kept."
 
 out = Console()
 err = Console(stderr=True)
@@ -109,22 +115,29 @@ def posterior_command(
     Example: selffl posterior hospitals.csv --plot forest.png --out shrunk.csv
     """
     from selffl.data.estimates import read_estimates
-    from selffl.reports.shrinkage import Shrinkage
+    from selffl.reports.shrinkage import Shrinkage, check_ending
 
     for target in (plot, save):
         _check_target(target)
+    if plot is not None:
+        check_ending(plot)
     found = Shrinkage.of(read_estimates(file), inter_variance, method.value, form.value, level)
     if as_json:
-        content = found.summary | {"rows": list(found.rows(rows))}
-        print(json.dumps(content, ensure_ascii=False, default=str))
+        shown = [_without_infinity(row) for row in found.rows(rows)]
+        print(json.dumps(_without_infinity(found.summary) | {"rows": shown}, ensure_ascii=False, allow_nan=False))
     else:
         _print_shrinkage(found.summary, list(found.rows(rows)), level)
     if save is not None:
         found.save(save)
-        err.print(f"All {found.summary['clients']:,} clients: {save}", highlight=False, soft_wrap=True)
+        _tell(err, f"All {found.summary['clients']:,} clients: {save}")
     if plot is not None:
         found.plot(plot)
-        err.print(f"Forest plot: {plot}", highlight=False, soft_wrap=True)
+        _tell(err, f"Forest plot: {plot}")
+
+
+def _without_infinity(row: dict[str, object]) -> dict[str, object]:
+    """JSON has no infinity; a gain without bound is null."""
+    return {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in row.items()}
 
 
 def _print_shrinkage(summary: dict[str, object], shown: list[dict[str, object]], level: float) -> None:
@@ -146,7 +159,7 @@ def _print_shrinkage(summary: dict[str, object], shown: list[dict[str, object]],
         for row in shown:
             style = "dim" if row["verdict"] == "alone is as good" else ""
             table.add_row(
-                str(row["client"]),
+                Text(str(row["client"])),  # as it is: a name in brackets is no markup
                 f"{row['estimate']:.4g}",
                 f"{float(row['variance']) ** 0.5:.2g}",  # type: ignore[arg-type]
                 f"{row['shrunk']:.4g}",
@@ -249,13 +262,19 @@ def paper_page(
 
     studies = load_studies(folder)
     _check_target(target)
-    pictures = target.parent / "figures"
-    pictures.mkdir(exist_ok=True)
-    for place, record in studies:
-        for figure in record.figures:
-            shutil.copyfile(place / f"{figure['name']}.svg", pictures / f"{record.id}-{figure['name']}.svg")
+    pictures = {
+        place / f"{figure['name']}.svg": f"{record.id}-{figure['name']}.svg"
+        for place, record in studies
+        for figure in record.figures
+    }
+    for picture in pictures:
+        if not picture.is_file():
+            raise DataError(f"{picture} is gone; expected the figure that the record names. Run the study again.")
+    (target.parent / "figures").mkdir(exist_ok=True)
+    for picture, name in pictures.items():
+        shutil.copyfile(picture, target.parent / "figures" / name)
     target.write_text(results_page(studies, "figures"), encoding="utf-8")
-    out.print(f"Results page: {target}", highlight=False, soft_wrap=True)
+    _tell(out, f"Results page: {target}")
 
 
 @app.command("report")
@@ -277,13 +296,19 @@ def _write_report(folders: list[Path], target: Path) -> None:
 
     studies = [entry for folder in folders for entry in load_studies(folder)]
     target.write_text(html(studies, "Self-FL, measured"), encoding="utf-8")
-    out.print(f"Report: {target}", highlight=False, soft_wrap=True)
+    _tell(out, f"Report: {target}")
+
+
+def _tell(console: Console, text: str) -> None:
+    """A line as it is: not wrapped, not coloured, no markup."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse an output folder that is a file."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; expected a folder to write into. Give another --out.")
+    """Refuse an output folder that is a file, or would lie inside one."""
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{place} is a file; expected a folder to write into. Give another --out.")
 
 
 def _check_target(target: Path | None) -> None:
@@ -292,20 +317,25 @@ def _check_target(target: Path | None) -> None:
         return
     if target.is_dir():
         raise ConfigError(f"{target} is a folder; expected the name of a file to write.")
-    if not target.parent.exists():
+    if not target.parent.is_dir():
         raise ConfigError(f"the folder {target.parent} does not exist; make it, or give another file.")
 
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without σ shows a question mark, not a traceback
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # newer versions of the command-line library take the interruption for themselves
+            _say(STOPPED)
     except SelfFLError as error:
         _say(str(error))
         code = 2
     except (KeyboardInterrupt, typer.Abort):
-        _say("stopped. What was finished is kept.")
-        code = 130
+        _say(STOPPED)
+        code = INTERRUPTED
     except Exception as error:
         # Usage errors come from the command-line library, whose classes moved between its versions.
         message = getattr(error, "format_message", None)

@@ -303,7 +303,6 @@ def test_a_read_only_array_is_taken_without_a_warning():
     assert_every_row_is_once(Federation.from_arrays(x, y, client), client)
 
 
-@pytest.mark.xfail(reason="rows of different lengths end in NumPy's ValueError, a tensor without axes in a TypeError")
 @pytest.mark.parametrize("x", [[[1.0], [1.0, 2.0]], torch.tensor(3.0)], ids=["ragged", "no axes"])
 def test_features_that_are_no_table_are_refused(x):
     with pytest.raises(DataError):

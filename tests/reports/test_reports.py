@@ -90,7 +90,7 @@ def saved(folder, identity="made-up", *, is_quick=False, **changes):
 
 
 def test_a_record_makes_the_round_trip(tmp_path):
-    record = saved(tmp_path)
+    record = saved(tmp_path, figures=made_up()[1].figures[1:])
     ((folder, loaded),) = load_studies(tmp_path)
     assert folder == tmp_path / "made-up"
     assert loaded == record
@@ -104,6 +104,7 @@ def test_a_record_makes_the_round_trip(tmp_path):
     assert loaded.claims == [dataclasses.asdict(claim) for claim in result.claims]
     assert loaded.table == result.table
     assert loaded.config == result.config
+    assert loaded.figures == [{"name": "more", "caption": "Another"}]
     assert (loaded.seconds, loaded.is_quick, loaded.version) == (1.3, False, 1)
     assert load_studies(tmp_path / "made-up") == [(folder, loaded)]  # the folder itself does as well
 
@@ -371,8 +372,8 @@ def test_the_place_in_the_paper_keeps_its_capitals(page_text):
 
 
 def test_a_record_whose_picture_is_gone_is_refused(tmp_path):
-    saved(tmp_path)
-    (tmp_path / "made-up" / "errors.svg").unlink()
+    saved(tmp_path, figures=made_up()[1].figures[1:])
+    (tmp_path / "made-up" / "more.svg").unlink()
     with pytest.raises(DataError):
         page.html(load_studies(tmp_path), "t")
 
@@ -462,7 +463,7 @@ def test_ticks_and_scales_are_as_asked():
 
 
 def test_a_figure_is_saved_twice_as_the_same_files(tmp_path):
-    figure = made_up()[1].figures[0]
+    figure = made_up()[1].figures[1]
     first = figures.save(figures.draw(figure), tmp_path / "first")
     second = figures.save(figures.draw(figure), tmp_path / "second")
     assert [path.name for path in first] == ["first.png", "first.svg"]
@@ -622,7 +623,7 @@ def test_a_forest_plot_in_the_format_of_its_ending(tmp_path, ending, magic):
 
 def test_an_ending_that_is_no_picture_is_refused(tmp_path):
     path = tmp_path / "forest.xyz"
-    with pytest.raises(ConfigError, match=r"forest\.xyz cannot be drawn .*ending in \.png, \.svg or \.pdf"):
+    with pytest.raises(ConfigError, match=r"forest\.xyz cannot be drawn.*ending in \.png, \.svg or \.pdf"):
         Shrinkage.of(TABLE, 0.5, "reml", "exact").plot(path)
     assert not path.exists()
 

@@ -46,11 +46,21 @@ def read_estimates(path: Path) -> EstimateTable:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return _read(path, csv.reader(file))
-    except UnicodeDecodeError as error:
-        place = path.read_bytes().index(error.object[error.start : error.end])  # the error counts from its own block
-        raise DataError(f"{path} is not text in UTF-8 (byte {place}); save the table as CSV in UTF-8.") from None
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{path} is not text in UTF-8 (byte {_bad_byte(path)}); save the table as CSV in UTF-8."
+        ) from None
     except (csv.Error, OSError) as error:
         raise DataError(f"{path} cannot be read as CSV ({error}); expected comma-separated text.") from None
+
+
+def _bad_byte(path: Path) -> int:
+    """Where the file stops being UTF-8; an error while reading counts from its own block."""
+    try:
+        path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start
+    return 0
 
 
 def _read(path: Path, lines: Reader) -> EstimateTable:

@@ -107,9 +107,12 @@ class Federation:
 
 def _tensor(name: str, values: Any) -> Tensor:
     """An array of numbers as a tensor of its own."""
-    if isinstance(values, Tensor):
+    if isinstance(values, Tensor) and values.ndim > 0:
         return values
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise DataError(f"{name} has rows of different lengths; expected a table of numbers.") from None
     if array.dtype.kind not in "biuf" or array.ndim == 0:
         raise DataError(f"{name} is of type {array.dtype} and shape {array.shape}; expected numbers, one row each.")
     return torch.from_numpy(array if array.flags.writeable else array.copy())

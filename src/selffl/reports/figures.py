@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +66,9 @@ STYLE: Any = {  # matplotlib types its keys as one long literal
 @contextmanager
 def style() -> Iterator[None]:
     """The style, for the length of a drawing."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # A letter that the font lacks is drawn as a box; the reader sees that without two lines on standard error.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 

@@ -22,6 +22,12 @@ from selffl.reports import figures
 ALONE = 1.05  # a gain below this is not worth a federation
 
 
+def check_ending(path: Path) -> None:
+    """Refuse a picture of a kind that is not drawn."""
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"{path} cannot be drawn; give a file ending in .png, .svg or .pdf.")
+
+
 def verdict(gain: float) -> str:
     """A gain in plain words.
 
@@ -112,6 +118,7 @@ class Shrinkage:
 
     def plot(self, path: Path) -> None:
         """Forest plot, in the format of the file's ending."""
+        check_ending(path)
         p = self.posterior
         canvas = figures.forest_plot(
             self.table.client,
@@ -122,8 +129,5 @@ class Shrinkage:
             float(p.global_mean),
             f"Each client alone and with the others, {100 * self.level:g} % intervals",
         )
-        try:
-            with figures.style():
-                canvas.savefig(path)
-        except ValueError as error:
-            raise ConfigError(f"{path} cannot be drawn ({error}); give a file ending in .png, .svg or .pdf.") from None
+        with figures.style():
+            canvas.savefig(path)
