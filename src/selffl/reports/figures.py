@@ -34,6 +34,7 @@ METHOD_COLOURS = {
 }
 OTHER_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fb3", "#7f7f7f")
 MARKERS = "osD^vPX*"
+BACKGROUND = "background"  # id of the white ground in SVG files
 
 STYLE: Any = {  # matplotlib types its keys as one long literal
     "font.family": "DejaVu Sans",
@@ -42,6 +43,7 @@ STYLE: Any = {  # matplotlib types its keys as one long literal
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.edgecolor": INK,
+    "axes.facecolor": "none",  # only the figure itself has a ground, which the page takes away
     "axes.labelcolor": INK,
     "text.color": INK,
     "xtick.color": INK,
@@ -136,9 +138,10 @@ def _draw_series(axis: Axes, series: Series, colour: str, marker: str, shift: fl
 def save(canvas: Canvas, stem: Path) -> list[Path]:
     """As PNG and SVG beside each other."""
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+    canvas.patch.set_gid(BACKGROUND)
     with style():
         canvas.savefig(paths[0], facecolor="white")
-        canvas.savefig(paths[1], transparent=True, metadata={"Date": None})
+        canvas.savefig(paths[1], facecolor="white", metadata={"Date": None})
     return paths
 
 

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
 from selffl.errors import DataError
-from selffl.reports import tables
+from selffl.reports import figures, tables
 from selffl.reports.record import StudyRecord
 
 Recorded = Sequence[tuple[Path, StudyRecord]]
@@ -60,8 +60,9 @@ def lead(studies: Recorded) -> str:
     return f"Of {count.total()} statements put to the test: {', '.join(parts)}."
 
 
-# The ink of reports/figures.py: in the page it follows the reader's light or dark setting.
-_INK = re.compile(r"#26292e", re.IGNORECASE)
+# In the page the ink follows the reader's light or dark setting, and the white ground goes.
+_INK = re.compile(figures.INK, re.IGNORECASE)
+_GROUND = re.compile(rf'<g id="{figures.BACKGROUND}">.*?</g>', re.DOTALL)
 
 
 def _inline(path: Path, caption: str, prefix: str) -> str:
@@ -70,7 +71,7 @@ def _inline(path: Path, caption: str, prefix: str) -> str:
         text = path.read_text(encoding="utf-8")
     except OSError:
         raise DataError(f"{path} is gone; expected the figure that the record names. Run the study again.") from None
-    text = _INK.sub("currentColor", text[text.index("<svg") :])
+    text = _GROUND.sub("", _INK.sub("currentColor", text[text.index("<svg") :]), count=1)
     text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
     label = caption.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
