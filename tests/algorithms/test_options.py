@@ -52,12 +52,12 @@ WRONG_WHOLE = (0, -3, 2.0, "4", None, True, math.nan)
 WRONG_NUMBER = ("1", None, True, math.nan, math.inf, -0.5)
 WRONG = {
     "num_local_steps": (
-        ("fedavg", "fedavg-equal", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
+        ("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
         WHOLE_FROM_1,
         WRONG_WHOLE,
     ),
     "weighting": (("fedavg", "ditto"), "'examples' or 'equal'", ("Equal", None, 1)),
-    "penalty": (("ditto", "pfedme"), "a number 0 or more", WRONG_NUMBER),
+    "penalty": (("fedprox", "ditto", "pfedme"), "a number 0 or more", WRONG_NUMBER),
     "num_inner_steps": (("pfedme",), WHOLE_FROM_1, WRONG_WHOLE),
     "mixing": (("pfedme",), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "personal_learning_rate": (("pfedme",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0.0)),

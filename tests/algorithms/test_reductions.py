@@ -6,7 +6,7 @@ import pytest
 import torch
 from federations import federation, run, starting_point
 
-from selffl.algorithms import Ditto, FedAvg, Local, PerFedAvg, PFedMe, SelfFL, algorithm
+from selffl.algorithms import Ditto, FedAvg, FedProx, Local, PerFedAvg, PFedMe, SelfFL, algorithm
 from selffl.algorithms.contract import Population
 from selffl.algorithms.solver import descend
 
@@ -61,6 +61,23 @@ def test_dittos_anchor_is_the_global_model_of_this_round():
     _, _, personal = run(Ditto(num_local_steps=30, penalty=5000.0), source, 6)
     received = before.server.params
     assert (distance(personal, received) < 0.2 * distance(starting_point(source), received)).all()
+
+
+def test_fedprox_without_a_penalty_is_fedavg():
+    source = federation(5)
+    held, free = run(FedProx(num_local_steps=4, penalty=0.0), source, 5), run(FedAvg(num_local_steps=4), source, 5)
+    torch.testing.assert_close(held[1].server.params, free[1].server.params, rtol=1e-14, atol=0)
+
+
+def test_fedprox_holds_clients_near_the_model_they_received():
+    source = federation(5)
+    start = starting_point(source)
+    moved = [
+        distance(one_round(FedProx(num_local_steps=4, penalty=penalty), source)[0].params, start)
+        for penalty in (0.0, 50.0, 400.0)
+    ]
+    assert (moved[1] < moved[0]).all()
+    assert (moved[2] < moved[1]).all()
 
 
 def test_pfedmes_penalty_moves_the_personal_model():

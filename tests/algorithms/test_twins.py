@@ -82,6 +82,12 @@ def constant_rate(rate):
 
 BASELINES = [
     ("fedavg", {"num_local_steps": 4}, twins.run_fedavg, {"num_local_steps": 4}),
+    (
+        "fedprox",
+        {"num_local_steps": 4, "penalty": 30.0},
+        twins.run_fedprox,
+        {"num_local_steps": 4, "penalty": 30.0},
+    ),
     ("fedavg-equal", {"num_local_steps": 4}, twins.run_fedavg, {"num_local_steps": 4, "weighting": "equal"}),
     ("local", {"num_local_steps": 3}, twins.run_local, {"num_local_steps": 3}),
     ("ditto", {"num_local_steps": 4}, twins.run_ditto, {"num_local_steps": 4, "penalty": 1.0}),

@@ -1,7 +1,7 @@
 """The methods once more, one client at a time, in plain Python: the oracle of test_twins.py.
 
-Written from the paper (Algorithms 1 and 2), design.md section 2 and findings.md section 3 *before* the library's own
-algorithms were read, and with nothing but floats and lists. A model is a list of P floats; client m's loss is the
+Written from the publications and the decisions D1–D12 *before* the library's own algorithms were read, and with
+nothing but floats and lists. A model is a list of P floats; client m's loss is the
 Gaussian one, with gradient (θ_i − z_mi) / σ_m², every minibatch is the full data and B = 1.
 
 Every run takes a *problem*, a dict of plain values:
@@ -83,6 +83,24 @@ def run_fedavg(problem, *, num_local_steps, weighting="examples"):
     model, history, steps, gradients = problem["start"], [], [], []
     for t, cohort in enumerate(problem["cohorts"]):
         trained = [descend(model, gradient_of(problem, t, m), problem["rates"][m], num_local_steps) for m in cohort]
+        model = mean_model(trained, example_weights(problem, cohort, weighting))
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps] * len(cohort))
+    return outcome(model, [model] * len(problem["variances"]), history, steps, gradients)
+
+
+def run_fedprox(problem, *, num_local_steps, penalty, weighting="examples"):
+    """FedAvg with μ(w_k − w) added to every gradient."""
+    model, history, steps, gradients = problem["start"], [], [], []
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained = []
+        for m in cohort:
+            gradient, own = gradient_of(problem, t, m), model
+            for _ in range(num_local_steps):
+                pull = [penalty * (x - w) for x, w in zip(own, model, strict=True)]
+                own = [x - problem["rates"][m] * (g + p) for x, g, p in zip(own, gradient(own), pull, strict=True)]
+            trained.append(own)
         model = mean_model(trained, example_weights(problem, cohort, weighting))
         history.append(model)
         steps.append([num_local_steps] * len(cohort))

@@ -10,6 +10,7 @@ from typing import Any
 from selffl.algorithms.contract import Algorithm, LocalTask, Population
 from selffl.algorithms.ditto import Ditto
 from selffl.algorithms.fedavg import FedAvg
+from selffl.algorithms.fedprox import FedProx
 from selffl.algorithms.local import Local
 from selffl.algorithms.perfedavg import PerFedAvg
 from selffl.algorithms.pfedme import PFedMe
@@ -24,6 +25,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedavg-equal": partial(FedAvg, weighting="equal"),
+    "fedprox": FedProx,
     "ditto": Ditto,
     "ditto-equal": partial(Ditto, weighting="equal"),
     "pfedme": PFedMe,
@@ -53,6 +55,7 @@ __all__ = [
     "Algorithm",
     "Ditto",
     "FedAvg",
+    "FedProx",
     "Local",
     "LocalTask",
     "PFedMe",

@@ -1,0 +1,39 @@
+"""FedProx: FedAvg whose clients are held near the model they received.
+
+Li et al., MLSys 2020, Algorithm 2, with L steps as the inexact solution of the proximal problem.  Personalises nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from selffl.algorithms.averaging import ModelBroadcast, ModelUpload, NoMemory, upload_model
+from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.fedavg import FedAvg
+from selffl.algorithms.options import above
+from selffl.algorithms.solver import descend
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """Options of FedAvg, and the strength of the proximal term.
+
+    Attributes:
+        penalty: μ; 1 in the authors' MNIST runs, 0 is FedAvg.
+    """
+
+    name: ClassVar[str] = "fedprox"
+
+    penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above("penalty", self.penalty, 0.0, inclusive=True)
+
+    def client_round(
+        self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask
+    ) -> tuple[ModelUpload, NoMemory]:
+        """L steps w_k <- w_k - eta (g(w_k) + mu (w_k - w)) from the global model w."""
+        trained = descend(task, broadcast.params, self.num_local_steps, penalty=self.penalty, anchor=broadcast.params)
+        return upload_model(trained, task), memory
