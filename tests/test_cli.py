@@ -249,6 +249,19 @@ def test_a_damaged_record(mistake, folder):
     assert "is not a complete study record" in mistake("report", "empty")
 
 
+@pytest.mark.parametrize("option", ["--plot", "--out"])
+def test_the_file_that_is_read_is_not_written(mistake, option):
+    mistake("posterior", "good.csv", option, "good.csv")
+
+
+@pytest.mark.parametrize("command", [[], ["paper"]])
+def test_a_command_without_arguments_shows_its_help(run, command):
+    found = run(*command)
+    assert found.code == 0
+    assert "Usage" in found.out + found.err
+    assert "selffl:" not in found.err
+
+
 def test_a_bad_plot_is_refused_before_the_table_is_written(mistake):
     mistake("posterior", "good.csv", "--plot", "p.xyz", "--out", "o.csv")
 

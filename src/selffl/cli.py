@@ -119,6 +119,8 @@ def posterior_command(
 
     for target in (plot, save):
         _check_target(target)
+        if target is not None and target.resolve() == file.resolve():
+            raise ConfigError(f"{target} is the file that is read; expected another one to write.")
     if plot is not None:
         check_ending(plot)
     found = Shrinkage.of(read_estimates(file), inter_variance, method.value, form.value, level)
@@ -341,8 +343,10 @@ def main() -> None:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        _say(f"{message()} See `selffl --help`.")
-        code = 2
+        # A command without arguments has shown its help, which is no mistake.
+        code = 0 if type(error).__name__ == "NoArgsIsHelpError" else 2
+        if code:
+            _say(f"{message()} See `selffl --help`.")
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -189,6 +189,10 @@ def test_an_underscore_is_no_part_of_a_number(written):
 # ----------------------------------------------------------------------------------------------------------- bad files
 
 
+def test_blank_lines_before_the_header_do_not_matter(written):
+    assert read_estimates(written("\n\n" + HEADER + "a,1,0.5\n")).client == ["a"]
+
+
 def test_no_header(written):
     message = refusal(written("north,1.5,0.25\nsouth,-2,1\n"))
     assert message == ", line 1: no column client or estimate or variance among: north, 1.5, 0.25. Add a header line."

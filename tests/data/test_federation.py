@@ -281,6 +281,13 @@ def test_a_client_column_of_objects_with_a_missing_id_is_refused(missing, others
         Federation.from_arrays(x, y, np.array([others[0], missing, missing, others[1]], dtype=object))
 
 
+@pytest.mark.parametrize("seed", [-1, 0.5, None])
+def test_a_seed_that_is_no_seed_is_refused(seed):
+    x, y, client = table([4])
+    with pytest.raises(ConfigError, match="seed is"):
+        Federation.from_arrays(x, y, client, seed=seed)
+
+
 @pytest.mark.parametrize("which", ["x", "y"])
 def test_columns_of_text_are_refused(which):
     x, y, client = table([4])

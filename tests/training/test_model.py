@@ -494,8 +494,23 @@ def test_other_buffers_are_refused():
         FlatModel(module)
 
 
+def test_frozen_parameters_are_neither_trained_nor_sent():
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    module[0].requires_grad_(False)
+    flat = FlatModel(module)
+    assert len(flat.params) == 4 * 2 + 2
+    features = torch.randn(5, 3)
+    torch.testing.assert_close(flat(flat.params, features), module(features))
+    moved = flat(torch.zeros_like(flat.params), features)
+    torch.testing.assert_close(moved, torch.zeros(5, 2))
+    frozen_layer = torch.nn.Linear(3, 2)
+    frozen_layer.weight.requires_grad_(False)
+    gradient = model_file.gradient_of(FlatModel(frozen_layer), torch.nn.functional.cross_entropy)
+    assert gradient(torch.zeros(1, 2), torch.randn(1, 5, 3), torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 2)
+
+
 def test_a_module_without_parameters_is_refused():
-    with pytest.raises(ConfigError, match="ReLU has no parameters; expected something to train"):
+    with pytest.raises(ConfigError, match="ReLU has no parameters to train; expected some that require"):
         FlatModel(nn.ReLU())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from sklearn.datasets import load_digits
 
-from selffl.data.federation import Federation
+from selffl.data.federation import Federation, check_seed
 from selffl.errors import ConfigError
 
 
@@ -19,6 +19,7 @@ def digits(num_clients: int = 40, classes_per_client: int = 3, test_fraction: fl
     Pixels are scaled to [-1, 1].  Each client gets at least two images of each of its classes; no image is given out
     twice, and those left when the wanted sizes are met by rounding down go unused.
     """
+    check_seed(seed)
     images, labels = load_digits(return_X_y=True)
     if not 1 <= classes_per_client <= 10:
         raise ConfigError(f"classes_per_client is {classes_per_client}; expected 1 to 10.")

@@ -94,14 +94,15 @@ def _read(path: Path, lines: Reader) -> EstimateTable:
 
 
 def _header(path: Path, lines: Iterator[list[str]]) -> tuple[tuple[int, int, int], int]:
-    names = [name.strip().lower() for name in next(lines, [])]
+    first = next((fields for fields in lines if fields), [])  # blank lines before the header do not matter
+    names = [name.strip().lower() for name in first]
     if not names:
         raise DataError(f"{path} is empty; expected a header with the columns {', '.join(COLUMNS)}, then rows.")
     missing = [name for name in COLUMNS if name not in names]
     if missing:
-        first = ", ".join(names[:6])
+        shown = ", ".join(names[:6])
         advice = "Add a header line." if len(missing) == len(COLUMNS) else "Rename or add the column."
-        raise DataError(f"{path}, line 1: no column {' or '.join(missing)} among: {first}. {advice}")
+        raise DataError(f"{path}, line 1: no column {' or '.join(missing)} among: {shown}. {advice}")
     if len(set(names) & set(COLUMNS)) != sum(name in COLUMNS for name in names):
         raise DataError(f"{path}, line 1: a column appears twice among: {', '.join(names)}. Keep one of each.")
     client, estimate, variance = (names.index(name) for name in COLUMNS)

@@ -13,6 +13,12 @@ from torch import Tensor
 from selffl.errors import ConfigError, DataError
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that NumPy does not take."""
+    if not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed is {seed!r}; expected a whole number, 0 or more.")
+
+
 @dataclass(frozen=True)
 class Rows:
     """Rows of all clients behind each other: client m has rows ``offset[m]`` to ``offset[m + 1] - 1``."""
@@ -69,6 +75,7 @@ class Federation:
         """
         if not 0 <= test_fraction < 1:
             raise ConfigError(f"test_fraction is {test_fraction}; expected a share from 0 up to, not including, 1.")
+        check_seed(seed)
         features, labels = _tensor("x", x), _tensor("y", y)
         column = np.asarray(client)
         if column.ndim != 1:

@@ -95,7 +95,7 @@ def load_studies(folder: Path) -> list[tuple[Path, StudyRecord]]:
     """Every study recorded in ``folder`` or one level below it, with the folder it lies in."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; expected one that `selffl paper run` or `selffl demo` has written.")
-    paths = sorted([*folder.glob(RECORD), *folder.glob(f"*/{RECORD}")])
+    paths = sorted(path for path in (*folder.glob(RECORD), *folder.glob(f"*/{RECORD}")) if path.is_file())
     if not paths:
         raise DataError(f"{folder} holds no {RECORD}; expected the output of `selffl paper run --out {folder}`.")
     found = [(path.parent, _load(path)) for path in paths]

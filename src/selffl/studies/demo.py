@@ -49,7 +49,7 @@ def scores(source: ModelSource, engine: CohortEngine, state: RunState) -> Scores
     size = test.num_examples
     tenth = max(len(size) // 10, 1)
     right = correct_predictions(source.model, engine.personal(state), test).to(torch.float64)
-    shared = correct_predictions(source.model, state.server.params, test)
+    shared = correct_predictions(source.model, state.server.params, test).to(torch.float64)
     largest = train_sizes.argsort(descending=True)[:tenth]
     tested = size > 0
     worst = (right[tested] / size[tested]).sort().values[:tenth]

@@ -19,7 +19,7 @@ AHEAD = 16  # minibatches whose rows are looked up at once
 
 
 class FlatModel:
-    """A module seen as a function of one flat vector of its parameters."""
+    """A module seen as a function of one flat vector of the parameters that it trains."""
 
     def __init__(self, module: nn.Module) -> None:
         running = [name for name, part in module.named_modules() if hasattr(part, "running_mean")]
@@ -30,15 +30,19 @@ class FlatModel:
                 "module of parameters alone. Use GroupNorm in place of BatchNorm."
             )
         self.module = module
-        self._shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+        # Frozen parameters stay what they are in the module: they are no part of what clients train and send.
+        self._trained = {name: part for name, part in module.named_parameters() if part.requires_grad}
+        self._shapes = {name: part.shape for name, part in self._trained.items()}
         if not self._shapes:
-            raise ConfigError(f"{type(module).__name__} has no parameters; expected something to train.")
+            raise ConfigError(
+                f"{type(module).__name__} has no parameters to train; expected some that require a gradient."
+            )
         self._sizes = [shape.numel() for shape in self._shapes.values()]
 
     @property
     def params(self) -> Tensor:
-        """The module's own parameters, ``[P]``."""
-        return torch.cat([parameter.detach().reshape(-1) for parameter in self.module.parameters()])
+        """The module's own trained parameters, ``[P]``."""
+        return torch.cat([part.detach().reshape(-1) for part in self._trained.values()])
 
     def __call__(self, params: Tensor, features: Tensor) -> Tensor:
         """Outputs for ``features`` at ``params [P]``."""
@@ -56,7 +60,9 @@ def gradient_of(model: FlatModel, loss: Loss) -> Gradient:
 
     A linear layer under cross-entropy has them in closed form, several times faster than autograd on small blocks.
     """
-    if type(model.module) is nn.Linear and model.module.bias is not None and loss is nn.functional.cross_entropy:
+    module = model.module
+    is_linear = type(module) is nn.Linear and all(part.requires_grad for part in module.parameters())
+    if is_linear and module.bias is not None and loss is nn.functional.cross_entropy:
         return softmax_regression_gradient
 
     def mean_loss(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:

@@ -1,0 +1,99 @@
+import gzip
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from selffl.data import locate
+from selffl.data import mnist as module
+from selffl.errors import DataError
+
+
+def idx(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+ARRAY = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+
+
+def test_plain_and_gzipped_files_are_read(tmp_path):
+    (tmp_path / "a").write_bytes(idx(ARRAY))
+    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(ARRAY)))
+    for name in ("a", "a.gz"):
+        assert np.array_equal(module.read_idx(tmp_path / name), ARRAY)
+
+
+def test_the_checksum_is_that_of_the_uncompressed_content(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(ARRAY), compresslevel=1))
+    digest = hashlib.md5(idx(ARRAY)).hexdigest()
+    assert np.array_equal(module.read_idx(tmp_path / "a.gz", digest), ARRAY)
+    with pytest.raises(DataError, match=f"has MD5 {digest}; expected 0000"):
+        module.read_idx(tmp_path / "a.gz", "0000")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "begins with nothing"),
+        (b"PNG\x00", "begins with 504e4700"),
+        (idx(ARRAY)[:7], "ends inside its header"),
+        (idx(ARRAY)[:-1], "holds 23 bytes; its header says"),
+        (idx(ARRAY) + b"x", "holds 25 bytes"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, content, message):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        module.read_idx(tmp_path / "a")
+
+
+def test_a_cut_gzip_file_is_refused(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(idx(ARRAY))[:-9])
+    with pytest.raises(DataError, match="cannot be read"):
+        module.read_idx(tmp_path / "a.gz")
+
+
+def test_files_are_looked_for_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SELFFL_DATA", str(tmp_path / "named"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(DataError, match=r"a\.gz of set was not found in .*named.*Put it into one of them"):
+        locate.find_file("set", "a.gz", "a")
+    for place in ("cache/selffl", "data", "named"):  # each found before the one made earlier
+        (tmp_path / place / "set").mkdir(parents=True)
+        (tmp_path / place / "set" / "a").write_bytes(b"")
+        assert locate.find_file("set", "a.gz", "a").resolve() == tmp_path / place / "set" / "a"
+
+
+def test_a_federation_of_small_images(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    parts = {}
+    for name, count in (("train", 12_000), ("t10k", 3_000)):
+        parts[f"{name}-images-idx3-ubyte"] = rng.integers(0, 256, (count, 2, 2), dtype=np.uint8)
+        parts[f"{name}-labels-idx1-ubyte"] = np.resize(np.arange(10, dtype=np.uint8), count)
+    (tmp_path / "mnist").mkdir()
+    for name, array in parts.items():
+        (tmp_path / "mnist" / name).write_bytes(idx(array))
+    monkeypatch.setenv("SELFFL_DATA", str(tmp_path))
+    monkeypatch.setattr(module, "FILES", {name: hashlib.md5(idx(a)).hexdigest() for name, a in parts.items()})
+    found = module.mnist(seed=0)
+    assert found.num_clients == 1000
+    sizes = found.train.num_examples + found.test.num_examples
+    assert sizes.min() >= 10
+    assert found.train.features.shape[1] == 4
+    every = torch.cat([found.train.features, found.test.features])
+    assert every.mean(0).abs().max() < 0.05  # standardised over the pool, of which few rows go unused
+    assert (every.std(0) - 1).abs().max() < 0.05
+
+
+def test_the_real_files_give_fedproxs_sample():
+    try:
+        found = module.mnist(seed=0)
+    except DataError as error:
+        pytest.skip(str(error))
+    sizes = found.train.num_examples + found.test.num_examples
+    assert sizes.min() == 10
+    assert 68_000 < int(sizes.sum()) < 70_000  # published: 69,035
+    assert found.train.labels.unique().tolist() == list(range(10))
