@@ -202,7 +202,7 @@ MISTAKES = {
     "no file": (["posterior"], "Missing argument"),
     "a file too many": (["posterior", "good.csv", "good.csv"], "unexpected extra argument"),
     "unknown study": (["paper", "run", "limit"], "unknown study 'limit'; did you mean 'limits'?"),
-    "a good study and an unknown one": (["paper", "run", "limits", "mnist"], "unknown study 'mnist'"),
+    "a good study and an unknown one": (["paper", "run", "limits", "cifar11"], "unknown study 'cifar11'"),
     "no study": (["paper", "run"], "Missing argument"),
     "unknown form": (["posterior", "good.csv", "--form", "bayes"], "'bayes' is not one of 'exact', 'paper'"),
     "unknown method": (["posterior", "good.csv", "--method", "ml"], "'ml' is not one of 'reml', 'dl'"),

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from selffl.algorithms import FedAvg
+from selffl.algorithms import FedAvg, algorithm
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine
 from selffl.reports.record import save_study
 from selffl.reports.runner import run_studies
-from selffl.studies import DEMO, STUDIES, convergence, demo, limits, synthetic
+from selffl.studies import DEMO, STUDIES, convergence, images, limits, synthetic
 from selffl.studies.result import Estimate
 from selffl.studies.synthetic import HETEROGENEOUS, HOMOGENEOUS, is_lower, lead, limit, methods, paired, run_method
 from selffl.training.model import FlatModel, ModelSource
@@ -498,7 +497,7 @@ def test_scores_equal_a_count_by_hand():
     source = ModelSource(federation, FlatModel(nn.Linear(2, 10)), nn.functional.cross_entropy, 0.1, 5)
     engine = SimpleNamespace(personal=lambda state: one_class_models(answers))
     state = SimpleNamespace(server=SimpleNamespace(params=one_class_models(2)))
-    found = demo.scores(source, engine, state)
+    found = images.scores(source, engine, state)
 
     right = [sum(label == answer for label in group) for group, answer in zip(labels, answers, strict=True)]
     total = sum(test_sizes)
@@ -515,29 +514,48 @@ SMALL_DEMO = {"num_clients": 6, "num_rounds": 4, "check_every": 2, "num_seeds": 
 
 
 def test_one_run_of_the_demo_learns_and_counts_its_gradients():
-    setting = demo.Setting(**SMALL_DEMO | {"num_rounds": 12})
-    run = demo.train(setting, "fedavg", 1)
+    setting = images.Setting(**SMALL_DEMO | {"num_rounds": 12})
+    run = images.train(setting, "fedavg", 1)
     assert len(run.history) == 6
     assert run.num_gradients == 20.0  # per client and round it took part in
     last = run.history[-1]
     assert last.weighted == pytest.approx(last.global_model, rel=1e-6)  # FedAvg has one model for everybody
     assert last.weighted > 0.6  # ten digits: a guess has 0.1
-    again = demo.train(setting, "fedavg", 1)
+    again = images.train(setting, "fedavg", 1)
     assert again == run
-    assert demo.train(setting, "fedavg", 2) != run
+    assert images.train(setting, "fedavg", 2) != run
 
 
 def test_a_participation_below_one_client_counts_one():
-    run = demo.train(demo.Setting(**SMALL_DEMO | {"participation": 0.1}), "fedavg", 0)
+    run = images.train(images.Setting(**SMALL_DEMO | {"participation": 0.1}), "fedavg", 0)
     assert run.num_gradients == 20.0
+
+
+def test_runs_in_several_processes_are_the_same_runs():
+    small = dataclasses.replace(images.DIGITS, **SMALL_DEMO, methods=("fedavg", "self-fl"))
+    apart = dataclasses.replace(small, num_processes=2)
+    assert images.train_all(apart, silent) == images.train_all(small, silent)
+
+
+def test_mnist_is_figure_1a(monkeypatch):
+    setting = images.MNIST_SETTING
+    assert (setting.num_clients, setting.participation, setting.num_rounds) == (1000, 0.1, 200)
+    assert (setting.learning_rate, setting.batch_size) == (0.03, 10)
+    assert [algorithm(name).num_local_steps for name in ("fedavg", "ditto", "pfedme", "perfedavg")] == [20] * 4
+    assert algorithm("self-fl").max_local_steps == 40
+    small = dataclasses.replace(images.DIGITS, **SMALL_DEMO)
+    monkeypatch.setattr(images, "MNIST_SETTING", small)
+    result = STUDIES["mnist"].run(False, silent)
+    assert len(result.claims) == 5
+    assert [row["method"] for row in result.table] == list(small.methods)
 
 
 def test_a_small_demo_is_complete(monkeypatch):
     names = ("self-fl", "ditto", "fedavg", "local")
-    monkeypatch.setattr(demo, "Setting", lambda **_: small)
-    small = dataclasses.replace(demo._SETTING, **SMALL_DEMO, methods=names)
+    small = dataclasses.replace(images.DIGITS, **SMALL_DEMO, methods=names)
+    monkeypatch.setattr(images, "DIGITS", small)
     steps = []
-    result = DEMO.run(True, lambda *step: steps.append(step))
+    result = DEMO.run(False, lambda *step: steps.append(step))
     assert [done for done, _, _ in steps] == list(range(9))
     assert [(row["method"], row["seed"], row["round"]) for row in result.rows] == [
         (name, seed, number) for name in names for seed in (0, 1) for number in (2, 4)
@@ -560,10 +578,10 @@ def test_a_small_demo_is_complete(monkeypatch):
 def test_the_demos_verdicts_follow_the_paired_difference(monkeypatch, rival, verdict):
     def made_up(setting, name, seed):
         value = (0.8, 0.81)[seed] if name == "self-fl" else rival[seed]
-        return demo.Run([demo.Scores(value, value, value, value)], 20.0)
+        return images.Run([images.Scores(value, value, value, value)], 20.0)
 
-    monkeypatch.setattr(demo, "train", made_up)
-    monkeypatch.setattr(demo, "Setting", partial(demo.Setting, check_every=20))
+    monkeypatch.setattr(images, "train", made_up)
+    monkeypatch.setattr(images, "DIGITS", dataclasses.replace(images.DIGITS, check_every=20))
     result = DEMO.run(True, silent)
     assert [claim.verdict for claim in result.claims] == [verdict] * 3
 
@@ -578,6 +596,7 @@ def test_every_study_has_a_name_of_its_own():
         "synthetic-homogeneous",
         "synthetic-heterogeneous",
         "augmented-synthetic",
+        "mnist",
     ]
     assert all(study.id == name for name, study in STUDIES.items())
     assert DEMO.id not in STUDIES
