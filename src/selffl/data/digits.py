@@ -1,7 +1,7 @@
 """scikit-learn's digits: 1,797 real 8×8 images inside the wheel, so that everything runs without a download.
 
 Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI (1998).  The split follows the shape of FedProx's
-MNIST: a few digits per client, and sizes that follow a power law.
+MNIST: a few digits per client, and lognormal sizes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from selffl.errors import ConfigError
 
 
 def digits(num_clients: int = 40, classes_per_client: int = 3, test_fraction: float = 0.3, seed: int = 0) -> Federation:
-    """The digits over ``num_clients`` clients, each with a few of the ten classes; sizes differ by a power law.
+    """The digits over ``num_clients`` clients, each with a few of the ten classes; sizes are lognormal.
 
     Pixels are scaled to [-1, 1].  Each client gets at least two images of each of its classes; no image is given out
     twice, and those left when the wanted sizes are met by rounding down go unused.

@@ -94,7 +94,9 @@ def draw(figure: Figure) -> Canvas:
 
 def _colours(charts: Sequence[Chart]) -> dict[str, str]:
     names = list(dict.fromkeys(series.name for chart in charts for series in chart.series))
-    spare = iter(OTHER_COLOURS * (1 + len(names) // len(OTHER_COLOURS)))
+    taken = {METHOD_COLOURS.get(name) for name in names}
+    free = [colour for colour in OTHER_COLOURS if colour not in taken]
+    spare = iter(free * (1 + len(names) // len(free)))
     return {name: METHOD_COLOURS.get(name) or next(spare) for name in names}
 
 

@@ -51,13 +51,16 @@ def lead(studies: Recorded) -> str:
     if not count:
         return "No claims were put to the test here."
     words = {
-        "holds": "hold",
-        "holds in part": "hold in part",
-        "not decided": "are not decided",
-        "does not hold": "do not hold",
+        "holds": ("holds", "hold"),
+        "holds in part": ("holds in part", "hold in part"),
+        "not decided": ("is not decided", "are not decided"),
+        "does not hold": ("does not hold", "do not hold"),
     }
-    parts = [f"{count[verdict]} {text}" for verdict, text in words.items() if count[verdict]]
-    return f"Of {count.total()} statements put to the test: {', '.join(parts)}."
+    parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in words.items() if count[verdict]]
+    return (
+        f"Of {count.total()} statements put to the test: {', '.join(parts)}. Comparisons are paired over repeats or "
+        "seeds and decided at the 5 % level."
+    )
 
 
 # In the page the ink follows the reader's light or dark setting, and the white ground goes.

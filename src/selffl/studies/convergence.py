@@ -1,4 +1,4 @@
-"""Proposition 1, measured: how fast Self-FL converges, and to what."""
+"""Proposition 3.1, measured: how fast Self-FL converges, and to what."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
     ]
     claims.append(
         Claim(
-            "The distance shrinks by a factor of at most q in each round.",
+            "The distance to the fixed point shrinks by a factor of at most q a round, as fitted over rounds.",
             "holds" if all_within else "does not hold",
             f"Fitted decay ≤ q in {sum(int((r.decay <= r.contraction).sum()) for r in found.values())} of "
             f"{len(found) * setting.num_repeats} runs, M = {sizes[0]} … {sizes[-1]}; largest fitted decay − q: "
@@ -248,7 +248,8 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
             Claim(
                 f"What remains is O(M^(−1/2)); {text}.",
                 "holds" if all(s.low <= -0.5 for s in late) else "does not hold",
-                f"Slope of log error against log M with 95 % interval, {setting.num_repeats} repeats of each size: "
+                "Holds if −1/2 or a steeper slope is within the 95 % interval over the larger sizes. "
+                f"Slope of log error against log M with that interval, {setting.num_repeats} repeats of each size: "
                 f"personal {whole[0]}, global {whole[1]} over M = {sizes[0]} … {sizes[-1]}; personal {late[0]}, global "
                 f"{late[1]} over M = {larger[0]} … {larger[-1]}. What remains is the difference between weighting "
                 "clients by w_m and by w_m(1 − a_m), where a_m is the right side of Eq. (8): it vanishes where all a_m "
@@ -263,7 +264,7 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
             Figure("remaining-error", "What is left after convergence against the number of clients.", charts),
             Figure(
                 "error-by-round",
-                "Largest personal error by round (solid) and the proposition's bound (dashed).",
+                "Largest personal error by round (solid), and C·qᵗ + floor (dashed) with C and the floor as measured.",
                 by_round,
             ),
         ],
@@ -274,8 +275,8 @@ def _run(quick: bool, progress: Progress) -> StudyResult:
 
 CONVERGENCE = Study(
     "convergence",
-    "Proposition 1: convergence of Self-FL",
-    "section 3.1, proposition 1; appendix F",
+    "Proposition 3.1: convergence of Self-FL",
+    "section 3.1, proposition 3.1; appendix F",
     "two-level Gaussian model, variances known, full participation, M = 20 … 2000, one exact local step per round",
     _run,
 )

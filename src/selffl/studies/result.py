@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from scipy.stats import t
 from torch import Tensor
 
-Verdict = Literal["holds", "holds in part", "not decided", "does not hold"]  # not decided: within two standard errors
+Verdict = Literal[
+    "holds", "holds in part", "not decided", "does not hold"
+]  # not decided: no difference at the 5 % level
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what comes next
 
 
@@ -84,13 +87,14 @@ class Estimate:
 
     mean: float
     error: float
+    count: int = 2  # repeats
 
     @classmethod
     def of(cls, repeats: Tensor) -> Estimate:
         """Of one number per repeat."""
         values = repeats.to(torch.float64)
         error = float(values.std(correction=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
-        return cls(float(values.mean()), error)
+        return cls(float(values.mean()), error, len(values))
 
     def __str__(self) -> str:
         """Four decimals of the mean and of its standard error; powers of ten where these would show nothing."""
@@ -98,6 +102,7 @@ class Estimate:
             return f"{self.mean:.2e} ± {self.error:.1e}"
         return f"{self.mean:.4f} ± {self.error:.4f}"
 
-    def differs_from(self, other: Estimate, errors: float = 2.0) -> bool:
-        """Whether the two are further apart than so many of their joint standard errors."""
-        return bool(abs(self.mean - other.mean) > errors * (self.error**2 + other.error**2) ** 0.5)
+    @property
+    def is_clear(self) -> bool:
+        """Whether it differs from zero at the 5 % level, by Student's t; a single repeat shows nothing."""
+        return self.count > 1 and abs(self.mean) > float(t.ppf(0.975, self.count - 1)) * self.error

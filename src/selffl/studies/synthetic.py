@@ -225,8 +225,8 @@ def paired(first: Tensor, second: Tensor) -> Estimate:
 
 
 def is_lower(difference: Estimate) -> bool:
-    """Below zero by more than two standard errors."""
-    return difference.mean < -2 * difference.error
+    """Below zero at the 5 % level."""
+    return difference.mean < 0 and difference.is_clear
 
 
 def _verdict(*parts: bool) -> Verdict:
@@ -328,19 +328,15 @@ RIVALS = ("fedavg", "ditto", "pfedme", "perfedavg")
 
 
 def lead(ours: Tensor, rivals: Sequence[Tensor]) -> Verdict:
-    """Whether a method is ahead of all rivals on the same repeats: beyond two standard errors, not clearly, or not."""
+    """Whether a method is ahead of all rivals on the same repeats: at the 5 % level, undecided, or not."""
     gaps = [paired(ours, rival) for rival in rivals]
     if all(is_lower(gap) for gap in gaps):
         return "holds"
-    return "does not hold" if any(is_lower(Estimate(-gap.mean, gap.error)) for gap in gaps) else "not decided"
+    return "does not hold" if any(gap.mean > 0 and gap.is_clear for gap in gaps) else "not decided"
 
 
 def _both(first: Verdict, second: Verdict) -> Verdict:
     return first if first == second else "holds in part"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f} times" if ratio < 1000 else f"{ratio:.0e} times (diverged)"
 
 
 def _list(outcomes: Outcomes, attribute: str, rate: float, names: Sequence[str]) -> str:
@@ -386,8 +382,7 @@ def heterogeneous_claims(setting: Setting, outcomes: Outcomes) -> list[Claim]:
     sparse, full = outcomes["self-fl", low], outcomes["self-fl", high]
 
     def steady(attribute: str) -> bool:
-        gap = paired(getattr(sparse, attribute), getattr(full, attribute))
-        return abs(gap.mean) <= 2 * gap.error
+        return not paired(getattr(sparse, attribute), getattr(full, attribute)).is_clear
 
     paper, exact, local = (outcomes[n, high].local_squared_error for n in ("self-fl", "self-fl-exact", "local"))
     return [
@@ -421,17 +416,16 @@ def common_claims(setting: Setting, outcomes: Outcomes, variants: Outcomes, esti
     worst_global = max(Estimate.of(outcomes["self-fl", rate].global_error).error for rate in rates)
     smooth, plain = variants["self-fl, all others", low], variants["self-fl, all others, smoothing off", low]
     cohort, cohort_plain = outcomes["self-fl", low], variants["self-fl, smoothing off", low]
-    ratios = {}
+    found = {}
     for rate in (low, high):
         unknown, known = estimated["self-fl, estimated", rate].local_error, outcomes["self-fl", rate].local_error
-        ratios[rate] = float(unknown.mean() / known.mean())
+        # The data lie within a few units of theta_0: an error of ten is a run that has left them.
+        found[rate] = int((unknown > 10).sum()), float(unknown.median() / known.median())
+    near = [num_diverged == 0 and ratio < 1.25 for num_diverged, ratio in found.values()]
 
-    def rounds_to(trace: Tensor) -> float:
-        inside = (trace < 0.5).nonzero()
-        return float(inside[0]) + 1 if len(inside) else float("inf")
-
-    def shown(rounds: float) -> str:
-        return f"{rounds:.0f}" if rounds < float("inf") else f"more than {setting.num_rounds}"
+    def rounds_to(trace: Tensor) -> int:
+        """Rounds until the error is within a fifth of where it ends."""
+        return int((trace < 1.2 * trace[-20:].mean()).nonzero()[0]) + 1
 
     slowed = [rounds_to(cohort.trace) > rounds_to(cohort_plain.trace), rounds_to(smooth.trace) > rounds_to(plain.trace)]
     steadied = is_lower(paired(cohort.global_error, cohort_plain.global_error))
@@ -446,12 +440,12 @@ def common_claims(setting: Setting, outcomes: Outcomes, variants: Outcomes, esti
         Claim(
             "The smoothing average by C slows convergence (appendix E.5).",
             _verdict(*slowed),
-            f"At C = {low:g}, rounds until the global error is below 0.5 from a start {setting.global_mean:g} away: "
-            f"{shown(rounds_to(cohort.trace))} with smoothing by C, {shown(rounds_to(cohort_plain.trace))} without; "
-            f"after {setting.num_rounds} rounds {Estimate.of(cohort.global_error)} and "
-            f"{Estimate.of(cohort_plain.global_error)}. With S_m over all clients, where local runs are short, it "
-            f"takes {shown(rounds_to(smooth.trace))} and {shown(rounds_to(plain.trace))}; at the end the error is "
-            f"{Estimate.of(smooth.global_error)} and {Estimate.of(plain.global_error)}."
+            f"At C = {low:g}, from a start {setting.global_mean:g} away, rounds until the global error is within a "
+            f"fifth of where it ends: {rounds_to(cohort.trace)} with smoothing by C (ends at "
+            f"{Estimate.of(cohort.global_error)}), {rounds_to(cohort_plain.trace)} without "
+            f"({Estimate.of(cohort_plain.global_error)}). With S_m over all clients, where local runs are short: "
+            f"{rounds_to(smooth.trace)} ({Estimate.of(smooth.global_error)}) and {rounds_to(plain.trace)} "
+            f"({Estimate.of(plain.global_error)})."
             + (
                 " What smoothing takes in speed it gives in steadiness: without it the global model is the average of "
                 "the last few clients."
@@ -461,12 +455,12 @@ def common_claims(setting: Setting, outcomes: Outcomes, variants: Outcomes, esti
         ),
         Claim(
             "Variances can be estimated from the models' own spread (section 3.2), each round a bootstrap sample.",
-            _verdict(*(ratio < 1.25 for ratio in ratios.values())),
-            f"Local error with estimated variances at C = {high:g}: "
-            f"{Estimate.of(estimated['self-fl, estimated', high].local_error)}, {_times(ratios[high])} that with "
-            f"known ones; at C = {low:g}: {Estimate.of(estimated['self-fl, estimated', low].local_error)}, "
-            f"{_times(ratios[low])}. A cohort of two has one other client in S_m: when that one's estimated variance "
-            "is large and one's own small, the start θ − (w_m/S_m)(θ_m − θ) overshoots, and the spread feeds itself.",
+            _verdict(*near),
+            f"At C = {high:g}: {found[high][0]} of {setting.num_repeats} repeats diverged, and the median local error "
+            f"is {found[high][1]:.2f} times that with known variances. At C = {low:g}: {found[low][0]} of "
+            f"{setting.num_repeats} diverged, median {found[low][1]:.2f} times. A cohort of two has one other client "
+            "in S_m: when that one's estimated variance is large and one's own small, the start θ − (w_m/S_m)(θ_m − θ) "
+            "overshoots, and the spread feeds itself.",
         ),
     ]
 
