@@ -204,6 +204,10 @@ MISTAKES = {
     "unknown study": (["paper", "run", "limit"], "unknown study 'limit'; did you mean 'limits'?"),
     "a good study and an unknown one": (["paper", "run", "limits", "cifar11"], "unknown study 'cifar11'"),
     "no study": (["paper", "run"], "Missing argument"),
+    "a method for what is given": (
+        ["posterior", "good.csv", "--method", "dl", "--inter-variance", "1"],
+        "leave one of them out",
+    ),
     "unknown form": (["posterior", "good.csv", "--form", "bayes"], "'bayes' is not one of 'exact', 'paper'"),
     "unknown method": (["posterior", "good.csv", "--method", "ml"], "'ml' is not one of 'reml', 'dl'"),
     "missing file": (["posterior", "nowhere.csv"], "nowhere.csv does not exist"),
@@ -247,6 +251,25 @@ def test_variance_zero_and_dersimonian_laird(mistake, folder):
 def test_a_damaged_record(mistake, folder):
     (folder / "empty" / "record.json").write_text('{"version": 1, "id": ', encoding="utf-8")
     assert "is not a complete study record" in mistake("report", "empty")
+
+
+def test_certain_clients_that_differ_contradict_an_inter_variance_of_zero(mistake, folder):
+    (folder / "sure.csv").write_text("client,estimate,variance\na,1.3,0\nb,2.5,0\nc,2,1\n", encoding="utf-8")
+    mistake("posterior", "sure.csv", "--inter-variance", "0")
+
+
+def test_certain_clients_that_agree_have_no_likelihood(mistake, folder):
+    (folder / "sure.csv").write_text("client,estimate,variance\na,0,0\nb,0,0\nc,2,1\n", encoding="utf-8")
+    mistake("posterior", "sure.csv")
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(folder):
+    rows = "".join(f"c{number},{number},1\n" for number in range(3000))
+    (folder / "many.csv").write_text("client,estimate,variance\n" + rows, encoding="utf-8")
+    command = f"{sys.executable} -m selffl posterior many.csv --rows 3000 | head -1; exit ${{PIPESTATUS[0]}}"
+    found = in_a_process("bash", "-c", command, cwd=folder, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert "Traceback" not in found.stderr
 
 
 @pytest.mark.parametrize("option", ["--plot", "--out"])
@@ -333,8 +356,8 @@ def test_posterior_prints_the_librarys_numbers_as_a_table(run):
     for name, line, row, own, variance in zip(names, lines, rows, ESTIMATE, VARIANCE, strict=True):
         cells = re.split(r"\s{2,}", line.strip())
         assert cells[:4] == [name, f"{own:.4g}", f"{math.sqrt(variance):.2g}", f"{row['shrunk']:.4g}"]
-        assert cells[4:6] == [f"{row['low']:.4g} … {row['high']:.4g}", f"{row['gain']:.2f}"]
-        assert cells[6] == ("alone is as good" if row["gain"] < 1.05 else f"gains {row['gain']:.1f}×")
+        assert cells[4] == f"{row['low']:.4g} … {row['high']:.4g}"
+        assert cells[5] == ("alone is as good" if row["gain"] < 1.05 else f"gains {row['gain']:.1f}×")
     assert found.err == ""
 
 

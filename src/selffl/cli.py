@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import shutil
 import sys
 from enum import StrEnum
@@ -34,8 +35,15 @@ app.add_typer(paper_app, name="paper")
 INTERRUPTED = 130  # the shell's code for it
 STOPPED = "stopped. What was finished is kept."
 
-out = Console()
-err = Console(stderr=True)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to `main`: rich would end with exit code 1."""
+        raise BrokenPipeError
+
+
+out = _Console()
+err = _Console(stderr=True)
 
 
 class FormChoice(StrEnum):
@@ -98,9 +106,9 @@ def posterior_command(
     inter_variance: Annotated[
         float | None, typer.Option(help="Variance between clients, σ₀². Without it, it is estimated.")
     ] = None,
-    method: Annotated[MethodChoice, typer.Option(help="How to estimate σ₀²: reml or dl (DerSimonian–Laird).")] = (
-        MethodChoice.reml
-    ),
+    method: Annotated[
+        MethodChoice | None, typer.Option(help="How to estimate σ₀²: reml (the default) or dl (DerSimonian–Laird).")
+    ] = None,
     form: Annotated[
         FormChoice, typer.Option(help="The two-level model itself (exact), or the paper's postulated one (paper).")
     ] = FormChoice.exact,
@@ -111,6 +119,8 @@ def posterior_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary and the shown rows as JSON.")] = False,
 ) -> None:
     """Shrink each client's estimate towards the others', and say who gains.
+
+    Intervals take σ₀² as known: where it is estimated from a few clients, they are too narrow.
 
     Example: selffl posterior hospitals.csv --plot forest.png --out shrunk.csv
     """
@@ -123,7 +133,9 @@ def posterior_command(
             raise ConfigError(f"{target} is the file that is read; expected another one to write.")
     if plot is not None:
         check_ending(plot)
-    found = Shrinkage.of(read_estimates(file), inter_variance, method.value, form.value, level)
+    if method is not None and inter_variance is not None:
+        raise ConfigError("--method says how to estimate what --inter-variance already gives; leave one of them out.")
+    found = Shrinkage.of(read_estimates(file), inter_variance, (method or MethodChoice.reml).value, form.value, level)
     if as_json:
         shown = [_without_infinity(row) for row in found.rows(rows)]
         print(json.dumps(_without_infinity(found.summary) | {"rows": shown}, ensure_ascii=False, allow_nan=False))
@@ -144,7 +156,7 @@ def _without_infinity(row: dict[str, object]) -> dict[str, object]:
 
 def _print_shrinkage(summary: dict[str, object], shown: list[dict[str, object]], level: float) -> None:
     out.print(
-        f"{summary['clients']:,} clients, {summary['form']} form.  "
+        f"{summary['clients']:,} client{'s' if summary['clients'] != 1 else ''}, {summary['form']} form.  "
         f"Between-client variance σ₀² = {summary['inter_variance']:.4g} ({summary['inter_variance_source']}).  "
         f"Global mean {summary['global_mean']:.4g} [{summary['global_low']:.4g}, {summary['global_high']:.4g}].  "
         f"Median gain {summary['median_gain']:.2f}×; {summary['alone_is_as_good']:,} do as well alone.",
@@ -155,9 +167,9 @@ def _print_shrinkage(summary: dict[str, object], shown: list[dict[str, object]],
     if shown:
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("client")
-        for name in ("own estimate", "± (own)", "with others", f"{100 * level:g} % interval", "gain"):
-            table.add_column(name, justify="right")
-        table.add_column("verdict")
+        for name in ("own", "s.e.", "shrunk", f"{100 * level:g} % interval"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("verdict", no_wrap=True)
         for row in shown:
             style = "dim" if row["verdict"] == "alone is as good" else ""
             table.add_row(
@@ -166,11 +178,12 @@ def _print_shrinkage(summary: dict[str, object], shown: list[dict[str, object]],
                 f"{float(row['variance']) ** 0.5:.2g}",  # type: ignore[arg-type]
                 f"{row['shrunk']:.4g}",
                 f"{row['low']:.4g} … {row['high']:.4g}",
-                f"{row['gain']:.2f}",
                 str(row["verdict"]),
                 style=style,
             )
         out.print(table)
+    if shown and summary["inter_variance_source"] != "given":
+        out.print("Intervals take σ₀² as known: estimated from few clients, they are too narrow.", highlight=False)
     hidden = int(str(summary["clients"])) - len(shown)
     if hidden and shown:
         out.print(f"… and {hidden:,} more; --out FILE.csv writes them all.", highlight=False)
@@ -335,6 +348,10 @@ def main() -> None:
     except SelfFLError as error:
         _say(str(error))
         code = 2
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough (`| head`); what is left in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except (KeyboardInterrupt, typer.Abort):
         _say(STOPPED)
         code = INTERRUPTED
@@ -346,7 +363,7 @@ def main() -> None:
         # A command without arguments has shown its help, which is no mistake.
         code = 0 if type(error).__name__ == "NoArgsIsHelpError" else 2
         if code:
-            _say(f"{message()} See `selffl --help`.")
+            _say(f"{message().rstrip('.')}. See `selffl --help`.")
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -189,6 +189,11 @@ def test_an_underscore_is_no_part_of_a_number(written):
 # ----------------------------------------------------------------------------------------------------------- bad files
 
 
+@pytest.mark.parametrize(("sign", "word"), [(";", "semicolons"), ("\t", "tabs")])
+def test_another_separator_is_named(written, sign, word):
+    assert f"separated by {word}; expected commas" in refusal(written((HEADER + "a,1,0.5\n").replace(",", sign)))
+
+
 def test_blank_lines_before_the_header_do_not_matter(written):
     assert read_estimates(written("\n\n" + HEADER + "a,1,0.5\n")).client == ["a"]
 

@@ -233,6 +233,12 @@ def test_arrays_that_do_not_fit_are_a_data_error(z, variance):
         selffl.estimate_inter_variance(z, variance)
 
 
+def test_reml_refuses_certain_clients_that_agree():
+    with pytest.raises(DataError, match="2 clients have variance 0 and the same estimate"):
+        selffl.estimate_inter_variance([0.0, 0.0, 2.0], [0.0, 0.0, 1.0])
+    assert selffl.estimate_inter_variance([0.0, 0.0, 2.0, 2.1], [0.0, 1e-9, 0.1, 0.0]) > 0.1
+
+
 def test_dl_refuses_clients_without_uncertainty():
     with pytest.raises(ConfigError, match=r"2 client\(s\) have variance 0"):
         selffl.estimate_inter_variance([1.0, 2.0, 3.0], [0.0, 0.1, 0.0], "dl")

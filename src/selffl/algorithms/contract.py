@@ -1,10 +1,12 @@
 """What an algorithm is, what it is given, and what it gives back.
 
 One idea carries the library: every client-side tensor has a client axis, and a single real client is a cohort of one.
-An algorithm is a value (a frozen dataclass of options) with five pure functions, called once a round in this order::
+An algorithm is a value (a frozen dataclass of options) with six pure functions::
 
-    start ─► broadcast ─► client_round ─► server_round ─► broadcast ─► ...
-                                └─► personal: the model of each client that is evaluated
+    start     once: the server's state, a record with the global model in its field ``params``
+    newcomer  once: the memory of clients that have not taken part
+    broadcast ─► client_round ─► server_round     every round
+    personal  whenever models are evaluated
 
 Shapes: ``params`` is ``[..., P]`` on the server and ``[..., clients, P]`` on the clients; a number per client is
 ``[..., clients]``.  The dots are independent federations (repeats of an experiment) that run side by side; usually

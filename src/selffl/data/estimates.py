@@ -99,6 +99,9 @@ def _header(path: Path, lines: Iterator[list[str]]) -> tuple[tuple[int, int, int
     if not names:
         raise DataError(f"{path} is empty; expected a header with the columns {', '.join(COLUMNS)}, then rows.")
     missing = [name for name in COLUMNS if name not in names]
+    for sign, word in ((";", "semicolons"), ("\t", "tabs")):
+        if missing and len(names) == 1 and sign in names[0]:
+            raise DataError(f"{path}, line 1: the columns are separated by {word}; expected commas.")
     if missing:
         shown = ", ".join(names[:6])
         advice = "Add a header line." if len(missing) == len(COLUMNS) else "Rename or add the column."

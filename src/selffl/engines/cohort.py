@@ -127,7 +127,7 @@ class CohortEngine:
             if not server.params.isfinite().all() or any(t.isinf().any() for t in tensors_of(server).values()):
                 raise DivergedError(
                     f"the state of {self.algorithm.name} is not finite after round {number}; "
-                    "expected finite numbers. Lower the learning rate."
+                    "expected finite numbers. Lower the learning rate, or take more clients a round."
                 )
             if on_round is not None:
                 on_round(RoundReport(number, clients, upload, server))

@@ -38,7 +38,7 @@ def estimate_inter_variance(local_estimate: Any, intra_variance: Any, method: In
     if found.ndim != 1 or len(found) < 2:
         raise DataError(
             f"local_estimate has shape {tuple(found.shape)}; expected at least two clients, one number each. "
-            "The spread between clients cannot be seen in fewer: give inter_variance."
+            "The spread between clients cannot be seen in fewer: give inter_variance (--inter-variance)."
         )
     spread = variance_tensor("intra_variance", intra_variance, like=found)
     if tuple(spread.shape) not in ((), (len(found),)):
@@ -50,7 +50,7 @@ def estimate_inter_variance(local_estimate: Any, intra_variance: Any, method: In
     if method == "dl" and (variance == 0).any():
         raise ConfigError(
             f"{int((variance == 0).sum())} client(s) have variance 0, which DerSimonian-Laird divides by; "
-            "expected variances above 0. Use reml, or give inter_variance."
+            "expected variances above 0. Use reml, or give inter_variance (--inter-variance)."
         )
     return dersimonian_laird(estimate, variance) if method == "dl" else reml(estimate, variance)
 
@@ -75,8 +75,7 @@ def restricted_log_likelihood(inter_variance: float, estimate: Floats, variance:
     total = inter_variance + variance
     surest = int(total.argmin())
     if np.count_nonzero(total == 0) > 1:
-        # Several clients that claim to know theta_0 exactly: certain if they agree, impossible if they do not.
-        return math.inf if np.ptp(estimate[total == 0]) == 0 else -math.inf
+        return -math.inf  # several that claim to know theta_0 exactly, and differ; `reml` refuses those that agree
     # Relative to the surest client, whose own variance cancels between the first two terms and may be zero.
     weight = np.divide(total[surest], total, out=np.ones_like(total), where=total > 0)
     mean = float(weight @ estimate) / float(weight.sum())
@@ -96,6 +95,12 @@ def reml(estimate: Floats, variance: Floats) -> float:
     spread = float(np.var(estimate, ddof=1))
     if spread == 0.0:
         return 0.0
+    certain = estimate[variance == 0]
+    if len(certain) > 1 and np.ptp(certain) == 0:
+        raise DataError(
+            f"{len(certain)} clients have variance 0 and the same estimate, so that the likelihood has no maximum; "
+            "expected one at most. Give them a variance above 0, or give inter_variance (--inter-variance)."
+        )
     # Above: no weighting makes the variance of the estimates larger than M times the plain one.
     # Below: a millionth of the smallest variance is zero for any purpose.
     high = math.log(2.0 * len(estimate) * spread)

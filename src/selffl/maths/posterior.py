@@ -236,6 +236,10 @@ class Posterior:
 def posterior(local_estimate: Any, intra_variance: Any, inter_variance: Any, form: Form = "paper") -> Posterior:
     """Posterior of the two-level Gaussian model.
 
+    The default is the paper's form, which leaves the spread of the clients out of a client's own prior and promises
+    too much where clients differ; for advice, and for random-effects shrinkage as statisticians know it, ask for
+    ``form="exact"``, as the command line does.
+
     Args:
         local_estimate: what each client's own data say, ``[M]`` or ``[M, P]``; list, NumPy array or torch tensor.
         intra_variance: the uncertainty of each of those, a scalar, ``[M]``, or ``[M, P]``.

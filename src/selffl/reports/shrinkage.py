@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.stats import norm
 
 from selffl.data.estimates import EstimateTable
-from selffl.errors import ConfigError
+from selffl.errors import ConfigError, DataError
 from selffl.maths.heterogeneity import InterVarianceMethod, estimate_inter_variance
 from selffl.maths.posterior import Form, Posterior, posterior
 from selffl.reports import figures
@@ -66,6 +66,12 @@ class Shrinkage:
             if not (math.isfinite(inter_variance) and inter_variance >= 0):
                 raise ConfigError(f"inter-variance is {inter_variance}; expected a number, 0 or more.")
             source = "given"
+            certain = table.estimate[table.variance == 0]
+            if inter_variance == 0 and len(certain) > 1 and np.ptp(certain) > 0:
+                raise DataError(
+                    f"inter-variance is 0, so that all clients are the same, but {len(certain)} clients of variance 0 "
+                    "differ; expected one or the other. Give an inter-variance above 0."
+                )
         else:
             inter_variance = estimate_inter_variance(table.estimate, table.variance, method)
             source = {"dl": "DerSimonian–Laird", "reml": "REML"}[method]
