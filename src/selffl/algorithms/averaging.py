@@ -1,6 +1,6 @@
 """What the averaging methods share: a server that holds one model, and a client that holds its own.
 
-Only records and one weighting rule live here; each method's rounds are in its own file.
+Records, how they start and travel, and one weighting rule; each method's rounds are in its own file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.contract import LocalTask, Population
 from selffl.algorithms.options import one_of
 from selffl.maths.posterior import weighted_mean
 
@@ -71,9 +71,36 @@ def check_weighting(weighting: Weighting) -> None:
     one_of("weighting", weighting, get_args(Weighting))
 
 
-def send_model(server: ModelServer, clients: Tensor) -> ModelBroadcast:
-    """The same model to every client of the cohort."""
-    return ModelBroadcast(server.params.unsqueeze(-2).expand(*clients.shape, -1))
+class SharedModel:
+    """What methods have in common whose server knows one model and sends it to everybody."""
+
+    def start(self, params: Tensor, population: Population) -> ModelServer:
+        """The initial model."""
+        return ModelServer(params)
+
+    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
+        """The global model, to every client of the cohort."""
+        return ModelBroadcast(server.params.unsqueeze(-2).expand(*clients.shape, -1))
+
+
+class WithoutMemory(SharedModel):
+    """Of these, those whose clients keep nothing between rounds."""
+
+    def newcomer(self, params: Tensor) -> NoMemory:
+        """Nothing."""
+        return NoMemory()
+
+
+class WithPersonalModel(SharedModel):
+    """And those whose clients keep a model of their own, which begins at the global one as first received."""
+
+    def newcomer(self, params: Tensor) -> PersonalMemory:
+        """No model of its own yet."""
+        return PersonalMemory.empty(params)
+
+    def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
+        """The client's own model (D10)."""
+        return memory.model(global_params.unsqueeze(-2))
 
 
 def average(upload: ModelUpload, weighting: Weighting) -> Tensor:

@@ -16,18 +16,18 @@ from selffl.algorithms.averaging import (
     ModelUpload,
     PersonalMemory,
     Weighting,
+    WithPersonalModel,
     average,
     check_weighting,
-    send_model,
     upload_model,
 )
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import above, at_least
 from selffl.algorithms.solver import descend
 
 
 @dataclass(frozen=True)
-class Ditto:
+class Ditto(WithPersonalModel):
     """Options of DITTO.
 
     Attributes:
@@ -47,18 +47,6 @@ class Ditto:
         above("penalty", self.penalty, 0.0, inclusive=True)
         check_weighting(self.weighting)
 
-    def start(self, params: Tensor, population: Population) -> ModelServer:
-        """The initial model."""
-        return ModelServer(params)
-
-    def newcomer(self, params: Tensor) -> PersonalMemory:
-        """No personal model yet: it begins at the global one as first received."""
-        return PersonalMemory.empty(params)
-
-    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
-        """The global model."""
-        return send_model(server, clients)
-
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
     ) -> tuple[ModelUpload, PersonalMemory]:
@@ -76,7 +64,3 @@ class Ditto:
     def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
         """FedAvg's average of the w_k."""
         return ModelServer(average(upload, self.weighting))
-
-    def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
-        """v (D10)."""
-        return memory.model(global_params.unsqueeze(-2))

@@ -17,18 +17,18 @@ from selffl.algorithms.averaging import (
     ModelUpload,
     NoMemory,
     Weighting,
+    WithoutMemory,
     average,
     check_weighting,
-    send_model,
     upload_model,
 )
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import at_least
 from selffl.algorithms.solver import descend
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(WithoutMemory):
     """Options of FedAvg.
 
     Attributes:
@@ -44,18 +44,6 @@ class FedAvg:
     def __post_init__(self) -> None:
         at_least("num_local_steps", self.num_local_steps, 1)
         check_weighting(self.weighting)
-
-    def start(self, params: Tensor, population: Population) -> ModelServer:
-        """The initial model."""
-        return ModelServer(params)
-
-    def newcomer(self, params: Tensor) -> NoMemory:
-        """Nothing is kept."""
-        return NoMemory()
-
-    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
-        """The global model."""
-        return send_model(server, clients)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask

@@ -15,16 +15,16 @@ from selffl.algorithms.averaging import (
     ModelServer,
     ModelUpload,
     PersonalMemory,
-    send_model,
+    WithPersonalModel,
     upload_model,
 )
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import at_least
 from selffl.algorithms.solver import descend
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(WithPersonalModel):
     """Options of local training.
 
     Attributes:
@@ -38,18 +38,6 @@ class Local:
     def __post_init__(self) -> None:
         at_least("num_local_steps", self.num_local_steps, 1)
 
-    def start(self, params: Tensor, population: Population) -> ModelServer:
-        """The initial model, which every client starts from and which never changes."""
-        return ModelServer(params)
-
-    def newcomer(self, params: Tensor) -> PersonalMemory:
-        """No model of its own yet."""
-        return PersonalMemory.empty(params)
-
-    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
-        """The initial model."""
-        return send_model(server, clients)
-
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
     ) -> tuple[ModelUpload, PersonalMemory]:
@@ -60,7 +48,3 @@ class Local:
     def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
         """Nothing is learned from the upload, which carries nothing of the client's model."""
         return server
-
-    def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
-        """The client's own model (D10)."""
-        return memory.model(global_params.unsqueeze(-2))

@@ -17,17 +17,17 @@ from selffl.algorithms.averaging import (
     ModelServer,
     ModelUpload,
     NoMemory,
+    WithoutMemory,
     average,
-    send_model,
     upload_model,
 )
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import above, at_least, one_of
 from selffl.algorithms.solver import descend, rate_of
 
 
 @dataclass(frozen=True)
-class PerFedAvg:
+class PerFedAvg(WithoutMemory):
     """Options of PerFedAvg.
 
     Attributes:
@@ -53,18 +53,6 @@ class PerFedAvg:
             above("inner_learning_rate", self.inner_learning_rate, 0.0)
         at_least("adaptation_steps", self.adaptation_steps, 0)
         above("difference", self.difference, 0.0)
-
-    def start(self, params: Tensor, population: Population) -> ModelServer:
-        """The initial model."""
-        return ModelServer(params)
-
-    def newcomer(self, params: Tensor) -> NoMemory:
-        """Nothing is kept: the personal model is made from the global one when it is needed."""
-        return NoMemory()
-
-    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
-        """The global model."""
-        return send_model(server, clients)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask

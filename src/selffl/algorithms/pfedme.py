@@ -17,17 +17,17 @@ from selffl.algorithms.averaging import (
     ModelServer,
     ModelUpload,
     PersonalMemory,
+    WithPersonalModel,
     average,
-    send_model,
     upload_model,
 )
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import above, at_least
 from selffl.algorithms.solver import rate_of
 
 
 @dataclass(frozen=True)
-class PFedMe:
+class PFedMe(WithPersonalModel):
     """Options of pFedMe.
 
     Attributes:
@@ -54,18 +54,6 @@ class PFedMe:
         if self.personal_learning_rate is not None:
             above("personal_learning_rate", self.personal_learning_rate, 0.0)
 
-    def start(self, params: Tensor, population: Population) -> ModelServer:
-        """The initial model."""
-        return ModelServer(params)
-
-    def newcomer(self, params: Tensor) -> PersonalMemory:
-        """No personal model yet."""
-        return PersonalMemory.empty(params)
-
-    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
-        """The global model."""
-        return send_model(server, clients)
-
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
     ) -> tuple[ModelUpload, PersonalMemory]:
@@ -89,7 +77,3 @@ class PFedMe:
     def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
         """w <- (1 - beta) w + beta mean_k w_k."""
         return ModelServer(torch.lerp(server.params, average(upload, "equal"), self.mixing))
-
-    def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
-        """theta (D10)."""
-        return memory.model(global_params.unsqueeze(-2))
