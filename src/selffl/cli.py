@@ -10,7 +10,7 @@ import shutil
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -20,6 +20,9 @@ from rich.text import Text
 
 from selffl._version import __version__
 from selffl.errors import ConfigError, DataError, SelfFLError, unknown_name
+
+if TYPE_CHECKING:
+    from selffl.reports.record import StudyRecord
 
 app = typer.Typer(
     name="selffl",
@@ -232,10 +235,10 @@ def paper_run(
 
 
 def _run_with_bars(ids: list[str], folder: Path, *, quick: bool) -> None:
-    """A progress bar for each study, and its verdicts as soon as they are known."""
-    from selffl.reports.record import StudyRecord
+    """A progress bar for each study, then their verdicts; without a terminal, each verdict as soon as it is known."""
     from selffl.reports.runner import run_studies
 
+    finished: list[StudyRecord] = []
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -254,13 +257,21 @@ def _run_with_bars(ids: list[str], folder: Path, *, quick: bool) -> None:
 
         def on_record(record: StudyRecord) -> None:
             bars.stop_task(tasks[record.id])
-            out.print(f"[bold]{record.id}[/bold], {record.seconds:.0f} s", highlight=False)
-            for claim in record.claims:
-                colour = {"holds": "green", "does not hold": "red"}.get(claim["verdict"], "yellow")
-                text = f"[{colour}]{claim['verdict']:>14}[/]  {claim['text']}"
-                out.print(text, highlight=False, soft_wrap=True)
+            if err.is_terminal:
+                finished.append(record)  # two consoles on one screen would write over each other
+            else:
+                _print_verdicts(record)
 
         run_studies(ids, folder, quick=quick, on_progress=on_progress, on_record=on_record)
+    for record in sorted(finished, key=lambda record: ids.index(record.id)):
+        _print_verdicts(record)
+
+
+def _print_verdicts(record: StudyRecord) -> None:
+    out.print(f"[bold]{record.id}[/bold], {record.seconds:.0f} s", highlight=False)
+    for claim in record.claims:
+        colour = {"holds": "green", "does not hold": "red"}.get(claim["verdict"], "yellow")
+        out.print(f"[{colour}]{claim['verdict']:>14}[/]  {claim['text']}", highlight=False, soft_wrap=True)
 
 
 @paper_app.command("page")
