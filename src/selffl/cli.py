@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,11 +95,13 @@ def demo_command(
     _check_folder(folder)
     _run_with_bars(["demo"], folder, quick=quick)
     record = load_studies(folder / "demo")[0][1]
-    table = Table(box=None, header_style="bold", pad_edge=False, title=record.title, title_justify="left")
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for index, name in enumerate(record.table[0]):
-        table.add_column(name, justify="left" if index == 0 else "right")
+        # Long names on two lines, numbers on one: 80 columns are enough.
+        table.add_column(textwrap.fill(name, 10), justify="left" if index == 0 else "right", no_wrap=True)
     for row in record.table:
         table.add_row(*row.values())
+    out.print(record.title, style="bold", highlight=False)
     out.print(table)
     _write_report([folder], folder / "report.html")
 
