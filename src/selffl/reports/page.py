@@ -84,7 +84,7 @@ def results_page(studies: Recorded, figure_folder: str) -> str:
     """The documentation's results page as Markdown; figures are expected as ``figure_folder/STUDY-NAME.svg``."""
     parts = [
         "# Results",
-        "Made from run records by `selffl paper page`; no number on this page is typed by hand. "
+        "Made from run records by `selffl paper page`; its numbers and verdicts come from the records. "
         "Every ± is a standard error over repeats.",
         lead(studies),
     ]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms import SelfFL, algorithm
+from selffl.algorithms import FedAvg, SelfFL, algorithm
 from selffl.algorithms.self_fl import SelfFLUpload
 from selffl.data.digits import digits
 from selffl.data.federation import Federation
@@ -214,7 +214,8 @@ def _setting_text(setting: Setting, name: str, sizes: str) -> str:
     return (
         f"{name}, {setting.num_clients} clients with {setting.classes_per_client} digits each and "
         f"{sizes}, softmax regression, {setting.num_rounds} rounds, C = {setting.participation:g}, "
-        f"η = {setting.learning_rate:g}, B = {setting.batch_size}, L = 20, ℓ_max = 40, {setting.num_seeds} seeds"
+        f"η = {setting.learning_rate:g}, B = {setting.batch_size}, L = {FedAvg().num_local_steps}, "
+        f"ℓ_max = {SelfFL().max_local_steps}, {setting.num_seeds} seeds"
     )
 
 
