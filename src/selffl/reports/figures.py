@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -71,6 +72,8 @@ def style() -> Iterator[None]:
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         # A letter that the font lacks is drawn as a box; the reader sees that without two lines on standard error.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        # A font list that matplotlib cached for another environment is mended by matplotlib itself, with a line of log.
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         yield
 
 
