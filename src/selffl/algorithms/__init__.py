@@ -7,7 +7,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from selffl.algorithms.contract import Algorithm, LocalTask, Population
+from selffl.algorithms.contract import Algorithm, Layer, LocalTask, Population
 from selffl.algorithms.ditto import Ditto
 from selffl.algorithms.fedavg import FedAvg
 from selffl.algorithms.fedprox import FedProx
@@ -56,6 +56,7 @@ __all__ = [
     "Ditto",
     "FedAvg",
     "FedProx",
+    "Layer",
     "Local",
     "LocalTask",
     "PFedMe",

@@ -22,25 +22,37 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 
+class Layer(NamedTuple):
+    """The parameters of one layer: ``params[..., start:stop]``."""
+
+    name: str
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class Population:
-    """What is known of a federation before it trains.
+    """What is known of a federation and its model before training.
 
     Attributes:
         num_clients: M.
         intra_variance: σₘ² ``[..., M]``, where it is known.
         inter_variance: σ₀² ``[...]``, where it is known.
+        cluster: Number of each client's cluster ``[M]``, from 0 up, where the federation names clusters.
+        layers: The model's layers, in the order in which their parameters lie; empty where it has none to speak of.
     """
 
     num_clients: int
     intra_variance: Tensor | None = None
     inter_variance: Tensor | None = None
+    cluster: Tensor | None = None
+    layers: tuple[Layer, ...] = ()
 
 
 class LocalTask(ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,18 @@ class Federation:
         clients: Their ids, in the order of the rows.
         train: What tasks are made from.
         test: What only the evaluator looks at.
+        validation: Rows set aside for choosing a method's options, where there are any; never trained on either.
+        cluster: Number of each client's cluster ``[M]``, from 0 up, where clients are grouped.
+        source: The call that makes it again, ``{"name": ..., **options}`` for `selffl.data.load`; none for a user's own
+            rows.
     """
 
     clients: Sequence[Hashable]
     train: Rows
     test: Rows
+    validation: Rows | None = None
+    cluster: Tensor | None = None
+    source: Mapping[str, Any] | None = None
 
     @property
     def num_clients(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import Layer, LocalTask, Population
 from selffl.data.federation import Federation, Rows
 from selffl.errors import ConfigError
 from selffl.randomness import uniform
@@ -43,6 +43,20 @@ class FlatModel:
     def params(self) -> Tensor:
         """The module's own trained parameters, ``[P]``."""
         return torch.cat([part.detach().reshape(-1) for part in self._trained.values()])
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Trained parameters by the module that owns them (weight and bias together), in the order they lie."""
+        found: list[Layer] = []
+        start = 0
+        for name, size in zip(self._shapes, self._sizes, strict=True):
+            owner = name.rpartition(".")[0]
+            if found and found[-1].name == owner:
+                found[-1] = found[-1]._replace(stop=start + size)
+            else:
+                found.append(Layer(owner, start, start + size))
+            start += size
+        return tuple(found)
 
     def __call__(self, params: Tensor, features: Tensor) -> Tensor:
         """Outputs for ``features`` at ``params [P]``."""
@@ -162,8 +176,8 @@ class ModelSource:
 
     @property
     def population(self) -> Population:
-        """How many clients there are; their variances are not known."""
-        return Population(self.federation.num_clients)
+        """How many clients there are, their clusters and the model's layers; their variances are not known."""
+        return Population(self.federation.num_clients, cluster=self.federation.cluster, layers=self.model.layers)
 
     def task(self, clients: Tensor, round_number: int) -> ModelTask:
         """Training rows of the cohort ``clients [C]``; test rows are out of reach."""
