@@ -31,8 +31,8 @@ ESTIMATE, VARIANCE = [1.0, 2.5, 4.0, 2.0], [0.25, 1.0, 0.04, 0.5]
 def folder(tmp_path, monkeypatch):
     """A folder to be in, with one good table and an empty folder, and a terminal wide enough for any table."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "out", Console(width=200))
-    monkeypatch.setattr(cli, "err", Console(width=200, stderr=True))
+    monkeypatch.setattr(cli.console, "out", Console(width=200))
+    monkeypatch.setattr(cli.console, "err", Console(width=200, stderr=True))
     monkeypatch.setenv("TERMINAL_WIDTH", "200")
     (tmp_path / "good.csv").write_text(GOOD, encoding="utf-8")
     (tmp_path / "empty").mkdir()
@@ -82,7 +82,11 @@ def succeed(found):
 
 # ----------------------------------------------------------------------------------------------------- help and version
 
-COMMANDS = [("demo",), ("posterior",), ("paper", "list"), ("paper", "run"), ("paper", "page"), ("report",)]
+COMMANDS = [
+    *(("demo",), ("run",), ("compare",), ("posterior",), ("report",)),
+    *(("paper", "list"), ("paper", "run"), ("paper", "page")),
+    *(("data", "list"), ("data", "check"), ("data", "fetch"), ("data", "show")),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -93,9 +97,9 @@ def test_every_commands_help_has_an_example_of_that_command(run, command, option
 
 
 def test_no_command_is_without_a_test_of_its_help(run):
-    shown = succeed(run("--help")).out + succeed(run("paper", "--help")).out
+    shown = "".join(succeed(run(*group, "--help")).out for group in ((), ("paper",), ("data",)))
     listed = re.findall(r"^│ (\w+)\s{2,}\w", shown, re.M)
-    assert sorted(set(listed) - {"paper"}) == sorted(command[-1] for command in COMMANDS)
+    assert sorted({*listed} - {"paper", "data"}) == sorted({command[-1] for command in COMMANDS})
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -469,7 +473,7 @@ def test_a_million_clients_fit_into_a_gigabyte(folder):
 # ------------------------------------------------------------------------------------------- studies, demo and reports
 
 
-def in_this_process(ids, folder, *, quick, on_progress, on_record):
+def in_this_process(ids, folder, *, quick, on_progress, on_record, device="cpu", num_processes=None):
     """A runner that runs nothing: every study has found the same."""
     for name in ids:
         study = DEMO if name == "demo" else STUDIES[name]

@@ -20,8 +20,10 @@ LAYERS = (
     ("algorithms",),
     ("state",),
     ("data",),
+    ("models",),
     ("training",),  # a task is made from a federation
     ("engines",),
+    ("runs",),
     ("studies",),
     ("reports",),
     ("cli",),

@@ -6,22 +6,28 @@ Self-Aware Personalized Federated Learning (NeurIPS 2022), and beyond.
 from selffl._version import __version__
 from selffl.algorithms import algorithm
 from selffl.data.federation import Federation
-from selffl.errors import ConfigError, DataError, DivergedError, SelfFLError
+from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError, SelfFLError
 from selffl.maths.heterogeneity import estimate_inter_variance
 from selffl.maths.information import LocalFit, local_fit
 from selffl.maths.posterior import Posterior, posterior
+from selffl.runs.train import Run, load, resume, train
 
 __all__ = [
+    "CheckpointError",
     "ConfigError",
     "DataError",
     "DivergedError",
     "Federation",
     "LocalFit",
     "Posterior",
+    "Run",
     "SelfFLError",
     "__version__",
     "algorithm",
     "estimate_inter_variance",
+    "load",
     "local_fit",
     "posterior",
+    "resume",
+    "train",
 ]

@@ -3,6 +3,7 @@
 SelfFLError
 ├── ConfigError       an option, a name or a combination that cannot work
 ├── DataError         rows, columns or arrays that are not what they should be
+├── CheckpointError   a saved run that is damaged, incomplete or of another version
 └── DivergedError     training left the finite numbers
 
 Every message says what was found, what was expected, and what to do, in one line.
@@ -24,6 +25,10 @@ class ConfigError(SelfFLError):
 
 class DataError(SelfFLError):
     """Rows, columns or arrays that are not what they should be."""
+
+
+class CheckpointError(SelfFLError):
+    """A saved run that is damaged, incomplete or of another version."""
 
 
 class DivergedError(SelfFLError):

@@ -1,13 +1,30 @@
 """Small Gaussian federations with several coordinates, from Python's own random numbers: what these tests run on."""
 
 import random
+from dataclasses import dataclass, replace
 
 import torch
 
+from selffl.algorithms import Layer
 from selffl.engines.cohort import CohortEngine
 from selffl.training.gaussian import GaussianFederation
 
 CENTRES = (1.6, -2.5, 4.0)  # θ_0, coordinate by coordinate; away from 0, so that relative errors mean something
+
+
+@dataclass(frozen=True)
+class StructuredFederation(GaussianFederation):
+    """With a few clusters in turn, and a model whose last coordinate is a layer of its own: its head."""
+
+    num_clusters: int = 3
+
+    @property
+    def population(self):
+        known, last = super().population, self.local_estimate.shape[-1] - 1
+        layers = (Layer("body.0", 0, last), Layer("head", last, last + 1))
+        return replace(
+            known, cluster=torch.arange(known.num_clients) % self.num_clusters, layers=layers[0 if last else 1 :]
+        )
 
 
 def federation(
@@ -30,7 +47,7 @@ def federation(
     personal = [[rng.gauss(c, inter_variance**0.5) for c in centre] for _ in range(num_clients)]
     estimates = [[rng.gauss(x, v**0.5) for x in model] for model, v in zip(personal, variances, strict=True)]
     rates = torch.tensor([rate * rng.uniform(0.5, 1.5) for _ in range(num_clients)], dtype=dtype)
-    return GaussianFederation(
+    return StructuredFederation(
         global_params=torch.tensor(centre, dtype=dtype),
         personal_params=torch.tensor(personal, dtype=dtype),
         local_estimate=torch.tensor(estimates, dtype=dtype),

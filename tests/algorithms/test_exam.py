@@ -17,6 +17,8 @@ QUICK = {
     "self-fl": {"initial_steps": 4},
     "self-fl-exact": {"initial_steps": 4},
     "self-fl-augmented": {"initial_steps": 4, "tolerance": 1e-3, "max_convergence_steps": 25},
+    "self-fl-cluster": {"initial_steps": 4},
+    "fedrep": {"num_local_steps": 3, "head_steps": 3},
 }
 VARIANTS = {name: (name, QUICK.get(name, {"num_local_steps": 3})) for name in ALGORITHMS} | {
     "self-fl, known": ("self-fl", {"variances": "known"}),
@@ -25,6 +27,15 @@ VARIANTS = {name: (name, QUICK.get(name, {"num_local_steps": 3})) for name in AL
         "self-fl-augmented",
         {"variances": "known", "tolerance": 1e-3, "max_convergence_steps": 25},
     ),
+    "self-fl, start alone": ("self-fl", {"initial_steps": 4, "adaptive_steps": False, "uncertainty_weights": False}),
+    "self-fl, steps alone": ("self-fl", {"initial_steps": 4, "adaptive_start": False, "uncertainty_weights": False}),
+    "self-fl, weights alone": ("self-fl", {"initial_steps": 4, "adaptive_start": False, "adaptive_steps": False}),
+    "self-fl-cluster, by variance": (
+        "self-fl-cluster",
+        {"initial_steps": 4, "clusters": "variance", "num_clusters": 3, "others": "cohort"},
+    ),
+    "self-fl-cluster, known, by examples": ("self-fl-cluster", {"variances": "known", "uncertainty_weights": False}),
+    "apfl, fixed": ("apfl", {"num_local_steps": 3, "adaptive": False, "mixing": 0.3}),
     "pfedme, mixed": ("pfedme", {"num_local_steps": 2, "num_inner_steps": 3, "mixing": 0.5}),
     "perfedavg, hessian-free": ("perfedavg", {"num_local_steps": 2, "order": "hessian-free"}),
 }
@@ -116,7 +127,7 @@ def test_the_dtype_is_kept(variant, dtype):
     assert state.server.params.dtype == personal.dtype == dtype
     for record in (state.server, state.memory, uploads[-1], engine.algorithm.broadcast(state.server, torch.arange(6))):
         for name, tensor in tensors_of(record).items():
-            assert tensor.dtype == dtype or name == "num_local_steps", name
+            assert tensor.dtype == dtype or name in ("num_local_steps", "cluster", "is_head"), name
     assert torch.isfinite(personal).all()
 
 
@@ -159,7 +170,8 @@ def test_stopping_and_resuming_changes_no_bit(variant):
 def test_a_lone_client_stays_finite_and_learns(variant, resample):
     source = federation(1, resample=resample)
     _, state, personal = run(method(variant), source, 30)
-    assert all(torch.isfinite(tensor).all() for tensor in tensors_of(state).values())
+    for name, tensor in tensors_of(state).items():  # NaN may stand for unknown: clusters that nobody is in
+        assert not (tensor.isinf() if name.startswith("server.cluster_") else ~tensor.isfinite()).any(), name
     before = (starting_point(source) - source.local_estimate[0]).norm()
     assert (personal[0] - source.local_estimate[0]).norm() < 0.7 * before
 
@@ -203,8 +215,27 @@ def test_a_client_never_sampled_has_the_global_model(variant):
         torch.testing.assert_close(personal[unseen], expected - source.learning_rate * slope, rtol=1e-14, atol=0)
     else:
         assert torch.equal(personal[unseen], expected)
+    if chosen.name in ("fedper", "fedrep"):  # only the head, the last coordinate, is personal
+        assert torch.equal(personal[sorted(seen), :-1], state.server.params[:-1].expand(len(seen), -1))
+        assert torch.equal(state.server.params[-1], starting_point(source)[-1])
+        personal = personal[:, -1:]
     if chosen.name not in ("fedavg", "fedprox"):
         assert not torch.isclose(personal[sorted(seen)], state.server.params, rtol=1e-6).any()
+
+
+@every_method
+def test_a_warm_start_is_a_start_like_any_other(variant):
+    """Wherever the numbers begin: with data and first model moved by the same vector, everything moves by it."""
+    name, options = VARIANTS[variant]
+    if name == "self-fl-augmented":  # its tolerance is relative to the model, and does know where zero is
+        options = options | {"tolerance": 1e-15}
+    source, shift = federation(7, resample=True), torch.tensor([30.0, -50.0, 80.0], dtype=torch.float64)
+    moved = replace(source, local_estimate=source.local_estimate + shift, global_params=source.global_params + shift)
+    _, here, personal = run(algorithm(name, **options), source, 6, participation=0.5)
+    _, there, shifted = run(algorithm(name, **options), moved, 6, participation=0.5)
+    torch.testing.assert_close(there.server.params - shift, here.server.params, rtol=1e-8, atol=0)
+    torch.testing.assert_close(shifted - shift, personal, rtol=1e-8, atol=0)
+    assert there.num_gradients.tolist() == here.num_gradients.tolist()
 
 
 # ----------------------------------------------------------------------------------- the client axis is only an axis
@@ -253,12 +284,13 @@ def test_one_client_at_a_time_equals_the_whole_cohort(variant):
 
 def stacked(federations):
     """Several federations side by side, [R, ...]."""
-    columns = {field.name: [getattr(one, field.name) for one in federations] for field in fields(GaussianFederation)}
+    kind = type(federations[0])
+    columns = {field.name: [getattr(one, field.name) for one in federations] for field in fields(kind)}
     merged = {
         name: torch.stack(values) if isinstance(values[0], torch.Tensor) else values[0]
         for name, values in columns.items()
     }
-    return GaussianFederation(**merged)
+    return kind(**merged)
 
 
 @every_method
@@ -290,7 +322,11 @@ def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
         ("pfedme", {"num_local_steps": 7, "num_inner_steps": 2}, 7 * 2),
         ("perfedavg", {"num_local_steps": 7}, 7 * 2),
         ("perfedavg", {"num_local_steps": 7, "order": "hessian-free"}, 7 * (1 + 1 + 2)),
+        ("apfl", {"num_local_steps": 7}, 7 * 2),
+        ("fedper", {"num_local_steps": 7}, 7),
+        ("fedrep", {"num_local_steps": 7, "head_steps": 4}, 4 + 7),
         ("self-fl", {"initial_steps": 6}, 6),
+        ("self-fl-cluster", {"initial_steps": 6}, 6),
         ("self-fl-exact", {"initial_steps": 6}, 6),
         ("self-fl", {"initial_steps": 6, "max_local_steps": 5}, 5),
         (
@@ -331,7 +367,11 @@ def test_gradients_of_self_fl_are_its_steps():
         ("pfedme", {"num_local_steps": 3, "num_inner_steps": 2}, [0, 1, 2]),  # one for all inner steps
         ("perfedavg", {"num_local_steps": 2}, [0, 1, 2, 3]),
         ("perfedavg", {"num_local_steps": 2, "order": "hessian-free"}, [0, 1, 2, 3, 4, 5]),
+        ("apfl", {"num_local_steps": 3}, [0, 1, 2]),  # one for both gradients
+        ("fedper", {"num_local_steps": 3}, [0, 1, 2]),
+        ("fedrep", {"num_local_steps": 2, "head_steps": 3}, [0, 1, 2, 3, 4]),
         ("self-fl", {"initial_steps": 3}, [0, 1, 2]),
+        ("self-fl-cluster", {"initial_steps": 3}, [0, 1, 2]),
         (  # the steps to convergence are on minibatches that no planned step can have seen
             "self-fl-augmented",
             {"initial_steps": 3, "max_local_steps": 5, "max_convergence_steps": 4},

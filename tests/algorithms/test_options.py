@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from selffl.algorithms import ALGORITHMS, Population, algorithm
+from selffl.algorithms import ALGORITHMS, Layer, Population, algorithm
 from selffl.errors import ConfigError
 
 
@@ -37,6 +37,11 @@ def test_an_unknown_method_is_named_with_its_nearest_neighbour():
         ("self-fl-augmented", "tolerence", "tolerance"),
         ("pfedme", "mixin", "mixing"),
         ("perfedavg", "orders", "order"),
+        ("self-fl", "adaptive_step", "adaptive_steps"),
+        ("self-fl-cluster", "num_cluster", "num_clusters"),
+        ("fedper", "heads", "head"),
+        ("fedrep", "head_step", "head_steps"),
+        ("apfl", "mixin", "mixing"),
     ],
 )
 def test_an_unknown_option_is_named_with_its_nearest_neighbour(name, option, near):
@@ -52,11 +57,14 @@ WRONG_WHOLE = (0, -3, 2.0, "4", None, True, math.nan)
 WRONG_NUMBER = ("1", None, True, math.nan, math.inf, -0.5)
 WRONG = {
     "num_local_steps": (
-        ("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
+        (
+            *("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
+            *("apfl", "fedper", "fedrep"),
+        ),
         WHOLE_FROM_1,
         WRONG_WHOLE,
     ),
-    "weighting": (("fedavg", "ditto"), "'examples' or 'equal'", ("Equal", None, 1)),
+    "weighting": (("fedavg", "ditto", "fedper", "fedrep"), "'examples' or 'equal'", ("Equal", None, 1)),
     "penalty": (("fedprox", "ditto", "pfedme"), "a number 0 or more", WRONG_NUMBER),
     "num_inner_steps": (("pfedme",), WHOLE_FROM_1, WRONG_WHOLE),
     "mixing": (("pfedme",), "a number above 0", (*WRONG_NUMBER, 0.0)),
@@ -76,8 +84,16 @@ WRONG = {
     ),
     "initial_steps": (("self-fl", "self-fl-augmented"), WHOLE_FROM_1, WRONG_WHOLE),
     "max_local_steps": (("self-fl", "self-fl-augmented"), WHOLE_FROM_1, WRONG_WHOLE),
-    "tolerance": (("self-fl-augmented",), "a number above 0", (*WRONG_NUMBER, 0.0)),
+    "tolerance": (("self-fl-augmented",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0.0)),
     "max_convergence_steps": (("self-fl-augmented",), WHOLE_FROM_1, WRONG_WHOLE),
+    "adaptive_start": (("self-fl", "self-fl-cluster"), "True or False", (1, 0, "yes", None)),
+    "adaptive_steps": (("self-fl", "self-fl-augmented"), "True or False", (1, 0, "yes", None)),
+    "uncertainty_weights": (("self-fl", "self-fl-cluster"), "True or False", (1, 0, "yes", None)),
+    "clusters": (("self-fl-cluster",), "'column' or 'variance'", ("columns", None, 3)),
+    "num_clusters": (("self-fl-cluster",), WHOLE_FROM_1, WRONG_WHOLE),
+    "head": (("fedper", "fedrep"), "a string", (None, 1, ("fc",))),
+    "head_steps": (("fedrep",), WHOLE_FROM_1, WRONG_WHOLE),
+    "adaptive": (("apfl",), "True or False", (1, 0, "yes", None)),
 }
 
 
@@ -88,7 +104,8 @@ WRONG = {
         for option, (names, expected, values) in WRONG.items()
         for name in names
         for value in values
-    ],
+    ]
+    + [("apfl", "mixing", value, "a number 0 or more and at most 1") for value in (*WRONG_NUMBER, 1.5)],
 )
 def test_a_wrong_value_is_refused(name, option, value, expected):
     with pytest.raises(ConfigError) as error:
@@ -104,6 +121,11 @@ def test_a_wrong_value_is_refused(name, option, value, expected):
         ("perfedavg", {"adaptation_steps": 0, "inner_learning_rate": None}),
         ("self-fl", {"smoothing": 1, "initial_steps": 1, "max_local_steps": 1}),
         ("self-fl-augmented", {"max_convergence_steps": 1, "tolerance": 1, "smoothing": 1e-9}),
+        ("self-fl-augmented", {"tolerance": None}),
+        ("self-fl-cluster", {"num_clusters": 1, "others": "cohort"}),
+        ("apfl", {"mixing": 0}),
+        ("apfl", {"mixing": 1.0, "adaptive": False}),
+        ("fedrep", {"head": "fc", "head_steps": 1, "weighting": "examples"}),
     ],
 )
 def test_values_at_the_edge_are_taken(name, options):
@@ -111,7 +133,7 @@ def test_values_at_the_edge_are_taken(name, options):
     assert {key: getattr(made, key) for key in options} == options
 
 
-@pytest.mark.parametrize("name", ["self-fl", "self-fl-exact", "self-fl-augmented"])
+@pytest.mark.parametrize("name", ["self-fl", "self-fl-exact", "self-fl-augmented", "self-fl-cluster"])
 @pytest.mark.parametrize("stated", ["nothing", "intra_variance", "inter_variance"])
 def test_known_variances_must_be_stated(name, stated):
     method = algorithm(name, variances="known")
@@ -122,8 +144,51 @@ def test_known_variances_must_be_stated(name, stated):
     }
     with pytest.raises(ConfigError, match=r"variances='known'.* states no variances; expected .*variances='estimated'"):
         method.start(torch.zeros(2), Population(3, **given[stated]))
-    both = given["intra_variance"] | given["inter_variance"]
+    both = given["intra_variance"] | given["inter_variance"] | {"cluster": torch.tensor([0, 1, 0])}
     assert method.start(torch.zeros(2), Population(3, **both)).intra_variance.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_clusters_must_be_named():
+    with pytest.raises(ConfigError) as error:
+        algorithm("self-fl-cluster").start(torch.zeros(2), Population(3))
+    assert str(error.value) == (
+        "clusters='column', but the federation names no clusters; expected one for each client. Give them, or use "
+        "clusters='variance'."
+    )
+    server = algorithm("self-fl-cluster", clusters="variance").start(torch.zeros(2), Population(3))
+    assert server.cluster_params.shape == (5, 2)
+
+
+LAYERS = (Layer("body.0", 0, 3), Layer("body.2", 3, 4), Layer("neck", 4, 6), Layer("head", 6, 8))
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [("", [6, 7]), ("head", [6, 7]), ("neck", [4, 5]), ("body", [0, 1, 2, 3]), ("body.2", [3])],
+)
+def test_a_head_is_a_layer_or_a_module_with_all_its_layers(name, head, expected):
+    server = algorithm(name, head=head).start(torch.zeros(2, 8), Population(3, layers=LAYERS))
+    assert server.is_head.nonzero().tolist() == [[row, place] for row in range(2) for place in expected]
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_a_head_that_cannot_be_is_refused(name):
+    def start(layers, head=""):
+        algorithm(name, head=head).start(torch.zeros(8), Population(3, layers=layers))
+
+    with pytest.raises(ConfigError, match=r"unknown layer 'hed'; did you mean 'head'.*body\.0, body\.2, head, neck"):
+        start(LAYERS, "hed")
+    with pytest.raises(ConfigError, match="unknown layer 'bod'"):
+        start(LAYERS, "bod")
+    with pytest.raises(
+        ConfigError, match=f"^{name} shares a body and keeps a head, but the model has 1 layer; expected"
+    ):
+        start((Layer("", 0, 8),))
+    with pytest.raises(ConfigError, match="but the model has no layers; expected two or more"):
+        start(())
+    with pytest.raises(ConfigError, match=r"head is 'net', which is the whole model; expected a part of: net\.0"):
+        start((Layer("net.0", 0, 3), Layer("net.2", 3, 8)), "net")
 
 
 def test_a_method_cannot_be_altered():

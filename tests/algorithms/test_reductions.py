@@ -1,12 +1,26 @@
 """Penalties move the weights, and methods fall together where they should."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from federations import federation, run, starting_point
 
-from selffl.algorithms import Ditto, FedAvg, FedProx, Local, PerFedAvg, PFedMe, SelfFL, algorithm
+from selffl.algorithms import (
+    APFL,
+    Ditto,
+    FedAvg,
+    FedPer,
+    FedProx,
+    FedRep,
+    Local,
+    PerFedAvg,
+    PFedMe,
+    SelfFL,
+    SelfFLCluster,
+    algorithm,
+)
 from selffl.algorithms.contract import Population
 from selffl.algorithms.solver import descend
 
@@ -252,3 +266,208 @@ def test_known_variances_stay_known():
     _, state, _ = run(SelfFL(variances="known"), source, 5, participation=0.5)
     assert torch.equal(state.server.inter_variance, source.inter_variance)
     assert torch.equal(state.server.intra_variance, source.intra_variance)
+
+
+# ------------------------------------------------------------------------------------------------ Self-FL's components
+
+OFF = {"adaptive_start": False, "adaptive_steps": False, "uncertainty_weights": False}
+
+
+def global_models(method, source, rounds=8, participation=0.5):
+    """After every round."""
+    found = []
+    run(method, source, rounds, participation=participation, on_round=lambda report: found.append(report.server.params))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5, 0.15])
+@pytest.mark.parametrize("variances", ["estimated", "known"])
+def test_self_fl_without_its_components_is_fedavg(variances, participation):
+    """D13, bit for bit."""
+    source = federation(7, rates_differ=True, resample=True)
+    bare = SelfFL(variances=variances, initial_steps=6, smoothing=1, **OFF)
+    plain = FedAvg(num_local_steps=6)
+    assert torch.equal(*(global_models(method, source, participation=participation) for method in (bare, plain)))
+
+
+@pytest.mark.parametrize("component", OFF)
+def test_each_component_of_self_fl_does_something(component):
+    source = federation(7, resample=True)
+    bare = SelfFL(initial_steps=6, smoothing=1, **OFF)
+    one, all_but_one = replace(bare, **{component: True}), SelfFL(initial_steps=6, smoothing=1, **{component: False})
+    for method, other in ((bare, one), (all_but_one, SelfFL(initial_steps=6, smoothing=1))):
+        assert not torch.allclose(global_models(method, source), global_models(other, source), rtol=1e-6)
+
+
+def test_self_fl_without_adaptive_steps_takes_its_initial_ones():
+    reports = []
+    run(SelfFL(initial_steps=7, adaptive_steps=False), federation(6), 8, on_round=reports.append)
+    assert all(report.upload.num_local_steps.tolist() == [7] * 6 for report in reports)
+
+
+# ------------------------------------------------------------------------------------------------------------ clusters
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"variances": "known"},
+        {"form": "exact", "variance_scale": "mean", "smoothing": 0.5},
+        {"uncertainty_weights": False},
+    ],
+)
+@pytest.mark.parametrize("others", ["cohort", "all"])
+def test_clusters_of_one_client_are_self_fl_where_everybody_takes_part(others, options):
+    source = replace(federation(6, rates_differ=True, resample=True), num_clusters=6)
+    single, plain = (
+        run(kind(initial_steps=5, others=others, **options), source, 8)[1:] for kind in (SelfFLCluster, SelfFL)
+    )
+    torch.testing.assert_close(single[0].server.params, plain[0].server.params, rtol=1e-12, atol=0)
+    torch.testing.assert_close(single[0].server.inter_variance, plain[0].server.inter_variance, rtol=1e-12, atol=0)
+    torch.testing.assert_close(single[1], plain[1], rtol=1e-12, atol=0)
+    grouped = run(SelfFLCluster(initial_steps=5, others=others, **options), replace(source, num_clusters=2), 8)[2]
+    assert not torch.allclose(grouped, plain[1], rtol=1e-6)
+
+
+def test_clusters_by_hand():
+    """σ_0² = 1; clients 0 and 1 (σ² = 2 and 6) in cluster 0, client 2 (σ² = 3) in cluster 1.
+
+    Both of cluster 0 answer, with 4 and 8: 1/2 : 1/6 gives 5, σ_c² = 3/2. Nobody else is there: the model is 5. Then
+    client 2 answers with −4; cluster 0's representative is kept. Weights 2/5 and 1/4: (2 − 1)/(13/20) = 20/13. Then
+    client 1 alone, with 2: its cluster is now 2 with σ_c² = 6, and weights 1/7 and 1/4 give (2/7 − 1)/(11/28) = −20/11.
+    """
+    stated = Population(
+        3,
+        torch.tensor([2.0, 6.0, 3.0], dtype=torch.float64),
+        torch.tensor(1.0, dtype=torch.float64),
+        torch.tensor([0, 0, 1]),
+    )
+    method = SelfFLCluster(variances="known", smoothing=1)
+    server = method.start(torch.tensor([100.0], dtype=torch.float64), stated)
+    assert server.cluster_variance.tolist() == [1.5, 3.0]
+    upload, _ = one_round(SelfFL(variances="known"), federation(3, num_params=1))
+    for clients, models, expected in (
+        ([0, 1], [4.0, 8.0], 5.0),
+        ([2], [-4.0], 20 / 13),
+        ([1], [2.0], -20 / 11),
+    ):
+        answer = replace(
+            upload,
+            params=torch.tensor(models, dtype=torch.float64).unsqueeze(-1),
+            intra_variance=stated.intra_variance[clients],
+            num_examples=torch.ones(len(clients), dtype=torch.float64),
+        )
+        server = method.server_round(server, torch.tensor(clients), answer)
+        assert server.params.item() == pytest.approx(expected, rel=1e-14)
+    assert server.cluster_params.flatten().tolist() == [2.0, -4.0]
+    assert server.cluster_variance.tolist() == [6.0, 3.0]
+    # 1/S_m is the other cluster's σ_0² + σ_c²
+    assert method.broadcast(server, torch.tensor([0, 2])).others_variance.tolist() == pytest.approx([4.0, 7.0])
+
+
+def test_clusters_by_variance_follow_what_clients_report():
+    """Nobody known: one cluster. Then shares of equal size by rank; and a client can move."""
+    method = SelfFLCluster(clusters="variance", num_clusters=3)
+    unknown = torch.nan
+    for variances, clusters in (
+        ([unknown] * 4, [0, 0, 0, 0]),
+        ([5.0, 1.0, 3.0, 9.0, 2.0, 7.0], [1, 0, 1, 2, 0, 2]),
+        ([5.0, 1.0, 3.0, 0.5, 2.0, 7.0], [2, 0, 1, 0, 1, 2]),
+        ([5.0, unknown, 1.0, 6.0], [1, 1, 0, 2]),  # the mean of the known, 4, is below 5
+        ([0.1] * 3 + [unknown], [0, 0, 0, 0]),  # whose mean rounds to more than 0.1
+    ):
+        assert method.quantiles(torch.tensor(variances, dtype=torch.float64)).tolist() == clusters
+    seen = []
+    run(method, federation(9, resample=True), 10, participation=0.5, on_round=lambda r: seen.append(r.server.cluster))
+    assert seen[0].tolist() == [0] * 9
+    assert sorted(set(seen[-1].tolist())) == [0, 1, 2]
+    assert any((now != later).any() for now, later in itertools.pairwise(seen[-4:]))
+
+
+# ----------------------------------------------------------------------------------------------------- body and head
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_where_coordinates_do_not_mix_the_body_is_fedavgs_and_the_head_is_local(name, participation):
+    """The Gaussian loss is a sum over coordinates; FedRep's head has its own number of steps, and the plain mean."""
+    source = federation(6, rates_differ=True)
+    mixed, shared, alone = (
+        (FedPer(num_local_steps=4), FedAvg(num_local_steps=4), Local(num_local_steps=4))
+        if name == "fedper"
+        else (FedRep(num_local_steps=4, head_steps=7), FedAvg(num_local_steps=4, weighting="equal"), Local(7))
+    )
+    runs = [run(method, source, 6, participation=participation) for method in (mixed, shared, alone)]
+    body, head = slice(0, -1), slice(-1, None)
+    torch.testing.assert_close(runs[0][1].server.params[body], runs[1][1].server.params[body], rtol=1e-13, atol=0)
+    torch.testing.assert_close(runs[0][2][:, body], runs[1][2][:, body], rtol=1e-13, atol=0)
+    torch.testing.assert_close(runs[0][2][:, head], runs[2][2][:, head], rtol=1e-13, atol=0)
+    assert torch.equal(runs[0][1].server.params[head], starting_point(source)[head])
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_nothing_of_a_head_leaves_its_client(name):
+    source, sent = federation(6), []
+    run(algorithm(name, num_local_steps=4), source, 4, on_round=lambda report: sent.append(report.upload.params))
+    for params in sent:
+        assert torch.equal(params[:, -1], starting_point(source)[-1].expand(6))
+
+
+def test_the_head_is_the_last_layer_or_those_named():
+    source = federation(6)
+    last, named, other = (
+        run(FedPer(num_local_steps=4, head=head), source, 4)[1].server.params for head in ("", "head", "body")
+    )
+    start = starting_point(source)
+    assert torch.equal(last, named)
+    assert torch.equal(other[:-1], start[:-1])  # "body" names the module of the layer "body.0"
+    assert not torch.isclose(other[-1], start[-1], rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------- mixing
+
+
+def test_apfl_with_nothing_of_its_own_is_fedavg():
+    source = federation(6, rates_differ=True)
+    mixed = run(APFL(num_local_steps=4, mixing=0, adaptive=False), source, 6, participation=0.5)
+    shared = run(FedAvg(num_local_steps=4, weighting="equal"), source, 6, participation=0.5)
+    assert torch.equal(mixed[1].server.params, shared[1].server.params)
+    torch.testing.assert_close(mixed[2], shared[2], rtol=1e-14, atol=0)
+
+
+def test_apfl_with_nothing_shared_is_local_training():
+    source = federation(6, rates_differ=True)
+    mixed = run(APFL(num_local_steps=4, mixing=1, adaptive=False), source, 6)[2]
+    torch.testing.assert_close(mixed, run(Local(num_local_steps=4), source, 6)[2], rtol=1e-12, atol=0)
+
+
+def test_apfls_share_goes_down_its_own_gradient():
+    """α ← α − η ∂f(αv + (1 − α)w)/∂α, and v ← v − η ∂f(αv + (1 − α)w)/∂v, both by autograd."""
+    source, clients = federation(5), torch.arange(5)
+    method = APFL(num_local_steps=1, mixing=0.6)
+    _, state, _ = run(replace(method, num_local_steps=4), source, 2)
+    own, mixing = state.memory.own.params.requires_grad_(), state.memory.mixing.requires_grad_()
+    mixture = mixing.unsqueeze(-1) * own + (1 - mixing.unsqueeze(-1)) * state.server.params
+    loss = ((mixture - source.local_estimate).square().sum(-1) / source.intra_variance / 2).sum()
+    slope, slope_of_share = torch.autograd.grad(loss, (own, mixing))
+    with torch.no_grad():
+        broadcast = method.broadcast(state.server, clients)
+        _, kept = method.client_round(broadcast, state.memory, source.task(clients, 4))
+        torch.testing.assert_close(kept.own.params, own - source.learning_rate * slope, rtol=1e-12, atol=0)
+        torch.testing.assert_close(kept.mixing, mixing - source.learning_rate * slope_of_share, rtol=1e-12, atol=0)
+        assert ((kept.mixing - mixing).abs() > 1e-4).all()
+        assert ((kept.mixing > 0) & (kept.mixing < 1)).all()
+
+
+def test_apfls_share_grows_where_clients_differ_within_bounds():
+    shares = []
+    for spread in (0.0, 1.0):
+        source = federation(8, inter_variance=spread, examples=(30, 40), rate=5e-4)
+        shares.append(run(APFL(num_local_steps=5), source, 12)[1].memory.mixing)
+    assert (shares[0] < 0.5).all()
+    assert (shares[1] > 0.7).all()
+    assert shares[1].max() == 1
+    assert shares[1].unique().numel() == 8
+    fixed = run(APFL(num_local_steps=5, adaptive=False, mixing=0.3), federation(8), 4)[1]
+    assert (fixed.memory.mixing == 0.3).all()

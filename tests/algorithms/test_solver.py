@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from selffl.algorithms import LocalTask
-from selffl.algorithms.solver import descend, descend_to_convergence, per_row, rate_of
+from selffl.algorithms.solver import descend, descend_to_convergence, per_row, rate_of, windows
 
 SEED = 3
 PARAMS = 4
@@ -13,9 +13,9 @@ PARAMS = 4
 class RecordingTask(LocalTask):
     """Quadratic loss around a target that changes with the draw; every question that is asked is written down."""
 
-    def __init__(self, shape, learning_rate=0.1, noise=1.0):
+    def __init__(self, shape, learning_rate=0.1, noise=1.0, examples=1, batch_size=None):
         size = torch.Size(shape)
-        super().__init__(size, torch.ones(size, dtype=torch.int64), learning_rate)
+        super().__init__(size, torch.as_tensor(examples).expand(size), learning_rate, batch_size)
         generator = torch.Generator().manual_seed(SEED)
         self.target = torch.randn(size.numel(), PARAMS, generator=generator, dtype=torch.float64)
         self.noise, self.asked = noise, []
@@ -120,6 +120,18 @@ def test_the_anchor_pulls(is_shared):
     torch.testing.assert_close(without, descend(RecordingTask(shape), start, steps), rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_is_frozen_stays(is_shared):
+    start, shape, steps = start_of((4,)), (4,), torch.tensor([5, 1, 3, 3])
+    frozen = torch.tensor([True, False, False, True])
+    each = frozen.expand(4, -1) if is_shared else torch.stack([frozen.roll(k) for k in range(4)])
+    found = descend(RecordingTask(shape), start, steps, frozen=frozen if is_shared else each)
+    assert torch.equal(found[each], start[each])
+    for row in range(4):  # the loss is a sum over coordinates: the others move as if nothing were frozen
+        expected = loop(RecordingTask(shape), start[row], row, int(steps[row]), 0.1)
+        torch.testing.assert_close(found[row, ~each[row]], expected[~each[row]], rtol=1e-13, atol=1e-15)
+
+
 @pytest.mark.parametrize("solve", ["descend", "to convergence"])
 def test_the_start_is_left_alone(solve):
     start, task = start_of((3,)), RecordingTask((3,), noise=0.0)
@@ -192,3 +204,55 @@ def test_noise_that_never_settles_stops_at_the_limit():
     task = RecordingTask((2,), noise=1.0)
     descend_to_convergence(task, start_of((2,)), tolerance=1e-9, max_steps=42)
     assert task.num_gradients.tolist() == [42, 42]
+
+
+def test_progress_is_measured_over_whole_epochs_of_ten_steps_or_more():
+    counts = torch.tensor([3, 10, 11, 50, 51, 205])
+    task = RecordingTask((6,), examples=counts, batch_size=5)
+    assert [window.tolist() for window in windows(task)] == [[10, 10, 12, 10, 11, 41]] * 2
+    full = RecordingTask((6,), examples=counts)
+    assert [window.tolist() for window in windows(full)] == [[1] * 6, [10] * 6]
+    assert (full.is_full_batch, full.batch_size, task.is_full_batch, task.batch_size) == (True, 1, False, 5)
+
+
+@pytest.mark.parametrize(("tolerance", "max_steps"), [(0.03, 200), (3e-3, 200), (3e-3, 45), (1e-12, 60), (10.0, 200)])
+def test_convergence_on_minibatches_is_judged_client_by_client(tolerance, max_steps):
+    counts = torch.tensor([[20, 33, 61], [7, 20, 90]])
+    rates = torch.tensor([[0.2, 0.1, 0.05], [0.02, 0.2, 0.15]], dtype=torch.float64)
+    task = RecordingTask((2, 3), learning_rate=rates, noise=0.2, examples=counts, batch_size=5)
+    start = start_of((2, 3)) * 3
+    found = descend_to_convergence(task, start, tolerance=tolerance, max_steps=max_steps, first_draw=3)
+    taken = []
+    for row in range(6):
+        place = (row // 3, row % 3)
+        oracle, window = RecordingTask((2, 3), noise=0.2), [12, 14, 13, 10, 12, 18][row]
+        models = [start[place]]
+        while len(models) <= max_steps:
+            models.append(loop(oracle, models[-1], row, 1, float(rates[place]), first_draw=2 + len(models)))
+            if (len(models) - 1) % window == 0:
+                moved = (models[-1] - models[-1 - window]).norm()
+                if moved <= tolerance * window * (1 + models[-1 - window].norm()):
+                    break
+        torch.testing.assert_close(found[place], models[-1], rtol=1e-12, atol=1e-14)
+        taken.append(len(models) - 1)
+    assert task.num_gradients.tolist() == taken
+    if (tolerance, max_steps) == (3e-3, 200):
+        assert len(set(taken)) > 2
+
+
+class ShuffledTask(RecordingTask):
+    """Each epoch of five minibatches holds the same five targets, which lie apart."""
+
+    def batch(self, draw, rows):
+        self.asked.append((draw, rows.tolist()))
+        return self.target[rows] + self.noise * (draw * 2 % 5 - 2.0)
+
+
+def test_noise_that_cancels_over_an_epoch_does_not_hide_convergence():
+    """Single steps never get shorter than 0.05 here, whatever the tolerance; ten of them do."""
+    task = ShuffledTask((3,), learning_rate=0.02, examples=25, batch_size=5)
+    found = descend_to_convergence(task, start_of((3,)) * 3, tolerance=1e-5, max_steps=2000)
+    assert max(task.num_gradients.tolist()) < 400
+    assert (found - task.target).abs().max() < 0.1
+    steps = [descend(ShuffledTask((3,), 0.02, examples=25, batch_size=5), found, 1, first_draw=k) for k in range(5)]
+    assert max((after - found).norm(dim=-1).min() for after in steps) > 0.05

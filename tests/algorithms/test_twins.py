@@ -38,14 +38,22 @@ def as_problem(source, participation, rounds=ROUNDS, seed=0):
     num_clients = source.population.num_clients
     everyone = torch.arange(num_clients)
     estimates = [source.task(everyone, number).batch(0, everyone)[0].tolist() for number in range(1, rounds + 2)]
-    rate = source.learning_rate
+    variances, rate, stated = source.intra_variance.tolist(), source.learning_rate, source.population
+
+    def gradient(t, m):
+        """∇f_m: θ ↦ (θ − z_m) / σ_m², whatever the draw."""
+        return lambda model, draw: [(x - z) / variances[m] for x, z in zip(model, estimates[t][m], strict=True)]
+
     return {
         "start": starting_point(source).tolist(),
         "cohorts": [sample_cohort(seed, t + 1, num_clients, participation).tolist() for t in range(rounds)],
-        "estimates": estimates,
-        "variances": source.intra_variance.tolist(),
+        "gradient": gradient,
+        "variances": variances,
         "rates": rate.tolist() if isinstance(rate, torch.Tensor) else [rate] * num_clients,
         "examples": [float(count) for count in source.num_examples.tolist()],
+        "batch_size": None,
+        "clusters": stated.cluster.tolist(),
+        "head": list(range(stated.layers[-1].start, stated.layers[-1].stop)),
     }
 
 
@@ -117,6 +125,27 @@ BASELINES = [
         },
     ),
     ("perfedavg", {"num_local_steps": 4}, twins.run_perfedavg, {"num_local_steps": 4, "inner_rates": rates_of}),
+    ("apfl", {"num_local_steps": 4}, twins.run_apfl, {"num_local_steps": 4}),
+    ("apfl", {"num_local_steps": 3, "mixing": 0.9}, twins.run_apfl, {"num_local_steps": 3, "mixing": 0.9}),
+    (
+        "apfl",
+        {"num_local_steps": 3, "mixing": 0.2, "adaptive": False},
+        twins.run_apfl,
+        {"num_local_steps": 3, "mixing": 0.2, "adaptive": False},
+    ),
+    ("fedper", {"num_local_steps": 4}, twins.run_fedper, {"num_local_steps": 4}),
+    (
+        "fedper",
+        {"num_local_steps": 3, "weighting": "equal", "head": "head"},
+        twins.run_fedper,
+        {"num_local_steps": 3, "weighting": "equal"},
+    ),
+    (
+        "fedrep",
+        {"num_local_steps": 2, "head_steps": 5},
+        twins.run_fedper,
+        {"num_local_steps": 2, "head_steps": 5, "weighting": "equal"},
+    ),
     (
         "perfedavg",
         {"num_local_steps": 3, "inner_learning_rate": 2e-3, "adaptation_steps": 3},
@@ -145,6 +174,8 @@ BASELINES = [
     ids=[f"{name}-{i}" for i, (name, *_) in enumerate(BASELINES)],
 )
 def test_a_baseline_equals_its_twin(setting, name, options, twin, twin_options):
+    if twin is twins.run_fedper and SETTINGS[setting][0]["num_params"] == 1:
+        pytest.skip("one coordinate is no body and head")
     compared(name, options, setting, twin, **twin_options)
 
 
@@ -159,6 +190,9 @@ SELF_FL = {
     "all others, mean": {"others": "all", "variance_scale": "mean", "smoothing": 1.0, "initial_steps": 3},
     "known": {"variances": "known", "max_local_steps": 120},
     "known, all others": {"variances": "known", "others": "all", "smoothing": 1, "max_local_steps": 120},
+    "start alone": {"adaptive_steps": False, "uncertainty_weights": False, "smoothing": 1, "initial_steps": 6},
+    "steps alone": {"adaptive_start": False, "uncertainty_weights": False, "max_local_steps": 90},
+    "weights alone": {"adaptive_start": False, "adaptive_steps": False, "initial_steps": 5},
     "known, capped": {"variances": "known", "max_local_steps": 9, "smoothing": 0.5, "initial_steps": 3},
 }
 
@@ -171,6 +205,7 @@ def self_fl_twin_options(setting, options, name):
     if smoothing == "participation":
         smoothing = max(math.floor(participation * num_clients), 1) / num_clients
     known = options.get("variances") == "known"
+    clusters = options.get("clusters", "column") if name == "self-fl-cluster" else None
     augmented = name == "self-fl-augmented"
     return {
         "smoothing": smoothing,
@@ -179,7 +214,12 @@ def self_fl_twin_options(setting, options, name):
         "form": options.get("form", "exact" if name == "self-fl-exact" else "paper"),
         "known_inter": federation(**federation_options).inter_variance.item() if known else None,
         "variance_scale": options.get("variance_scale", "sum"),
-        "others": options.get("others", "cohort"),
+        "others": options.get("others", "all" if clusters else "cohort"),
+        "adaptive_start": options.get("adaptive_start", True),
+        "adaptive_steps": options.get("adaptive_steps", True),
+        "uncertainty_weights": options.get("uncertainty_weights", True),
+        "clusters": clusters,
+        "num_clusters": options.get("num_clusters", 5),
         "augmented": augmented,
         "tolerance": options.get("tolerance", 1e-6) if augmented else 0.0,
         "max_convergence_steps": options.get("max_convergence_steps", 2000) if augmented else 0,
@@ -215,6 +255,27 @@ AUGMENTED = {
 @pytest.mark.parametrize("case", AUGMENTED)
 def test_augmented_self_fl_equals_its_twin(case, setting):
     options, name = AUGMENTED[case], "self-fl-augmented"
+    agreed = compared(name, options, setting, twins.run_self_fl, **self_fl_twin_options(setting, options, name))
+    assert_self_fl_agrees(*agreed)
+
+
+CLUSTERS = {
+    "column": {"initial_steps": 5},
+    "column, those of the cohort": {"others": "cohort", "smoothing": 1, "variance_scale": "mean"},
+    "column, exact": {"form": "exact", "initial_steps": 3, "max_local_steps": 90, "smoothing": 0.6},
+    "column, by examples": {"uncertainty_weights": False, "initial_steps": 5},
+    "column, known": {"variances": "known", "smoothing": 1},
+    "quantiles": {"clusters": "variance", "num_clusters": 3, "initial_steps": 5, "smoothing": 1},
+    "quantiles, all one": {"clusters": "variance", "num_clusters": 1},
+    "quantiles, more than clients": {"clusters": "variance", "num_clusters": 12, "others": "cohort"},
+    "quantiles, known": {"clusters": "variance", "num_clusters": 2, "variances": "known"},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("case", CLUSTERS)
+def test_cluster_self_fl_equals_its_twin(case, setting):
+    options, name = CLUSTERS[case], "self-fl-cluster"
     agreed = compared(name, options, setting, twins.run_self_fl, **self_fl_twin_options(setting, options, name))
     assert_self_fl_agrees(*agreed)
 

@@ -1,17 +1,20 @@
-"""The methods once more, one client at a time, in plain Python: the oracle of test_twins.py.
+"""The methods once more, one client at a time, in plain Python: the oracle of test_twins.py and test_cnn_twins.py.
 
-Written from the publications and the decisions D1–D12 *before* the library's own algorithms were read, and with
-nothing but floats and lists. A model is a list of P floats; client m's loss is the
-Gaussian one, with gradient (θ_i − z_mi) / σ_m², every minibatch is the full data and B = 1.
+Written from the publications and the decisions D1–D14, with nothing but floats and lists; the first of them *before*
+the library's own algorithms were read. A model is a list of P floats. What a client's rows say of it is one function
+of the problem, so that the same twin runs on the Gaussian loss and on a network.
 
 Every run takes a *problem*, a dict of plain values:
 
     start       θ^0, P floats
     cohorts     the clients of each round: cohorts[t] is a list of client numbers
-    estimates   z: estimates[t][m] is a list of P floats (the same for every t unless the data is drawn anew)
-    variances   σ_m², one float a client
+    gradient    gradient(t, m) is client m's in round t: a function of (model, draw) that gives P floats
+    variances   σ_m², one float a client, where they are known
     rates       η_m, one float a client
     examples    N_m, one float a client
+    batch_size  B; None: every draw is the whole data set, and B = 1
+    clusters    the cluster of each client, where there are some
+    head        the coordinates that are not shared, where there are some
 
 and returns a dict with the global model, the personal models of all clients, the global model after every round
 and, for each round, the steps and the number of gradients of the cohort's clients, in the cohort's order.
@@ -46,19 +49,9 @@ def blend(old, new, share):
     return [(1.0 - share) * a + share * b for a, b in zip(old, new, strict=True)]
 
 
-def gradient_of(problem, t, m):
-    """∇f_m at round t: θ ↦ (θ − z_m) / σ_m²."""
-    estimate, variance = problem["estimates"][t][m], problem["variances"][m]
-
-    def gradient(model):
-        return [(x - z) / variance for x, z in zip(model, estimate, strict=True)]
-
-    return gradient
-
-
-def descend(model, gradient, rate, steps):
-    for _ in range(steps):
-        model = [x - rate * g for x, g in zip(model, gradient(model), strict=True)]
+def descend(model, gradient, rate, steps, first_draw=0):
+    for draw in range(first_draw, first_draw + steps):
+        model = [x - rate * g for x, g in zip(model, gradient(model, draw), strict=True)]
     return model
 
 
@@ -82,12 +75,12 @@ def run_fedavg(problem, *, num_local_steps, weighting="examples"):
     """L steps from w, then the average weighted by N_m or equally. Everybody's personal model is the global one."""
     model, history, steps, gradients = problem["start"], [], [], []
     for t, cohort in enumerate(problem["cohorts"]):
-        trained = [descend(model, gradient_of(problem, t, m), problem["rates"][m], num_local_steps) for m in cohort]
+        trained = [descend(model, problem["gradient"](t, m), problem["rates"][m], num_local_steps) for m in cohort]
         model = mean_model(trained, example_weights(problem, cohort, weighting))
         history.append(model)
         steps.append([num_local_steps] * len(cohort))
         gradients.append([num_local_steps] * len(cohort))
-    return outcome(model, [model] * len(problem["variances"]), history, steps, gradients)
+    return outcome(model, [model] * len(problem["examples"]), history, steps, gradients)
 
 
 def run_fedprox(problem, *, num_local_steps, penalty, weighting="examples"):
@@ -96,16 +89,17 @@ def run_fedprox(problem, *, num_local_steps, penalty, weighting="examples"):
     for t, cohort in enumerate(problem["cohorts"]):
         trained = []
         for m in cohort:
-            gradient, own = gradient_of(problem, t, m), model
-            for _ in range(num_local_steps):
+            gradient, own = problem["gradient"](t, m), model
+            for draw in range(num_local_steps):
                 pull = [penalty * (x - w) for x, w in zip(own, model, strict=True)]
-                own = [x - problem["rates"][m] * (g + p) for x, g, p in zip(own, gradient(own), pull, strict=True)]
+                slope = gradient(own, draw)
+                own = [x - problem["rates"][m] * (g + p) for x, g, p in zip(own, slope, pull, strict=True)]
             trained.append(own)
         model = mean_model(trained, example_weights(problem, cohort, weighting))
         history.append(model)
         steps.append([num_local_steps] * len(cohort))
         gradients.append([num_local_steps] * len(cohort))
-    return outcome(model, [model] * len(problem["variances"]), history, steps, gradients)
+    return outcome(model, [model] * len(problem["examples"]), history, steps, gradients)
 
 
 def run_local(problem, *, num_local_steps):
@@ -114,11 +108,11 @@ def run_local(problem, *, num_local_steps):
     for t, cohort in enumerate(problem["cohorts"]):
         for m in cohort:
             begin = memory.get(m, model)
-            memory[m] = descend(begin, gradient_of(problem, t, m), problem["rates"][m], num_local_steps)
+            memory[m] = descend(begin, problem["gradient"](t, m), problem["rates"][m], num_local_steps)
         history.append(model)
         steps.append([num_local_steps] * len(cohort))
         gradients.append([num_local_steps] * len(cohort))
-    personal = personal_or_global(memory, model, len(problem["variances"]))
+    personal = personal_or_global(memory, model, len(problem["examples"]))
     return outcome(model, personal, history, steps, gradients)
 
 
@@ -128,19 +122,19 @@ def run_ditto(problem, *, num_local_steps, penalty, weighting="examples"):
     for t, cohort in enumerate(problem["cohorts"]):
         trained = []
         for m in cohort:
-            gradient, rate = gradient_of(problem, t, m), problem["rates"][m]
+            gradient, rate = problem["gradient"](t, m), problem["rates"][m]
             shared, own = model, memory.get(m, model)
-            for _ in range(num_local_steps):
+            for draw in range(num_local_steps):
                 pull = [penalty * (v - w) for v, w in zip(own, model, strict=True)]
-                own = [v - rate * (g + p) for v, g, p in zip(own, gradient(own), pull, strict=True)]
-                shared = [w - rate * g for w, g in zip(shared, gradient(shared), strict=True)]
+                own = [v - rate * (g + p) for v, g, p in zip(own, gradient(own, draw), pull, strict=True)]
+                shared = [w - rate * g for w, g in zip(shared, gradient(shared, draw), strict=True)]
             memory[m] = own
             trained.append(shared)
         model = mean_model(trained, example_weights(problem, cohort, weighting))
         history.append(model)
         steps.append([num_local_steps] * len(cohort))
         gradients.append([2 * num_local_steps] * len(cohort))
-    personal = personal_or_global(memory, model, len(problem["variances"]))
+    personal = personal_or_global(memory, model, len(problem["examples"]))
     return outcome(model, personal, history, steps, gradients)
 
 
@@ -153,12 +147,13 @@ def run_pfedme(problem, *, num_local_steps, personal_rates, penalty=15.0, inner_
     for t, cohort in enumerate(problem["cohorts"]):
         uploads = []
         for m in cohort:
-            gradient, rate, personal_rate = gradient_of(problem, t, m), problem["rates"][m], personal_rates[m]
+            gradient, rate, personal_rate = problem["gradient"](t, m), problem["rates"][m], personal_rates[m]
             theta, local = model, model
-            for _ in range(num_local_steps):
+            for draw in range(num_local_steps):
                 for _ in range(inner_steps):
                     pull = [penalty * (x - w) for x, w in zip(theta, local, strict=True)]
-                    theta = [x - personal_rate * (g + p) for x, g, p in zip(theta, gradient(theta), pull, strict=True)]
+                    slope = gradient(theta, draw)
+                    theta = [x - personal_rate * (g + p) for x, g, p in zip(theta, slope, pull, strict=True)]
                 local = [w - rate * penalty * (w - x) for w, x in zip(local, theta, strict=True)]
             memory[m] = theta
             uploads.append(local)
@@ -166,7 +161,7 @@ def run_pfedme(problem, *, num_local_steps, personal_rates, penalty=15.0, inner_
         history.append(model)
         steps.append([num_local_steps] * len(cohort))
         gradients.append([num_local_steps * inner_steps] * len(cohort))
-    personal = personal_or_global(memory, model, len(problem["variances"]))
+    personal = personal_or_global(memory, model, len(problem["examples"]))
     return outcome(model, personal, history, steps, gradients)
 
 
@@ -174,20 +169,20 @@ def run_perfedavg(problem, *, num_local_steps, inner_rates, hessian_free=False, 
     """w' = w − α∇f(w), then w ← w − β∇f(w'); Hessian-free: w ← w − β(g' − αH(w)g'), Hg' by central difference.
 
     β is the client's learning rate. The personal model is the global one after one step of size α, on the data as it
-    stands when the run is over: problem["estimates"] has one entry more than there are rounds.
+    stands when the run is over, in the round after the last.
     """
     model, history, steps, gradients = problem["start"], [], [], []
     for t, cohort in enumerate(problem["cohorts"]):
         uploads = []
         for m in cohort:
-            gradient, inner_rate, outer_rate = gradient_of(problem, t, m), inner_rates[m], problem["rates"][m]
-            local = model
-            for _ in range(num_local_steps):
-                adapted = [w - inner_rate * g for w, g in zip(local, gradient(local), strict=True)]
-                meta = gradient(adapted)
+            gradient, inner_rate, outer_rate = problem["gradient"](t, m), inner_rates[m], problem["rates"][m]
+            local, num_batches = model, 3 if hessian_free else 2
+            for draw in range(0, num_batches * num_local_steps, num_batches):
+                adapted = [w - inner_rate * g for w, g in zip(local, gradient(local, draw), strict=True)]
+                meta = gradient(adapted, draw + 1)
                 if hessian_free:
-                    ahead = gradient([w + difference * g for w, g in zip(local, meta, strict=True)])
-                    behind = gradient([w - difference * g for w, g in zip(local, meta, strict=True)])
+                    ahead = gradient([w + difference * g for w, g in zip(local, meta, strict=True)], draw + 2)
+                    behind = gradient([w - difference * g for w, g in zip(local, meta, strict=True)], draw + 2)
                     curvature = [(a - b) / (2.0 * difference) for a, b in zip(ahead, behind, strict=True)]
                     meta = [g - inner_rate * c for g, c in zip(meta, curvature, strict=True)]
                 local = [w - outer_rate * g for w, g in zip(local, meta, strict=True)]
@@ -196,9 +191,72 @@ def run_perfedavg(problem, *, num_local_steps, inner_rates, hessian_free=False, 
         history.append(model)
         steps.append([num_local_steps] * len(cohort))
         gradients.append([num_local_steps * (4 if hessian_free else 2)] * len(cohort))
-    now, clients = len(problem["cohorts"]), range(len(problem["variances"]))
-    personal = [descend(model, gradient_of(problem, now, m), inner_rates[m], adaptation_steps) for m in clients]
+    now, clients = len(problem["cohorts"]), range(len(problem["examples"]))
+    personal = [descend(model, problem["gradient"](now, m), inner_rates[m], adaptation_steps) for m in clients]
     return outcome(model, personal, history, steps, gradients)
+
+
+def run_apfl(problem, *, num_local_steps, mixing=0.5, adaptive=True):
+    """w ← w − η∇f(w), v ← v − ηα∇f(m) and α ← α − η⟨v − w, ∇f(m)⟩ in [0, 1], with m = αv + (1 − α)w as it was before.
+
+    α moves in a round's first step. w begins each round at the received model, v and α where they were left. Judge
+    αv + (1 − α)w with the global w.
+    """
+    model, memory, history, steps, gradients = problem["start"], {}, [], [], []
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained = []
+        for m in cohort:
+            gradient, rate = problem["gradient"](t, m), problem["rates"][m]
+            shared, (own, alpha) = model, memory.get(m, (model, mixing))
+            for draw in range(num_local_steps):
+                slope = gradient(blend(shared, own, alpha), draw)
+                along = math.fsum((v - w) * g for v, w, g in zip(own, shared, slope, strict=True))
+                own = [v - rate * alpha * g for v, g in zip(own, slope, strict=True)]
+                shared = [w - rate * g for w, g in zip(shared, gradient(shared, draw), strict=True)]
+                if adaptive and draw == 0:
+                    alpha = min(1.0, max(0.0, alpha - rate * along))
+            memory[m] = own, alpha
+            trained.append(shared)
+        model = mean_model(trained, [1.0] * len(cohort))
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([2 * num_local_steps] * len(cohort))
+    personal = [blend(model, *memory.get(m, (model, 0.0))) for m in range(len(problem["examples"]))]
+    return outcome(model, personal, history, steps, gradients)
+
+
+def run_fedper(problem, *, num_local_steps, head_steps=None, weighting="examples"):
+    """The global body with the client's own head, trained together; with head_steps (FedRep) the head first, then the
+    body. Bodies are averaged; the server's head stays as it began. Judge the global body with the client's head.
+    """
+    head, model = set(problem["head"]), problem["start"]
+    body = set(range(len(model))) - head
+    heads, history, steps, gradients = {}, [], [], []
+
+    def with_head(m):
+        return [heads[m][i] if m in heads and i in head else x for i, x in enumerate(model)]
+
+    def only(gradient, moving):
+        return lambda own, draw: [g if i in moving else 0.0 for i, g in enumerate(gradient(own, draw))]
+
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained = []
+        for m in cohort:
+            gradient, rate, own = problem["gradient"](t, m), problem["rates"][m], with_head(m)
+            if head_steps is None:
+                own = descend(own, gradient, rate, num_local_steps)
+            else:
+                own = descend(own, only(gradient, head), rate, head_steps)
+                own = descend(own, only(gradient, body), rate, num_local_steps, head_steps)
+            trained.append(own)
+        for m, own in zip(cohort, trained, strict=True):
+            heads[m] = {i: own[i] for i in head}
+        mean = mean_model(trained, example_weights(problem, cohort, weighting))
+        model = [problem["start"][i] if i in head else x for i, x in enumerate(mean)]
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([(head_steps or 0) + num_local_steps] * len(cohort))
+    return outcome(model, [with_head(m) for m in range(len(problem["examples"]))], history, steps, gradients)
 
 
 # ------------------------------------------------------------------------------------------------------------- Self-FL
@@ -206,14 +264,19 @@ def run_perfedavg(problem, *, num_local_steps, inner_rates, hessian_free=False, 
 
 def others_precision(m, counted, reported, inter_variance):
     """S_m = Σ_{k≠m} 1/(σ_0² + σ_k²) from the reports the server holds; D3: the unknown count as the mean known."""
+    filled = assumed(reported)
+    return math.fsum(1.0 / (inter_variance + filled[k]) for k in counted if k != m)
+
+
+def assumed(reported):
+    """D3: the unknown count as the mean of the known; None while nobody is known."""
     known = [value for value in reported if value is not None]
-    usual = math.fsum(known) / len(known)
-    filled = [usual if reported[k] is None else reported[k] for k in counted if k != m]
-    return math.fsum(1.0 / (inter_variance + value) for value in filled)
+    usual = math.fsum(known) / len(known) if known else None
+    return [usual if value is None else value for value in reported]
 
 
 def steps_of(intra_variance, inter_variance, others, rate, form, max_local_steps):
-    """ℓ_m of (1 − η/σ_m²)^ℓ = S/(1/σ_m² + S) (B = 1), as D7 rounds it; the exact form has P = 1/(σ_0² + 1/S) for S."""
+    """ℓ_m of (1 − η/σ_m²)^ℓ = S/(1/σ_m² + S) (η is η/B), as D7 rounds it; exact: P = 1/(σ_0² + 1/S) for S."""
     if intra_variance <= 0.0 or rate / intra_variance >= 1.0:
         return 1
     if form == "exact" and others > 0.0:
@@ -231,31 +294,87 @@ def initial_model(model, own, own_weight, others):
     return [x - own_weight / others * (y - x) for x, y in zip(model, own, strict=True)]
 
 
-def merge(problem, cohort, model, uploads, reported, inter_variance, *, known_inter, variance_scale, smoothing):
-    """The server's half: σ_0² first (D8: a cohort of one leaves it), then the weights, then the smoothing average."""
+def server_half(problem, cohort, uploads, reported, inter_variance, *, known_inter, variance_scale, by_examples):
+    """σ_0² first (D8: a cohort of one leaves it), then the weights and the new estimate."""
     if known_inter is None and len(cohort) > 1:
         inter_variance = spread(uploads, variance_scale)
+    filled = assumed(reported)
+    weights = [1.0 if filled[m] is None else 1.0 / (inter_variance + filled[m]) for m in cohort]
+    if by_examples:
+        weights = [problem["examples"][m] for m in cohort]
+    return mean_model(uploads, weights), inter_variance
+
+
+class Clusters:
+    """The server's half at cluster level (D12): a cluster takes the place of a client.
+
+    Members estimate one parameter, so that they weigh 1/σ_m² and the representative has variance 1/Σ 1/σ_m². While
+    nobody of them is known they are equal and the representative is unknown; some known: D3 among clients.
+    """
+
+    def __init__(self, of_client, number, known):
+        self.of_client, self.number = of_client, number
+        self.models, self.examples, self.variances = {}, {}, [None] * number
+        for c in range(number):  # with stated variances, that of the whole cluster until somebody answers
+            members = [known[m] for m in range(len(of_client)) if of_client[m] == c and known[m] is not None]
+            self.variances[c] = 1.0 / math.fsum(1.0 / value for value in members) if members else None
+
+    def hear(self, problem, cohort, uploads, reports, reported, by_examples):
+        filled = assumed(reported)
+        for c in {self.of_client[m] for m in cohort}:
+            members = [k for k, m in enumerate(cohort) if self.of_client[m] == c]
+            weights = [1.0 if filled[cohort[k]] is None else 1.0 / filled[cohort[k]] for k in members]
+            is_known = any(reports[k] is not None for k in members)
+            self.variances[c] = 1.0 / math.fsum(weights) if is_known else None
+            rows = [problem["examples"][cohort[k]] for k in members]
+            self.examples[c] = math.fsum(rows)
+            self.models[c] = mean_model([uploads[k] for k in members], rows if by_examples else weights)
+
+    def aggregate(self, inter_variance, *, known_inter, variance_scale, by_examples):
+        heard = sorted(self.models)
+        problem = {"examples": [self.examples.get(c) for c in range(self.number)]}
+        return server_half(
+            problem,
+            heard,
+            [self.models[c] for c in heard],
+            self.variances,
+            inter_variance,
+            known_inter=known_inter,
+            variance_scale=variance_scale,
+            by_examples=by_examples,
+        )
+
+
+def quantile_clusters(reported, number):
+    """⌊K · share of the known variances that lie below the client's⌋; unknown: below the mean known; nobody: 0."""
     known = [value for value in reported if value is not None]
-    if known:
-        usual = math.fsum(known) / len(known)
-        filled = [usual if reported[m] is None else reported[m] for m in cohort]
-        weights = [1.0 / (inter_variance + value) for value in filled]
-    else:
-        weights = [1.0] * len(cohort)
-    return blend(model, mean_model(uploads, weights), smoothing), inter_variance
+    if not known:
+        return [0] * len(reported)
+    below = [sum(other < min(value, max(known)) for other in known) for value in assumed(reported)]
+    return [number * count // len(known) for count in below]
 
 
-def converge(model, gradient, rate, tolerance, max_convergence_steps):
-    """Steps until |Δθ| ≤ tolerance·(1 + |θ|), looked at at every tenth step and at the last allowed one."""
-    taken = 0
-    while taken < max_convergence_steps:
-        before, model = model, descend(model, gradient, rate, 1)
-        taken += 1
-        is_looked_at = taken % 10 == 0 or taken == max_convergence_steps
-        moved = norm([a - b for a, b in zip(model, before, strict=True)])
-        if is_looked_at and moved <= tolerance * (1.0 + norm(before)):
-            break
-    return model, taken
+def window_of(problem, m):
+    """Steps over which client m's progress is measured, and every how many: D14's, whole epochs, ten steps or more."""
+    if problem["batch_size"] is None:
+        return 1, 10
+    epoch = math.ceil(problem["examples"][m] / problem["batch_size"])
+    whole = epoch * math.ceil(10 / epoch)
+    return whole, whole
+
+
+def converge(model, gradient, rate, tolerance, max_convergence_steps, window, every, first_draw):
+    """Steps until |θ_s − θ_(s−w)| ≤ tolerance·w·(1 + |θ_(s−w)|), looked at at every so many steps."""
+    models = [model]
+    while len(models) <= max_convergence_steps:
+        models.append(descend(models[-1], gradient, rate, 1, first_draw + len(models) - 1))
+        taken = len(models) - 1
+        if taken % every == 0:
+            before = models[taken - window]
+            moved = norm([a - b for a, b in zip(models[-1], before, strict=True)])
+            if moved <= tolerance * window * (1.0 + norm(before)):
+                break
+    return models[-1], len(models) - 1
 
 
 def run_self_fl(
@@ -268,44 +387,61 @@ def run_self_fl(
     known_inter=None,
     variance_scale="sum",
     others="cohort",
+    adaptive_start=True,
+    adaptive_steps=True,
+    uncertainty_weights=True,
     augmented=False,
     tolerance=0.0,
     max_convergence_steps=0,
+    clusters=None,
+    num_clusters=0,
 ):
-    """Algorithm 1, or Algorithm 2 if augmented.
+    """Algorithm 1, or Algorithm 2 if augmented; at cluster level if clusters is "column" or "variance".
 
     With known_inter (σ_0²) every σ_m² is known too, to the client and to the server, from the start. The run also
     returns what the server holds: the last reported variance of each client (None: never known), and σ_0².
     """
     is_known = known_inter is not None
-    num_clients = len(problem["variances"])
+    num_clients = len(problem["examples"])
     model, inter_variance = problem["start"], known_inter if is_known else 0.0
     reported = list(problem["variances"]) if is_known else [None] * num_clients
     personal, recorded = {}, {m: [] for m in range(num_clients)}  # recorded: θ_m^t, or θ_{m,t} if augmented
     history, steps, gradients = [], [], []
+    server = {"known_inter": known_inter, "variance_scale": variance_scale, "by_examples": not uncertainty_weights}
+    groups = None
+    if clusters == "column":
+        groups = Clusters(problem["clusters"], max(problem["clusters"]) + 1, reported)
+    elif clusters == "variance":
+        groups = Clusters(quantile_clusters(reported, num_clusters), num_clusters, reported)
     for t, cohort in enumerate(problem["cohorts"]):
-        counted = cohort if others == "cohort" else range(num_clients)
-        does_server_know = any(value is not None for value in reported)
+        units, of_client = (reported, range(num_clients)) if groups is None else (groups.variances, groups.of_client)
+        counted = {of_client[m] for m in (cohort if others == "cohort" else range(num_clients))}
+        does_server_know = any(value is not None for value in units)
         uploads, reports, round_steps, round_gradients = [], [], [], []
         for m in cohort:
-            gradient, rate = gradient_of(problem, t, m), problem["rates"][m]
+            gradient, rate = problem["gradient"](t, m), problem["rates"][m]
             if is_known:
                 intra_variance = problem["variances"][m]
             else:
                 intra_variance = spread(recorded[m], "mean") if len(recorded[m]) >= 2 else None
-            if intra_variance is None or not does_server_know:
-                begin, num_steps = model, min(initial_steps, max_local_steps)
-            else:
-                others_weight = others_precision(m, counted, reported, inter_variance)
+            begin, num_steps = model, min(initial_steps, max_local_steps)
+            if intra_variance is not None and does_server_know:
+                others_weight = others_precision(of_client[m], counted, units, inter_variance)
                 own_weight = 1.0 / (inter_variance + intra_variance)
                 own = recorded[m][-1] if recorded[m] else model
-                begin = initial_model(model, own, own_weight, others_weight)
-                num_steps = steps_of(intra_variance, inter_variance, others_weight, rate, form, max_local_steps)
+                if adaptive_start:
+                    begin = initial_model(model, own, own_weight, others_weight)
+                if adaptive_steps:
+                    per_row = rate / (problem["batch_size"] or 1)
+                    num_steps = steps_of(intra_variance, inter_variance, others_weight, per_row, form, max_local_steps)
             trained = descend(begin, gradient, rate, num_steps)
             personal[m] = trained
             extra = 0
             if augmented:
-                trained, extra = converge(trained, gradient, rate, tolerance, max_convergence_steps)
+                window = window_of(problem, m)
+                trained, extra = converge(
+                    trained, gradient, rate, tolerance, max_convergence_steps, *window, max_local_steps
+                )
             uploads.append(trained)
             reports.append(intra_variance)
             round_steps.append(num_steps)
@@ -313,17 +449,14 @@ def run_self_fl(
         for m, upload, report in zip(cohort, uploads, reports, strict=True):
             recorded[m] = [*recorded[m], upload]
             reported[m] = report
-        model, inter_variance = merge(
-            problem,
-            cohort,
-            model,
-            uploads,
-            reported,
-            inter_variance,
-            known_inter=known_inter,
-            variance_scale=variance_scale,
-            smoothing=smoothing,
-        )
+        if groups is None:
+            estimate, inter_variance = server_half(problem, cohort, uploads, reported, inter_variance, **server)
+        else:
+            groups.hear(problem, cohort, uploads, reports, reported, not uncertainty_weights)
+            estimate, inter_variance = groups.aggregate(inter_variance, **server)
+            if clusters == "variance":
+                groups.of_client = quantile_clusters(reported, num_clusters)
+        model = blend(model, estimate, smoothing)
         history.append(model)
         steps.append(round_steps)
         gradients.append(round_gradients)

@@ -1,5 +1,7 @@
 """The embedded digits: real images, given out once, a few classes to each client."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -118,6 +120,37 @@ def test_as_many_clients_as_are_allowed_all_get_their_images(classes):
     assert (found >= 2 * classes).all()
     with pytest.raises(ConfigError):
         digits(most + 1, classes)
+
+
+@pytest.mark.parametrize(
+    ("seed", "expected"),
+    [
+        (0, "dc853a3eb3df0dee977eb6c87ac2cf14aff7514affa6c0aac39c32485bbb8c5e"),
+        (3, "9d42ac1c32f558f4b487c2a2a1caf22fbadf9b8e9c02d441b96b2a435359c3fd"),
+    ],
+)
+def test_the_split_is_what_it_always_was(seed, expected):
+    """Published results rest on it."""
+    found = hashlib.sha256()
+    for tensor in tensors(digits(seed=seed)):
+        found.update(tensor.numpy().tobytes())
+    assert found.hexdigest() == expected
+
+
+def test_rows_for_validation_come_out_of_the_training_rows():
+    plain, tuned = digits(), digits(validation_fraction=0.2)
+    assert torch.equal(plain.test.features, tuned.test.features)
+    assert plain.validation is None
+    together = torch.cat([tuned.train.features, tuned.validation.features])
+    assert sorted(together.tolist()) == sorted(plain.train.features.tolist())
+
+
+def test_the_source_makes_it_again():
+    fed = digits(12, 4, 0.2, 5, 0.1)
+    options = dict(fed.source)
+    assert options.pop("name") == "digits"
+    for first, second in zip(tensors(fed), tensors(digits(**options)), strict=True):
+        assert torch.equal(first, second)
 
 
 def test_a_bad_test_share_is_refused():

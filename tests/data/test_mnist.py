@@ -11,6 +11,15 @@ from selffl.data import mnist as module
 from selffl.errors import DataError
 
 
+def digest(fed):
+    """SHA-256 of training and test rows, as they lie."""
+    found = hashlib.sha256()
+    for rows in (fed.train, fed.test):
+        for name in ("features", "labels", "offset"):
+            found.update(getattr(rows, name).numpy().tobytes())
+    return found.hexdigest()
+
+
 def idx(array):
     return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
@@ -86,6 +95,10 @@ def test_a_federation_of_small_images(tmp_path, monkeypatch):
     every = torch.cat([found.train.features, found.test.features])
     assert every.mean(0).abs().max() < 0.05  # standardised over the pool, of which few rows go unused
     assert (every.std(0) - 1).abs().max() < 0.05
+    tuned = module.mnist(seed=0, validation_fraction=0.2)
+    assert torch.equal(tuned.test.features, found.test.features)
+    assert int(tuned.validation.num_examples.sum()) > 2000
+    assert tuned.source["validation_fraction"] == 0.2
 
 
 def test_the_real_files_give_fedproxs_sample():
@@ -97,3 +110,5 @@ def test_the_real_files_give_fedproxs_sample():
     assert sizes.min() == 10
     assert 68_000 < int(sizes.sum()) < 70_000  # published: 69,035
     assert found.train.labels.unique().tolist() == list(range(10))
+    assert digest(found) == "8a8ad292033ace56226a05993a346ecdc43e44fb424041a6bcd1e5e7d3bacfaf"  # results rest on it
+    assert found.source == {"name": "mnist", "seed": 0, "test_fraction": 0.1, "validation_fraction": 0.0}

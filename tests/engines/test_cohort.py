@@ -108,7 +108,7 @@ def test_a_seed_for_each_repeat_equals_single_calls(shape):
 
 @pytest.mark.parametrize("participation", [0.0, -0.1, 1.0001, 5, math.nan])
 def test_a_participation_that_is_no_share_is_refused(participation):
-    with pytest.raises(ConfigError, match=rf"participation is {participation}; expected .*above 0 up to 1"):
+    with pytest.raises(ConfigError, match=rf"participation is {participation}; expected .*above 0 and at most 1"):
         CohortEngine(FedAvg(), gaussian(), participation=participation)
 
 

@@ -17,6 +17,7 @@ from selffl.errors import ConfigError, DataError
 from selffl.reports import figures, page, tables
 from selffl.reports.record import RECORD, environment, load_studies, save_study
 from selffl.reports.shrinkage import Shrinkage, verdict
+from selffl.state.files import write_csv
 from selffl.studies.result import Chart, Claim, Figure, Series, Study, StudyResult
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -48,7 +49,7 @@ def test_cells_follow_the_columns_of_the_first_row():
 
 def test_a_csv_has_every_column_in_the_order_of_first_sight(tmp_path):
     rows = [{"a": 1, "b": 'two, "quoted"'}, {"a": 0.1 + 0.2, "c": "é\nline", "b": ""}]
-    tables.write_csv(rows, tmp_path / "t.csv")
+    write_csv(tmp_path / "t.csv", rows)
     with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
         found = list(csv.reader(file))
     assert found == [["a", "b", "c"], ["1", 'two, "quoted"', ""], [repr(0.1 + 0.2), "", "é\nline"]]

@@ -40,12 +40,12 @@ def assert_equal(record, other):
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
-def test_a_snapshot_is_what_was_stored(shape):
+def test_a_contents_is_what_was_stored(shape):
     memory = memory_of(shape, 5)
     store = MemoryStore(memory, shape)
-    assert_equal(store.snapshot(), memory)
-    assert store.snapshot().label == "kept"
-    assert store.snapshot().inner.count.dtype == torch.int64
+    assert_equal(store.contents(), memory)
+    assert store.contents().label == "kept"
+    assert store.contents().inner.count.dtype == torch.int64
 
 
 def test_a_cohort_is_read_and_written():
@@ -54,9 +54,9 @@ def test_a_cohort_is_read_and_written():
     assert store.read(rows).params.tolist() == [[1.0, 10.0], [4.0, 40.0]]
     store.write(rows, Memory(-torch.ones(2, 2, dtype=torch.float64), Inner(torch.tensor([7, 8]))))
     assert store.read(torch.tensor([4, 1])).inner.count.tolist() == [8, 7]
-    snapshot = store.snapshot()
-    assert snapshot.params[:, 0].tolist() == [0.0, -1.0, 2.0, 3.0, -1.0]
-    assert snapshot.inner.count.tolist() == [0, 7, 2, 3, 8]
+    contents = store.contents()
+    assert contents.params[:, 0].tolist() == [0.0, -1.0, 2.0, 3.0, -1.0]
+    assert contents.inner.count.tolist() == [0, 7, 2, 3, 8]
 
 
 def test_repeats_have_rows_of_their_own():
@@ -70,11 +70,11 @@ def test_repeats_have_rows_of_their_own():
     for r in range(3):
         assert torch.equal(read.params[r], memory.params[r, clients[r]])
     store.write(rows, map_tensors(torch.neg, read))
-    snapshot = store.snapshot()
+    contents = store.contents()
     for r in range(3):
         for c in range(5):
             sign = -1 if c in clients[r].tolist() else 1
-            assert snapshot.params[r, c].tolist() == (sign * memory.params[r, c]).tolist()
+            assert contents.params[r, c].tolist() == (sign * memory.params[r, c]).tolist()
 
 
 def test_what_came_in_is_left_alone():
@@ -84,26 +84,23 @@ def test_what_came_in_is_left_alone():
     assert_equal(memory, memory_of((), 4))
 
 
-def test_what_went_out_is_left_alone():
+def test_what_was_read_is_left_alone():
     store = MemoryStore(memory_of((), 4), ())
-    read, snapshot = store.read(torch.tensor([0, 3])), store.snapshot()
-    store.write(torch.arange(4), map_tensors(torch.zeros_like, store.snapshot()))
-    assert_equal(snapshot, memory_of((), 4))
+    read = store.read(torch.tensor([0, 3]))
+    store.write(torch.arange(4), map_tensors(torch.zeros_like, memory_of((), 4)))
     assert read.params.tolist() == [[0.0, 0.0], [3.0, 30.0]]
-    snapshot.params.zero_()
-    assert store.snapshot().params.abs().sum() == 0
-    store.snapshot().params.fill_(5.0)
-    assert store.snapshot().params.abs().sum() == 0
+    read.params.fill_(5.0)
+    assert store.contents().params.abs().sum() == 0
 
 
 def test_a_bare_tensor_and_no_memory_at_all():
     store = MemoryStore(torch.tensor([[1, 2], [3, 4]]), (2,))
     rows = torch.tensor([[1], [2]])
     store.write(rows, store.read(rows) + 10)
-    assert store.snapshot().tolist() == [[1, 12], [13, 4]]
+    assert store.contents().tolist() == [[1, 12], [13, 4]]
     empty = MemoryStore(Nothing(), ())
     empty.write(torch.tensor([0]), empty.read(torch.tensor([0])))
-    assert empty.snapshot() == Nothing()
+    assert empty.contents() == Nothing()
 
 
 def test_the_tensors_of_a_record_by_name():

@@ -9,21 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from selffl.algorithms import FedAvg, algorithm
-from selffl.data.federation import Federation, Rows
+from selffl.algorithms import FedAvg
 from selffl.engines.cohort import CohortEngine
 from selffl.reports.record import save_study
 from selffl.reports.runner import run_studies
-from selffl.studies import DEMO, STUDIES, convergence, images, limits, synthetic
-from selffl.studies.result import Estimate
+from selffl.studies import DEMO, STUDIES, convergence, limits, synthetic
+from selffl.studies.result import Estimate, Job
 from selffl.studies.synthetic import HETEROGENEOUS, HOMOGENEOUS, is_lower, lead, limit, methods, paired, run_method
-from selffl.training.model import FlatModel, ModelSource
-
-
-def silent(done, total, now):
-    """A listener that does not listen."""
 
 
 def by_hand(estimate, variance, inter_variance, form):
@@ -180,7 +173,7 @@ def test_the_homogeneous_claims_compare_with_every_rival(rivals, perfedavg, verd
 @pytest.fixture(scope="module")
 def limits_result():
     steps = []
-    result = STUDIES["limits"].run(True, lambda *step: steps.append(step))
+    result = STUDIES["limits"].run(Job(quick=True, progress=lambda *step: steps.append(step)))
     assert [done for done, _, _ in steps] == list(range(7))
     assert {total for _, total, _ in steps} == {6}
     return result
@@ -317,7 +310,7 @@ def test_a_slope_is_the_power_it_was_made_from():
 
 @pytest.fixture(scope="module")
 def convergence_result():
-    return STUDIES["convergence"].run(True, silent)
+    return STUDIES["convergence"].run(Job(quick=True))
 
 
 def test_the_decay_holds_and_a_quick_run_cannot_decide_the_rest(convergence_result):
@@ -342,7 +335,7 @@ def test_a_decay_above_q_would_be_reported(monkeypatch):
         return convergence.Trajectory(0.9 * repeats, decay, repeats / num_clients, repeats / num_clients, repeats[:5])
 
     monkeypatch.setattr(convergence, "measure", slow)
-    result = STUDIES["convergence"].run(True, silent)
+    result = STUDIES["convergence"].run(Job(quick=True))
     assert [claim.verdict for claim in result.claims] == ["does not hold", "holds", "holds"]
     assert "114 of 120" in result.claims[0].evidence
     assert [row["share_within_q"] for row in result.rows] == [0.95] * 6
@@ -355,7 +348,7 @@ def test_an_error_that_stays_would_be_reported(monkeypatch):
         return convergence.Trajectory(0.9 * repeats, 0.8 * repeats, floor, floor, repeats[:5])
 
     monkeypatch.setattr(convergence, "measure", stuck)
-    result = STUDIES["convergence"].run(True, silent)
+    result = STUDIES["convergence"].run(Job(quick=True))
     assert [claim.verdict for claim in result.claims] == ["holds", "does not hold", "holds"]
 
 
@@ -425,7 +418,7 @@ def test_a_method_is_run_on_every_repeat_and_its_cost_counted():
 @pytest.mark.parametrize(("case", "num_claims"), [("homogeneous", 5), ("heterogeneous", 5)])
 def test_a_tiny_synthetic_study_is_complete(case, num_claims):
     steps = []
-    result = synthetic._run(TINY, case, False, lambda *step: steps.append(step))
+    result = synthetic._run(TINY, case, Job(progress=lambda *step: steps.append(step)))
     names = list(methods(TINY))
     assert steps[-1][:2] == (19, 19)
     assert [done for done, _, _ in steps] == list(range(20))
@@ -474,63 +467,6 @@ def test_on_heterogeneous_data_the_papers_form_is_worse_than_learning_alone_and_
             assert (reached - goal).abs().mean() < 0.05 * goal.mean(), (name, attribute)
 
 
-# ----------------------------------------------------------------------------------------------------------------- demo
-
-
-def one_class_models(classes, num_features=2, num_classes=10):
-    """Linear models that always answer one class, whatever they see."""
-    bias = torch.nn.functional.one_hot(torch.as_tensor(classes), num_classes).to(torch.float32)
-    return torch.cat([torch.zeros(*bias.shape[:-1], num_features * num_classes), bias], dim=-1)
-
-
-def test_scores_equal_a_count_by_hand():
-    rng = np.random.default_rng(5)
-    train_sizes, test_sizes = rng.permutation(np.arange(5, 28)).tolist(), rng.integers(0, 9, 23).tolist()
-    test_sizes[4] = 0  # nothing to test on: in no share of its own
-    answers, labels = rng.integers(0, 3, 23).tolist(), [rng.integers(0, 3, size).tolist() for size in test_sizes]
-
-    def rows(sizes, flat):
-        return Rows(torch.zeros(sum(sizes), 2), torch.tensor(flat), torch.tensor([0, *np.cumsum(sizes).tolist()]))
-
-    test = rows(test_sizes, [label for group in labels for label in group])
-    federation = Federation(list(range(23)), rows(train_sizes, [0] * sum(train_sizes)), test)
-    source = ModelSource(federation, FlatModel(nn.Linear(2, 10)), nn.functional.cross_entropy, 0.1, 5)
-    engine = SimpleNamespace(personal=lambda state: one_class_models(answers))
-    state = SimpleNamespace(server=SimpleNamespace(params=one_class_models(2)))
-    found = images.scores(source, engine, state)
-
-    right = [sum(label == answer for label in group) for group, answer in zip(labels, answers, strict=True)]
-    total = sum(test_sizes)
-    assert found.weighted == pytest.approx(sum(right) / total)
-    shares = sorted(r / size for r, size in zip(right, test_sizes, strict=True) if size)
-    assert found.worst == pytest.approx(sum(shares[:2]) / 2)  # a tenth of 23 clients is two
-    largest = sorted(range(23), key=lambda m: -train_sizes[m])[:2]
-    assert found.top == pytest.approx(sum(right[m] for m in largest) / sum(test_sizes[m] for m in largest))
-    assert found.global_model == pytest.approx(sum(group.count(2) for group in labels) / total)
-    assert len({found.weighted, found.worst, found.top, found.global_model}) == 4
-
-
-SMALL_DEMO = {"num_clients": 6, "num_rounds": 4, "check_every": 2, "num_seeds": 2, "participation": 0.5}
-
-
-def test_one_run_of_the_demo_learns_and_counts_its_gradients():
-    setting = images.Setting(**SMALL_DEMO | {"num_rounds": 12})
-    run = images.train(setting, "fedavg", 1)
-    assert len(run.history) == 6
-    assert run.num_gradients == 20.0  # per client and round it took part in
-    last = run.history[-1]
-    assert last.weighted == pytest.approx(last.global_model, rel=1e-6)  # FedAvg has one model for everybody
-    assert last.weighted > 0.6  # ten digits: a guess has 0.1
-    again = images.train(setting, "fedavg", 1)
-    assert again == run
-    assert images.train(setting, "fedavg", 2) != run
-
-
-def test_a_participation_below_one_client_counts_one():
-    run = images.train(images.Setting(**SMALL_DEMO | {"participation": 0.1}), "fedavg", 0)
-    assert run.num_gradients == 20.0
-
-
 @pytest.mark.parametrize(
     ("intervals", "verdict"),
     [
@@ -544,61 +480,6 @@ def test_an_interval_around_the_bound_decides_nothing(intervals, verdict):
     assert convergence.bound_verdict(slopes) == verdict
 
 
-def test_runs_in_several_processes_are_the_same_runs():
-    small = dataclasses.replace(images.DIGITS, **SMALL_DEMO, methods=("fedavg", "self-fl"))
-    apart = dataclasses.replace(small, num_processes=2)
-    assert images.train_all(apart, silent) == images.train_all(small, silent)
-
-
-def test_mnist_is_figure_1a(monkeypatch):
-    setting = images.MNIST_SETTING
-    assert (setting.num_clients, setting.participation, setting.num_rounds) == (1000, 0.1, 200)
-    assert (setting.learning_rate, setting.batch_size) == (0.03, 10)
-    assert [algorithm(name).num_local_steps for name in ("fedavg", "ditto", "pfedme", "perfedavg")] == [20] * 4
-    assert algorithm("self-fl").max_local_steps == 40
-    small = dataclasses.replace(images.DIGITS, **SMALL_DEMO)
-    monkeypatch.setattr(images, "MNIST_SETTING", small)
-    result = STUDIES["mnist"].run(False, silent)
-    assert len(result.claims) == 5
-    assert [row["method"] for row in result.table] == list(small.methods)
-
-
-def test_a_small_demo_is_complete(monkeypatch):
-    names = ("self-fl", "ditto", "fedavg", "local")
-    small = dataclasses.replace(images.DIGITS, **SMALL_DEMO, methods=names)
-    monkeypatch.setattr(images, "DIGITS", small)
-    steps = []
-    result = DEMO.run(False, lambda *step: steps.append(step))
-    assert [done for done, _, _ in steps] == list(range(9))
-    assert [(row["method"], row["seed"], row["round"]) for row in result.rows] == [
-        (name, seed, number) for name in names for seed in (0, 1) for number in (2, 4)
-    ]
-    assert [row["method"] for row in result.table] == list(names)
-    assert result.table[-1]["global model"] == "–"
-    ends = [100 * row["weighted"] for row in result.rows if (row["method"], row["round"]) == ("ditto", 4)]
-    mean, error = np.mean(ends), np.std(ends, ddof=1) / math.sqrt(2)
-    assert result.table[1]["accuracy"] == f"{mean:.1f} ± {error:.1f}"
-    line = result.figures[0].charts[0].series[1]
-    assert (line.name, line.x) == ("ditto", [2, 4])
-    assert line.y[-1] == pytest.approx(mean)
-    assert len(result.claims) == 3
-    assert result.config["num_clients"] == 6
-
-
-@pytest.mark.parametrize(
-    ("rival", "verdict"), [((0.5, 0.51), "holds"), ((0.95, 0.94), "does not hold"), ((0.6, 0.99), "not decided")]
-)
-def test_the_demos_verdicts_follow_the_paired_difference(monkeypatch, rival, verdict):
-    def made_up(setting, name, seed):
-        value = (0.8, 0.81)[seed] if name == "self-fl" else rival[seed]
-        return images.Run([images.Scores(value, value, value, value)], 20.0)
-
-    monkeypatch.setattr(images, "train", made_up)
-    monkeypatch.setattr(images, "DIGITS", dataclasses.replace(images.DIGITS, check_every=20))
-    result = DEMO.run(True, silent)
-    assert [claim.verdict for claim in result.claims] == [verdict] * 3
-
-
 # ----------------------------------------------------------------------------------------------------------- the runner
 
 
@@ -610,6 +491,13 @@ def test_every_study_has_a_name_of_its_own():
         "synthetic-heterogeneous",
         "augmented-synthetic",
         "mnist",
+        "femnist",
+        "femnist-ablation",
+        "cifar10",
+        "augmented-images",
+        "mnist-sparse",
+        "step-histogram",
+        "step-trajectory",
     ]
     assert all(study.id == name for name, study in STUDIES.items())
     assert DEMO.id not in STUDIES
@@ -634,7 +522,7 @@ def test_every_synthetic_study_leaves_a_record(name, tmp_path, monkeypatch):
     """At a size that takes a moment; the others are quick enough for the runner."""
     monkeypatch.setattr(synthetic, "quick_setting", lambda setting: tiny(setting))
     steps = []
-    result = STUDIES[name].run(True, lambda *step: steps.append(step))
+    result = STUDIES[name].run(Job(quick=True, progress=lambda *step: steps.append(step)))
     assert [done for done, _, _ in steps] == list(range(steps[-1][1] + 1))
     record = save_study(STUDIES[name], result, tmp_path / name, command="c", is_quick=True, seconds=1.0)
     assert record.id == name
@@ -660,6 +548,6 @@ def test_the_runner_leaves_records_and_tells_how_far_it_is(tmp_path):
         assert record.is_quick
         assert record.command == f"selffl paper run {name} --quick"
         assert_the_record_lies_there(tmp_path / name, record)
-    in_this_process = STUDIES["convergence"].run(True, silent)  # another process, the same numbers
+    in_this_process = STUDIES["convergence"].run(Job(quick=True))  # another process, the same numbers
     assert records["convergence"].table == list(in_this_process.table)
     assert records["convergence"].claims == [dataclasses.asdict(claim) for claim in in_this_process.claims]

@@ -7,38 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sample_modules import CROSS_ENTROPY, gradient_by_autograd, random, seeded
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.contract import tensors_of
 from selffl.data.digits import digits
-from selffl.data.federation import Federation, Rows
+from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.errors import ConfigError
 from selffl.training import model as model_file
-from selffl.training.model import (
-    FlatModel,
-    ModelSource,
-    ModelTask,
-    correct_predictions,
-    gradient_of,
-    softmax_regression_gradient,
-)
-
-CROSS_ENTROPY = nn.functional.cross_entropy
-
-
-def seeded(make, seed=0, dtype=torch.float32):
-    """A module with parameters that depend on the seed alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return make().to(dtype)
-
-
-def random(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
+from selffl.training.model import FlatModel, ModelSource, ModelTask
 
 # --------------------------------------------------------------------------------------------------------- minibatches
 
@@ -155,96 +135,6 @@ def test_lots_that_differ_in_their_last_bits_order_rows_the_same_in_any_cohort(m
     sizes = (1,) * 300 + (200,)
     alone = drawn(task_of([300], sizes=sizes), 0, range(50))
     assert drawn(task_of(range(301), sizes=sizes), 300, range(50)) == alone
-
-
-# ----------------------------------------------------------------------------------------------------------- gradients
-
-NUM_CLIENTS, BATCH = 4, 6
-
-MODULES = {
-    "linear": (lambda: nn.Linear(12, 5), (12,)),
-    "linear without bias": (lambda: nn.Linear(12, 5, bias=False), (12,)),
-    "linear in a sequence": (lambda: nn.Sequential(nn.Linear(12, 5)), (12,)),
-    "mlp": (lambda: nn.Sequential(nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 5)), (12,)),
-    "cnn": (
-        lambda: nn.Sequential(
-            nn.Conv2d(1, 3, 3), nn.GroupNorm(1, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 5)
-        ),
-        (1, 8, 8),
-    ),
-}
-
-
-def gradient_by_autograd(module, params, features, labels, loss=CROSS_ENTROPY):
-    """One client, with loss.backward()."""
-    module = copy.deepcopy(module)
-    vector_to_parameters(params, module.parameters())
-    loss(module(features), labels).backward()
-    return parameters_to_vector([parameter.grad for parameter in module.parameters()])
-
-
-def cohort_of(name, scale=1.0):
-    """A module, its flat view, and a block of clients that each have their own parameters and minibatch."""
-    make, shape = MODULES[name]
-    module = seeded(make, dtype=torch.float64)
-    model = FlatModel(module)
-    params = model.params + scale * random(NUM_CLIENTS, len(model.params), seed=1)
-    labels = torch.randint(5, (NUM_CLIENTS, BATCH), generator=torch.Generator().manual_seed(3))
-    return module, model, params, random(NUM_CLIENTS, BATCH, *shape, seed=2), labels
-
-
-@pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
-@pytest.mark.parametrize("name", MODULES)
-def test_gradients_of_a_cohort_equal_autograd_client_by_client(name, scale):
-    module, model, params, features, labels = cohort_of(name, scale)
-    found = gradient_of(model, CROSS_ENTROPY)(params, features, labels)
-    for client in range(NUM_CLIENTS):
-        expected = gradient_by_autograd(module, params[client], features[client], labels[client])
-        assert expected.abs().max() > 1e-3
-        torch.testing.assert_close(found[client], expected, rtol=1e-10, atol=1e-10)
-
-
-def test_gradients_of_another_loss():
-    module = seeded(lambda: nn.Linear(3, 1), dtype=torch.float64)
-    model = FlatModel(module)
-    params, features, targets = random(2, 4), random(2, 5, 3, seed=1), random(2, 5, 1, seed=2)
-    found = gradient_of(model, nn.functional.mse_loss)(params, features, targets)
-    for client in range(2):
-        expected = gradient_by_autograd(
-            module, params[client], features[client], targets[client], nn.functional.mse_loss
-        )
-        torch.testing.assert_close(found[client], expected, rtol=1e-10, atol=1e-10)
-
-
-def test_only_a_plain_linear_layer_under_cross_entropy_has_the_closed_form():
-    class Doubled(nn.Linear):
-        def forward(self, features):
-            return 2 * super().forward(features)
-
-    def chosen(module, loss=CROSS_ENTROPY):
-        return gradient_of(FlatModel(module), loss) is softmax_regression_gradient
-
-    assert chosen(nn.Linear(3, 4))
-    assert not chosen(nn.Linear(3, 4, bias=False))
-    assert not chosen(Doubled(3, 4))
-    assert not chosen(nn.Sequential(nn.Linear(3, 4)))
-    assert not chosen(nn.Linear(3, 4), lambda outputs, labels: 2 * CROSS_ENTROPY(outputs, labels))
-
-
-@pytest.mark.parametrize("scale", [0.1, 1.0, 1000.0])
-def test_the_closed_form_equals_autograd_over_the_cohort(scale):
-    _, model, params, features, labels = cohort_of("linear", scale)
-    by_autograd = gradient_of(model, lambda outputs, targets: CROSS_ENTROPY(outputs, targets))
-    closed = softmax_regression_gradient(params, features, labels)
-    torch.testing.assert_close(closed, by_autograd(params, features, labels), rtol=1e-12, atol=1e-12)
-
-
-def test_gradients_alter_nothing_they_are_given():
-    _, model, params, features, labels = cohort_of("linear")
-    kept = [tensor.clone() for tensor in (params, features, labels, model.params)]
-    gradient_of(model, CROSS_ENTROPY)(params, features, labels)
-    for tensor, before in zip((params, features, labels, model.params), kept, strict=True):
-        assert torch.equal(tensor, before)
 
 
 def test_a_tasks_gradient_is_that_of_its_minibatch_and_is_counted():
@@ -439,81 +329,6 @@ def test_self_fl_equals_a_plain_loop(kind, dtype, participation, form):
     assert_runs_agree(state, personal, params, models, plain, dtype)
 
 
-# ----------------------------------------------------------------------------------------------------------- FlatModel
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_a_flat_model_is_its_module(name):
-    make, shape = MODULES[name]
-    module = seeded(make, dtype=torch.float64)
-    features = random(3, *shape)
-    model = FlatModel(module)
-    assert torch.equal(model.params, parameters_to_vector(module.parameters()))
-    assert not model.params.requires_grad
-    torch.testing.assert_close(model(model.params, features), module(features), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_parameters_make_the_round_trip(name):
-    make, shape = MODULES[name]
-    module, other = seeded(make, dtype=torch.float64), seeded(make, seed=1, dtype=torch.float64)
-    model, features = FlatModel(module), random(3, *shape)
-    before = model.params
-    params = random(len(before), seed=5)
-    vector_to_parameters(params, other.parameters())
-    torch.testing.assert_close(model(params, features), other(features), rtol=0, atol=0)
-    assert torch.equal(FlatModel(other).params, params)
-    assert torch.equal(model.params, before)  # the module itself is left alone
-
-
-def test_params_are_a_copy():
-    module = nn.Linear(2, 2)
-    params = FlatModel(module).params
-    kept = params.clone()
-    with torch.no_grad():
-        module.weight.zero_()
-    assert torch.equal(params, kept)
-
-
-@pytest.mark.parametrize(
-    ("module", "where"),
-    [
-        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), r" \(1\)"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.BatchNorm2d(2))), r" \(1\.0\)"),
-    ],
-)
-def test_batch_norm_is_refused_and_group_norm_suggested(module, where):
-    with pytest.raises(ConfigError, match=rf"^Sequential has buffers{where}, .*expected .*GroupNorm in place of"):
-        FlatModel(module)
-
-
-def test_other_buffers_are_refused():
-    module = nn.Linear(2, 2)
-    module.register_buffer("scale", torch.ones(2))
-    with pytest.raises(ConfigError, match="^Linear has buffers, "):  # noqa: RUF043
-        FlatModel(module)
-
-
-def test_frozen_parameters_are_neither_trained_nor_sent():
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    module[0].requires_grad_(False)
-    flat = FlatModel(module)
-    assert len(flat.params) == 4 * 2 + 2
-    features = torch.randn(5, 3)
-    torch.testing.assert_close(flat(flat.params, features), module(features))
-    moved = flat(torch.zeros_like(flat.params), features)
-    torch.testing.assert_close(moved, torch.zeros(5, 2))
-    frozen_layer = torch.nn.Linear(3, 2)
-    frozen_layer.weight.requires_grad_(False)
-    gradient = model_file.gradient_of(FlatModel(frozen_layer), torch.nn.functional.cross_entropy)
-    assert gradient(torch.zeros(1, 2), torch.randn(1, 5, 3), torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 2)
-
-
-def test_a_module_without_parameters_is_refused():
-    with pytest.raises(ConfigError, match="ReLU has no parameters to train; expected some that require"):
-        FlatModel(nn.ReLU())
-
-
 # ---------------------------------------------------------------------------------------------------------- ModelSource
 
 
@@ -539,13 +354,13 @@ def test_variances_that_are_not_known_cannot_be_called_known():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_test_rows_are_out_of_reach(name):
     """Whatever the test rows hold, no bit of a trained model, personal adaptation included, is another."""
-    fed = digits(6, seed=1)
+    fed = dataclasses.replace(digits(6, seed=1), cluster=torch.tensor([0, 1, 0, 1, 0, 1]))
     poison = dataclasses.replace(
         fed.test, features=torch.full_like(fed.test.features, torch.nan), labels=torch.full_like(fed.test.labels, 99)
     )
     runs = []
     for known in (fed, dataclasses.replace(fed, test=poison)):
-        source = ModelSource(known, FlatModel(seeded(lambda: nn.Linear(64, 10))), CROSS_ENTROPY, 0.05, 5, seed=3)
+        source = ModelSource(known, FlatModel(seeded(TRAINED["mlp"])), CROSS_ENTROPY, 0.05, 5, seed=3)
         options = {"max_convergence_steps": 30} if name == "self-fl-augmented" else {}
         engine = CohortEngine(algorithm(name, **options), source, participation=0.5)
         state = engine.advance(engine.start(source.model.params), 4)
@@ -553,41 +368,3 @@ def test_test_rows_are_out_of_reach(name):
     for key, tensor in runs[0].items():
         torch.testing.assert_close(runs[1][key], tensor, rtol=0, atol=0, equal_nan=True, msg=key)
     assert runs[0]["personal"].isfinite().all()
-
-
-# --------------------------------------------------------------------------------------------------------- predictions
-
-
-@pytest.mark.parametrize("kind", TRAINED)
-@pytest.mark.parametrize("one_for_all", [True, False])
-def test_correct_predictions_equal_a_plain_count(kind, one_for_all):
-    # the first client has one row, hence none to test on
-    fed = Federation.from_arrays(
-        random(60, 64, dtype=torch.float32), torch.arange(60) % 10, [0] + [1] * 9 + [2] * 20 + [3] * 30, 0.5
-    )
-    assert fed.test.num_examples.tolist() == [0, 4, 10, 15]
-    module = seeded(TRAINED[kind])
-    model = FlatModel(module)
-    params = model.params if one_for_all else model.params + random(4, len(model.params), dtype=torch.float32)
-    found = correct_predictions(model, params, fed.test)
-    expected = []
-    for client in range(4):
-        if not one_for_all:
-            vector_to_parameters(params[client], module.parameters())
-        right = 0
-        for row in range(int(fed.test.offset[client]), int(fed.test.offset[client + 1])):
-            scores = module(fed.test.features[row]).tolist()
-            right += scores.index(max(scores)) == int(fed.test.labels[row])
-        expected.append(right)
-    assert found.tolist() == expected
-    assert sum(expected) > 0
-
-
-def test_a_perfect_and_a_wrong_model_are_told_apart():
-    features = torch.eye(3).repeat(2, 1)
-    rows = Rows(features, torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([0, 4, 6]))
-    model = FlatModel(nn.Linear(3, 3))
-    perfect = torch.cat([torch.eye(3).flatten(), torch.zeros(3)])
-    shifted = torch.cat([torch.eye(3).roll(1, 0).flatten(), torch.zeros(3)])
-    assert correct_predictions(model, perfect, rows).tolist() == [4, 2]
-    assert correct_predictions(model, torch.stack([perfect, shifted]), rows).tolist() == [4, 0]

@@ -7,21 +7,26 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+from selffl.algorithms.apfl import APFL
 from selffl.algorithms.contract import Algorithm, Layer, LocalTask, Population
 from selffl.algorithms.ditto import Ditto
 from selffl.algorithms.fedavg import FedAvg
+from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
+from selffl.algorithms.fedrep import FedRep
 from selffl.algorithms.local import Local
 from selffl.algorithms.perfedavg import PerFedAvg
 from selffl.algorithms.pfedme import PFedMe
 from selffl.algorithms.self_fl import SelfFL
 from selffl.algorithms.self_fl_augmented import SelfFLAugmented
+from selffl.algorithms.self_fl_cluster import SelfFLCluster
 from selffl.errors import unknown_name
 
 ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "self-fl": SelfFL,
     "self-fl-exact": partial(SelfFL, form="exact"),
     "self-fl-augmented": SelfFLAugmented,
+    "self-fl-cluster": SelfFLCluster,
     "local": Local,
     "fedavg": FedAvg,
     "fedavg-equal": partial(FedAvg, weighting="equal"),
@@ -30,6 +35,9 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "ditto-equal": partial(Ditto, weighting="equal"),
     "pfedme": PFedMe,
     "perfedavg": PerFedAvg,
+    "apfl": APFL,
+    "fedper": FedPer,
+    "fedrep": FedRep,
 }
 
 
@@ -52,10 +60,13 @@ def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
 
 __all__ = [
     "ALGORITHMS",
+    "APFL",
     "Algorithm",
     "Ditto",
     "FedAvg",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "Layer",
     "Local",
     "LocalTask",
@@ -64,5 +75,6 @@ __all__ = [
     "Population",
     "SelfFL",
     "SelfFLAugmented",
+    "SelfFLCluster",
     "algorithm",
 ]

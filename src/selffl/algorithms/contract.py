@@ -59,16 +59,18 @@ class LocalTask(ABC):
     """What the clients of one cohort can do with their own rows in one round.
 
     The cohort's leading axes are flattened into *rows*, ``0 .. N-1``, so that a solver can let finished clients leave
-    the block.  A minibatch is addressed by a number, ``draw``: asked for twice it is the same minibatch.
+    the block.  A minibatch is addressed by a number, ``draw``: asked for twice it is the same minibatch.  A task
+    without a batch size has no minibatches: every draw is the whole data set, and counts as B = 1.
     """
 
     def __init__(
-        self, shape: torch.Size, num_examples: Tensor, learning_rate: float | Tensor, batch_size: int = 1
+        self, shape: torch.Size, num_examples: Tensor, learning_rate: float | Tensor, batch_size: int | None = None
     ) -> None:
         self.shape = shape  # [..., clients]
         self.num_examples = num_examples  # N_m [..., clients]
         self.learning_rate = learning_rate  # eta, or eta_m [..., clients]
-        self.batch_size = batch_size  # B
+        self.is_full_batch = batch_size is None
+        self.batch_size = 1 if batch_size is None else batch_size  # B
         self.num_gradients = torch.zeros(shape.numel(), dtype=torch.int64, device=num_examples.device)  # so far, by row
 
     @abstractmethod

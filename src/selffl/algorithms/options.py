@@ -14,6 +14,18 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {value!r}; expected {' or '.join(repr(choice) for choice in allowed)}.")
 
 
+def true_or_false(name: str, value: object) -> None:
+    """Refuse anything but True and False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; expected True or False.")
+
+
+def a_string(name: str, value: object) -> None:
+    """Refuse anything but a string."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is {value!r}; expected a string.")
+
+
 def at_least(name: str, value: object, least: int) -> None:
     """Refuse anything but a whole number from ``least`` up."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -8,13 +8,14 @@ and one scalar per client, its last reported sigma_m^2 (D5).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from selffl.algorithms.averaging import ModelUpload, average
 from selffl.algorithms.contract import LocalTask, Population
-from selffl.algorithms.options import above, at_least, one_of
+from selffl.algorithms.options import above, at_least, one_of, true_or_false
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
 from selffl.maths.posterior import (
@@ -59,12 +60,21 @@ class SelfFLMemory:
 
 
 @dataclass(frozen=True)
-class SelfFLUpload:
-    """What a client sends back: its model and one number."""
+class SelfFLUpload(ModelUpload):
+    """What a client sends back: its model theta_m^t, its number of rows, and one number more."""
 
-    params: Tensor  # theta_m^t [..., C, P]
     intra_variance: Tensor  # sigma_m^2 [..., C]; NaN while unknown
     num_local_steps: Tensor  # l_m [..., C], for the record
+    wanted_steps: Tensor  # l_m before rounding and l_max [..., C], likewise; NaN while the variance is unknown
+
+
+class Plan(NamedTuple):
+    """What a client decides before it trains."""
+
+    intra_variance: Tensor  # sigma_m^2 [..., C]; NaN while unknown
+    start: Tensor  # theta_m^init [..., C, P]
+    num_local_steps: Tensor  # l_m [..., C]
+    wanted_steps: Tensor  # l_m before rounding and l_max [..., C]
 
 
 @dataclass(frozen=True)
@@ -78,8 +88,11 @@ class SelfFL:
         others: Who is summed over in S_m: this round's ``cohort``, or ``all`` clients (D5).
         smoothing: Share of the new estimate in the global model: ``participation`` (the share of clients that
             answered), or a number; 1 is off (D9).
-        initial_steps: Steps of a client whose variance is not known yet (D3).
+        initial_steps: Steps of a client whose variance is not known yet (D3), and of everybody without adaptive steps.
         max_local_steps: ℓ_max, the most steps a client takes (D7).
+        adaptive_start: Whether training starts at Eq. (18); if not, at the global model (D13).
+        adaptive_steps: Whether ℓ_m is Eq. (19)'s; if not, every client takes ``initial_steps`` (D13).
+        uncertainty_weights: Whether clients weigh 1/(σ₀² + σₘ²); if not, their numbers of examples (D13).
     """
 
     name: ClassVar[str] = "self-fl"
@@ -91,6 +104,9 @@ class SelfFL:
     smoothing: Literal["participation"] | float = "participation"
     initial_steps: int = 20
     max_local_steps: int = 40
+    adaptive_start: bool = True
+    adaptive_steps: bool = True
+    uncertainty_weights: bool = True
 
     def __post_init__(self) -> None:
         one_of("form", self.form, FORMS)
@@ -101,6 +117,9 @@ class SelfFL:
             above("smoothing", self.smoothing, 0.0, at_most=1.0, alternative=", or 'participation'")
         at_least("initial_steps", self.initial_steps, 1)
         at_least("max_local_steps", self.max_local_steps, 1)
+        true_or_false("adaptive_start", self.adaptive_start)
+        true_or_false("adaptive_steps", self.adaptive_steps)
+        true_or_false("uncertainty_weights", self.uncertainty_weights)
 
     def start(self, params: Tensor, population: Population) -> SelfFLServer:
         """Algorithm 1, input: sigma_0^2 = 0 and no sigma_m^2, unless they are known."""
@@ -129,33 +148,41 @@ class SelfFL:
         the client's own term out itself, as a sum over the others: the client cannot know which value the server
         assumed for it (D3), and a difference of sums would lose digits.
         """
-        known = _assumed(server.intra_variance)
+        known = assumed(server.intra_variance)
         own = known.gather(-1, clients)
         pool = known if self.others == "all" else own
         rest = others_variance((server.inter_variance.unsqueeze(-1) + pool).unsqueeze(-1)).squeeze(-1)
         rest = rest.gather(-1, clients) if self.others == "all" else rest
         nothing_known = server.intra_variance.isnan().all(-1, keepdim=True)
-        stated = server.intra_variance.gather(-1, clients) if self.variances == "known" else own.new_tensor(torch.nan)
+        return self.message(server, clients, rest.masked_fill(nothing_known, torch.nan))
+
+    def message(self, server: SelfFLServer, clients: Tensor, others_variance: Tensor) -> SelfFLBroadcast:
+        """What goes out to the cohort, once 1/S_m ``[..., C]`` is there."""
+        stated = server.intra_variance.gather(-1, clients)
         return SelfFLBroadcast(
             params=server.params.unsqueeze(-2).expand(*clients.shape, -1),
             inter_variance=server.inter_variance.unsqueeze(-1).expand(clients.shape),
-            others_variance=rest.masked_fill(nothing_known, torch.nan),
-            intra_variance=stated.expand(clients.shape),
+            others_variance=others_variance,
+            intra_variance=stated if self.variances == "known" else torch.full_like(stated, torch.nan),
         )
 
     def client_round(
         self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
     ) -> tuple[SelfFLUpload, SelfFLMemory]:
         """Algorithm 1, ClientUpdate: Eqs. (16), (18), (19), then local training."""
-        variance, start, steps = self.plan(broadcast, memory, task)
-        trained = descend(task, start, steps)
-        return SelfFLUpload(trained, variance, steps), SelfFLMemory(trained, memory.spread.update(trained))
+        plan = self.plan(broadcast, memory, task)
+        trained = descend(task, plan.start, plan.num_local_steps)
+        upload = SelfFLUpload(
+            trained, task.num_examples.to(trained), plan.intra_variance, plan.num_local_steps, plan.wanted_steps
+        )
+        return upload, SelfFLMemory(trained, memory.spread.update(trained))
 
-    def plan(self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask) -> tuple[Tensor, Tensor, Tensor]:
+    def plan(self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask) -> Plan:
         """Each client's sigma_m^2, first point and number of steps, decided before it trains.
 
         Decision D4: sigma_m^2 is taken over the rounds before this one, by the client's own clock.  Decision D3: with
         fewer than two of them it is unknown, and the client takes ``initial_steps`` steps from the global model.
+        Decision D13: without one of Self-FL's components, FedAvg's behaviour takes its place.
         """
         if self.variances == "known":
             variance = broadcast.intra_variance
@@ -167,12 +194,13 @@ class SelfFL:
         total = broadcast.inter_variance + variance
         start = initial_params(broadcast.params, own, total.unsqueeze(-1), broadcast.others_variance.unsqueeze(-1))
         prior = prior_variance(broadcast.others_variance, broadcast.inter_variance, self.form)
-        steps = local_steps(variance, prior, task.learning_rate, task.batch_size)
-        steps = torch.where(is_known, steps, float(self.initial_steps))
-        return (
+        wanted = local_steps(variance, prior, task.learning_rate, task.batch_size)
+        steps = torch.where(is_known & self.adaptive_steps, wanted, float(self.initial_steps))
+        return Plan(
             variance,
-            torch.where(is_known.unsqueeze(-1), start, broadcast.params),
+            torch.where((is_known & self.adaptive_start).unsqueeze(-1), start, broadcast.params),
             rounded_steps(steps, self.max_local_steps),
+            wanted.masked_fill(~is_known, torch.nan),
         )
 
     def server_round(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> SelfFLServer:
@@ -182,11 +210,19 @@ class SelfFL:
         if self.variances == "estimated" and clients.shape[-1] > 1:
             inter = Spread.of(upload.params).variance(self.variance_scale)
         intra = server.intra_variance.scatter(-1, clients, upload.intra_variance.to(server.intra_variance))
-        total = inter.unsqueeze(-1) + _assumed(intra).gather(-1, clients)
-        weight, _ = relative_precision(total.unsqueeze(-1))
-        estimate = weighted_mean(upload.params, weight)
-        share = clients.shape[-1] / intra.shape[-1] if self.smoothing == "participation" else float(self.smoothing)
-        return SelfFLServer(torch.lerp(server.params, estimate, share), inter, intra)
+        if self.uncertainty_weights:
+            total = inter.unsqueeze(-1) + assumed(intra).gather(-1, clients)
+            weight, _ = relative_precision(total.unsqueeze(-1))
+            estimate = weighted_mean(upload.params, weight)
+        else:
+            estimate = average(upload, "examples")
+        return SelfFLServer(self.smoothed(server, estimate, clients), inter, intra)
+
+    def smoothed(self, server: SelfFLServer, estimate: Tensor, clients: Tensor) -> Tensor:
+        """The new global model: the old one, moved towards the new estimate (D9)."""
+        num_clients = server.intra_variance.shape[-1]
+        share = clients.shape[-1] / num_clients if self.smoothing == "participation" else float(self.smoothing)
+        return torch.lerp(server.params, estimate, share)
 
     def personal(self, global_params: Tensor, memory: SelfFLMemory, task: LocalTask) -> Tensor:
         """theta_m, the client's last trained model (D10)."""
@@ -194,7 +230,7 @@ class SelfFL:
         return torch.where(is_new, global_params.unsqueeze(-2), memory.params)
 
 
-def _assumed(intra_variance: Tensor) -> Tensor:
+def assumed(intra_variance: Tensor) -> Tensor:
     """Variances ``[..., M]`` with the unknown ones set to the mean of the known, or to 0 if none is (D3).
 
     When none is known every client has the same total variance, and therefore the same weight.

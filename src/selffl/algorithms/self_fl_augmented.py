@@ -38,18 +38,21 @@ class SelfFLAugmented(SelfFL):
     """Options of Self-FL, and when local training counts as converged.
 
     Attributes:
-        tolerance: Converged when a step is shorter than this, relative to 1 + |θ|.
+        tolerance: Converged when a client's progress by step is shorter than this, relative to 1 + |θ|: of the last
+            step with full batches, on average over whole epochs with minibatches (`solver.windows`); none: 1e-6
+            with full batches, 1e-4 with minibatches.
         max_convergence_steps: And in any case after this many steps.
     """
 
     name: ClassVar[str] = "self-fl-augmented"
 
-    tolerance: float = 1e-6
+    tolerance: float | None = None
     max_convergence_steps: int = 2000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        above("tolerance", self.tolerance, 0.0)
+        if self.tolerance is not None:
+            above("tolerance", self.tolerance, 0.0)
         at_least("max_convergence_steps", self.max_convergence_steps, 1)
 
     def newcomer(self, params: Tensor) -> AugmentedMemory:
@@ -60,20 +63,26 @@ class SelfFLAugmented(SelfFL):
         self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
     ) -> tuple[AugmentedUpload, AugmentedMemory]:
         """Algorithm 2, ClientUpdate: Algorithm 1's, then on to the local optimum (Eqs. (23) and (24))."""
-        variance, start, steps = self.plan(broadcast, memory, task)
-        personal = descend(task, start, steps)
+        plan = self.plan(broadcast, memory, task)
+        personal = descend(task, plan.start, plan.num_local_steps)
+        tolerance = (1e-6 if task.is_full_batch else 1e-4) if self.tolerance is None else self.tolerance
         # Minibatches go on from where the longest of the planned runs can end.
         optimum = descend_to_convergence(
             task,
             personal,
-            tolerance=self.tolerance,
+            tolerance=tolerance,
             max_steps=self.max_convergence_steps,
             first_draw=self.max_local_steps,
         )
-        return (
-            AugmentedUpload(optimum, variance, steps, personal),
-            AugmentedMemory(optimum, memory.spread.update(optimum), personal),
+        upload = AugmentedUpload(
+            optimum,
+            task.num_examples.to(optimum),
+            plan.intra_variance,
+            plan.num_local_steps,
+            plan.wanted_steps,
+            personal,
         )
+        return upload, AugmentedMemory(optimum, memory.spread.update(optimum), personal)
 
     def personal(self, global_params: Tensor, memory: SelfFLMemory, task: LocalTask) -> Tensor:
         """theta_m^t, the early-stopped model (D10)."""

@@ -6,19 +6,29 @@ MNIST: a few digits per client, and lognormal sizes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-from sklearn.datasets import load_digits
 
 from selffl.data.federation import Federation, check_seed
+from selffl.data.partition import class_pools, cyclic_classes, deal, shares
 from selffl.errors import ConfigError
 
 
-def digits(num_clients: int = 40, classes_per_client: int = 3, test_fraction: float = 0.3, seed: int = 0) -> Federation:
+def digits(
+    num_clients: int = 40,
+    classes_per_client: int = 3,
+    test_fraction: float = 0.3,
+    seed: int = 0,
+    validation_fraction: float = 0.0,
+) -> Federation:
     """The digits over ``num_clients`` clients, each with a few of the ten classes; sizes are lognormal.
 
     Pixels are scaled to [-1, 1].  Each client gets at least two images of each of its classes; no image is given out
     twice, and those left when the wanted sizes are met by rounding down go unused.
     """
+    from sklearn.datasets import load_digits
+
     check_seed(seed)
     images, labels = load_digits(return_X_y=True)
     if not 1 <= classes_per_client <= 10:
@@ -27,19 +37,27 @@ def digits(num_clients: int = 40, classes_per_client: int = 3, test_fraction: fl
     if not 1 <= num_clients <= most:
         raise ConfigError(f"num_clients is {num_clients}; expected 1 to {most} with {classes_per_client} classes each.")
     rng = np.random.default_rng(seed)
-    holds = [[(client + j) % 10 for j in range(classes_per_client)] for client in range(num_clients)]
-    rows, owner = [], []
     wish = rng.lognormal(0.0, 1.2, size=num_clients)
-    for digit in range(10):
-        pool = rng.permutation(np.flatnonzero(labels == digit))
-        holders = [client for client in range(num_clients) if digit in holds[client]]
-        if not holders:
-            continue
-        free = len(pool) - 2 * len(holders)
-        share = 2 + np.floor(free * wish[holders] / wish[holders].sum()).astype(int)
-        for client, part in zip(holders, np.split(pool, np.cumsum(share))[:-1], strict=True):
-            rows.append(part)
-            owner.append(np.full(len(part), client))
-    chosen = np.concatenate(rows)
-    scaled = (images[chosen] / 8.0 - 1.0).astype(np.float32)
-    return Federation.from_arrays(scaled, labels[chosen], np.concatenate(owner), test_fraction, seed)
+    pools = class_pools(labels, 10, rng)
+    holds = cyclic_classes(num_clients, classes_per_client, 10)
+    counts = np.zeros((num_clients, 10), dtype=np.int64)
+    for digit, pool in enumerate(pools):
+        holders = np.flatnonzero((holds == digit).any(1))
+        if len(holders):
+            counts[holders, digit] = shares(len(pool), wish[holders], 2)
+    rows, owner = deal(pools, counts)
+    scaled = (images[rows] / 8.0 - 1.0).astype(np.float32)
+    fed = Federation.from_arrays(
+        scaled, labels[rows], owner, test_fraction, seed, validation_fraction=validation_fraction
+    )
+    return replace(
+        fed,
+        source={
+            "name": "digits",
+            "seed": seed,
+            "test_fraction": test_fraction,
+            "validation_fraction": validation_fraction,
+            "num_clients": num_clients,
+            "classes_per_client": classes_per_client,
+        },
+    )

@@ -6,6 +6,7 @@ import csv
 import math
 from array import array
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ class EstimateTable:
     variance: npt.NDArray[np.float64]  # sigma_m^2
 
 
-class _RowError(ValueError):
+class RowError(ValueError):
     """What is wrong with a row."""
 
 
@@ -43,9 +44,16 @@ def read_estimates(path: Path) -> EstimateTable:
         raise DataError(f"{path} does not exist; expected a CSV file with the columns {', '.join(COLUMNS)}.")
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a CSV file with the columns {', '.join(COLUMNS)}.")
+    with csv_lines(path) as lines:
+        return _read(path, lines)
+
+
+@contextmanager
+def csv_lines(path: Path) -> Iterator[Reader]:
+    """The lines of a CSV file; what is no CSV is an error of one line."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            return _read(path, csv.reader(file))
+            yield csv.reader(file)
     except UnicodeDecodeError:
         raise DataError(
             f"{path} is not text in UTF-8 (byte {_bad_byte(path)}); save the table as CSV in UTF-8."
@@ -76,10 +84,10 @@ def _read(path: Path, lines: Reader) -> EstimateTable:
         try:
             client, estimate, variance = _row(fields, positions, width)
             if client in first_line:
-                raise _RowError(
+                raise RowError(
                     f"client {client!r} is already on line {first_line[client]}; expected one row per client"
                 )
-        except _RowError as problem:
+        except RowError as problem:
             wrong.append((number, str(problem)))
             continue
         first_line[client] = number
@@ -114,29 +122,30 @@ def _header(path: Path, lines: Iterator[list[str]]) -> tuple[tuple[int, int, int
 
 def _row(fields: list[str], positions: tuple[int, int, int], width: int) -> tuple[str, float, float]:
     if len(fields) <= max(positions):
-        raise _RowError(f"{len(fields)} field(s) found; expected at least {max(positions) + 1}")
+        raise RowError(f"{len(fields)} field(s) found; expected at least {max(positions) + 1}")
     if len(fields) > width:
-        raise _RowError(f"{len(fields)} fields found; expected {width}, as in the header (a decimal comma?)")
+        raise RowError(f"{len(fields)} fields found; expected {width}, as in the header (a decimal comma?)")
     client = fields[positions[0]].strip()
     if not client:
-        raise _RowError("client is missing; expected a name")
-    estimate = _number("estimate", fields[positions[1]])
-    variance = _number("variance", fields[positions[2]])
+        raise RowError("client is missing; expected a name")
+    estimate = as_number("estimate", fields[positions[1]])
+    variance = as_number("variance", fields[positions[2]])
     if variance < 0:
-        raise _RowError(f"variance is {variance:g}; expected 0 or more")
+        raise RowError(f"variance is {variance:g}; expected 0 or more")
     return client, estimate, variance
 
 
-def _number(name: str, text: str) -> float:
+def as_number(name: str, text: str) -> float:
+    """A finite number as people write it; else a `RowError`."""
     try:
         if "_" in text:  # which Python would read as 1_000
             raise ValueError
         value = float(text)
     except ValueError:
         found = f"is {text.strip()!r}" if text.strip() else "is missing"
-        raise _RowError(f"{name} {found}; expected a number") from None
+        raise RowError(f"{name} {found}; expected a number") from None
     if not math.isfinite(value):
-        raise _RowError(f"{name} is {text.strip()}; expected a finite number")
+        raise RowError(f"{name} is {text.strip()}; expected a finite number")
     return value
 
 

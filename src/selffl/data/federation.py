@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from selffl.data.folder import read_folder
 from selffl.errors import ConfigError, DataError
+
+FORMAT = "selffl federation 1"  # what a saved file calls itself
+FIELDS = ("features", "labels", "offset")
 
 
 def check_seed(seed: int) -> None:
     """Refuse a seed that NumPy does not take."""
     if not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed is {seed!r}; expected a whole number, 0 or more.")
+
+
+def check_share(name: str, share: float) -> None:
+    """Refuse a share of rows that is none, or that leaves nothing."""
+    if not 0 <= share < 1:
+        raise ConfigError(f"{name} is {share}; expected a share from 0 up to, not including, 1.")
 
 
 @dataclass(frozen=True)
@@ -31,6 +46,16 @@ class Rows:
     def num_examples(self) -> Tensor:
         """Rows of each client, ``[clients]``."""
         return self.offset.diff()
+
+    @property
+    def owner(self) -> Tensor:
+        """Position of each row's client, ``[rows]``."""
+        clients = torch.arange(len(self.offset) - 1, device=self.offset.device)
+        return clients.repeat_interleave(self.num_examples)
+
+    def to(self, device: torch.device | str) -> Rows:
+        """The same rows on a device."""
+        return Rows(self.features.to(device), self.labels.to(device), self.offset.to(device))
 
 
 @dataclass(frozen=True)
@@ -61,17 +86,66 @@ class Federation:
         """M."""
         return len(self.clients)
 
+    @property
+    def parts(self) -> dict[str, Rows]:
+        """The parts there are, by name: train, test and, where it is set aside, validation."""
+        parts = {"train": self.train, "test": self.test}
+        return parts if self.validation is None else parts | {"validation": self.validation}
+
+    @property
+    def num_examples(self) -> Tensor:
+        """Rows of each client in all parts together, ``[clients]``."""
+        return torch.stack([rows.num_examples for rows in self.parts.values()]).sum(0)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Largest label + 1 over all rows; none where labels are floating-point targets.
+
+        Nobody need hold every class, nor a client more than one.
+        """
+        if self.train.labels.is_floating_point():
+            return None
+        return 1 + max(int(rows.labels.max()) for rows in self.parts.values() if rows.labels.numel())
+
+    def class_counts(self) -> Tensor:
+        """How many rows of each class a client has in all parts together, ``[clients, classes]``."""
+        classes = self.num_classes
+        if classes is None or self.train.labels.ndim != 1:
+            raise DataError(
+                f"labels are {self.train.labels.dtype} of shape {tuple(self.train.labels.shape)}; expected one class "
+                "number per row to count."
+            )
+        cells = torch.cat([rows.owner * classes + rows.labels for rows in self.parts.values()])
+        return torch.bincount(cells, minlength=self.num_clients * classes).view(self.num_clients, classes)
+
     @classmethod
-    def from_arrays(cls, x: Any, y: Any, client: Any, test_fraction: float = 0.1, seed: int = 0) -> Federation:
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        client: Any,
+        test_fraction: float = 0.1,
+        seed: int = 0,
+        *,
+        validation_fraction: float = 0.0,
+        stratify: bool = False,
+        cluster: Any = None,
+    ) -> Federation:
         """Group rows by the client column and set aside a share of each client's rows for testing.
 
         Args:
             x: features, one row each; floating-point features must be finite.
-            y: labels or targets, one each.
+            y: labels or targets, one each.  Whole numbers and truth values are classes: 0 or more, kept as int64.  A
+                client may have a single class.
             client: the client of each row; any column of numbers or strings.
             test_fraction: share of each client's rows, rounded to nearest; every client keeps at least one
                 training row, and a client with a single row has no test rows.
             seed: of the choice of test rows.
+            validation_fraction: share of each client's rows to set aside for choosing a method's options; taken after
+                the test rows, which are the same whatever this is, and only as far as one training row stays.
+            stratify: take the shares of each client's rows *of each class*, of which one stays for training.
+            cluster: the cluster of each row's client, if clients are grouped; numbered in the order of the sorted
+                labels.
 
         Examples:
             >>> import selffl
@@ -80,13 +154,11 @@ class Federation:
             >>> fed.clients, fed.train.num_examples.tolist(), fed.test.num_examples.tolist()
             (['a', 'b'], [1, 1], [1, 1])
         """
-        if not 0 <= test_fraction < 1:
-            raise ConfigError(f"test_fraction is {test_fraction}; expected a share from 0 up to, not including, 1.")
+        check_share("test_fraction", test_fraction)
+        check_share("validation_fraction", validation_fraction)
         check_seed(seed)
-        features, labels = _tensor("x", x), _tensor("y", y)
-        column = np.asarray(client)
-        if column.ndim != 1:
-            raise DataError(f"client has shape {column.shape}; expected one id per row.")
+        features, labels = _tensor("x", x), _classes(_tensor("y", y))
+        column = _column(client)
         if len({len(features), len(labels), len(column)}) != 1:
             raise DataError(
                 f"x has {len(features)} rows, y {len(labels)} and client {len(column)}; expected as many of each."
@@ -97,26 +169,295 @@ class Federation:
             if values.is_floating_point() and not torch.isfinite(values).all():
                 bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0])
                 raise DataError(f"{name} holds NaN or infinity, first in row {bad}; expected finite numbers.")
-        if column.dtype.kind in "fO" and any(value is None or value != value for value in column.tolist()):
-            raise DataError("the client column holds NaN; expected an id in every row. Name or drop those rows.")
+        ids, owner = _numbered("client", column)
+        group = owner
+        if stratify:
+            if labels.is_floating_point() or labels.ndim != 1:
+                raise ConfigError(f"stratify wants classes; y is {labels.dtype} of shape {tuple(labels.shape)}.")
+            group = owner * (int(labels.max()) + 1) + labels.cpu().numpy()
+        lot = np.random.default_rng(seed).random(len(owner))
+        part = _parts_by_lot(lot, group, (test_fraction, validation_fraction))
+        order = np.lexsort((lot, owner))  # a random order within each client
+
+        def pack(number: int) -> Rows:
+            chosen = order[part[order] == number]
+            sizes = np.bincount(owner[chosen], minlength=len(ids))
+            rows = torch.from_numpy(chosen)
+            return Rows(features[rows], labels[rows], torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)])))
+
+        train, test, validation = pack(2), pack(0), pack(1)
+        return cls(
+            ids,
+            train,
+            test,
+            validation if validation_fraction else None,
+            None if cluster is None else _cluster_of_client(cluster, owner, ids),
+        )
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: Path | str,
+        *,
+        test_fraction: float = 0.1,
+        seed: int = 0,
+        validation_fraction: float = 0.0,
+        label: str = "label",
+    ) -> Federation:
+        """One file per client; the file's name without its ending is the client's id.
+
+        All files are of one kind: ``.npz`` with the arrays x and y, ``.csv`` or ``.parquet`` with a column of labels
+        and all others features, in the order of the first file (by name).  Features of tables are float32; labels are
+        classes where they are whole numbers in every file.
+
+        Args:
+            path: the folder; hidden files in it do not count.
+            test_fraction: as in `from_arrays`.
+            seed: as in `from_arrays`.
+            validation_fraction: as in `from_arrays`.
+            label: name of the column of labels in tables.
+        """
+        x, y, client = read_folder(Path(path), label)
+        return cls.from_arrays(x, y, client, test_fraction, seed, validation_fraction=validation_fraction)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: torch.utils.data.Dataset[Any],
+        client: Any,
+        test_fraction: float = 0.1,
+        seed: int = 0,
+        *,
+        validation_fraction: float = 0.0,
+        stratify: bool = False,
+        cluster: Any = None,
+    ) -> Federation:
+        """A torch data set of (features, label) pairs with one client id per item; the rest as in `from_arrays`.
+
+        Every item is read once, so that random transforms are frozen as they fall.
+        """
+        x, y = _of_dataset(dataset, len(_column(client)))
+        return cls.from_arrays(
+            x,
+            y,
+            client,
+            test_fraction,
+            seed,
+            validation_fraction=validation_fraction,
+            stratify=stratify,
+            cluster=cluster,
+        )
+
+    def to(self, device: torch.device | str) -> Federation:
+        """The same federation with its tensors on a device."""
+        moved = {name: rows.to(device) for name, rows in self.parts.items()}
+        return replace(self, cluster=None if self.cluster is None else self.cluster.to(device), **moved)  # type: ignore[arg-type]
+
+    def with_clusters(self, cluster: Sequence[int]) -> Federation:
+        """The same federation with its clients in clusters, one number for each client in their order, from 0 up."""
+        numbers = torch.as_tensor(cluster)
+        if numbers.shape != (self.num_clients,) or numbers.is_floating_point() or (numbers < 0).any():
+            raise DataError(
+                f"cluster has shape {tuple(numbers.shape)} and type {numbers.dtype}; expected a whole number, 0 or "
+                f"more, for each of {self.num_clients} clients."
+            )
+        # The source would make it again without them.
+        return replace(self, cluster=numbers.to(torch.int64), source=None)
+
+    def map_features(self, transform: Callable[[Tensor], Tensor]) -> Federation:
+        """The same federation with ``transform`` applied to the features of each part, ``[rows, ...]`` at once."""
+        mapped = {name: replace(rows, features=transform(rows.features)) for name, rows in self.parts.items()}
+        # The source would make it again without the change.
+        return replace(self, source=None, **mapped)  # type: ignore[arg-type]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of ids, rows, labels, offsets and their types: equal federations, equal fingerprints, on any device.
+
+        What runs store to say which rows they saw; the source is no part of it.
+        """
+        digest = hashlib.sha256(repr(list(self.clients)).encode())
+        for name, tensor in self._tensors():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def save(self, path: Path | str) -> None:
+        """Write everything to one safetensors file, whole or not at all.
+
+        Ids must be strings or numbers, which the file can give back as they were.
+        """
+        from safetensors.torch import save_file
+
+        path, ids = Path(path), list(self.clients)
+        odd = next((name for name in ids if type(name) not in (str, int, float, bool)), None)
+        if odd is not None:
+            raise DataError(f"client {odd!r} is a {type(odd).__name__}; expected strings or numbers to save.")
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self._tensors():
+            tensor = tensor.detach().cpu().contiguous()
+            seen = {other.untyped_storage().data_ptr() for other in tensors.values()}
+            # The format takes no two tensors in one piece of memory.
+            tensors[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
+        metadata = {"format": FORMAT, "clients": json.dumps(ids)}
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            ids, owner, count = np.unique(column, return_inverse=True, return_counts=True)
-        except TypeError:
-            raise DataError("the client column mixes kinds of ids; expected all numbers or all strings.") from None
-        rng = np.random.default_rng(seed)
-        # A random order within each client; its first rows are held out.
-        order = np.lexsort((rng.random(len(owner)), owner))
-        start = np.concatenate([[0], np.cumsum(count)])
-        num_test = np.minimum(np.rint(test_fraction * count).astype(int), count - 1)
-        rank = np.arange(len(owner)) - np.repeat(start[:-1], count)
-        held_out = rank < np.repeat(num_test, count)
+            if self.source is not None:
+                metadata["source"] = json.dumps(dict(self.source))
+            save_file(tensors, part, metadata)
+            part.replace(path)
+        except Exception as error:  # safetensors has its own kind of error for a folder that is not there
+            part.unlink(missing_ok=True)
+            raise DataError(f"{path} cannot be written ({_one_line(error)}); expected a file in a folder.") from None
 
-        def pack(mask: np.ndarray, sizes: np.ndarray) -> Rows:
-            chosen = torch.from_numpy(order[mask])
-            offset = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
-            return Rows(features[chosen], labels[chosen], offset)
+    @classmethod
+    def load(cls, path: Path | str) -> Federation:
+        """Read what `save` has written."""
+        from safetensors import SafetensorError, safe_open
 
-        return cls(ids.tolist(), pack(~held_out, count - num_test), pack(held_out, num_test))
+        path = Path(path)
+        advice = "expected a file that Federation.save has written"
+        if not path.is_file():
+            raise DataError(f"{path} is not there or no file; {advice}.")
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise DataError(f"{path} calls itself {metadata.get('format')!r}, not {FORMAT!r}; {advice}.")
+                names = file.keys()
+                tensors = {name: file.get_tensor(name) for name in names}
+            clients = json.loads(metadata["clients"])
+            source = json.loads(metadata["source"]) if "source" in metadata else None
+            parts = [
+                Rows(*(tensors[f"{part}.{field}"] for field in FIELDS)) if f"{part}.labels" in tensors else None
+                for part in ("train", "test", "validation")
+            ]
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise DataError(f"{path} cannot be read ({_one_line(error)}); {advice}. Save it again.") from None
+        train, test, validation = parts
+        if train is None or test is None:
+            raise DataError(f"{path} lacks training or test rows; {advice}. Save it again.")
+        fed = cls(clients, train, test, validation, tensors.get("cluster"), source)
+        for name, rows in fed.parts.items():
+            if len(rows.offset) != len(clients) + 1 or not int(rows.offset[-1]) == len(rows.labels) == len(
+                rows.features
+            ):
+                raise DataError(f"{path}: rows and offsets of {name} do not fit {len(clients)} clients. Save it again.")
+        return fed
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything there is, by name."""
+        for part, rows in self.parts.items():
+            for field in FIELDS:
+                yield f"{part}.{field}", getattr(rows, field)
+        if self.cluster is not None:
+            yield "cluster", self.cluster
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _parts_by_lot(
+    lot: npt.NDArray[np.float64], group: npt.NDArray[np.int64], shares: Sequence[float]
+) -> npt.NDArray[np.int64]:
+    """The number of each row's part: within each group and by lot, share after share of it, and then the rest.
+
+    Shares are rounded to nearest, and one row of each group is left for the rest.
+    """
+    order = np.lexsort((lot, group))
+    _, start, position, count = np.unique(group[order], return_index=True, return_inverse=True, return_counts=True)
+    rank = np.arange(len(group)) - start[position]
+    part = np.zeros(len(group), dtype=np.int64)
+    taken = np.zeros_like(count)
+    for share in shares:
+        taken = np.minimum(taken + np.rint(share * count).astype(np.int64), count - 1)
+        part[order] += rank >= taken[position]
+    return part
+
+
+def _column(client: Any) -> npt.NDArray[Any]:
+    column = np.asarray(client)
+    if column.ndim != 1:
+        raise DataError(f"client has shape {column.shape}; expected one id per row.")
+    return column
+
+
+def _numbered(name: str, column: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArray[np.int64]]:
+    """The sorted different values of a column of ids, and the number of each row's."""
+    if column.dtype.kind in "fO" and any(value is None or value != value for value in column.tolist()):
+        raise DataError(f"the {name} column holds NaN; expected an id in every row. Name or drop those rows.")
+    try:
+        ids, number = np.unique(column, return_inverse=True)
+    except TypeError:
+        raise DataError(f"the {name} column mixes kinds of ids; expected all numbers or all strings.") from None
+    return ids.tolist(), number
+
+
+def _cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any]) -> Tensor:
+    """Cluster numbers ``[M]`` from one label per row, which has to be the same for all rows of a client."""
+    column = np.asarray(cluster)
+    if column.shape != owner.shape:
+        raise DataError(f"cluster has shape {column.shape}; expected one label for each of {len(owner)} rows.")
+    labels, number = _numbered("cluster", column)
+    found = np.zeros(len(ids), dtype=np.int64)
+    found[owner] = number
+    wrong = np.flatnonzero(found[owner] != number)
+    if len(wrong):
+        client = owner[wrong[0]]
+        both = sorted({labels[k] for k in number[owner == client]})
+        raise DataError(
+            f"client {ids[client]!r} is in the clusters {', '.join(map(repr, both))}; expected one cluster for all of "
+            "a client's rows."
+        )
+    return torch.from_numpy(found)
+
+
+def _classes(labels: Tensor) -> Tensor:
+    """Whole-number labels as int64, once they are seen to be class numbers; targets as they are."""
+    if labels.is_floating_point():
+        return labels
+    labels = labels.to(torch.int64)
+    if len(labels) and labels.numel() and labels.min() < 0:
+        row = int((labels.reshape(len(labels), -1) < 0).any(1).nonzero()[0])
+        raise DataError(
+            f"y is {int(labels[row].min())} in row {row}; expected classes from 0 up, or floating-point targets."
+        )
+    return labels
+
+
+def _of_dataset(dataset: torch.utils.data.Dataset[Any], num_ids: int) -> tuple[Tensor, Tensor]:
+    """All features and all labels of a torch data set."""
+    if not hasattr(dataset, "__len__"):
+        raise DataError(
+            f"{type(dataset).__name__} has no length; expected a data set of numbered items, and a client id for each."
+        )
+    if len(dataset) != num_ids:
+        raise DataError(f"the data set has {len(dataset)} items and client {num_ids}; expected as many of each.")
+    if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
+        x, y = dataset.tensors
+        return x, y
+    features: Tensor | None = None
+    labels: list[Any] = []
+    for item in range(num_ids):
+        try:
+            x, y = dataset[item]
+            x = torch.as_tensor(x)
+            labels.append(y.tolist() if isinstance(y, Tensor) else y)
+        except (TypeError, ValueError, RuntimeError):
+            raise DataError(
+                f"item {item} of {type(dataset).__name__} is no pair of numbers; expected (features, label). Give the "
+                "data set a transform that makes tensors."
+            ) from None
+        if features is None:
+            features = torch.empty((num_ids, *x.shape), dtype=x.dtype)
+        if x.shape != features.shape[1:]:
+            raise DataError(
+                f"item {item} has features of shape {tuple(x.shape)}; expected {tuple(features.shape[1:])}, as item 0."
+            )
+        features[item] = x
+    if features is None:
+        raise DataError("there are no rows; expected at least one.")
+    return features, _tensor("y", labels)
 
 
 def _tensor(name: str, values: Any) -> Tensor:

@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from selffl.errors import DataError
+
+
+def cache() -> Path:
+    """The user's cache directory, where fetched files go."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selffl"
 
 
 def places() -> list[Path]:
     """``$SELFFL_DATA``, ``./data``, ``../shared/data``, then the user's cache directory."""
     named = os.environ.get("SELFFL_DATA")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selffl"
-    return [*([Path(named)] if named else []), Path("data"), Path("..") / "shared" / "data", cache]
+    return [*([Path(named)] if named else []), Path("data"), Path("..") / "shared" / "data", cache()]
 
 
-def find_file(data_set: str, *names: str) -> Path:
+def find_file(data_set: str, *names: str, can_fetch: bool = False) -> Path:
     """The first of the files ``PLACE/data_set/name`` that exists; a name may be tried in several spellings."""
     for place in places():
         for name in names:
             if (place / data_set / name).is_file():
                 return place / data_set / name
     looked = ", ".join(str(place / data_set) for place in places())
+    fetch = f"Run `selffl data fetch {data_set}`, put" if can_fetch else "Put"
     raise DataError(
-        f"{names[0]} of {data_set} was not found in {looked}. Put it into one of them, or set SELFFL_DATA to the "
+        f"{names[0]} of {data_set} was not found in {looked}. {fetch} it into one of them, or set SELFFL_DATA to the "
         f"folder that holds {data_set}/."
     )
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file that a data set is read from.
+
+    Attributes:
+        folder: Below each of the `places`.
+        names: Spellings, each tried in every place.
+        read: Gives its content, or a `DataError` where the file is damaged.
+        can_fetch: Whether `selffl data fetch` can get it.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    read: Callable[[Path], Any]
+    can_fetch: bool = False
+
+    def find(self) -> Path:
+        """Where it is."""
+        return find_file(self.folder, *self.names, can_fetch=self.can_fetch)
+
+    def load(self) -> Any:
+        """Its content, from wherever it is."""
+        return self.read(self.find())

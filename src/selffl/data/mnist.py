@@ -9,13 +9,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from selffl.data.federation import Federation, check_seed
-from selffl.data.locate import find_file
+from selffl.data.locate import DataFile
 from selffl.data.partition import two_digits_by_power_law
 from selffl.errors import DataError
 
@@ -52,15 +54,21 @@ def read_idx(path: Path, md5: str | None = None) -> Bytes:
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 
+def files() -> list[DataFile]:
+    """The four files: images and labels of both parts."""
+    return [
+        DataFile("mnist", (name + ".gz", name), partial(read_idx, md5=md5), can_fetch=True)
+        for name, md5 in FILES.items()
+    ]
+
+
 def images_and_labels() -> tuple[Bytes, Bytes]:
     """All 70,000 images ``[70000, 28, 28]`` and labels, training part first."""
-    parts = {name: read_idx(find_file("mnist", name + ".gz", name), md5) for name, md5 in FILES.items()}
-    images = np.concatenate([parts["train-images-idx3-ubyte"], parts["t10k-images-idx3-ubyte"]])
-    labels = np.concatenate([parts["train-labels-idx1-ubyte"], parts["t10k-labels-idx1-ubyte"]])
-    return images, labels
+    images, labels, more_images, more_labels = (file.load() for file in files())
+    return np.concatenate([images, more_images]), np.concatenate([labels, more_labels])
 
 
-def mnist(seed: int = 0, test_fraction: float = 0.1) -> Federation:
+def mnist(seed: int = 0, test_fraction: float = 0.1, validation_fraction: float = 0.0) -> Federation:
     """MNIST over 1000 clients; rows are 784 standardised pixels."""
     check_seed(seed)
     images, labels = images_and_labels()
@@ -68,4 +76,15 @@ def mnist(seed: int = 0, test_fraction: float = 0.1) -> Federation:
     pixels = images.reshape(len(images), -1).astype(np.float32)
     pixels = (pixels - pixels.mean(0)) / (pixels.std(0) + 0.001)
     used = client >= 0
-    return Federation.from_arrays(pixels[used], labels[used].astype(np.int64), client[used], test_fraction, seed)
+    fed = Federation.from_arrays(
+        pixels[used], labels[used], client[used], test_fraction, seed, validation_fraction=validation_fraction
+    )
+    return replace(
+        fed,
+        source={
+            "name": "mnist",
+            "seed": seed,
+            "test_fraction": test_fraction,
+            "validation_fraction": validation_fraction,
+        },
+    )

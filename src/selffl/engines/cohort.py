@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask, Population, tensors_of
-from selffl.errors import ConfigError, DivergedError
+from selffl.algorithms.contract import Algorithm, LocalTask, Population, map_tensors, tensors_of
+from selffl.algorithms.options import above, at_least
+from selffl.errors import DivergedError
 from selffl.randomness import uniform
 from selffl.state.memory import MemoryStore
 
@@ -42,6 +44,19 @@ class RunState:
     server: Any
     memory: Any  # of all clients, fields [..., M, ...]
     num_gradients: Tensor  # evaluations so far, [..., M]
+    num_rounds: Tensor  # that a client took part in, [..., M]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What is counted by client."""
+
+    num_gradients: Tensor
+    num_rounds: Tensor
+
+    def plus(self, num_gradients: Tensor) -> Counts:
+        """After one more round."""
+        return Counts(self.num_gradients + num_gradients, self.num_rounds + 1)
 
 
 @dataclass(frozen=True)
@@ -52,6 +67,7 @@ class RoundReport:
     clients: Tensor  # [..., C]
     upload: Any
     server: Any
+    num_gradients: Tensor  # evaluations in this round, [..., C]
 
 
 def cohort_size(num_clients: int, participation: float) -> int:
@@ -83,16 +99,20 @@ class CohortEngine:
         source: The federation, as tasks.
         participation: C, the share of clients in a round.
         seed: One, or one per independent federation ``[...]``.
+        chunk_size: Clients that train at once, if fewer than the cohort: bounds the memory, changes no number (beyond
+            the last bits where a library computes a block of another size in another order).
     """
 
     algorithm: Algorithm[Any, Any, Any, Any]
     source: TaskSource
     participation: float = 1.0
     seed: int | Tensor = 0
+    chunk_size: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.participation <= 1.0:
-            raise ConfigError(f"participation is {self.participation}; expected a share of clients, above 0 up to 1.")
+        above("participation", self.participation, 0.0, at_most=1.0)
+        if self.chunk_size is not None:
+            at_least("chunk_size", self.chunk_size, 1)
 
     def start(self, params: Tensor) -> RunState:
         """Before the first round, from the initial model ``params [..., P]``."""
@@ -103,25 +123,40 @@ class CohortEngine:
             server=self.algorithm.start(params, population),
             memory=self.algorithm.newcomer(everyone),
             num_gradients=torch.zeros(everyone.shape[:-1], dtype=torch.int64, device=params.device),
+            num_rounds=torch.zeros(everyone.shape[:-1], dtype=torch.int64, device=params.device),
         )
+
+    def _chunks(self, num_clients: int) -> list[slice]:
+        size = self.chunk_size or num_clients
+        return [slice(start, min(start + size, num_clients)) for start in range(0, num_clients, size)]
 
     def advance(
         self, state: RunState, num_rounds: int, on_round: Callable[[RoundReport], None] | None = None
     ) -> RunState:
         """The state after ``num_rounds`` more rounds; ``state`` itself is left as it was."""
         num_clients, shape = self.source.population.num_clients, tuple(self.source.shape)
+        device = state.num_gradients.device
         server, store = state.server, MemoryStore(state.memory, shape)
-        spent = MemoryStore(state.num_gradients, shape)
+        counts = MemoryStore(Counts(state.num_gradients, state.num_rounds), shape)
         # Row of a client in the stores: federation by federation, client by client.
-        offset = num_clients * torch.arange(math.prod(shape)).reshape(*shape, 1) if shape else torch.tensor(0)
+        offset = num_clients * torch.arange(math.prod(shape), device=device).reshape(*shape, 1) if shape else 0
         for number in range(state.round_number + 1, state.round_number + num_rounds + 1):
-            clients = sample_cohort(self.seed, number, num_clients, self.participation)
-            rows = clients + offset
-            task = self.source.task(clients, number)
+            # Drawn on the CPU: who takes part is the same on every device.
+            clients = sample_cohort(self.seed, number, num_clients, self.participation).to(device)
             broadcast = self.algorithm.broadcast(server, clients)
-            upload, memory = self.algorithm.client_round(broadcast, store.read(rows), task)
-            store.write(rows, memory)
-            spent.write(rows, spent.read(rows) + task.num_gradients.reshape(clients.shape))
+            uploads, spent = [], []
+            for part in self._chunks(clients.shape[-1]):
+                chunk = clients[..., part]
+                task = self.source.task(chunk, number)
+                of_chunk = partial(torch.narrow, dim=len(shape), start=part.start, length=chunk.shape[-1])
+                sent = map_tensors(of_chunk, broadcast)
+                rows = chunk + offset
+                upload, memory = self.algorithm.client_round(sent, store.read(rows), task)
+                store.write(rows, memory)
+                spent.append(task.num_gradients.reshape(chunk.shape))
+                counts.write(rows, counts.read(rows).plus(spent[-1]))
+                uploads.append(upload)
+            upload = map_tensors(lambda *parts: torch.cat(parts, dim=len(shape)), *uploads)
             server = self.algorithm.server_round(server, clients, upload)
             # NaN may stand for "unknown" outside the model; infinity never does.
             if not server.params.isfinite().all() or any(t.isinf().any() for t in tensors_of(server).values()):
@@ -130,11 +165,16 @@ class CohortEngine:
                     "expected finite numbers. Lower the learning rate, or take more clients a round."
                 )
             if on_round is not None:
-                on_round(RoundReport(number, clients, upload, server))
-        return RunState(state.round_number + num_rounds, server, store.snapshot(), spent.snapshot())
+                on_round(RoundReport(number, clients, upload, server, torch.cat(spent, dim=-1)))
+        counted = counts.contents()
+        return RunState(
+            state.round_number + num_rounds, server, store.contents(), counted.num_gradients, counted.num_rounds
+        )
 
-    def personal(self, state: RunState) -> Tensor:
-        """Every client's model as it is evaluated: ``[..., M, P]``."""
-        clients = torch.arange(self.source.population.num_clients).expand(*self.source.shape, -1)
-        task = self.source.task(clients, state.round_number + 1)
-        return self.algorithm.personal(state.server.params, state.memory, task)
+    def personal(self, state: RunState, clients: Tensor | None = None) -> Tensor:
+        """Models as they are evaluated: of all clients ``[..., M, P]``, or of ``clients [C]`` of the one federation."""
+        everyone = torch.arange(self.source.population.num_clients, device=state.num_gradients.device)
+        chosen = everyone.expand(*self.source.shape, -1) if clients is None else clients
+        memory = state.memory if clients is None else map_tensors(lambda tensor: tensor[clients], state.memory)
+        task = self.source.task(chosen, state.round_number + 1)
+        return self.algorithm.personal(state.server.params, memory, task)

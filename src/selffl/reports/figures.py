@@ -106,6 +106,12 @@ def _colours(charts: Sequence[Chart]) -> dict[str, str]:
 def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
     for index, series in enumerate(chart.series):
         shift = chart.dodge * (index - len(chart.series) / 2)
+        if chart.kind == "bars":
+            width = 0.9 / len(chart.series)
+            places = [place + width * (index + 0.5) - 0.45 for place in range(len(series.x))]
+            axis.bar(places, series.y, width, yerr=series.error, color=colours[series.name], label=series.name)
+            axis.set_xticks(range(len(series.x)), [f"{value:g}" for value in series.x])
+            continue
         _draw_series(axis, series, colours[series.name], MARKERS[index % len(MARKERS)], shift)
     axis.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     if chart.log_x:

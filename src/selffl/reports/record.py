@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
-from selffl._version import __version__
 from selffl.errors import DataError
 from selffl.reports import figures, tables
+from selffl.runs.environment import environment
+from selffl.state.files import write_csv, write_json
 from selffl.studies import STUDIES, Study, StudyResult
 
 RECORD = "record.json"
@@ -41,40 +36,20 @@ class StudyRecord:
     version: int = RECORD_VERSION
 
 
-def environment() -> dict[str, str]:
-    """What the numbers were computed with."""
-    found = {
-        "selffl": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
-            capture_output=True, text=True, timeout=5, check=True,
-        )  # fmt: skip
-        found["commit"] = commit.stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        pass  # not a checkout
-    return found
-
-
 def save_study(
     study: Study, result: StudyResult, folder: Path, *, command: str, is_quick: bool, seconds: float
 ) -> StudyRecord:
     """Write results.csv, table.md, the figures and, last, record.json; returns the record."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables.write_csv(result.rows, folder / "results.csv")
+    write_csv(folder / "results.csv", result.rows)
     (folder / "table.md").write_text(tables.markdown(result.table), encoding="utf-8")
     for figure in result.figures:
         figures.save(figures.draw(figure), folder / figure.name)
     record = StudyRecord(
         id=study.id,
-        title=study.title,
+        title=result.title or study.title,
         paper=study.paper,
-        setting=study.setting,
+        setting=result.setting or study.setting,
         command=command,
         is_quick=is_quick,
         seconds=round(seconds, 1),
@@ -84,10 +59,7 @@ def save_study(
         config=result.config,
         environment=environment(),
     )
-    text = json.dumps(asdict(record), indent=1, ensure_ascii=False)
-    partial = folder / (RECORD + ".part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(folder / RECORD)
+    write_json(folder / RECORD, asdict(record))
     return record
 
 

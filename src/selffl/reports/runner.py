@@ -17,19 +17,29 @@ import torch
 
 from selffl.reports.record import StudyRecord, save_study
 from selffl.studies import DEMO, STUDIES
+from selffl.studies.result import Job
 
 OnProgress = Callable[[str, int, int, str], None]  # study, steps done, steps in all, what comes next
 
 
-def _run(study_id: str, folder: Path, quick: bool, news: Queue[Any]) -> StudyRecord:
+def _run(study_id: str, folder: Path, quick: bool, device: str, num_processes: int, news: Queue[Any]) -> StudyRecord:
     """One study in a process of its own."""
     torch.set_num_threads(1)  # the tensors are small: a second thread costs more than it brings
     study = DEMO if study_id == DEMO.id else STUDIES[study_id]
     began = time.perf_counter()
-    result = study.run(quick, lambda done, total, now: news.put((study_id, done, total, now)))
+    job = Job(
+        quick,
+        lambda done, total, now: news.put((study_id, done, total, now)),
+        folder / study_id / "runs",
+        device,
+        num_processes,
+    )
+    result = study.run(job)
     seconds = time.perf_counter() - began
     words = ["demo"] if study_id == DEMO.id else ["paper", "run", study_id]
-    command = shlex.join(["selffl", *words, *(["--quick"] if quick else [])])
+    command = shlex.join(
+        ["selffl", *words, *(["--quick"] if quick else []), *(["--device", device] if device != "cpu" else [])]
+    )
     return save_study(study, result, folder / study_id, command=command, is_quick=quick, seconds=seconds)
 
 
@@ -38,12 +48,19 @@ def run_studies(
     folder: Path,
     *,
     quick: bool,
+    device: str = "cpu",
+    num_processes: int | None = None,
     on_progress: OnProgress,
     on_record: Callable[[StudyRecord], None],
 ) -> None:
-    """Run the studies, as many at a time as there are cores; what is finished stays, whatever happens to the rest."""
+    """Run the studies, as many at a time as there are cores; what is finished stays, whatever happens to the rest.
+
+    ``num_processes`` are for the training runs of one study; none: the cores, shared among the studies.
+    """
     context = multiprocessing.get_context("spawn")
-    workers = min(len(ids), os.cpu_count() or 1)
+    cores = os.cpu_count() or 1
+    workers = min(len(ids), cores)
+    each = num_processes or max(cores // workers, 1)
     stop = Event()
     with context.Manager() as manager:
         news: Queue[Any] = manager.Queue()
@@ -59,7 +76,7 @@ def run_studies(
         listener.start()
         pool = ProcessPoolExecutor(workers, mp_context=context)
         try:
-            futures = [pool.submit(_run, study_id, folder, quick, news) for study_id in ids]
+            futures = [pool.submit(_run, study_id, folder, quick, device, each, news) for study_id in ids]
             for future in as_completed(futures):
                 on_record(future.result())
         except BaseException:

@@ -34,6 +34,6 @@ class MemoryStore(Generic[Memory]):
 
         map_tensors(put, self._flat, memory)
 
-    def snapshot(self) -> Memory:
-        """A copy of all memories, with fields ``[*shape, M, ...]``."""
-        return map_tensors(lambda tensor: tensor.clone().reshape(*self._shape, -1, *tensor.shape[1:]), self._flat)
+    def contents(self) -> Memory:
+        """All memories, with fields ``[*shape, M, ...]``; no copy, so take it when the last is written."""
+        return map_tensors(lambda tensor: tensor.reshape(*self._shape, -1, *tensor.shape[1:]), self._flat)

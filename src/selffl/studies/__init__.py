@@ -1,14 +1,21 @@
 """The paper's figures and tables, one study each, by the names the command line uses."""
 
 from selffl.studies.convergence import CONVERGENCE
-from selffl.studies.images import DEMO, MNIST
+from selffl.studies.images import DEMO, IMAGES
 from selffl.studies.limits import LIMITS
 from selffl.studies.result import Study, StudyResult
 from selffl.studies.synthetic import AUGMENTED_SYNTHETIC, SYNTHETIC_HETEROGENEOUS, SYNTHETIC_HOMOGENEOUS
 
 STUDIES: dict[str, Study] = {
     study.id: study
-    for study in (LIMITS, CONVERGENCE, SYNTHETIC_HOMOGENEOUS, SYNTHETIC_HETEROGENEOUS, AUGMENTED_SYNTHETIC, MNIST)
+    for study in (
+        LIMITS,
+        CONVERGENCE,
+        SYNTHETIC_HOMOGENEOUS,
+        SYNTHETIC_HETEROGENEOUS,
+        AUGMENTED_SYNTHETIC,
+        *IMAGES,
+    )
 }
 
 __all__ = ["DEMO", "STUDIES", "Study", "StudyResult"]

@@ -16,7 +16,7 @@ from selffl.algorithms import SelfFL
 from selffl.engines.cohort import CohortEngine, RoundReport
 from selffl.maths.posterior import global_posterior, others_variance, personal_posterior
 from selffl.randomness import normal, uniform
-from selffl.studies.result import Chart, Claim, Estimate, Figure, Progress, Series, Study, StudyResult, Verdict
+from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
 from selffl.training.gaussian import GaussianFederation
 
 
@@ -144,16 +144,16 @@ def bound_verdict(slopes: Sequence[Slope]) -> Verdict:
     return "does not hold" if any(slope.low > -0.5 for slope in slopes) else "not decided"
 
 
-def _run(quick: bool, progress: Progress) -> StudyResult:
-    setting = Setting(num_clients=(20, 60, 200), num_repeats=20) if quick else Setting()
+def _run(job: Job) -> StudyResult:
+    setting = Setting(num_clients=(20, 60, 200), num_repeats=20) if job.quick else Setting()
     sizes = list(setting.num_clients)
     total = len(REGIMES) * len(sizes)
     found: dict[tuple[str, int], Trajectory] = {}
     for regime in REGIMES:
         for size in sizes:
-            progress(len(found), total, f"{REGIMES[regime]}, M = {size}")
+            job.progress(len(found), total, f"{REGIMES[regime]}, M = {size}")
             found[regime, size] = measure(setting, regime, size)
-    progress(total, total, "done")
+    job.progress(total, total, "done")
 
     rows: list[dict[str, Any]] = []
     table: list[dict[str, str]] = []

@@ -1,255 +1,466 @@
-"""Image studies: one model for a federation of images, Self-FL and its rivals, on every client's own test rows.
-
-The embedded demonstration (digits) and figure 1a of the paper (MNIST) differ only in their setting.
-"""
+"""The image studies of the paper: figures 1, 2, 8, 9, 10 and 11 and table 1, and the embedded demonstration."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from functools import partial
 
+import numpy as np
 import torch
-from torch import Tensor, nn
 
-from selffl.algorithms import FedAvg, SelfFL, algorithm
-from selffl.algorithms.self_fl import SelfFLUpload
-from selffl.data.digits import digits
-from selffl.data.federation import Federation
-from selffl.data.mnist import mnist
-from selffl.engines.cohort import CohortEngine, RoundReport, RunState, cohort_size
-from selffl.studies.result import Chart, Claim, Estimate, Figure, Progress, Series, Study, StudyResult, Verdict
-from selffl.training.model import FlatModel, ModelSource, correct_predictions
+from selffl.studies.arms import Arm, Outcome, estimate, run_arms, values
+from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, Comparison, better, by_round, points, study
+from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, Problem, femnist
+from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
+
+NUM_SEEDS = 5
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What is trained, on what, for how long; L = 20 for all, ℓ_max = 40 for Self-FL, as the methods' defaults are."""
-
-    data: Literal["digits", "mnist"] = "digits"
-    num_clients: int = 40
-    classes_per_client: int = 3
-    test_fraction: float = 0.3
-    num_rounds: int = 60
-    participation: float = 0.25
-    learning_rate: float = 0.03
-    batch_size: int = 10
-    num_seeds: int = 5
-    check_every: int = 10  # rounds between two evaluations
-    methods: tuple[str, ...] = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
-    num_processes: int = 1  # runs side by side
-
-    def federation(self, seed: int) -> Federation:
-        """The clients of one seed."""
-        if self.data == "mnist":
-            return mnist(seed, self.test_fraction)
-        return digits(self.num_clients, self.classes_per_client, self.test_fraction, seed)
+def _rivals(where: str) -> dict[str, str]:
+    """The paper's claim against each of its rivals, and what it does not compare with."""
+    paper = {"fedavg": "FedAvg", "perfedavg": "PerFedAvg", "pfedme": "pFedMe", "ditto": "DITTO with λ = 1"}
+    claims = {
+        label: f"Self-FL has a higher personalised accuracy than {name} ({where})." for label, name in paper.items()
+    }
+    claims |= {
+        f"{label}, equal gradients": f"Not in the paper: also than {name} with as many gradient evaluations."
+        for label, name in paper.items()
+    }
+    claims[TUNED_DITTO] = "Not in the paper: also than DITTO with λ chosen on validation rows."
+    claims[TUNED_FEDAVG] = "Not in the paper: also than FedAvg fine-tuned, its steps chosen on validation rows."
+    claims["local"] = "Not in the paper: joining is better than training alone."
+    return claims
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Accuracy of one run at one moment, on every client's own test rows."""
-
-    weighted: float  # by number of test rows
-    worst: float  # mean of the worst tenth of clients
-    top: float  # weighted, over the tenth of clients with the most training rows
-    global_model: float  # of the one shared model
-
-
-def scores(source: ModelSource, engine: CohortEngine, state: RunState) -> Scores:
-    """Evaluate personal models and the global one."""
-    test, train_sizes = source.federation.test, source.federation.train.num_examples
-    size = test.num_examples
-    tenth = max(len(size) // 10, 1)
-    right = correct_predictions(source.model, engine.personal(state), test).to(torch.float64)
-    shared = correct_predictions(source.model, state.server.params, test).to(torch.float64)
-    largest = train_sizes.argsort(descending=True)[:tenth]
-    tested = size > 0
-    worst = (right[tested] / size[tested]).sort().values[:tenth]
-    return Scores(
-        float(right.sum() / size.sum()),
-        float(worst.mean()),
-        float(right[largest].sum() / size[largest].sum()),
-        float(shared.sum() / size.sum()),
-    )
-
-
-@dataclass(frozen=True)
-class Run:
-    """One method, one seed."""
-
-    history: list[Scores]  # every ``check_every`` rounds
-    num_gradients: float  # per client and round it took part in
-    share_at_cap: float | None = None  # of Self-FL's client-rounds, those that took ℓ_max steps
-
-
-def train(setting: Setting, name: str, seed: int) -> Run:
-    """One method from nothing."""
-    federation = setting.federation(seed)
-    model = FlatModel(nn.Linear(federation.train.features.shape[1], 10))
-    source = ModelSource(
-        federation, model, nn.functional.cross_entropy, setting.learning_rate, setting.batch_size, seed
-    )
-    engine = CohortEngine(algorithm(name), source, setting.participation, seed)
-    state = engine.start(torch.zeros_like(model.params))
-    history, capped = [], []
-
-    def watch(report: RoundReport) -> None:
-        if isinstance(report.upload, SelfFLUpload) and isinstance(engine.algorithm, SelfFL):
-            capped.append((report.upload.num_local_steps >= engine.algorithm.max_local_steps).double().mean())
-
-    for _ in range(setting.num_rounds // setting.check_every):
-        state = engine.advance(state, setting.check_every, watch)
-        history.append(scores(source, engine, state))
-    rounds_taken = setting.num_rounds * cohort_size(setting.num_clients, setting.participation)
-    at_cap = float(torch.stack(capped).mean()) if capped else None
-    return Run(history, float(state.num_gradients.sum()) / rounds_taken, at_cap)
-
-
-METRICS = {
-    "weighted": "accuracy",
-    "top": "top 10 % by size",
-    "worst": "worst 10 %",
-    "global_model": "global model",
-}
-
-
-def train_all(setting: Setting, progress: Progress) -> dict[str, list[Run]]:
-    """Every method with every seed, seed by seed; in processes of their own if there are to be several."""
-    pairs = [(name, seed) for seed in range(setting.num_seeds) for name in setting.methods]
-    runs: dict[str, list[Run]] = {name: [] for name in setting.methods}
-    if setting.num_processes == 1:
-        for done, (name, seed) in enumerate(pairs):
-            progress(done, len(pairs), f"{name}, seed {seed}")
-            runs[name].append(train(setting, name, seed))
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(setting.num_processes, context, torch.set_num_threads, (1,)) as pool:
-            futures = [pool.submit(train, setting, name, seed) for name, seed in pairs]
-            for done, ((name, seed), future) in enumerate(zip(pairs, futures, strict=True)):
-                progress(done, len(pairs), f"{name}, seed {seed}")
-                runs[name].append(future.result())
-    progress(len(pairs), len(pairs), "done")
-    return runs
-
-
-def study_of(setting: Setting, rivals: dict[str, str], progress: Progress) -> StudyResult:
-    """Run a setting; ``rivals`` are the methods that Self-FL is held against, each with the claim that it is better."""
-    runs = train_all(setting, progress)
-
-    def last(name: str, metric: str) -> Tensor:
-        return torch.tensor([100 * getattr(run.history[-1], metric) for run in runs[name]], dtype=torch.float64)
-
-    rows: list[dict[str, Any]] = [
-        {"method": name, "seed": seed, "round": (index + 1) * setting.check_every, **asdict(found)}
-        for name, group in runs.items()
-        for seed, run in enumerate(group)
-        for index, found in enumerate(run.history)
-    ]
-    table = []
-    for name in setting.methods:
-        line = {"method": name}
-        for metric, title in METRICS.items():
-            found = Estimate.of(last(name, metric))
-            # Local training never changes the model it starts from.
-            line[title] = (
-                "–" if (name, metric) == ("local", "global_model") else f"{found.mean:.1f} ± {found.error:.1f}"
-            )
-        line["gradients"] = f"{Estimate.of(torch.tensor([r.num_gradients for r in runs[name]])).mean:.0f}"
-        caps = [run.share_at_cap for run in runs[name] if run.share_at_cap is not None]
-        line["steps at ℓ_max"] = f"{100 * sum(caps) / len(caps):.0f} %" if caps else "–"
-        table.append(line)
-
-    ticks = [(index + 1) * setting.check_every for index in range(setting.num_rounds // setting.check_every)]
-    charts = []
-    for metric, title in (("weighted", "All clients, by test rows"), ("worst", "Worst tenth of clients")):
-        lines = []
-        for name in setting.methods:
-            points = [
-                Estimate.of(torch.tensor([100 * getattr(run.history[i], metric) for run in runs[name]]))
-                for i in range(len(ticks))
-            ]
-            lines.append(Series(name, ticks, [p.mean for p in points], [p.error for p in points]))
-        charts.append(
-            Chart(title, "round", "accuracy of the personal models, %", lines, dodge=setting.num_rounds / 170)
-        )
-
-    def compare(rival: str, text: str) -> Claim:
-        gap = Estimate.of(last("self-fl", "weighted") - last(rival, "weighted"))
-        worst = Estimate.of(last("self-fl", "worst") - last(rival, "worst"))
-        top = Estimate.of(last("self-fl", "top") - last(rival, "top"))
-        verdict: Verdict = "not decided"
-        if gap.is_clear:
-            verdict = "holds" if gap.mean > 0 else "does not hold"
-        return Claim(
-            text,
-            verdict,
-            f"Accuracy {gap.mean:+.2f} ± {gap.error:.2f} points, top tenth {top.mean:+.2f} ± {top.error:.2f}, worst "
-            f"tenth {worst.mean:+.2f} ± {worst.error:.2f} (Self-FL − {rival}, paired over {setting.num_seeds} seeds).",
-        )
-
-    claims = [compare(rival, text) for rival, text in rivals.items()]
-    caption = (
-        f"Accuracy on each client's own held-out images, by round; mean over {setting.num_seeds} seeds, bars ± s.e."
-    )
-    return StudyResult(rows, table, [Figure("accuracy", caption, charts)], claims, asdict(setting))
-
-
-DIGITS = Setting()
-MNIST_SETTING = Setting(
-    data="mnist",
-    num_clients=1000,
-    classes_per_client=2,
-    test_fraction=0.1,
-    num_rounds=200,
-    participation=0.1,
-    check_every=20,
-    num_processes=os.cpu_count() or 1,
-)
-
-
-def _setting_text(setting: Setting, name: str, sizes: str) -> str:
-    return (
-        f"{name}, {setting.num_clients} clients with {setting.classes_per_client} digits each and "
-        f"{sizes}, softmax regression, {setting.num_rounds} rounds, C = {setting.participation:g}, "
-        f"η = {setting.learning_rate:g}, B = {setting.batch_size}, L = {FedAvg().num_local_steps}, "
-        f"ℓ_max = {SelfFL().max_local_steps}, {setting.num_seeds} seeds"
-    )
-
-
-def _demo(quick: bool, progress: Progress) -> StudyResult:
-    rivals = {
+DEMO_COMPARISON = Comparison(
+    DIGITS,
+    {
         "fedavg": "Personal models by Self-FL are better than one shared model.",
         "local": "Joining is better than training alone.",
         "ditto": "Self-FL is better than DITTO with λ = 1, without a λ.",
+    },
+    is_tuned=False,
+)
+MNIST_COMPARISON = Comparison(MNIST, _rivals("figure 1a"))
+# Table 1 and the text of section 4.2, in percent.
+FEMNIST_PAPER = {
+    "self-fl": {"weighted_accuracy": 76.93, "top10_accuracy": 76.24, "worst10_accuracy": 37.01},
+    "fedavg": {"top10_accuracy": 70.48, "worst10_accuracy": 0.0},
+    "ditto": {"top10_accuracy": 70.58, "worst10_accuracy": 0.0},
+    "pfedme": {"top10_accuracy": 72.76, "worst10_accuracy": 17.97},
+    "perfedavg": {"top10_accuracy": 74.95, "worst10_accuracy": 24.51},
+    "ditto, L = 40": {"weighted_accuracy": 71.33},
+    "pfedme, L = 40": {"weighted_accuracy": 68.87},
+    "perfedavg, L = 40": {"weighted_accuracy": 71.08},
+}
+FEMNIST_CLAIMS = _rivals("figure 1b") | {
+    f"{label}, L = 40": f"The lead over {name} is not one of more local steps: it is there at L = 40 (section 4.2)."
+    for label, name in (("ditto", "DITTO"), ("pfedme", "pFedMe"), ("perfedavg", "PerFedAvg"))
+}
+
+
+def _femnist(job: Job) -> StudyResult:
+    problem = femnist()
+    result = study(Comparison(problem, FEMNIST_CLAIMS, paper=FEMNIST_PAPER, more_steps=40), job)
+    return _named(result, f"Letters over two hundred clients{_source(problem)}", problem)
+
+
+def _named(result: StudyResult, title: str, problem: Problem) -> StudyResult:
+    """With a title and a setting that say which data were found."""
+    return replace(result, title=title, setting=f"{problem.setting}; {NUM_SEEDS} seeds")
+
+
+def _source(problem: Problem) -> str:
+    return " (OCR letters, a stand-in for FEMNIST)" if problem is LETTERS else " (EMNIST)"
+
+
+def _shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
+    """The problem and the seeds: for a quick look two seeds and a fifth of the rounds."""
+    if job.quick:
+        return replace(problem, rounds=max(problem.rounds // 5, 1)), range(2)
+    return problem, range(NUM_SEEDS)
+
+
+# ------------------------------------------------------------------------------------------------------------ ablation
+
+PARTS_OFF = {"adaptive_start": False, "adaptive_steps": False, "uncertainty_weights": False}
+ABLATION = {
+    "full Self-FL": {},
+    "initialisation only": PARTS_OFF | {"adaptive_start": True},
+    "adaptive steps only": PARTS_OFF | {"adaptive_steps": True},
+    "weighted aggregation only": PARTS_OFF | {"uncertainty_weights": True},
+    "none (FedAvg, smoothed)": PARTS_OFF,
+}
+
+
+def _ablation(job: Job) -> StudyResult:
+    whole = femnist()
+    problem, seeds = _shortened(whole, job)
+    arms = [Arm(label, "self-fl", options) for label, options in ABLATION.items()]
+    total = len(arms) * len(seeds)
+    outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, 0, total)
+    labels = list(ABLATION)
+    table = [
+        {
+            "components": label,
+            "global model": points(estimate(outcomes[label], "global_accuracy")),
+            "personal models": points(estimate(outcomes[label], "weighted_accuracy")),
+            "worst 10 %": points(estimate(outcomes[label], "worst10_accuracy")),
+            "gradients": f"{sum(o.num_gradients for o in outcomes[label]) / len(seeds):.0f}",
+        }
+        for label in labels
+    ]
+    single = labels[1:4]
+    means = {label: estimate(outcomes[label], "global_accuracy").mean for label in single}
+    best = max(means, key=lambda label: means[label])
+    lead = [
+        Estimate.of(values(outcomes[labels[1]], "global_accuracy") - values(outcomes[other], "global_accuracy"))
+        for other in single[1:]
+    ]
+    verdict: Verdict = "not decided"
+    if all(gap.is_clear and gap.mean > 0 for gap in lead):
+        verdict = "holds"
+    elif any(gap.is_clear and gap.mean < 0 for gap in lead):
+        verdict = "does not hold"
+    gaps = "; ".join(
+        f"{gap.mean:+.2f} ± {gap.error:.2f} against {other}" for gap, other in zip(lead, single[1:], strict=True)
+    )
+    claim = Claim(
+        "Of the three components alone, the adjusted initialisation gives the best global model (figure 2b).",
+        verdict,
+        f"Best alone: {best}. Accuracy of the global model with initialisation only: {gaps} points.",
+    )
+    figure = Figure(
+        "accuracy",
+        f"One component of Self-FL at a time; mean over {len(seeds)} seeds, bars ± s.e.",
+        [
+            by_round(outcomes, labels, "global_accuracy", "Global model"),
+            by_round(outcomes, labels, "weighted_accuracy", "Personal models"),
+        ],
+    )
+    result = StudyResult(_history(outcomes), table, [figure], [claim], asdict(problem) | {"num_seeds": len(seeds)})
+    return _named(result, f"One component of Self-FL at a time{_source(whole)}", whole)
+
+
+def _history(outcomes: dict[str, list[Outcome]]) -> list[dict[str, object]]:
+    return [
+        {"method": label, "seed": outcome.seed} | {key: value for key, value in row.items() if value is not None}
+        for label, group in outcomes.items()
+        for outcome in group
+        for row in outcome.history
+    ]
+
+
+# ----------------------------------------------------------------------------------------------- Algorithms 1 and 2
+
+
+# A client's optimum is carried on from round to round, so that a bound on the steps of one round is no bound on how
+# near it gets; ten times what Algorithm 1 may take.
+MAX_CONVERGENCE = 400
+
+
+def _augmented(job: Job) -> StudyResult:
+    letters = femnist()
+    problems = [_shortened(problem, job) for problem in (MNIST, letters)]
+    arms = [
+        Arm(f"{name}, {rows} rows", algorithm, options, evaluate_on=rows)
+        for name, algorithm, options in (
+            ("Algorithm 1", "self-fl", {}),
+            ("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": MAX_CONVERGENCE}),
+        )
+        for rows in ("train", "test")
+    ]
+    total = sum(len(arms) * len(seeds) for _, seeds in problems)
+    table, charts, claims, rows = [], [], [], []
+    done = 0
+    for problem, seeds in problems:
+        outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, done, total)
+        done += len(arms) * len(seeds)
+        rows += [{"problem": problem.name} | row for row in _history(outcomes)]
+        for arm in arms:
+            group = outcomes[arm.label]
+            table.append(
+                {
+                    "problem": problem.name,
+                    "method": arm.label,
+                    "accuracy": points(estimate(group, "weighted_accuracy")),
+                    "worst 10 %": points(estimate(group, "worst10_accuracy")),
+                    "gradients": f"{sum(o.num_gradients for o in group) / len(group):.0f}",
+                }
+            )
+        charts.append(by_round(outcomes, [arm.label for arm in arms], "weighted_accuracy", problem.title.split(",")[0]))
+        first, second = (outcomes[f"Algorithm {k}, train rows"] for k in (1, 2))
+        gap = Estimate.of(values(second, "weighted_accuracy") - values(first, "weighted_accuracy"))
+        test = Estimate.of(
+            values(outcomes["Algorithm 2, test rows"], "weighted_accuracy")
+            - values(outcomes["Algorithm 1, test rows"], "weighted_accuracy")
+        )
+        claims.append(
+            Claim(
+                f"The two algorithms differ by less than a point in training accuracy ({problem.name}, figure 8).",
+                _within(gap, 1.0),
+                f"Algorithm 2 − Algorithm 1: training rows {gap.mean:+.2f} ± {gap.error:.2f} points, test rows "
+                f"{test.mean:+.2f} ± {test.error:.2f} (paired over {len(seeds)} seeds).",
+            )
+        )
+    caption = (
+        f"Algorithm 1 against Algorithm 2, on training and on test rows; mean over {len(seeds)} seeds, bars ± s.e."
+    )
+    config = {problem.name: asdict(problem) for problem, _ in problems} | {"num_seeds": len(seeds)}
+    return StudyResult(
+        rows,
+        table,
+        [Figure("accuracy", caption, charts)],
+        claims,
+        config,
+        title=f"Algorithm 1 against Algorithm 2 on MNIST and on letters{_source(letters)}",
+        setting=f"{MNIST.setting}; and {letters.setting}; local optima after at most {MAX_CONVERGENCE} steps a round; "
+        f"{NUM_SEEDS} seeds",
+    )
+
+
+def _within(gap: Estimate, bound: float) -> Verdict:
+    """Whether a difference is within a bound: its 95 % interval inside, outside, or across."""
+    inside, outside = gap.shifted(-bound), gap.shifted(bound)
+    if inside.is_clear and inside.mean < 0 and outside.is_clear and outside.mean > 0:
+        return "holds"
+    if (inside.is_clear and inside.mean > 0) or (outside.is_clear and outside.mean < 0):
+        return "does not hold"
+    return "not decided"
+
+
+# --------------------------------------------------------------------------------------------- sparse participation
+
+SPARSE = {
+    "self-fl, smoothing by C": ("self-fl", {}),
+    "self-fl, smoothing 0.1": ("self-fl", {"smoothing": 0.1}),
+    "self-fl, smoothing 0.5": ("self-fl", {"smoothing": 0.5}),
+    "self-fl, no smoothing": ("self-fl", {"smoothing": 1.0}),
+    "fedavg": ("fedavg", {}),
+    "ditto": ("ditto", {}),
+}
+
+
+def _sparse(job: Job) -> StudyResult:
+    problem, seeds = _shortened(replace(MNIST, participation=0.02), job)
+    arms = [Arm(label, name, options) for label, (name, options) in SPARSE.items()]
+    outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, 0, len(arms) * len(seeds))
+    labels = list(SPARSE)
+    middle = len(outcomes[labels[0]][0].history) // 2 - 1
+    half = {
+        label: [replace(o, summary=o.history[middle] | {"status": ""}) for o in group]
+        for label, group in outcomes.items()
     }
-    return study_of(replace(DIGITS, num_seeds=2, num_rounds=20) if quick else DIGITS, rivals, progress)
+    half_round = half[labels[0]][0].summary["round"]
+    table = [
+        {
+            "method": label,
+            f"accuracy in round {half_round}": points(estimate(half[label], "weighted_accuracy")),
+            "accuracy at the end": points(estimate(outcomes[label], "weighted_accuracy")),
+            "global model at the end": points(estimate(outcomes[label], "global_accuracy")),
+            "worst 10 %": points(estimate(outcomes[label], "worst10_accuracy")),
+        }
+        for label in labels
+    ]
+    claims = []
+    for rival, name in (("fedavg", "FedAvg"), ("ditto", "DITTO")):
+        found = better(
+            half, rival, labels[0], f"Smoothed by C = 0.02, Self-FL converges slower than {name} (figure 9)."
+        )
+        claims.append(replace(found, evidence=f"In round {half_round}: {found.evidence}"))
+    figure = Figure(
+        "accuracy",
+        f"MNIST with C = {problem.participation:g}; mean over {len(seeds)} seeds, bars ± s.e.",
+        [
+            by_round(outcomes, labels, "weighted_accuracy", "Personal models"),
+            by_round(outcomes, labels, "global_accuracy", "Global model"),
+        ],
+    )
+    return StudyResult(_history(outcomes), table, [figure], claims, asdict(problem) | {"num_seeds": len(seeds)})
 
 
-def _mnist(quick: bool, progress: Progress) -> StudyResult:
-    rivals = {
-        "fedavg": "Self-FL has a higher personalised accuracy than FedAvg (figure 1a).",
-        "perfedavg": "Self-FL has a higher personalised accuracy than PerFedAvg (figure 1a).",
-        "pfedme": "Self-FL has a higher personalised accuracy than pFedMe (figure 1a).",
-        "ditto": "Self-FL has a higher personalised accuracy than DITTO with λ = 1 (figure 1a).",
-        "local": "Not in the paper: Self-FL is better than training alone.",
-    }
-    return study_of(replace(MNIST_SETTING, num_seeds=2, num_rounds=40) if quick else MNIST_SETTING, rivals, progress)
+# -------------------------------------------------------------------------------------------------------- local steps
 
+
+BINS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)  # lower ends
+
+
+def _steps(job: Job) -> tuple[Problem, dict[str, list[Outcome]]]:
+    """Self-FL on MNIST in both forms: the steps that each client wants, before ℓ_max."""
+    problem, seeds = _shortened(MNIST, job)
+    arms = [Arm("self-fl", "self-fl"), Arm("self-fl-exact", "self-fl-exact")]
+    work = [(arm, seed) for seed in seeds for arm in arms]
+    return problem, run_arms(problem, work, job, 0, len(work))
+
+
+def _histogram(job: Job) -> StudyResult:
+    problem, outcomes = _steps(job)
+    moment = problem.rounds // 2
+    rows = [
+        {"form": label, "seed": outcome.seed, **row}
+        for label, group in outcomes.items()
+        for outcome in group
+        for row in outcome.participation
+        if row["round"] == moment and row["wanted_steps"] is not None
+    ]
+    lines, table = [], []
+    beyond: dict[str, Estimate] = {}
+    for label, group in outcomes.items():
+        shares, large = [], []
+        for outcome in group:
+            steps = [r["wanted_steps"] for r in rows if r["form"] == label and r["seed"] == outcome.seed]
+            ends = (*BINS[1:], float("inf"))
+            shares.append(
+                [
+                    100 * sum(low <= max(s, 1) < high for s in steps) / len(steps)
+                    for low, high in zip(BINS, ends, strict=True)
+                ]
+            )
+            large.append(100 * sum(s > problem.max_local_steps for s in steps) / len(steps))
+        bars = [Estimate.of(torch.tensor(column)) for column in zip(*shares, strict=True)]
+        lines.append(Series(label, BINS, [b.mean for b in bars], [b.error for b in bars]))
+        steps = [r["wanted_steps"] for r in rows if r["form"] == label]
+        low, middle, high = np.quantile(steps, [0.1, 0.5, 0.9])
+        beyond[label] = Estimate.of(torch.tensor(large))
+        table.append(
+            {
+                "form": label,
+                "clients": str(len(steps)),
+                "ℓ_m, lowest tenth": f"{low:.3g}",
+                "median": f"{middle:.3g}",
+                "highest tenth": f"{high:.3g}",
+                f"above ℓ_max = {problem.max_local_steps}": f"{beyond[label].mean:.0f} ± {beyond[label].error:.0f} %",
+            }
+        )
+    claims = []
+    for label, share in beyond.items():
+        gap = share.shifted(-50.0)
+        verdict: Verdict = "not decided" if not gap.is_clear else "holds" if gap.mean < 0 else "does not hold"
+        claims.append(
+            Claim(
+                f"Not in the paper: the uncertainty, not ℓ_max, decides the steps of most active clients ({label}).",
+                verdict,
+                f"{share.mean:.0f} ± {share.error:.0f} % of the clients active in round {moment} want more than ℓ_max.",
+            )
+        )
+    caption = f"Steps that Self-FL's active clients want in round {moment}, before ℓ_max; mean over seeds, bars ± s.e."
+    charts = [Chart("Histogram of ℓ_m", "ℓ_m, from", "share of active clients, %", lines, kind="bars")]
+    config = asdict(problem) | {"num_seeds": len(outcomes["self-fl"])}
+    return StudyResult(rows, table, [Figure("steps", caption, charts)], claims, config)
+
+
+def _trajectory(job: Job) -> StudyResult:
+    problem, outcomes = _steps(job)
+    late = problem.rounds * 3 // 4
+    rows: list[dict[str, object]] = []
+    table, lines, claims = [], [], []
+    for label, group in outcomes.items():
+        slopes = []
+        for outcome in group:
+            taken: dict[object, list[tuple[int, float]]] = {}
+            for row in outcome.participation:
+                if row["wanted_steps"] is not None:
+                    taken.setdefault(row["client"], []).append((row["round"], row["wanted_steps"]))
+            # A client that took part often shows a trajectory; the first such one by id, so that nothing is picked.
+            often = next(client for client in taken if len(taken[client]) >= min(MANY, max(map(len, taken.values()))))
+            rows += [
+                {"form": label, "seed": outcome.seed, "client": often, "round": number, "wanted_steps": steps}
+                for number, steps in taken[often]
+            ]
+            if outcome.seed == 0:
+                lines.append(
+                    Series(label, [p[0] for p in taken[often]], [p[1] for p in taken[often]], [0.0] * len(taken[often]))
+                )
+            trends = [
+                np.polyfit([point[0] for point in points], [point[1] for point in points], 1)[0]
+                for every in taken.values()
+                if len(points := [point for point in every if point[0] > late]) >= 3
+            ]
+            slopes.append(float(np.mean(trends)))
+        trend = Estimate.of(torch.tensor(slopes, dtype=torch.float64))
+        table.append(
+            {"form": label, f"mean slope after round {late}, steps a round": f"{trend.mean:.3g} ± {trend.error:.2g}"}
+        )
+        verdict: Verdict = "not decided" if not trend.is_clear else "holds" if trend.mean < 0 else "does not hold"
+        claims.append(
+            Claim(
+                f"The number of steps has a decreasing trend after round {late} ({label}; figure 11 shows one client).",
+                verdict,
+                f"Slope of ℓ_m over rounds, mean over all clients with three rounds or more after round {late}: "
+                f"{trend.mean:+.3g} ± {trend.error:.2g} steps a round (over {trend.count} seeds).",
+            )
+        )
+    caption = "Steps that one client of seed 0 wants, in the rounds in which it takes part."
+    chart = Chart("ℓ_m of one client over rounds", "round", "ℓ_m, before ℓ_max", lines)
+    config = asdict(problem) | {"num_seeds": len(outcomes["self-fl"])}
+    return StudyResult(rows, table, [Figure("steps", caption, [chart])], claims, config)
+
+
+MANY = 20  # rounds of a client, to be called a trajectory
 
 DEMO = Study(
     "demo",
     "Handwritten digits over forty clients",
     "a demonstration, not a study of the paper",
-    _setting_text(DIGITS, "scikit-learn's digits", "lognormal sizes"),
-    _demo,
+    f"{DIGITS.setting}; {NUM_SEEDS} seeds",
+    partial(study, DEMO_COMPARISON),
 )
-MNIST = Study(
-    "mnist",
-    "MNIST over a thousand clients",
-    "section 4.2, figure 1a",
-    _setting_text(MNIST_SETTING, "MNIST", "FedProx's power-law sizes"),
-    _mnist,
+_LETTERS = "OCR letters, a stand-in for FEMNIST, unless EMNIST is found"
+IMAGES = (
+    Study(
+        "mnist",
+        "MNIST over a thousand clients",
+        "section 4.2, figure 1a",
+        f"{MNIST.setting}; {NUM_SEEDS} seeds",
+        partial(study, MNIST_COMPARISON),
+    ),
+    Study(
+        "femnist",
+        f"Letters over two hundred clients ({_LETTERS})",
+        "section 4.2, figure 1b, table 1",
+        f"{LETTERS.setting}; {NUM_SEEDS} seeds",
+        _femnist,
+    ),
+    Study(
+        "femnist-ablation",
+        f"One component of Self-FL at a time ({_LETTERS})",
+        "section 4.2, figure 2b",
+        f"{LETTERS.setting}; {NUM_SEEDS} seeds",
+        _ablation,
+    ),
+    Study(
+        "cifar10",
+        "CIFAR-10 over twenty clients",
+        "section 4.2, figure 2a",
+        f"{CIFAR10.setting}; {NUM_SEEDS} seeds",
+        partial(study, Comparison(CIFAR10, _rivals("figure 2a"))),
+    ),
+    Study(
+        "augmented-images",
+        f"Algorithm 1 against Algorithm 2 on images ({_LETTERS})",
+        "appendix, figure 8",
+        f"{MNIST.setting}; and {LETTERS.setting}; {NUM_SEEDS} seeds",
+        _augmented,
+    ),
+    Study(
+        "mnist-sparse",
+        "MNIST with one client in fifty a round",
+        "appendix, figure 9",
+        f"{replace(MNIST, participation=0.02).setting}; {NUM_SEEDS} seeds",
+        _sparse,
+    ),
+    Study(
+        "step-histogram",
+        "Local steps that clients want in one round",
+        "appendix, figure 10",
+        f"{MNIST.setting}; {NUM_SEEDS} seeds",
+        _histogram,
+    ),
+    Study(
+        "step-trajectory",
+        "Local steps of one client over the rounds",
+        "appendix, figure 11",
+        f"{MNIST.setting}; {NUM_SEEDS} seeds",
+        _trajectory,
+    ),
 )

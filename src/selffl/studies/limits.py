@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from selffl.maths.posterior import FORMS, Form, posterior
-from selffl.studies.result import Chart, Claim, Figure, Progress, Series, Study, StudyResult
+from selffl.studies.result import Chart, Claim, Figure, Job, Series, Study, StudyResult
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,13 @@ def sweep(form: Form) -> list[Series]:
     return [*lines, Series(r"$\theta^G$", grid.tolist(), centre, is_reference=True)]
 
 
-def _run(quick: bool, progress: Progress) -> StudyResult:
+def _run(job: Job) -> StudyResult:
     total = len(FORMS) * len(REMARKS)
     checks: list[Check] = []
     for step, (form, examine) in enumerate((f, e) for f in FORMS for e in REMARKS):
-        progress(step, total, f"{examine.__name__.replace('_', ' ')}, {form} form")
+        job.progress(step, total, f"{examine.__name__.replace('_', ' ')}, {form} form")
         checks += examine(form)
-    progress(total, total, "done")
+    job.progress(total, total, "done")
     rows = [
         {
             "remark": c.remark,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,7 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     x_ticks: Sequence[float] | None = None
+    kind: Literal["lines", "bars"] = "lines"
     dodge: float = 0.0  # shift of each line along x, so that those that coincide can all be seen
 
 
@@ -68,6 +70,31 @@ class StudyResult:
     figures: Sequence[Figure]
     claims: Sequence[Claim]
     config: dict[str, Any] = field(default_factory=dict)
+    title: str | None = None  # where it depends on the data found: a stand-in is named in every title
+    setting: str | None = None
+
+
+def _silent(done: int, total: int, now: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a study is to be run.
+
+    Attributes:
+        quick: Fewer repeats: a first look.
+        progress: Told how far it is.
+        folder: Where training runs leave their records; those that lie there already are not run again.
+        device: Where models train.
+        num_processes: Training runs side by side.
+    """
+
+    quick: bool = False
+    progress: Progress = _silent
+    folder: Path | None = None
+    device: str = "cpu"
+    num_processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -78,7 +105,7 @@ class Study:
     title: str
     paper: str  # where in the paper
     setting: str  # one sentence
-    run: Callable[[bool, Progress], StudyResult]
+    run: Callable[[Job], StudyResult]
 
 
 @dataclass(frozen=True)
@@ -101,6 +128,10 @@ class Estimate:
         if abs(self.mean) >= 1000 or abs(self.mean) < 0.002:
             return f"{self.mean:.2e} ± {self.error:.1e}"
         return f"{self.mean:.4f} ± {self.error:.4f}"
+
+    def shifted(self, by: float) -> Estimate:
+        """Of the same numbers plus a constant."""
+        return Estimate(self.mean + by, self.error, self.count)
 
     @property
     def is_clear(self) -> bool:

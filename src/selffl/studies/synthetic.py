@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +24,7 @@ from selffl.studies.gaussian_runs import (
     methods,
     run_method,
 )
-from selffl.studies.result import Chart, Claim, Estimate, Figure, Progress, Series, Study, StudyResult, Verdict
+from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Progress, Series, Study, StudyResult, Verdict
 
 LIMITS = {form: f"limit, {form} posterior" for form in FORMS}
 
@@ -162,15 +163,15 @@ def estimated_rows(setting: Setting, progress: Progress, done: int, total: int) 
     return found
 
 
-def _run(setting: Setting, case: str, quick: bool, progress: Progress) -> StudyResult:
-    setting = quick_setting(setting) if quick else setting
+def _run(setting: Setting, case: str, job: Job) -> StudyResult:
+    setting = quick_setting(setting) if job.quick else setting
     named = methods(setting)
     total = len(named) * len(setting.participation) + NUM_VARIANTS + 2
-    federation, outcomes = collect(setting, named, progress, 0, total)
+    federation, outcomes = collect(setting, named, job.progress, 0, total)
     limits = {form: limit(federation, form) for form in FORMS}
-    by_round, variants = smoothing_figure(setting, outcomes, progress, total - NUM_VARIANTS - 2, total)
-    estimated = estimated_rows(setting, progress, total - 2, total)
-    progress(total, total, "done")
+    by_round, variants = smoothing_figure(setting, outcomes, job.progress, total - NUM_VARIANTS - 2, total)
+    estimated = estimated_rows(setting, job.progress, total - 2, total)
+    job.progress(total, total, "done")
     names = list(named)
     rows = [outcome.row(name, rate) for (name, rate), outcome in (outcomes | variants | estimated).items()]
     rows += [limits[form].row(text, rate) for form, text in LIMITS.items() for rate in setting.participation]
@@ -343,14 +344,14 @@ def common_claims(setting: Setting, outcomes: Outcomes, variants: Outcomes, esti
     ]
 
 
-def _augmented(quick: bool, progress: Progress) -> StudyResult:
+def _augmented(job: Job) -> StudyResult:
     cases = {"homogeneous": HOMOGENEOUS, "heterogeneous": HETEROGENEOUS}
     rows: list[dict[str, Any]] = []
     table: list[dict[str, str]] = []
     charts: list[Chart] = []
     claims: list[Claim] = []
     config: dict[str, Any] = {}
-    cases = {name: quick_setting(setting) if quick else setting for name, setting in cases.items()}
+    cases = {name: quick_setting(setting) if job.quick else setting for name, setting in cases.items()}
     rates = cases["homogeneous"].participation
     total = 2 * 2 * len(rates)
     for index, (case, setting) in enumerate(cases.items()):
@@ -359,7 +360,7 @@ def _augmented(quick: bool, progress: Progress) -> StudyResult:
             "self-fl": SelfFL(variances="known", max_local_steps=most),
             "self-fl-augmented": SelfFLAugmented(variances="known", max_local_steps=most, max_convergence_steps=most),
         }
-        federation, outcomes = collect(setting, named, progress, index * total // 2, total)
+        federation, outcomes = collect(setting, named, job.progress, index * total // 2, total)
         bound = Estimate.of(limit(federation, "paper").local_error).mean
         rows += [{"case": case, **outcome.row(name, rate)} for (name, rate), outcome in outcomes.items()]
         lines = []
@@ -398,7 +399,7 @@ def _augmented(quick: bool, progress: Progress) -> StudyResult:
             )
         )
         config[case] = asdict(setting) | {"methods": {name: repr(value) for name, value in named.items()}}
-    progress(total, total, "done")
+    job.progress(total, total, "done")
     caption = "Algorithm 1 against Algorithm 2: mean ℓ1 error of the personal parameters; bars are standard errors."
     return StudyResult(rows, table, [Figure("errors", caption, charts)], claims, config)
 
@@ -418,14 +419,14 @@ SYNTHETIC_HOMOGENEOUS = Study(
     "Synthetic data, clients much alike",
     "appendix E.1, case 1; figure 3",
     _setting_text(HOMOGENEOUS),
-    lambda quick, progress: _run(HOMOGENEOUS, "homogeneous", quick, progress),
+    partial(_run, HOMOGENEOUS, "homogeneous"),
 )
 SYNTHETIC_HETEROGENEOUS = Study(
     "synthetic-heterogeneous",
     "Synthetic data, clients far apart",
     "appendix E.1, case 2; figure 4",
     _setting_text(HETEROGENEOUS),
-    lambda quick, progress: _run(HETEROGENEOUS, "heterogeneous", quick, progress),
+    partial(_run, HETEROGENEOUS, "heterogeneous"),
 )
 AUGMENTED_SYNTHETIC = Study(
     "augmented-synthetic",

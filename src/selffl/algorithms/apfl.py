@@ -1,0 +1,98 @@
+"""APFL: each client mixes a model of its own with the global one, and learns how much of each it wants.
+
+Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461 (2020), Algorithm 1 and Eq. (10).
+Personalises the whole model.  Evaluated is alpha v + (1 - alpha) w with the client's v and alpha as it left them and
+the latest *global* model w, as in the paper's output; a client that never took part has the global model (D10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.averaging import (
+    ModelBroadcast,
+    ModelServer,
+    ModelUpload,
+    PersonalMemory,
+    SharedModel,
+    average,
+    upload_model,
+)
+from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.options import above, at_least, true_or_false
+from selffl.algorithms.solver import rate_of
+
+
+@dataclass(frozen=True)
+class MixingMemory:
+    """A client that keeps a model of its own and its share in the mixture."""
+
+    own: PersonalMemory  # v [..., C, P]
+    mixing: Tensor  # alpha [..., C]
+
+
+@dataclass(frozen=True)
+class APFL(SharedModel):
+    """Options of APFL.
+
+    Attributes:
+        num_local_steps: τ.
+        mixing: α, the share of the client's own model; with ``adaptive``, where it begins.  0 is FedAvg, 1 is
+            local training.
+        adaptive: Whether each client moves its α with the first step of a round (Eq. (10)), within [0, 1].
+    """
+
+    name: ClassVar[str] = "apfl"
+
+    num_local_steps: int = 20
+    mixing: float = 0.5
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        at_least("num_local_steps", self.num_local_steps, 1)
+        above("mixing", self.mixing, 0.0, at_most=1.0, inclusive=True)
+        true_or_false("adaptive", self.adaptive)
+
+    def newcomer(self, params: Tensor) -> MixingMemory:
+        """No model of its own yet, and the first alpha."""
+        return MixingMemory(PersonalMemory.empty(params), torch.full_like(params[..., 0], self.mixing))
+
+    def client_round(
+        self, broadcast: ModelBroadcast, memory: MixingMemory, task: LocalTask
+    ) -> tuple[ModelUpload, MixingMemory]:
+        """L times, on one minibatch, with m = alpha v + (1 - alpha) w before the step and g(m) its gradient.
+
+        w <- w - eta g(w); v <- v - eta alpha g(m), the gradient with respect to v; alpha <- alpha - eta <v - w, g(m)>.
+
+        Decision: alpha moves with the first step only, as in the authors' code.  Eq. (10) is indexed by steps, but v
+        follows at alpha times the speed of w, so that alpha sinks to 0, where v stands still.
+        """
+        shape = broadcast.params.shape
+        shared = broadcast.params.reshape(-1, shape[-1])  # w
+        own = memory.own.model(broadcast.params).reshape_as(shared)  # v
+        mixing = memory.mixing.reshape(-1, 1)  # alpha
+        rows = torch.arange(len(shared), device=shared.device)
+        rate = rate_of(task, rows)
+        for draw in range(self.num_local_steps):
+            batch = task.batch(draw, rows)
+            gap = own - shared
+            slope = task.gradient(shared + mixing * gap, batch, rows)
+            shared = shared - rate * task.gradient(shared, batch, rows)
+            own = own - rate * mixing * slope
+            if self.adaptive and draw == 0:
+                mixing = (mixing - rate * (gap * slope).sum(-1, keepdim=True)).clamp(0.0, 1.0)
+        kept = MixingMemory(memory.own.keep(own.reshape(shape)), mixing.reshape(memory.mixing.shape))
+        return upload_model(shared.reshape(shape), task), kept
+
+    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
+        """The plain average of the w."""
+        return ModelServer(average(upload, "equal"))
+
+    def personal(self, global_params: Tensor, memory: MixingMemory, task: LocalTask) -> Tensor:
+        """The mixture of v with the latest global model."""
+        shared = global_params.unsqueeze(-2)
+        return shared + memory.mixing.unsqueeze(-1) * (memory.own.model(shared) - shared)

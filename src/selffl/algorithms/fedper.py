@@ -1,0 +1,125 @@
+"""FedPer: a body that all share by FedAvg, and a head that stays on the client.
+
+Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818 (2019), Algorithms 1 and 2.
+Personalises the head.  The server's head is the initial one for ever, and nothing of a client's head leaves it: what is
+uploaded in its place is what was received.  Evaluated is the latest global body with the client's own head; a client
+that never took part has the initial head, which is the global model (D10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.averaging import (
+    ModelBroadcast,
+    ModelServer,
+    ModelUpload,
+    Weighting,
+    average,
+    check_weighting,
+    upload_model,
+)
+from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.options import a_string, at_least
+from selffl.algorithms.solver import descend
+from selffl.errors import ConfigError, unknown_name
+
+
+@dataclass(frozen=True)
+class HeadServer(ModelServer):
+    """A server that knows which coordinates are not its own."""
+
+    is_head: Tensor  # [..., P], true or false
+
+
+@dataclass(frozen=True)
+class HeadBroadcast(ModelBroadcast):
+    """The global body, the initial head, and which is which."""
+
+    is_head: Tensor  # [..., C, P], true or false; an expanded view
+
+
+@dataclass(frozen=True)
+class HeadMemory:
+    """A client that keeps its head: the coordinates of ``params`` where ``is_head``."""
+
+    params: Tensor  # [..., C, P]; zero outside the head
+    is_head: Tensor  # [..., C, P]; nowhere true before the first round
+
+    def model(self, global_params: Tensor) -> Tensor:
+        """The global model ``[..., C, P]`` with the client's head."""
+        return torch.where(self.is_head, self.params, global_params)
+
+
+@dataclass(frozen=True)
+class FedPer:
+    """Options of FedPer.
+
+    Attributes:
+        num_local_steps: L, of body and head together.
+        head: Name of the layer that stays personal, or of a module with all its layers; empty: the last layer.
+        weighting: Average bodies by ``examples`` (n_k) or ``equal``.
+    """
+
+    name: ClassVar[str] = "fedper"
+
+    num_local_steps: int = 20
+    head: str = ""
+    weighting: Weighting = "examples"
+
+    def __post_init__(self) -> None:
+        at_least("num_local_steps", self.num_local_steps, 1)
+        a_string("head", self.head)
+        check_weighting(self.weighting)
+
+    def start(self, params: Tensor, population: Population) -> HeadServer:
+        """The initial model, and where its head lies."""
+        names = list(dict.fromkeys(layer.name for layer in population.layers))
+        if len(names) < 2:
+            raise ConfigError(
+                f"{self.name} shares a body and keeps a head, but the model has {len(names) or 'no'} "
+                f"layer{'' if len(names) == 1 else 's'}; expected two or more. Use a deeper model, or another method."
+            )
+        head = self.head or names[-1]
+        chosen = [layer for layer in population.layers if layer.name == head or layer.name.startswith(f"{head}.")]
+        if not chosen:
+            raise unknown_name("layer", head, names)
+        is_head = torch.zeros_like(params, dtype=torch.bool)
+        for layer in chosen:
+            is_head[..., layer.start : layer.stop] = True
+        if is_head.all():
+            raise ConfigError(f"head is {head!r}, which is the whole model; expected a part of: {', '.join(names)}.")
+        return HeadServer(params, is_head)
+
+    def newcomer(self, params: Tensor) -> HeadMemory:
+        """No head of its own yet."""
+        return HeadMemory(torch.zeros_like(params), torch.zeros_like(params, dtype=torch.bool))
+
+    def broadcast(self, server: HeadServer, clients: Tensor) -> HeadBroadcast:
+        """The same for everybody."""
+        shape = (*clients.shape, server.params.shape[-1])
+        return HeadBroadcast(server.params.unsqueeze(-2).expand(shape), server.is_head.unsqueeze(-2).expand(shape))
+
+    def client_round(
+        self, broadcast: HeadBroadcast, memory: HeadMemory, task: LocalTask
+    ) -> tuple[ModelUpload, HeadMemory]:
+        """Train from the received body with the client's own head; the body goes back, the head stays."""
+        trained = self.trained(memory.model(broadcast.params), broadcast.is_head, task)
+        body = torch.where(broadcast.is_head, broadcast.params, trained)
+        return upload_model(body, task), HeadMemory(trained.masked_fill(~broadcast.is_head, 0.0), broadcast.is_head)
+
+    def trained(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
+        """L steps of the whole model."""
+        return descend(task, start, self.num_local_steps)
+
+    def server_round(self, server: HeadServer, clients: Tensor, upload: ModelUpload) -> HeadServer:
+        """FedAvg's average of the bodies; the head stays as it began."""
+        return HeadServer(torch.where(server.is_head, server.params, average(upload, self.weighting)), server.is_head)
+
+    def personal(self, global_params: Tensor, memory: HeadMemory, task: LocalTask) -> Tensor:
+        """The latest global body with the client's own head."""
+        return memory.model(global_params.unsqueeze(-2))

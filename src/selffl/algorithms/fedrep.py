@@ -1,0 +1,42 @@
+"""FedRep: a shared representation learned under heads that are each fitted first.
+
+Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, Algorithm 1.  Personalises the head, as FedPer does, but trains
+the two one after the other: the head to the received body, then the body under that head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from selffl.algorithms.averaging import Weighting
+from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.fedper import FedPer
+from selffl.algorithms.options import at_least
+from selffl.algorithms.solver import descend
+
+
+@dataclass(frozen=True)
+class FedRep(FedPer):
+    """Options of FedPer, where ``num_local_steps`` are the body's, and the head's own number of steps.
+
+    Attributes:
+        weighting: Algorithm 1 takes the plain mean, so ``equal`` unless told otherwise.
+        head_steps: τ, steps of the head alone, before those of the body alone; a round costs both.
+    """
+
+    name: ClassVar[str] = "fedrep"
+
+    weighting: Weighting = "equal"
+    head_steps: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("head_steps", self.head_steps, 1)
+
+    def trained(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
+        """tau steps of the head under the received body, then L steps of the body under that head."""
+        fitted = descend(task, start, self.head_steps, frozen=~is_head)
+        return descend(task, fitted, self.num_local_steps, frozen=is_head, first_draw=self.head_steps)

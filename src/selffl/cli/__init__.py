@@ -1,0 +1,83 @@
+"""The command line: exit code 0 on success, 2 on a user's mistake (one line), 1 on a fault of ours."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from selffl._version import __version__
+from selffl.cli import console, data, posterior, run, studies
+from selffl.errors import SelfFLError
+
+app = typer.Typer(
+    name="selffl",
+    help="Personalised federated learning that decides from measured uncertainty how far each client trusts itself.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for part in (studies, run, posterior):
+    app.add_typer(part.app)
+app.add_typer(data.data_app, name="data")
+
+INTERRUPTED = 130  # the shell's code for it
+STOPPED = "stopped. What was finished is kept."
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.out.print(f"selffl {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options that every command has."""
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without σ shows a question mark, not a traceback
+    try:
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # newer versions of the command-line library take the interruption for themselves
+            _say(STOPPED)
+    except SelfFLError as error:
+        _say(str(error))
+        code = 2
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough (`| head`); what is left in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except (KeyboardInterrupt, typer.Abort):
+        _say(STOPPED)
+        code = INTERRUPTED
+    except Exception as error:
+        # Usage errors come from the command-line library, whose classes moved between its versions.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        # A command without arguments has shown its help, which is no mistake.
+        code = 0 if type(error).__name__ == "NoArgsIsHelpError" else 2
+        if code:
+            _say(f"{message().rstrip('.')}. See `selffl --help`.")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(text: str) -> None:
+    print("selffl: " + " ".join(text.split()), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

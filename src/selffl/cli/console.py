@@ -1,0 +1,41 @@
+"""What the commands write with, and what they check before they write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from selffl.errors import ConfigError
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to `main`: rich would end with exit code 1."""
+        raise BrokenPipeError
+
+
+out = _Console()
+err = _Console(stderr=True)
+
+
+def tell(console: Console, text: str) -> None:
+    """A line as it is: not wrapped, not coloured, no markup."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse an output folder that is a file, or would lie inside one."""
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{place} is a file; expected a folder to write into. Give another --out.")
+
+
+def check_target(target: Path | None) -> None:
+    """Refuse a file that cannot be written before any work is done."""
+    if target is None:
+        return
+    if target.is_dir():
+        raise ConfigError(f"{target} is a folder; expected the name of a file to write.")
+    if not target.parent.is_dir():
+        raise ConfigError(f"the folder {target.parent} does not exist; make it, or give another file.")

@@ -1,0 +1,208 @@
+"""`selffl data`: which data sets there are, whether their files are whole, where to get them, what they look like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from selffl.cli import console
+from selffl.errors import DataError
+
+if TYPE_CHECKING:
+    from selffl.data.federation import Federation
+    from selffl.data.registry import DataSet
+
+data_app = typer.Typer(help="The data sets: what is here, whether it is whole, how to get it.", no_args_is_help=True)
+
+
+def _folder(entry: DataSet) -> str | None:
+    """Where a data set's files are, "built in" where it needs none, or None where one is not found."""
+    try:
+        found = [file.find() for file in entry.files()]
+    except DataError:
+        return None
+    return str(found[0].parent) if found else "built in"
+
+
+@data_app.command("list")
+def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+    """List the data sets, and where their files were found.
+
+    Example: selffl data list
+    """
+    from selffl.data import DATA_SETS
+
+    if as_json:
+        fields = ("name", "title", "clients", "stands_for", "licence", "home")
+        entries = [
+            {field: getattr(entry, field) for field in fields}
+            | {"found": _folder(entry), "can_fetch": bool(entry.remotes)}
+            for entry in DATA_SETS.values()
+        ]
+        print(json.dumps(entries, ensure_ascii=False))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("name", "clients", "what it is", "files"):
+        table.add_column(name, no_wrap=name == "name", justify="right" if name == "clients" else "left")
+    for entry in DATA_SETS.values():
+        title = entry.title + (f" [yellow](a stand-in for {entry.stands_for})[/]" if entry.stands_for else "")
+        missing = "not found; fetch it" if entry.remotes else "not found"
+        table.add_row(entry.name, f"{entry.clients:,}", title, _folder(entry) or f"[red]{missing}[/]")
+    console.out.print(table, highlight=False)
+
+
+@data_app.command("check")
+def data_check(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Data sets; all, if none is named.", metavar="NAME...")
+    ] = None,
+) -> None:
+    """Check the files that are here, against published checksums where there are any; exit code 2 if one is damaged.
+
+    Example: selffl data check mnist cifar10
+    """
+    from selffl.data import DATA_SETS
+    from selffl.data.registry import data_set
+
+    damaged: list[str] = []
+    for entry in [data_set(name) for name in dict.fromkeys(names or DATA_SETS)]:
+        if not entry.files():
+            console.tell(console.out, f"{'ok':>9}  {entry.name}: built in, no files")
+        for file in entry.files():
+            try:
+                path = file.find()
+            except DataError:
+                if names:
+                    raise
+                console.tell(console.out, f"{'not found':>9}  {entry.name}: {file.names[0]}")
+                continue
+            try:
+                file.read(path)
+            except DataError as error:
+                damaged.append(str(path))
+                console.tell(console.out, f"{'damaged':>9}  {entry.name}: {error}")
+            else:
+                console.tell(console.out, f"{'ok':>9}  {entry.name}: {path}")
+    if damaged:
+        raise DataError(f"{len(damaged)} damaged file(s), first {damaged[0]}; expected whole ones. Get them again.")
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="Data set; see `selffl data list`.")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder in which its own folder is made; else the user's cache.")
+    ] = None,
+) -> None:
+    """Get a data set from its public home; a download that was cut off goes on where it was.
+
+    Example: selffl data fetch mnist --out data
+    """
+    from selffl.data.fetch import fetch
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console.err,
+        disable=not console.err.is_terminal,
+    ) as bars:
+        tasks: dict[str, Any] = {}
+
+        def on_progress(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total, completed=done)
+            bars.update(tasks[file], completed=done)
+
+        found = fetch(name, folder, on_progress)
+    for path in found:
+        console.tell(console.out, str(path))
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="Data set; see `selffl data list`.")],
+    seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw clients and classes into this file (.png, .svg, .pdf).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show how a data set is split: its clients, rows, classes and sizes.
+
+    Example: selffl data show digits --seed 1 --plot digits.png
+    """
+    from selffl.data import load
+    from selffl.data.registry import data_set
+
+    console.check_target(plot)
+    if plot is not None:
+        from selffl.reports.shrinkage import check_ending
+
+        check_ending(plot)
+    entry = data_set(name)
+    fed = load(name, seed=seed)
+    facts = _facts(fed)
+    if as_json:
+        print(json.dumps({"name": name, "seed": seed, **facts}))
+    else:
+        _print_facts(entry, facts)
+    if plot is not None:
+        from selffl.reports.partition import draw_partition
+
+        title = f"{name}: {fed.num_clients:,} clients, {facts['rows']:,} rows (seed {seed})"
+        draw_partition(fed, plot, title, entry.classes)
+        console.tell(console.err, f"Clients and classes: {plot}")
+
+
+def _facts(fed: Federation) -> dict[str, Any]:
+    """What there is to say about a split, in plain numbers."""
+    sizes = fed.num_examples.double()
+    held = (fed.class_counts() > 0).sum(1)
+    return {
+        "clients": fed.num_clients,
+        "rows": int(sizes.sum()),
+        "train": len(fed.train.labels),
+        "test": len(fed.test.labels),
+        "features": list(fed.train.features.shape[1:]),
+        "classes": fed.num_classes,
+        "classes_per_client": [int(held.min()), int(held.max())],
+        "size": {
+            "smallest": int(sizes.min()),
+            "median": float(sizes.quantile(0.5)),
+            "mean": float(sizes.mean()),
+            "std": float(sizes.std(correction=0)),
+            "largest": int(sizes.max()),
+        },
+        "fingerprint": fed.fingerprint(),
+    }
+
+
+def _print_facts(entry: DataSet, facts: dict[str, Any]) -> None:
+    low, high = facts["classes_per_client"]
+    size = facts["size"]
+    console.out.print(entry.title, style="bold", highlight=False, markup=False)
+    if entry.stands_for:
+        console.tell(console.out, f"A stand-in for {entry.stands_for}.")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for fact, value in (
+        ("clients", f"{facts['clients']:,}"),
+        ("rows", f"{facts['rows']:,} ({facts['train']:,} to train on, {facts['test']:,} to test)"),
+        ("features", " × ".join(map(str, facts["features"]))),
+        ("classes", f"{facts['classes']}, of which a client has {low if low == high else f'{low} to {high}'}"),
+        (
+            "rows of a client",
+            f"{size['smallest']:,} … {size['largest']:,}; median {size['median']:,.0f}, mean {size['mean']:,.1f}, "
+            f"standard deviation {size['std']:,.1f}",
+        ),
+        ("licence", entry.licence),
+        ("fingerprint", facts["fingerprint"][:16]),
+    ):
+        table.add_row(fact, value)
+    console.out.print(table, highlight=False, markup=False)

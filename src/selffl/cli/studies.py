@@ -1,0 +1,204 @@
+"""`selffl demo`, `selffl paper` and `selffl report`: studies, their records and their pages."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from selffl.cli import console
+from selffl.errors import DataError, unknown_name
+
+if TYPE_CHECKING:
+    from selffl.reports.record import StudyRecord
+
+BARS = (
+    TextColumn("{task.description}"),
+    BarColumn(bar_width=24),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+    TimeRemainingColumn(),
+    TextColumn("{task.fields[now]}", style="dim"),
+)
+
+app = typer.Typer()
+paper_app = typer.Typer(help="The studies of the paper.", no_args_is_help=True)
+app.add_typer(paper_app, name="paper")
+
+
+@app.command("demo")
+def demo_command(
+    quick: Annotated[bool, typer.Option("--quick", help="Two seeds and twenty rounds.")] = False,
+    folder: Annotated[Path, typer.Option("--out", help="Folder for the table, the figures and the report.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Train Self-FL and its rivals on embedded handwritten digits; ends with a table and an HTML page.
+
+    Example: selffl demo --out runs/demo
+    """
+    from selffl.reports.record import load_studies
+
+    console.check_folder(folder)
+    _run_with_bars(["demo"], folder, quick=quick)
+    record = load_studies(folder / "demo")[0][1]
+    print_table(record)
+    write_report([folder], folder / "report.html")
+
+
+def print_table(record: StudyRecord) -> None:
+    """The study's table, in 80 columns where it can be."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    for index, name in enumerate(record.table[0]):
+        # Long names on two lines, numbers on one: 80 columns are enough.
+        table.add_column(textwrap.fill(name, 10), justify="left" if index == 0 else "right", no_wrap=True)
+    for row in record.table:
+        table.add_row(*row.values())
+    console.out.print(record.title, style="bold", highlight=False)
+    console.out.print(table)
+
+
+@paper_app.command("list")
+def paper_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+    """List the studies that can be run.
+
+    Example: selffl paper list
+    """
+    from selffl.studies import STUDIES
+
+    if as_json:
+        fields = ("id", "title", "paper", "setting")
+        print(json.dumps([{name: getattr(s, name) for name in fields} for s in STUDIES.values()], ensure_ascii=False))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("id", "in the paper", "what it shows"):
+        table.add_column(name, no_wrap=name == "id")
+    for study in STUDIES.values():
+        table.add_row(study.id, study.paper, study.title)
+    console.out.print(table)
+
+
+@paper_app.command("run")
+def paper_run(
+    ids: Annotated[list[str], typer.Argument(help="Studies to run; see `selffl paper list`.", metavar="ID...")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats: a first look in seconds.")] = False,
+    folder: Annotated[Path, typer.Option("--out", help="Folder for tables, figures and the report.")] = Path(
+        "runs/paper"
+    ),
+    device: Annotated[str, typer.Option(help="Where models train: cpu or cuda.")] = "cpu",
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Training runs side by side in each study; without it, the cores.")
+    ] = None,
+) -> None:
+    """Run studies of the paper; each leaves figures, a CSV, a Markdown table, and all together one HTML page.
+
+    Example: selffl paper run limits convergence --quick --out runs/first-look
+    """
+    from selffl.studies import STUDIES
+
+    for name in ids:
+        if name not in STUDIES:
+            raise unknown_name("study", name, STUDIES)
+    console.check_folder(folder)
+    _run_with_bars(list(dict.fromkeys(ids)), folder, quick=quick, device=device, processes=processes)
+    write_report([folder], folder / "report.html")
+
+
+@paper_app.command("page")
+def paper_page(
+    folder: Annotated[Path, typer.Argument(help="Folder that `selffl paper run` has written.")],
+    target: Annotated[Path, typer.Option("--out", "-o", help="Markdown file to write.")] = Path("docs/results.md"),
+) -> None:
+    """Write the results page of the documentation from run records, with its figures beside it.
+
+    Example: selffl paper page runs/paper -o docs/results.md
+    """
+    from selffl.reports.page import results_page
+    from selffl.reports.record import load_studies
+
+    studies = load_studies(folder)
+    console.check_target(target)
+    pictures = {
+        place / f"{figure['name']}.svg": f"{record.id}-{figure['name']}.svg"
+        for place, record in studies
+        for figure in record.figures
+    }
+    for picture in pictures:
+        if not picture.is_file():
+            raise DataError(f"{picture} is gone; expected the figure that the record names. Run the study again.")
+    (target.parent / "figures").mkdir(exist_ok=True)
+    for picture, name in pictures.items():
+        shutil.copyfile(picture, target.parent / "figures" / name)
+    target.write_text(results_page(studies, "figures"), encoding="utf-8")
+    console.tell(console.out, f"Results page: {target}")
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with study records.", metavar="DIR...")],
+    target: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Make one self-contained HTML page from the records of finished studies.
+
+    Example: selffl report runs/paper -o report.html
+    """
+    console.check_target(target)
+    write_report(folders, target)
+
+
+def write_report(folders: list[Path], target: Path) -> None:
+    """One HTML page from all records in the folders."""
+    from selffl.reports.page import html
+    from selffl.reports.record import load_studies
+
+    studies = [entry for folder in folders for entry in load_studies(folder)]
+    target.write_text(html(studies, "Self-FL, measured"), encoding="utf-8")
+    console.tell(console.out, f"Report: {target}")
+
+
+def _run_with_bars(
+    ids: list[str], folder: Path, *, quick: bool, device: str = "cpu", processes: int | None = None
+) -> None:
+    """A progress bar for each study, then their verdicts; without a terminal, each verdict as soon as it is known."""
+    from selffl.reports.runner import run_studies
+
+    finished: list[StudyRecord] = []
+    with Progress(*BARS, console=console.err, disable=not console.err.is_terminal) as bars:
+        tasks = {name: bars.add_task(name, total=None, now="waits", start=False) for name in ids}
+
+        def on_progress(name: str, done: int, total: int, now: str) -> None:
+            if done == 0:
+                bars.start_task(tasks[name])
+            bars.update(tasks[name], completed=done, total=total, now=now)
+
+        def on_record(record: StudyRecord) -> None:
+            bars.stop_task(tasks[record.id])
+            if console.err.is_terminal:
+                finished.append(record)  # two consoles on one screen would write over each other
+            else:
+                _print_verdicts(record)
+
+        run_studies(
+            ids,
+            folder,
+            quick=quick,
+            device=device,
+            num_processes=processes,
+            on_progress=on_progress,
+            on_record=on_record,
+        )
+    for record in sorted(finished, key=lambda record: ids.index(record.id)):
+        _print_verdicts(record)
+
+
+def _print_verdicts(record: StudyRecord) -> None:
+    console.out.print(f"[bold]{record.id}[/bold], {record.seconds:.0f} s", highlight=False)
+    for claim in record.claims:
+        colour = {"holds": "green", "does not hold": "red"}.get(claim["verdict"], "yellow")
+        console.out.print(f"[{colour}]{claim['verdict']:>14}[/]  {claim['text']}", highlight=False, soft_wrap=True)

@@ -1,0 +1,122 @@
+"""CIFAR-10 as pFedMe splits it: 20 clients with three classes each, sizes by a power law.
+
+Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009); read from the original binary batches, the
+original Python batches, or a compact copy (lossless WebP mosaics).  Whatever a batch is read from, its content is held
+against the published MD5 of the binary batch.  The split follows the pFedMe authors' procedure (Dinh et al., NeurIPS
+2020): both published parts are pooled, pixels scaled to [−1, 1], and a quarter of each client's images of each class
+held out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from selffl.data.federation import Federation, check_seed
+from selffl.data.locate import DataFile
+from selffl.data.partition import three_classes_by_power_law
+from selffl.errors import DataError
+
+Bytes = npt.NDArray[np.uint8]
+
+# Published MD5s of the binary batches: for each image a byte for its class, then 3 × 32 × 32 for its pixels.
+BATCHES = {
+    "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def read_batch(path: Path, md5: str | None = None) -> Bytes:
+    """A batch in any of the three formats, as the binary one has it: ``[10000, 1 + 3072]``, class first."""
+    reader = {".bin": _read_binary, ".webp": _read_mosaic}.get(path.suffix, _read_pickle)
+    try:
+        batch = reader(path)
+    except Exception as error:  # a damaged picture or pickle can fail in any way
+        shown = " ".join(str(error).split())[:100]
+        raise DataError(f"{path} cannot be read ({shown}); expected a batch of CIFAR-10. Fetch it again.") from None
+    if md5 is not None and (found := hashlib.md5(batch.data, usedforsecurity=False).hexdigest()) != md5:
+        raise DataError(f"{path} holds a batch of MD5 {found}; expected {md5}. It is damaged: fetch it again.")
+    return batch
+
+
+def _read_binary(path: Path) -> Bytes:
+    return np.frombuffer(path.read_bytes(), dtype=np.uint8).reshape(-1, 3073)
+
+
+def _read_mosaic(path: Path) -> Bytes:
+    """100 × 100 tiles of 32 × 32 pixels, row by row; the labels of all batches lie beside them."""
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        mosaic = np.asarray(picture.convert("RGB"))
+    tiles = mosaic.reshape(100, 32, 100, 32, 3).transpose(0, 2, 4, 1, 3).reshape(10_000, 3072)
+    with np.load(path.with_name("labels.npz"), allow_pickle=False) as file:
+        labels = np.concatenate([file["train"], file["test"]]).reshape(len(BATCHES), -1)[list(BATCHES).index(path.stem)]
+    return np.concatenate([labels[:, None], tiles], axis=1)
+
+
+def _read_pickle(path: Path) -> Bytes:
+    content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    pixels, labels = content[b"data"], np.asarray(content[b"labels"], dtype=np.uint8)
+    return np.concatenate([labels[:, None], pixels.astype(np.uint8, casting="safe")], axis=1)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Takes what the published batches are made of, arrays among plain values; a pickle could run anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The few things that arrays are made with, under the names that NumPy has had for them."""
+        match module, name:
+            case (("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct"):
+                return np.empty(0).__reduce__()[0]  # wherever this version of NumPy keeps it
+            case "numpy", "ndarray" | "dtype":
+                return getattr(np, name)
+            case "_codecs", "encode":
+                return lambda text, encoding: str.encode(text, encoding)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR-10 does")
+
+
+def files() -> list[DataFile]:
+    """The six batches."""
+    return [
+        DataFile(
+            "cifar10",
+            (f"cifar-10-batches-bin/{name}.bin", f"cifar-10-batches-py/{name}", f"{name}.webp"),
+            partial(read_batch, md5=md5),
+            can_fetch=True,
+        )
+        for name, md5 in BATCHES.items()
+    ]
+
+
+def cifar10(seed: int = 0, test_fraction: float = 0.25, validation_fraction: float = 0.0) -> Federation:
+    """CIFAR-10 over 20 clients; rows are images ``[3, 32, 32]`` in [−1, 1], shares are taken of each class."""
+    check_seed(seed)
+    batches = np.concatenate([file.load() for file in files()])
+    labels = batches[:, 0]
+    client = three_classes_by_power_law(labels, seed)
+    used = client >= 0
+    fed = Federation.from_arrays(
+        batches[used, 1:].reshape(-1, 3, 32, 32),
+        labels[used],
+        client[used],
+        test_fraction,
+        seed,
+        validation_fraction=validation_fraction,
+        stratify=True,
+    ).map_features(lambda pixels: pixels.float().div_(127.5).sub_(1))  # after the split: bytes are quicker to move
+    options = {"seed": seed, "test_fraction": test_fraction, "validation_fraction": validation_fraction}
+    return replace(fed, source={"name": "cifar10", **options})

@@ -1,0 +1,70 @@
+"""The models of the studies, by name: plain torch modules, made the same from the same seed wherever they are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from selffl.errors import ConfigError, unknown_name
+
+
+def softmax(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Softmax regression: one linear layer on rows that are flat, or are made so; it starts at 0, without opinion."""
+    linear = nn.Linear(math.prod(shape), num_classes)
+    for part in linear.parameters():
+        nn.init.zeros_(part)
+    # A bare nn.Linear has its gradients in closed form; a Sequential has not.
+    return linear if len(shape) == 1 else nn.Sequential(nn.Flatten(), linear)
+
+
+def cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """The network of the PyTorch CIFAR-10 tutorial: two convolutions, three linear layers.
+
+    62,006 parameters for 10 classes of 3 × 32 × 32 images; other images from 16 × 16 up will do.
+    """
+    if len(shape) != 3 or min(shape[1:]) < 16:
+        raise ConfigError(f"rows have shape {shape}; expected images (channels, height, width) from 16 × 16 up.")
+    channels, height, width = shape
+    # A 5 × 5 convolution takes off 4, pooling halves.
+    left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(16 * left[0] * left[1], 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, num_classes),
+    )  # fmt: skip
+
+
+MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"softmax": softmax, "cnn": cnn}
+
+
+def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0) -> nn.Module:
+    """The model of that name for rows of that shape, initial parameters drawn from ``seed`` where it draws any.
+
+    The global random state is neither used nor moved.
+
+    Examples:
+        >>> from selffl.models import build
+        >>> sum(part.numel() for part in build("cnn", (3, 32, 32), 10).parameters())
+        62006
+        >>> build("softmax", 784, 10)
+        Linear(in_features=784, out_features=10, bias=True)
+    """
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"rows have shape {sizes}; expected sizes of 1 or more.")
+    if num_classes < 2:
+        raise ConfigError(f"num_classes is {num_classes}; expected 2 or more.")
+    if not 0 <= seed < 1 << 63:
+        raise ConfigError(f"seed is {seed}; expected a whole number, 0 or more, below 2^63.")
+    # Made on the CPU whatever the default device: the same numbers everywhere.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return MODELS[name](sizes, num_classes)
+
+
+__all__ = ["MODELS", "build"]

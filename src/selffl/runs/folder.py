@@ -1,0 +1,176 @@
+"""A run on disk, written as the run goes, so that one that was interrupted can be read and taken up again.
+
+::
+
+    config.json              what was asked for, and what it was computed with
+    history.csv              one line per round
+    participation.csv        one line per client and round it took part in
+    clients.csv              one line per client, as of the last evaluation
+    summary.json             the numbers of the run, as of the last evaluation
+    checkpoint.safetensors   everything training needs to go on
+    federation.safetensors   the rows, if they are the user's own
+    module.pt                the user's own module, loss and method, pickled
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selffl.algorithms.contract import tensors_of
+from selffl.engines.cohort import RunState
+from selffl.errors import CheckpointError
+from selffl.runs.environment import environment
+from selffl.state.checkpoint import filled, load_tensors, save_tensors
+from selffl.state.files import append_csv, read_csv, write_csv, write_json
+from selffl.training.blocks import Gradients
+
+VERSION = 1
+
+CONFIG, SUMMARY, CHECKPOINT = "config.json", "summary.json", "checkpoint.safetensors"
+HISTORY, PARTICIPATION, CLIENTS = "history.csv", "participation.csv", "clients.csv"
+FEDERATION, MODULE = "federation.safetensors", "module.pt"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a run was asked to do; see `selffl.train` for what each means."""
+
+    algorithm: str
+    options: dict[str, Any]
+    rounds: int
+    participation: float
+    learning_rate: float
+    batch_size: int
+    seed: int
+    device: str
+    dtype: str
+    chunk_size: int | None
+    gradients: Gradients
+    evaluate_every: int
+    evaluate_on: str
+    fine_tune: tuple[int, ...]
+    checkpoint_every: int
+    data: str
+    source: dict[str, Any] | None  # the call that loads the data again
+    fingerprint: str  # of the rows
+    model: dict[str, Any] | None  # the call that builds the model again
+    loss: str | None  # a function of torch.nn.functional
+    has_own_method: bool  # one that is not in the registry
+
+
+@dataclass
+class Records:
+    """What a run has found so far."""
+
+    history: list[Row] = field(default_factory=list)
+    participation: list[Row] = field(default_factory=list)
+    clients: list[Row] = field(default_factory=list)
+    summary: Row = field(default_factory=dict)
+
+    def up_to(self, round_number: int) -> Records:
+        """Without the rounds after that one."""
+        kept = [[row for row in rows if row["round"] <= round_number] for rows in (self.history, self.participation)]
+        return replace(self, history=kept[0], participation=kept[1])
+
+
+@dataclass
+class RunFolder:
+    """Where a run is written.
+
+    Attributes:
+        path: The folder; made when the run begins.
+        history_columns: Of history.csv, which is written line by line.
+    """
+
+    path: Path
+    history_columns: Sequence[str]
+    participation_columns: Sequence[str] = ("round", "client", "num_local_steps", "wanted_steps", "intra_variance")
+
+    def begin(self, config: RunConfig, records: Records) -> None:
+        """Write what is known before the first round, or what an interrupted run had found until its checkpoint."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / CONFIG, {"version": VERSION, "config": asdict(config), "environment": environment()})
+        write_csv(self.path / HISTORY, records.history, self.history_columns)
+        write_csv(self.path / PARTICIPATION, records.participation, self.participation_columns)
+
+    def add_round(self, row: Row, participation: Sequence[Row]) -> None:
+        """One more round."""
+        append_csv(self.path / PARTICIPATION, participation, self.participation_columns)
+        append_csv(self.path / HISTORY, [row], self.history_columns)
+
+    def add_evaluation(self, records: Records) -> None:
+        """The clients and the summary, as of now."""
+        write_csv(self.path / CLIENTS, records.clients)
+        write_json(self.path / SUMMARY, records.summary)
+
+    def add_checkpoint(self, state: RunState, seconds: float) -> None:
+        """Everything training needs to go on from here."""
+        about = {"round": state.round_number, "seconds": seconds}
+        save_tensors(self.path / CHECKPOINT, tensors_of(state), about)
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration of a saved run."""
+    if not (path / CONFIG).is_file():
+        raise CheckpointError(f"{path} holds no {CONFIG}; expected the folder of a run (the `out` of `train`).")
+    try:
+        content = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        if content["version"] != VERSION:
+            raise CheckpointError(f"{path / CONFIG} has version {content['version']}; expected {VERSION}.")
+        return RunConfig(**content["config"] | {"fine_tune": tuple(content["config"]["fine_tune"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path / CONFIG} is not the configuration of a run ({error!r}).") from None
+
+
+def read_records(path: Path) -> Records:
+    """What a run has left so far; an interrupted one may lack clients and a summary."""
+    found = Records()
+    try:
+        for name, rows in ((HISTORY, found.history), (PARTICIPATION, found.participation), (CLIENTS, found.clients)):
+            if (path / name).is_file():
+                rows += read_csv(path / name, as_text=("client",))
+        if (path / SUMMARY).is_file():
+            found.summary.update(json.loads((path / SUMMARY).read_text(encoding="utf-8")))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"the records in {path} are damaged ({error}); expected those of a run.") from None
+    return found
+
+
+def read_checkpoint(path: Path, template: RunState) -> tuple[RunState, float]:
+    """The state a run goes on from, and the seconds spent until then; ``template`` is the state of its beginning."""
+    tensors, about = load_tensors(path / CHECKPOINT)
+    state = filled(template, tensors)
+    return replace(state, round_number=int(about["round"])), float(about["seconds"])
+
+
+def save_module(path: Path, parts: Mapping[str, Any]) -> None:
+    """Pickle what cannot be named: a user's own module, loss or method."""
+    try:
+        torch.save(dict(parts), path / MODULE)
+    except Exception as error:  # pickling fails in as many ways as there are objects
+        (path / MODULE).unlink(missing_ok=True)
+        raise CheckpointError(
+            f"the module, loss or method cannot be pickled ({error}); expected ones defined at the top of a module. "
+            "Define them there, or train without `out`."
+        ) from None
+
+
+def load_module(path: Path) -> dict[str, Any]:
+    """What `save_module` wrote.  This runs code from the file, as unpickling does: open only what you trust."""
+    try:
+        found: dict[str, Any] = torch.load(path / MODULE, weights_only=False)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} holds no {MODULE}; pass the module to `load` or `resume`.") from None
+    except Exception as error:  # likewise
+        raise CheckpointError(
+            f"{path / MODULE} cannot be read ({error}); pass the module to `load` or `resume`."
+        ) from None
+    return found

@@ -1,0 +1,563 @@
+"""`selffl.train`: a model, a federation and a method in; a `Run` with a personal model per client out."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from selffl.algorithms import ALGORITHMS, Algorithm, algorithm
+from selffl.algorithms.options import above, at_least, one_of
+from selffl.algorithms.self_fl import SelfFLUpload
+from selffl.data.federation import Federation, Rows, check_seed
+from selffl.data.registry import load as load_data
+from selffl.engines.cohort import CohortEngine, RoundReport, RunState
+from selffl.errors import CheckpointError, ConfigError, DivergedError, unknown_name
+from selffl.models import build
+from selffl.runs import folder as files
+from selffl.runs.evaluation import evaluate, score_names
+from selffl.runs.folder import Records, Row, RunConfig, RunFolder
+from selffl.training.blocks import Gradients, Loss
+from selffl.training.evaluation import check_labels
+from selffl.training.flat import FlatModel
+from selffl.training.model import ModelSource
+
+Method = Algorithm[Any, Any, Any, Any]
+Warm = Mapping[str, Tensor]  # a state_dict
+OnRound = Callable[[Row], None]
+
+COPIES = 4  # of its parameters that a client in training takes: start, model, gradient, next model
+CACHE_BYTES = 4 << 20  # what clients that train at once should take on a CPU: a block in the cache trains faster
+MEMORY_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # and what they may take
+FEWEST = 32  # clients of a block, if the memory allows: with fewer the cost of each call shows
+
+
+class Training:
+    """What a run computes with: the rows and the model on their device, and the engine."""
+
+    def __init__(
+        self, config: RunConfig, method: Method, module: nn.Module, loss: Loss, federation: Federation
+    ) -> None:
+        self.config, self.method, self.module, self.loss, self.federation = config, method, module, loss, federation
+        device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+        self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
+        rows = _prepared(federation, device, dtype)
+        check_labels(self.model, rows.train)
+        self.source = ModelSource(
+            rows, self.model, loss, config.learning_rate, config.batch_size, config.seed, config.gradients
+        )
+        self.engine = CohortEngine(
+            method, self.source, config.participation, config.seed, config.chunk_size or self._chunk_size()
+        )
+        chosen: Rows | None = getattr(rows, config.evaluate_on)
+        if chosen is None:
+            raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
+        self.evaluated = chosen
+
+    def _chunk_size(self) -> int:
+        """Clients that train at once, where nobody has said: as many as the cache holds, or on a GPU the memory."""
+        each, kind = COPIES * self.model.params.nbytes, torch.device(self.config.device).type
+        most = MEMORY_BYTES.get(kind, MEMORY_BYTES["cpu"]) // each
+        wanted = max(CACHE_BYTES // each, FEWEST) if kind == "cpu" else most
+        return max(min(wanted, most), 1)
+
+    def next_stop(self, round_number: int) -> int:
+        """The next round after which something is written or evaluated."""
+        steps = [every for every in (self.config.evaluate_every, self.config.checkpoint_every) if every]
+        return min([(round_number // every + 1) * every for every in steps] + [self.config.rounds])
+
+    def is_due(self, every: int, round_number: int) -> bool:
+        """Whether what happens every so many rounds happens after this one; the last round always counts."""
+        return round_number == self.config.rounds or (every > 0 and round_number % every == 0)
+
+
+@dataclass
+class Run:
+    """A trained federation: its records, and a model for everybody.
+
+    Attributes:
+        config: What was asked for.
+        history: One row per round, as dictionaries (``pandas.DataFrame(run.history)`` makes a table).
+        clients: One row per client.
+        summary: The run in one row.
+        participation: One row per client and round it took part in, for methods that choose their steps.
+    """
+
+    config: RunConfig
+    history: list[Row]
+    clients: list[Row]
+    summary: Row
+    participation: list[Row]
+    _training: Training
+    _state: RunState
+
+    @property
+    def federation(self) -> Federation:
+        """The rows it was trained on."""
+        return self._training.federation
+
+    def global_model(self) -> nn.Module:
+        """The shared model."""
+        return self._training.model.load(self._state.server.params)
+
+    def personal_model(self, client: Hashable) -> nn.Module:
+        """The model of one client, by its id."""
+        ids = list(self._training.federation.clients)
+        if client not in ids:
+            raise unknown_name("client", str(client), map(str, ids[:20]))
+        where = torch.tensor([ids.index(client)], device=self._state.num_gradients.device)
+        return self._training.model.load(self._training.engine.personal(self._state, where)[0])
+
+    def save(self, path: str | Path) -> None:
+        """Write the run into a folder of its own; `selffl.load` reads it."""
+        target = Path(path)
+        _refuse_if_taken(target)
+        folder = _begin(target, self._training, Records(self.history, self.participation), keep_rows=True)
+        folder.add_evaluation(Records(clients=self.clients, summary=self.summary))
+        folder.add_checkpoint(self._state, self.summary["seconds"])
+
+
+def train(
+    model: nn.Module | str,
+    federation: Federation,
+    algorithm: str | Method = "self-fl",
+    *,
+    rounds: int = 200,
+    participation: float = 0.1,
+    learning_rate: float = 0.03,
+    batch_size: int = 10,
+    seed: int = 0,
+    device: str = "cpu",
+    out: str | Path | None = None,
+    loss: Loss = nn.functional.cross_entropy,
+    start: Run | str | Path | Warm | None = None,
+    evaluate_every: int | None = None,
+    evaluate_on: Literal["test", "validation", "train"] = "test",
+    fine_tune: Sequence[int] = (),
+    checkpoint_every: int | None = None,
+    chunk_size: int | None = None,
+    gradients: Gradients = "auto",
+    dtype: torch.dtype = torch.float32,
+    keep_rows: bool = True,
+    on_round: OnRound | None = None,
+) -> Run:
+    """Train one model per client.
+
+    The same seed gives the same numbers, whatever else runs, and after a resume; the module given is left as it is.
+
+    Args:
+        model: a module without running statistics, or the name of one of `selffl.models.MODELS`.
+        federation: whose rows.
+        algorithm: a name, or a method with options: ``selffl.algorithm("ditto", penalty=0.1)``.
+        rounds: how many.
+        participation: C, the share of clients in a round.
+        learning_rate: η.
+        batch_size: B.
+        seed: of cohorts, minibatches and, for a model given by name, its first weights.
+        device: ``cpu``, ``cuda``, or another device of torch's.
+        out: folder for the run's records and checkpoints, written as it goes; none: nothing is written.
+        loss: ``loss(outputs, labels)``, the mean over a minibatch.
+        start: the first model, if not the module's own: a run, the folder of one, or a state_dict.
+        evaluate_every: rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
+        evaluate_on: ``test`` rows, ``validation`` rows for choosing options, or ``train`` rows for seeing how well they
+            are fitted.
+        fine_tune: numbers of local steps after which the final models are evaluated once more, by names of their own.
+        checkpoint_every: rounds between checkpoints; none: at every evaluation; 0: never.
+        chunk_size: clients that train at once; none: as many as fit.
+        gradients: how a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
+            rule; they agree to rounding.
+        dtype: of parameters and features.
+        keep_rows: whether ``out`` gets a copy of the user's own rows, so that `resume` needs nothing else.
+        on_round: called with each row of the history.
+
+    Returns:
+        The run.
+
+    Raises:
+        ConfigError: an option that cannot work, or a folder that already holds a run.
+        DataError: rows that the model cannot take.
+        DivergedError: training left the finite numbers; what was recorded until then is kept.
+    """
+    name, method = _method(algorithm)
+    module, recipe = _module(model, federation, seed)
+    for option, value in (("rounds", rounds), ("batch_size", batch_size)):
+        at_least(option, value, 1)
+    above("learning_rate", learning_rate, 0.0)
+    check_seed(seed)
+    one_of("evaluate_on", evaluate_on, ("test", "validation", "train"))
+    for option, every in (("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
+        if every is not None:
+            at_least(option, every, 0)
+    for steps in fine_tune:
+        at_least("fine_tune", steps, 1)
+    if chunk_size is not None:
+        at_least("chunk_size", chunk_size, 1)
+    _check_device(device)
+    every = max(rounds // 20, 1) if evaluate_every is None else evaluate_every
+    own_rows = federation.source is None
+    config = RunConfig(
+        algorithm=name,
+        options=dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
+        rounds=rounds,
+        participation=participation,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        dtype=str(dtype).removeprefix("torch."),
+        chunk_size=chunk_size,
+        gradients=gradients,
+        evaluate_every=every,
+        evaluate_on=evaluate_on,
+        fine_tune=tuple(sorted(set(fine_tune))),
+        checkpoint_every=every if checkpoint_every is None else checkpoint_every,
+        data="arrays" if federation.source is None else str(federation.source["name"]),
+        source=None if federation.source is None else dict(federation.source),
+        fingerprint=federation.fingerprint() if own_rows and out is not None else "",
+        model=recipe,
+        loss=_name_of(loss),
+        has_own_method=not _is_named(name, method),
+    )
+    training = Training(config, method, module, loss, federation)
+    state = training.engine.start(_first(training, start))
+    folder = None
+    if out is not None:
+        _refuse_if_taken(Path(out))
+        folder = _begin(Path(out), training, Records(), keep_rows)
+        if config.checkpoint_every:
+            folder.add_checkpoint(state, 0.0)
+    return _go_on(training, state, Records(), folder, 0.0, on_round)
+
+
+def resume(
+    path: str | Path,
+    *,
+    model: nn.Module | None = None,
+    federation: Federation | None = None,
+    rounds: int | None = None,
+    device: str | None = None,
+    on_round: OnRound | None = None,
+) -> Run:
+    """Take an interrupted run up again, from its last checkpoint; one that is finished is returned as it is.
+
+    Args:
+        path: the run's folder.
+        model: the module, if the one in the folder cannot or should not be unpickled.
+        federation: the rows, if they are not in the folder.
+        rounds: go on to this round instead of the one first asked for.
+        device: another device; the numbers may then differ in their last bits.
+        on_round: called with each further row of the history.
+    """
+    place = Path(path)
+    training = _restored(place, model, federation, rounds, device)
+    if not (place / files.CHECKPOINT).is_file():
+        raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
+    state, seconds = files.read_checkpoint(place, training.engine.start(training.model.params))
+    found = _records(place, training.federation)
+    if state.round_number >= training.config.rounds and found.summary.get("status") == "finished":
+        return _run(training, state, found)
+    records = found.up_to(state.round_number)
+    folder = RunFolder(place, _history_columns(training.config))
+    folder.begin(training.config, records)
+    return _go_on(training, state, records, folder, seconds, on_round)
+
+
+def load(
+    path: str | Path, *, model: nn.Module | None = None, federation: Federation | None = None, device: str | None = None
+) -> Run:
+    """A saved run, as of its last checkpoint.
+
+    A user's own module is unpickled, which runs code from the file: open only what you trust, or pass ``model``.
+    """
+    place = Path(path)
+    training = _restored(place, model, federation, None, device)
+    state, _ = files.read_checkpoint(place, training.engine.start(training.model.params))
+    return _run(training, state, _records(place, training.federation))
+
+
+def _go_on(
+    training: Training,
+    state: RunState,
+    records: Records,
+    folder: RunFolder | None,
+    seconds: float,
+    on_round: OnRound | None,
+) -> Run:
+    """Train from ``state`` to the last round, writing as it goes."""
+    config = training.config
+    began = time.perf_counter() - seconds
+    spent = int(state.num_gradients.sum())
+    ids = list(training.federation.clients)
+    waiting: list[tuple[Row, list[Row]]] = []  # rounds not yet written
+
+    def note(report: RoundReport) -> None:
+        nonlocal spent
+        spent += int(report.num_gradients.sum())
+        found, taking_part = _rows_of(report, ids)
+        row = dict.fromkeys(_history_columns(config)) | found
+        row |= {"gradient_evaluations": spent, "seconds": round(time.perf_counter() - began, 3)}
+        records.history.append(row)
+        records.participation.extend(taking_part)
+        waiting.append((row, taking_part))
+        if report.round_number != stop:  # the last round of a stretch is written with its evaluation
+            publish()
+
+    def publish() -> None:
+        for row, taking_part in waiting:
+            if folder is not None:
+                folder.add_round(row, taking_part)
+            if on_round is not None:
+                on_round(row)
+        waiting.clear()
+
+    while state.round_number < config.rounds:
+        stop = training.next_stop(state.round_number)
+        try:
+            state = training.engine.advance(state, stop - state.round_number, note)
+        except DivergedError:
+            if folder is not None:
+                publish()
+                folder.add_evaluation(replace(records, summary=_summary(training, records, "diverged")))
+            raise
+        if training.is_due(config.evaluate_every, stop):
+            fine_tune = config.fine_tune if stop == config.rounds else ()  # it costs as much as training
+            found = evaluate(training.engine, training.source, state, training.evaluated, fine_tune)
+            records.history[-1] |= found.scores()
+            records.clients = _client_rows(
+                training, state, records, found.accuracy("personal"), found.accuracy("global")
+            )
+        publish()
+        status = "finished" if stop == config.rounds else "running"
+        records.summary = _summary(training, records, status)
+        if folder is not None:
+            folder.add_evaluation(records)
+            if config.checkpoint_every and training.is_due(config.checkpoint_every, stop):
+                folder.add_checkpoint(state, time.perf_counter() - began)
+    return _run(training, state, records)
+
+
+def _rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
+    """A round as a row of the history, and its clients as rows of their own."""
+    row: Row = {"round": report.round_number, "clients": report.clients.shape[-1]}
+    taking_part: list[Row] = []
+    if isinstance(report.upload, SelfFLUpload):
+        variance, steps = report.upload.intra_variance, report.upload.num_local_steps
+        known = variance[~variance.isnan()]
+        row["num_local_steps"] = float(steps.double().mean())
+        row["intra_variance"] = float(known.double().mean()) if len(known) else None
+        row["inter_variance"] = float(report.server.inter_variance)
+        columns = {
+            "client": [ids[client] for client in report.clients.tolist()],
+            "num_local_steps": steps.tolist(),
+            "wanted_steps": _or_none(report.upload.wanted_steps),
+            "intra_variance": _or_none(variance),
+        }
+        taking_part = [
+            {"round": report.round_number, **dict(zip(columns, values, strict=True))}
+            for values in zip(*columns.values(), strict=True)
+        ]
+    return row, taking_part
+
+
+def _client_rows(training: Training, state: RunState, records: Records, personal: Tensor, shared: Tensor) -> list[Row]:
+    """One row per client, as of now."""
+    columns: dict[str, list[Any]] = {
+        "client": list(training.federation.clients),
+        "num_train": training.federation.train.num_examples.tolist(),
+        "num_test": training.evaluated.num_examples.tolist(),
+        "accuracy": _or_none(personal),
+        "global_accuracy": _or_none(shared),
+        "rounds": state.num_rounds.tolist(),
+        "gradient_evaluations": state.num_gradients.tolist(),
+    }
+    if records.participation:
+        last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
+        for name in ("num_local_steps", "intra_variance"):
+            columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _or_none(values: Tensor) -> list[float | None]:
+    """Numbers, with None for NaN: a table has empty cells, and JSON has no NaN."""
+    return [None if value != value else value for value in values.tolist()]
+
+
+def _summary(training: Training, records: Records, status: str) -> Row:
+    """The run in one row: the numbers of its last evaluation."""
+    config = training.config
+    scored = next((row for row in reversed(records.history) if row.get("weighted_accuracy") is not None), {})
+    last: Row = records.history[-1] if records.history else {}
+    return {
+        "algorithm": config.algorithm,
+        "data": config.data,
+        "seed": config.seed,
+        "rounds": last.get("round", 0),
+        **{name: scored.get(name) for name in score_names(config.fine_tune)},
+        "gradient_evaluations": last.get("gradient_evaluations", 0),
+        "seconds": last.get("seconds", 0.0),
+        "evaluated_in_round": scored.get("round"),
+        "evaluated_on": config.evaluate_on,
+        "clients": training.federation.num_clients,
+        "participation": config.participation,
+        "status": status,
+    }
+
+
+def _run(training: Training, state: RunState, records: Records) -> Run:
+    return Run(
+        training.config, records.history, records.clients, records.summary, records.participation, training, state
+    )
+
+
+def _records(path: Path, federation: Federation) -> Records:
+    """The records of a saved run, with ids as the federation has them: in a file they are text."""
+    found = files.read_records(path)
+    ids = {str(client): client for client in federation.clients}
+    for row in (*found.clients, *found.participation):
+        row["client"] = ids.get(row["client"], row["client"])
+    return found
+
+
+def _history_columns(config: RunConfig) -> list[str]:
+    first = ["round", "clients", "gradient_evaluations", "seconds"]
+    return [*first, "num_local_steps", "intra_variance", "inter_variance", *score_names(config.fine_tune)]
+
+
+def _begin(path: Path, training: Training, records: Records, keep_rows: bool) -> RunFolder:
+    """A new folder with everything that `resume` needs, but for the checkpoint."""
+    config = training.config
+    folder = RunFolder(path, _history_columns(config))
+    path.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Any] = {}
+    if config.model is None:
+        parts["module"] = training.module
+    if config.loss is None:
+        parts["loss"] = training.loss
+    if config.has_own_method:
+        parts["method"] = training.method
+    if parts:
+        files.save_module(path, parts)
+    if config.source is None and keep_rows:
+        training.federation.save(path / files.FEDERATION)
+    folder.begin(config, records)
+    return folder
+
+
+def _restored(
+    path: Path, model: nn.Module | None, federation: Federation | None, rounds: int | None, device: str | None
+) -> Training:
+    """The machinery of a saved run."""
+    config = files.read_config(path)
+    if rounds is not None:
+        at_least("rounds", rounds, 1)
+        config = replace(config, rounds=rounds)
+    config = replace(config, device=device or config.device)
+    _check_device(config.device)
+    needs_pickle = (config.model is None and model is None) or config.loss is None or config.has_own_method
+    parts = files.load_module(path) if needs_pickle else {}
+    method = parts.get("method") or algorithm(config.algorithm, **config.options)
+    loss = parts.get("loss") or getattr(nn.functional, str(config.loss))
+    module = model or parts.get("module") or build(**(config.model or {}))
+    return Training(config, method, module, loss, _federation(path, config, federation))
+
+
+def _federation(path: Path, config: RunConfig, given: Federation | None) -> Federation:
+    """The rows of a saved run: those given, those saved with it, or the data set anew."""
+    if given is None and config.source is not None:
+        return load_data(**config.source)
+    if given is None and not (path / files.FEDERATION).is_file():
+        raise ConfigError(f"{path} holds no rows of its own; pass the federation that the run was trained on.")
+    found = Federation.load(path / files.FEDERATION) if given is None else given
+    if config.fingerprint and found.fingerprint() != config.fingerprint:
+        raise ConfigError("the federation is not the one that the run was trained on; expected the same rows and ids.")
+    return found
+
+
+def _method(chosen: str | Method) -> tuple[str, Method]:
+    """A method and the name it is recorded by: the registry's, the most particular that fits."""
+    if isinstance(chosen, str):
+        return chosen, algorithm(chosen)
+    if not hasattr(chosen, "client_round"):
+        raise ConfigError(f"algorithm is {chosen!r}; expected a name such as 'self-fl', or a method with options.")
+    presets = {name: getattr(make, "keywords", {}) for name, make in ALGORITHMS.items() if _is_named(name, chosen)}
+    fitting = [name for name, preset in presets.items() if all(getattr(chosen, key) == preset[key] for key in preset)]
+    return max(fitting, key=lambda name: len(presets[name]), default=chosen.name), chosen
+
+
+def _is_named(name: str, method: Method) -> bool:
+    return name in ALGORITHMS and type(ALGORITHMS[name]()) is type(method)
+
+
+def _module(model: nn.Module | str, federation: Federation, seed: int) -> tuple[nn.Module, dict[str, Any] | None]:
+    """The module, and how to build it again if it is one of ours."""
+    if not isinstance(model, str):
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model is a {type(model).__name__}; expected a torch.nn.Module or the name of a model.")
+        return model, None
+    if federation.num_classes is None:
+        raise ConfigError(f"model {model!r} classifies, but the labels are not whole numbers; pass a module.")
+    recipe: dict[str, Any] = {
+        "name": model,
+        "shape": list(federation.train.features.shape[1:]),
+        "num_classes": federation.num_classes,
+        "seed": seed,
+    }
+    return build(**recipe), recipe
+
+
+def _name_of(loss: Loss) -> str | None:
+    name = getattr(loss, "__name__", "")
+    return name if getattr(nn.functional, name or "?", None) is loss else None
+
+
+def _first(training: Training, start: Run | str | Path | Warm | None) -> Tensor:
+    """The model that training starts from."""
+    if start is None:
+        return training.model.params
+    if isinstance(start, str | Path):
+        start = load(start)
+    if isinstance(start, Run):
+        params: Tensor = start._state.server.params
+        if params.shape != training.model.params.shape:
+            raise ConfigError(
+                f"the run to start from has {params.shape[-1]} parameters, the model {len(training.model.params)}; "
+                "expected a run of the same model."
+            )
+        return params.to(training.model.params)
+    return training.model.flatten(start).to(training.model.params)
+
+
+def _prepared(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:
+    """The federation on the run's device, its features (and targets that are not classes) in the run's precision."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    def rows(part: Rows | None) -> Rows | None:
+        return part and Rows(cast(part.features), cast(part.labels), part.offset)
+
+    parts = {name: rows(getattr(federation, name)) for name in ("train", "test", "validation")}
+    return replace(federation, **parts).to(device)  # type: ignore[arg-type]
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device is {device!r}; expected 'cpu', 'cuda' or another of torch's.") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but torch finds no GPU here; use 'cpu'.")
+
+
+def _refuse_if_taken(path: Path) -> None:
+    if path.is_file():
+        raise ConfigError(f"{path} is a file; expected a folder for the run.")
+    if (path / files.CONFIG).exists():
+        raise ConfigError(f"{path} already holds a run; resume it, or give another folder.")

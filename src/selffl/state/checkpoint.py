@@ -1,0 +1,93 @@
+"""Tensors on disk with a version and a checksum: what a run goes on from.
+
+A checkpoint is a plain safetensors file.  Its header holds the format's version, a JSON object of the writer's choice,
+and a SHA-256 over everything else, so that damage is told from change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from selffl.errors import CheckpointError
+from selffl.state.files import replacing
+
+VERSION = 1
+
+Record = TypeVar("Record")
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write tensors and a JSON object in one file, all or nothing."""
+    # A copy of its own for each: views that share memory, or jump through it, cannot be stored.
+    plain = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
+    text = json.dumps(about, sort_keys=True)
+    header = {"format": "selffl", "version": str(VERSION), "about": text, "sha256": _checksum(plain, text)}
+    with replacing(path) as partial:
+        save_file(plain, partial, header)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_tensors` wrote, checked."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist; expected a file that selffl has saved.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != "selffl":
+                raise CheckpointError(f"{path} was not written by selffl; expected one of its checkpoints.")
+            if header.get("version") != str(VERSION):
+                raise CheckpointError(
+                    f"{path} has version {header.get('version')}; expected {VERSION}. Use the selffl that wrote it."
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged ({error}); expected a whole checkpoint. Delete it and start the run anew."
+        ) from None
+    if _checksum(tensors, header.get("about", "")) != header.get("sha256"):
+        raise CheckpointError(
+            f"{path} is damaged (its checksum differs); expected a whole checkpoint. Delete it and start the run anew."
+        )
+    return tensors, json.loads(header["about"])
+
+
+def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
+    digest = hashlib.sha256(about.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def filled(template: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> Record:
+    """The record with its tensors taken from ``tensors`` by their dotted names, as ``tensors_of`` gives them."""
+    if isinstance(template, Tensor):
+        if prefix not in tensors:
+            raise CheckpointError(f"the checkpoint lacks {prefix!r}; expected the state of the same method.")
+        found = tensors[prefix]
+        if found.shape != template.shape or found.dtype != template.dtype:
+            raise CheckpointError(
+                f"the checkpoint's {prefix!r} is {found.dtype} {tuple(found.shape)}; expected {template.dtype} "
+                f"{tuple(template.shape)}, as the model and the federation have it."
+            )
+        return found.to(template.device)  # type: ignore[return-value]
+    if not is_dataclass(template) or isinstance(template, type):
+        return template
+    parts = {
+        f.name: filled(getattr(template, f.name), tensors, f"{prefix}.{f.name}" if prefix else f.name)
+        for f in fields(template)
+    }
+    return type(template)(**parts)

@@ -1,0 +1,246 @@
+"""Self-FL beside its rivals on one problem: at the paper's steps, at equal gradients, and with rivals tuned honestly.
+
+Tuned rivals choose on validation rows, taken from the training rows, seed by seed; they are then trained on all
+training rows and tested like everybody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from selffl.studies.arms import Arm, Outcome, Outcomes, estimate, run_arms, values
+from selffl.studies.problems import Problem
+from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
+
+PAPER_METHODS = ("self-fl", "fedavg", "ditto", "pfedme", "perfedavg")
+METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
+PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
+FINE_TUNE = (5, 20, 80, 320)  # steps of fine-tuning, to choose from
+VALIDATION = 0.2  # share of each client's rows, while choosing
+GRADIENTS_PER_STEP = {"fedavg": 1, "local": 1, "ditto": 2, "perfedavg": 2, "pfedme": 5}
+
+TUNED_DITTO, TUNED_FEDAVG = "ditto, λ chosen", "fedavg, fine-tuned"
+
+METRICS = {
+    "weighted_accuracy": "accuracy",
+    "top10_accuracy": "top 10 % by size",
+    "worst10_accuracy": "worst 10 %",
+    "global_accuracy": "global model",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared, and what the paper found.
+
+    Attributes:
+        problem: What is trained.
+        methods: At the problem's own L; the first is held against all others.
+        claims: Rivals by label, each with the statement that the first method is better.
+        paper: The paper's numbers, by label and metric, as it prints them.
+        more_steps: L of a further run of the paper's personal rivals, where it reports one.
+        is_tuned: Whether rivals are also tuned, and run at equal gradients.
+        num_seeds: Repeats, each with its own split.
+    """
+
+    problem: Problem
+    claims: Mapping[str, str]
+    methods: tuple[str, ...] = METHODS
+    paper: Mapping[str, Mapping[str, float]] | None = None
+    more_steps: int | None = None
+    is_tuned: bool = True
+    num_seeds: int = 5
+
+    def quick(self) -> Comparison:
+        """A first look: two seeds, a fifth of the rounds."""
+        return replace(self, num_seeds=2, problem=replace(self.problem, rounds=max(self.problem.rounds // 5, 1)))
+
+
+def _same_steps(label: str) -> str:
+    return f"{label}, equal gradients"
+
+
+def _more_steps(label: str, steps: int) -> str:
+    return f"{label}, L = {steps}"
+
+
+def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
+    """All arms; and, by label, a word on what was chosen."""
+    problem, seeds = comparison.problem, range(comparison.num_seeds)
+    # Fine-tuned views of FedAvg cost little: they are taken along, and one of them is chosen later.
+    base = [
+        Arm(name, name, fine_tune=FINE_TUNE if comparison.is_tuned and name == "fedavg" else ())
+        for name in comparison.methods
+    ]
+    if comparison.more_steps:
+        base += [
+            Arm(_more_steps(name, comparison.more_steps), name, {"num_local_steps": comparison.more_steps})
+            for name in ("ditto", "pfedme", "perfedavg")
+        ]
+    if not comparison.is_tuned:
+        return run_arms(problem, [(arm, seed) for seed in seeds for arm in base], job, 0, len(base) * len(seeds)), {}
+
+    choosing = [
+        Arm(f"ditto {penalty:g}", "ditto", {"penalty": penalty}, (), "validation", VALIDATION) for penalty in PENALTIES
+    ] + [Arm("fedavg choosing", "fedavg", {}, FINE_TUNE, "validation", VALIDATION)]
+    equal = [name for name in comparison.methods if name in GRADIENTS_PER_STEP]
+    total = (len(base) + len(choosing) + len(equal) + 1) * len(seeds)
+    outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in (*base, *choosing)], job, 0, total)
+
+    penalties = [max(PENALTIES, key=lambda penalty: _or_least(outcomes[f"ditto {penalty:g}"][seed])) for seed in seeds]
+    steps = [_best_steps(outcomes["fedavg choosing"][seed]) for seed in seeds]
+    budget = sum(outcome.num_gradients for outcome in outcomes[comparison.methods[0]]) / len(seeds)
+    spending = {name: max(round(budget / GRADIENTS_PER_STEP[name]), 1) for name in equal}
+    second = [(Arm(TUNED_DITTO, "ditto", {"penalty": penalties[seed]}), seed) for seed in seeds]
+    second += [(Arm(_same_steps(name), name, {"num_local_steps": spending[name]}), s) for s in seeds for name in equal]
+    found = run_arms(problem, second, job, len(outcomes) * len(seeds), total)
+    outcomes = {label: group for label, group in outcomes.items() if label in {arm.label for arm in base}}
+    outcomes[TUNED_DITTO] = found.pop(TUNED_DITTO)
+    outcomes[TUNED_FEDAVG] = [_fine_tuned(outcomes["fedavg"][seed], steps[seed]) for seed in seeds]
+    outcomes |= found
+    notes = {
+        TUNED_DITTO: "λ = " + ", ".join(f"{penalty:g}" for penalty in penalties),
+        TUNED_FEDAVG: "k = " + ", ".join(str(count) for count in steps),
+        **{_same_steps(name): f"L = {count}" for name, count in spending.items()},
+    }
+    job.progress(total, total, "done")
+    return outcomes, notes
+
+
+def _or_least(outcome: Outcome) -> float:
+    score = outcome.score("weighted_accuracy")
+    return score if score == score else -1.0  # a run that diverged is never chosen
+
+
+def _best_steps(outcome: Outcome) -> int:
+    """Steps of fine-tuning with the best accuracy; 0 if none is better than none at all."""
+    views = {0: outcome.score("global_accuracy")}
+    views |= {steps: outcome.score(f"global_after_{steps}_weighted_accuracy") for steps in FINE_TUNE}
+    return max(views, key=lambda steps: views[steps])
+
+
+def _fine_tuned(outcome: Outcome, steps: int) -> Outcome:
+    """FedAvg's outcome with its global model, fine-tuned, as everybody's personal model."""
+    if steps == 0:
+        return outcome
+
+    def swap(row: Mapping[str, Any]) -> dict[str, Any]:
+        taken = {
+            f"{part}_accuracy": row.get(f"global_after_{steps}_{part}_accuracy")
+            for part in ("weighted", "top10", "worst10")
+        }
+        return dict(row) | taken
+
+    # A client needs its steps once, after training: spread over the rounds they are next to nothing.
+    return replace(outcome, summary=swap(outcome.summary), history=[swap(outcome.history[-1])])
+
+
+def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) -> StudyResult:
+    """Tables, figures and verdicts."""
+    first = comparison.methods[0]
+    rows = [
+        {"method": label, "seed": outcome.seed, **{name: row.get(name) for name in ("round", *METRICS)}}
+        for label, group in outcomes.items()
+        for outcome in group
+        for row in outcome.history
+    ]
+    figure = Figure(
+        "accuracy",
+        f"Accuracy on each client's own held-out rows, by round; mean over {comparison.num_seeds} seeds, bars ± s.e.",
+        [
+            by_round(outcomes, comparison.methods, metric, title)
+            for metric, title in (
+                ("weighted_accuracy", "All clients, by test rows"),
+                ("worst10_accuracy", "Worst tenth of clients"),
+            )
+        ],
+    )
+    claims = [better(outcomes, first, rival, text) for rival, text in comparison.claims.items() if rival in outcomes]
+    return StudyResult(rows, table(comparison, outcomes, notes), [figure], claims, asdict(comparison))
+
+
+def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) -> list[dict[str, str]]:
+    """One line per method: mean ± standard error over seeds, and what the paper prints."""
+    lines = []
+    for label, group in outcomes.items():
+        line = {"method": label}
+        for metric, title in METRICS.items():
+            # Local training never changes the model it starts from.
+            is_void = metric == "global_accuracy" and label.startswith("local")
+            line[title] = "–" if is_void else points(estimate(group, metric))
+        line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.0f}"
+        at_cap = [share for o in group if (share := share_at_cap(o, comparison.problem.max_local_steps)) is not None]
+        line["steps at ℓ_max"] = f"{100 * sum(at_cap) / len(at_cap):.0f} %" if at_cap else "–"
+        if notes:
+            line["chosen"] = notes.get(label, "–")
+        if comparison.paper:
+            printed = comparison.paper.get(label, {})
+            line["paper"] = ", ".join(f"{METRICS[metric]} {value:g}" for metric, value in printed.items()) or "–"
+        lines.append(line)
+    return lines
+
+
+def points(found: Estimate) -> str:
+    """Percentage points with their standard error."""
+    return "diverged" if found.mean != found.mean else f"{found.mean:.1f} ± {found.error:.1f}"
+
+
+def share_at_cap(outcome: Outcome, max_local_steps: int) -> float | None:
+    """Share of client-rounds that took the most steps allowed."""
+    steps = [row["num_local_steps"] for row in outcome.participation]
+    return sum(count >= max_local_steps for count in steps) / len(steps) if steps else None
+
+
+def by_round(outcomes: Outcomes, labels: Sequence[str], metric: str, title: str) -> Chart:
+    """A metric of the evaluated rounds, mean and standard error over seeds."""
+    lines = []
+    for label in labels:
+        group = outcomes[label]
+        rounds = [row["round"] for row in group[0].history]
+        found = [
+            estimate([replace(o, summary=o.history[i] | {"status": ""}) for o in group], metric)
+            for i in range(len(rounds))
+        ]
+        lines.append(Series(label, rounds, [p.mean for p in found], [p.error for p in found]))
+    which = "global model" if metric == "global_accuracy" else "personal models"
+    return Chart(title, "round", f"accuracy of the {which}, %", lines, dodge=max(lines[0].x) / 170)
+
+
+def better(outcomes: Outcomes, first: str, rival: str, text: str) -> Claim:
+    """Whether the first is better than the rival, paired over seeds."""
+    gaps = {
+        part: Estimate.of(values(outcomes[first], f"{part}_accuracy") - values(outcomes[rival], f"{part}_accuracy"))
+        for part in ("weighted", "top10", "worst10")
+    }
+    verdict: Verdict = "not decided"
+    if gaps["weighted"].is_clear:
+        verdict = "holds" if gaps["weighted"].mean > 0 else "does not hold"
+    said = [f"{name} {gaps[part].mean:+.2f} ± {gaps[part].error:.2f}" for part, name in PARTS.items()]
+    return Claim(
+        text, verdict, f"{', '.join(said)} points ({first} − {rival}, paired over {len(outcomes[first])} seeds)."
+    )
+
+
+PARTS = {"weighted": "Accuracy", "top10": "top tenth", "worst10": "worst tenth"}
+
+
+def study(comparison: Comparison, job: Job) -> StudyResult:
+    """Run and report."""
+    chosen = comparison.quick() if job.quick else comparison
+    outcomes, notes = run(chosen, job)
+    return report(chosen, outcomes, notes)
+
+
+def study_of(comparison: Comparison, name: str) -> Study:
+    """A comparison of a user's own as a study."""
+    problem = comparison.problem
+    return Study(
+        name,
+        f"{', '.join(comparison.methods)} on {problem.title}",
+        "a comparison, not a study of the paper",
+        f"{problem.setting}; {comparison.num_seeds} seeds",
+        partial(study, comparison),
+    )

@@ -1,0 +1,141 @@
+"""What is trained on what: the paper's image problems, and one that ships with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+from selffl.algorithms import ALGORITHMS, Algorithm, algorithm
+from selffl.data import load
+from selffl.data.federation import Federation
+from selffl.errors import DataError, unknown_name
+from selffl.runs.train import Run, train
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A data set, a model, and how long and how fast it is trained.
+
+    Attributes:
+        name: As the command line knows it.
+        title: As a reader knows it.
+        data: Name of the data set.
+        data_options: Of its loader, besides the seed.
+        model: One of `selffl.models.MODELS`.
+        rounds: How many.
+        participation: C.
+        learning_rate: η.
+        batch_size: B.
+        num_local_steps: L of the methods that have one, and Self-FL's steps while it knows no variance (D3).
+        max_local_steps: ℓ_max of Self-FL.
+    """
+
+    name: str
+    title: str
+    data: str
+    model: str
+    rounds: int = 200
+    participation: float = 0.1
+    learning_rate: float = 0.03
+    batch_size: int = 10
+    num_local_steps: int = 20
+    max_local_steps: int = 40
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
+        """The clients of one seed."""
+        return _load(self.data, seed, validation_fraction, tuple(sorted(self.data_options.items())))
+
+    def method(self, name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
+        """A method with the problem's numbers of steps, unless the options say otherwise."""
+        if name not in ALGORITHMS:
+            raise unknown_name("algorithm", name, ALGORITHMS)
+        known = {f.name for f in fields(ALGORITHMS[name]())}  # type: ignore[arg-type]
+        steps = {
+            "num_local_steps": self.num_local_steps,
+            "initial_steps": self.num_local_steps,
+            "max_local_steps": self.max_local_steps,
+        }
+        return algorithm(name, **{key: value for key, value in steps.items() if key in known} | options)
+
+    def run(
+        self, name: str, options: Mapping[str, Any], seed: int, validation_fraction: float = 0.0, **training: Any
+    ) -> Run:
+        """Train one method; ``training`` goes to `selffl.train`."""
+        settings: dict[str, Any] = {
+            "rounds": self.rounds,
+            "participation": self.participation,
+            "learning_rate": self.learning_rate,
+            "batch_size": self.batch_size,
+        }
+        method = self.method(name, **options)
+        federation = self.federation(seed, validation_fraction)
+        return train(self.model, federation, method, seed=seed, **settings | training)
+
+    @property
+    def setting(self) -> str:
+        """One sentence."""
+        return (
+            f"{self.title}; model {self.model}, {self.rounds} rounds, C = {self.participation:g}, "
+            f"η = {self.learning_rate:g}, B = {self.batch_size}, L = {self.num_local_steps}, "
+            f"ℓ_max = {self.max_local_steps}"
+        )
+
+
+@lru_cache(maxsize=2)  # runs of one seed follow each other
+def _load(name: str, seed: int, validation_fraction: float, options: tuple[tuple[str, Any], ...]) -> Federation:
+    return load(name, seed=seed, validation_fraction=validation_fraction, **dict(options))
+
+
+DIGITS = Problem(
+    "digits",
+    "scikit-learn's digits over 40 clients with three digits each and lognormal sizes",
+    data="digits",
+    model="softmax",
+    rounds=60,
+    participation=0.25,
+    data_options={"test_fraction": 0.3},
+)
+MNIST = Problem(
+    "mnist", "MNIST over 1000 clients with two digits each and FedProx's power-law sizes", data="mnist", model="softmax"
+)
+LETTERS = Problem(
+    "femnist",
+    "OCR letters, a stand-in for FEMNIST, over 200 clients with five of ten letters each",
+    data="letters",
+    model="softmax",
+    learning_rate=0.01,
+)
+EMNIST = Problem(
+    "femnist",
+    "EMNIST, letters a–j over 200 clients with five each",
+    data="emnist",
+    model="softmax",
+    learning_rate=0.01,
+)
+CIFAR10 = Problem(
+    "cifar10",
+    "CIFAR-10 over 20 clients with three classes each (pFedMe's split)",
+    data="cifar10",
+    model="cnn",
+    rounds=100,  # the paper does not say
+    participation=0.25,
+    learning_rate=0.01,
+    batch_size=20,
+    num_local_steps=40,
+    max_local_steps=80,
+)
+
+
+def femnist() -> Problem:
+    """On EMNIST where its files are found, else on the stand-in."""
+    try:
+        EMNIST.federation(0)
+    except DataError:
+        return LETTERS
+    return EMNIST
+
+
+PROBLEMS: Mapping[str, Problem] = {problem.name: problem for problem in (DIGITS, MNIST, LETTERS, CIFAR10)}

@@ -1,0 +1,123 @@
+"""What models make of rows: how many each client has right, and whether the rows are such that a model can take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from selffl.data.federation import Rows
+from selffl.errors import ConfigError, DataError
+from selffl.training.blocks import Gradients, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
+from selffl.training.flat import FlatModel
+
+ROOM = {"cpu": 1 << 21, "cuda": 1 << 26}  # numbers of features, and of parameters, that are evaluated at once
+
+
+def correct_predictions(model: FlatModel, params: Tensor, rows: Rows, gradients: Gradients = "auto") -> Tensor:
+    """How many of its rows each client classifies correctly, with ``params [clients, P]`` or one ``[P]`` for all.
+
+    Clients of similar numbers of rows are evaluated together.  Returns int64 ``[clients]`` on the device of ``params``.
+    """
+    check_gradients(gradients)
+    room = ROOM.get(params.device.type, ROOM["cpu"])
+    with torch.no_grad():
+        if params.ndim == 1:
+            return _correct_of_one_model(model, params, rows, room)
+        return _correct_of_own_models(model, params, rows, gradients, room)
+
+
+def _correct_of_one_model(model: FlatModel, params: Tensor, rows: Rows, room: int) -> Tensor:
+    """With one model nobody need be kept apart: as many rows at a time as there is room for."""
+    step = max(room // max(rows.features[:1].numel(), 1), 1)
+    is_right = [
+        model(params, rows.features[start : start + step]).argmax(-1) == rows.labels[start : start + step]
+        for start in range(0, len(rows.labels), step)
+    ]
+    total = torch.zeros(len(rows.labels) + 1, dtype=torch.int64, device=params.device)  # among the rows before each
+    if is_right:
+        torch.cumsum(torch.cat(is_right), 0, out=total[1:])
+    return total[rows.offset].diff()
+
+
+def _correct_of_own_models(model: FlatModel, params: Tensor, rows: Rows, gradients: Gradients, room: int) -> Tensor:
+    """Every client with its own model, block by block."""
+    found = torch.zeros(len(params), dtype=torch.int64, device=params.device)
+    if len(rows.labels) == 0:
+        return found
+    per_row = max(rows.features[:1].numel(), 1)
+    sizes, order = rows.num_examples.sort(descending=True, stable=True)
+    alone = {"auto": rows_for_loop(model, params[0], rows.features), "loop": 0.0}.get(gradients, math.inf)
+    for low, high in _blocks(sizes.tolist(), room // params.shape[1], room // per_row, alone):
+        clients, size = order[low:high], sizes[low:high].unsqueeze(-1)
+        own = params[clients]
+        widest, step = int(size[0]), max(room // (per_row * len(clients)), 1)
+        for start in range(0, widest, step):
+            # Clients with fewer rows than the first of their block look at their last row again, which is not counted.
+            place = torch.arange(start, min(start + step, widest), device=size.device)
+            index = rows.offset[clients].unsqueeze(-1) + torch.minimum(place, size - 1)
+            features, labels = rows_at(rows, index)
+            chosen = quickest_way(model, own, features) if gradients == "auto" else gradients
+            is_right = outputs_of(model, own, features, chosen).argmax(-1) == labels
+            found[clients] += (is_right & (place < size)).sum(1)
+    return found
+
+
+def _blocks(sizes: list[int], max_clients: int, max_rows: int, alone: float) -> Iterator[tuple[int, int]]:
+    """Positions ``low`` to ``high`` of clients to take together, of ``sizes`` that descend; those without rows in none.
+
+    A block is padded to the rows of its first client: at most to twice what its last has.  Clients with ``alone`` rows
+    or more have a block of their own.
+    """
+    low = 0
+    while low < len(sizes) and sizes[low] > 0:
+        most = 1 if sizes[low] >= alone else max(min(max_clients, max_rows // sizes[low]), 1)
+        high = low + 1
+        while high < len(sizes) and high - low < most and 2 * sizes[high] >= sizes[low]:
+            high += 1
+        yield low, high
+        low = high
+
+
+def check_labels(model: FlatModel, rows: Rows) -> None:
+    """Refuse rows that the model cannot take, labels beyond its outputs, and a model that draws random numbers.
+
+    One pass over one row says how many outputs there are; labels are looked at if they are whole numbers and there are
+    outputs to choose between.
+    """
+    if len(rows.labels) == 0:
+        raise DataError("there are no rows; expected at least one.")
+    kind, features = type(model.module).__name__, rows.features[:1]
+    params = model.params.to(features.device)
+    generators = [torch.default_generator]
+    if features.device.type == "cuda":
+        generators.append(torch.cuda.default_generators[features.device.index or 0])
+    before = [generator.get_state() for generator in generators]
+    try:
+        with torch.no_grad():
+            outputs = model(params, features)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"{kind} cannot take a row of shape {tuple(features.shape[1:])} and type {features.dtype}: {reason[:200]}. "
+            f"Reshape or cast the rows; the model has parameters of type {params.dtype}."
+        ) from None
+    if not all(torch.equal(old, generator.get_state()) for old, generator in zip(before, generators, strict=True)):
+        raise ConfigError(
+            f"{kind} draws random numbers; expected outputs that depend on parameters and rows alone. Remove what "
+            "draws them, or call eval() on the module."
+        )
+    num_outputs = outputs.shape[-1] if outputs.ndim == 2 else 1
+    if rows.labels.is_floating_point() or rows.labels.ndim != 1 or num_outputs < 2:
+        return
+    wrong = (rows.labels < 0) | (rows.labels >= num_outputs)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        client = int(torch.searchsorted(rows.offset, row, right=True)) - 1
+        raise DataError(
+            f"client {client} (counted from 0) has the label {int(rows.labels[row])}, and {kind} has {num_outputs} "
+            f"outputs; expected labels from 0 to {num_outputs - 1}. Number the classes anew, or give the model more "
+            "outputs."
+        )

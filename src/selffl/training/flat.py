@@ -1,0 +1,165 @@
+"""Any torch module as a function of one flat vector of parameters, and back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from selffl.algorithms.contract import Layer
+from selffl.errors import ConfigError
+from selffl.training.unfold import with_unfolded_convolutions
+
+
+class FlatModel:
+    """A module seen as a function of one flat vector of the parameters that it trains.
+
+    What a module says of a row may depend on its parameters and on that row alone: statistics over a batch (BatchNorm)
+    and random numbers (Dropout in training mode) are refused.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        kind = type(module).__name__
+        for name, part in module.named_modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                raise ConfigError(
+                    f"{kind} has {type(part).__name__} ({name}), whose statistics averaging over clients does not "
+                    "define; expected a module of parameters alone. Use GroupNorm in its place."
+                )
+            # ``dropout`` is the share that recurrent and attention layers leave out within themselves.
+            share = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
+            if part.training and isinstance(share, float) and share > 0.0:
+                raise ConfigError(
+                    f"{kind} has {type(part).__name__} ({name}) that leaves out {share:g} at random; expected a module "
+                    "that draws no random numbers. Set it to 0, or call eval() on the module."
+                )
+        buffer = next((name for name, _ in module.named_buffers()), None)
+        if buffer is not None:
+            raise ConfigError(
+                f"{kind} has buffers ({buffer}), which averaging over clients does not define; expected a module of "
+                "parameters alone."
+            )
+        self.module = module
+        # Frozen parameters stay what they are in the module: they are no part of what clients train and send.
+        self._trained = {name: part for name, part in module.named_parameters() if part.requires_grad}
+        self._shapes = {name: part.shape for name, part in self._trained.items()}
+        if not self._shapes:
+            raise ConfigError(f"{kind} has no parameters to train; expected some that require a gradient.")
+        self._sizes = [shape.numel() for shape in self._shapes.values()]
+        self._convolutions = [part for part in module.modules() if isinstance(part, nn.modules.conv._ConvNd)]
+        self._work: dict[torch.Size, int] = {}
+
+    @property
+    def params(self) -> Tensor:
+        """The module's own trained parameters, ``[P]``."""
+        return torch.cat([part.detach().reshape(-1) for part in self._trained.values()])
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Trained parameters by the module that owns them (weight and bias together), in the order they lie."""
+        found: list[Layer] = []
+        start = 0
+        for name, size in zip(self._shapes, self._sizes, strict=True):
+            owner = name.rpartition(".")[0]
+            if found and found[-1].name == owner:
+                found[-1] = found[-1]._replace(stop=start + size)
+            else:
+                found.append(Layer(owner, start, start + size))
+            start += size
+        return tuple(found)
+
+    def parts(self, params: Tensor) -> dict[str, Tensor]:
+        """Views of ``params [P]`` by name, each in its shape."""
+        pieces = params.split(self._sizes)  # type: ignore[no-untyped-call]
+        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
+
+    def __call__(self, params: Tensor, features: Tensor) -> Tensor:
+        """Outputs for ``features`` at ``params [P]``."""
+        return self.at(self.parts(params), features)
+
+    def at(self, parts: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        """Outputs for ``features`` with trained parameters by name."""
+        outputs: Tensor = torch.func.functional_call(self.module, dict(parts), (features,))
+        return outputs
+
+    def load(self, params: Tensor) -> nn.Module:
+        """A copy of the module with the parameters ``params [P]``, on their device and in their type."""
+        if params.shape != (sum(self._sizes),):
+            raise ConfigError(
+                f"params have shape {tuple(params.shape)}; expected one vector of {sum(self._sizes)} parameters."
+            )
+        loaded = copy.deepcopy(self.module).to(params)
+        own = dict(loaded.named_parameters())
+        with torch.no_grad():
+            for name, part in self.parts(params).items():
+                own[name].copy_(part)
+        return loaded
+
+    def flatten(self, state: Mapping[str, Tensor]) -> Tensor:
+        """A ``state_dict`` of such a module as ``[P]``, whatever the order of its entries.
+
+        Entries of frozen parameters may be left out; given, they have to be those of the module, for they are not
+        trained and nobody would send them.
+        """
+        kind = type(self.module).__name__
+        own = self.module.state_dict()
+        unexpected = [name for name in state if name not in own]
+        missing = [name for name in self._trained if name not in state]
+        for what, names in (("does not know", unexpected), ("misses", missing)):
+            if names:
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                raise ConfigError(
+                    f"{kind} {what} {names[0]!r}{more} of that state_dict; expected the entries {', '.join(own)}."
+                )
+        for name, entry in state.items():
+            if entry.shape != own[name].shape:
+                raise ConfigError(
+                    f"{name!r} has shape {tuple(entry.shape)} in that state_dict; expected {tuple(own[name].shape)}."
+                )
+            if name not in self._trained and not torch.equal(entry.to(own[name]), self._expected(name, state, own)):
+                raise ConfigError(
+                    f"{name!r} is not trained, and that state_dict has other values for it than the module; expected "
+                    "the same. Load the state_dict into the module first."
+                )
+        return torch.cat([state[name].detach().to(own[name]).reshape(-1) for name in self._trained])
+
+    def _expected(self, name: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
+        """What an entry that is no trained parameter has to be: its twin if it is tied to one, else the module's."""
+        twin = next((other for other in self._trained if own[other].data_ptr() == own[name].data_ptr()), None)
+        return own[name] if twin is None else state[twin].to(own[name])
+
+    @cached_property
+    def is_recurrent(self) -> bool:
+        """Whether there are recurrent layers, whose kernels take one set of parameters at a time."""
+        return any(isinstance(part, nn.RNNBase) for part in self.module.modules())
+
+    @cached_property
+    def is_convolutional(self) -> bool:
+        """Whether there are convolutions over images."""
+        return any(isinstance(part, nn.Conv2d) for part in self.module.modules())
+
+    @cached_property
+    def unfolded(self) -> FlatModel:
+        """The same function, its convolutions as products of matrices."""
+        return FlatModel(with_unfolded_convolutions(self.module))
+
+    def convolution_work(self, params: Tensor, features: Tensor) -> int:
+        """Multiplications that convolutions take in one pass over ``features`` at ``params [P]``."""
+        if self._convolutions and features.shape not in self._work:
+            found = []
+
+            def count(layer: nn.modules.conv._ConvNd, _: tuple[Tensor, ...], outputs: Tensor) -> None:
+                found.append(outputs.numel() * layer.weight[0].numel())
+
+            hooks = [layer.register_forward_hook(count) for layer in self._convolutions]
+            try:
+                with torch.no_grad():
+                    self(params, features)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            self._work[features.shape] = sum(found)
+        return self._work.get(features.shape, 0)

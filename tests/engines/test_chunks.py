@@ -1,0 +1,122 @@
+"""Clients trained a few at a time are trained as if they had been trained all at once.
+
+Same bits where every client's numbers are computed on their own: the Gaussian task, and softmax regression by batched
+matrix products, whose kernels take one client after the other.  Within 1e-5 where a network goes through ``vmap``,
+which folds the clients into one larger product or convolution.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from selffl.algorithms import ALGORITHMS, Layer, algorithm
+from selffl.algorithms.contract import Population, tensors_of
+from selffl.data import load
+from selffl.engines.cohort import CohortEngine
+from selffl.errors import ConfigError
+from selffl.training.flat import FlatModel
+from selffl.training.gaussian import GaussianFederation
+from selffl.training.model import ModelSource
+
+CHUNKS = (1, 7, None)
+NEEDS_LAYERS = {"fedper", "fedrep"}
+NEEDS_CLUSTERS = {"self-fl-cluster"}
+
+
+def digits(module, learning_rate=0.05):
+    federation = load("digits", num_clients=30, seed=2, test_fraction=0.3)
+    return ModelSource(federation, FlatModel(module), nn.functional.cross_entropy, learning_rate, 5, seed=1)
+
+
+def after(source, method, chunk_size, start, rounds=4, participation=0.5, seed=1):
+    engine = CohortEngine(method, source, participation, seed, chunk_size)
+    state = engine.advance(engine.start(start), rounds)
+    return {**tensors_of(state), "personal": engine.personal(state)}
+
+
+def assert_same_bits(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name], tensor, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NEEDS_LAYERS - NEEDS_CLUSTERS))
+def test_softmax_regression_has_the_same_bits_whatever_the_chunk(name):
+    source = digits(nn.Linear(64, 10))
+    options = {"max_convergence_steps": 60} if name == "self-fl-augmented" else {}
+    one, seven, every = (after(source, algorithm(name, **options), size, torch.zeros(650)) for size in CHUNKS)
+    assert_same_bits(one, every)
+    assert_same_bits(seven, every)
+    assert every["num_gradients"].sum() > 0
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NEEDS_LAYERS - NEEDS_CLUSTERS))
+@pytest.mark.parametrize("seeds", [0, [3, 4, 5]])
+def test_the_gaussian_model_has_the_same_bits_whatever_the_chunk(name, seeds):
+    source = GaussianFederation.draw(
+        seeds=torch.as_tensor(seeds), num_clients=17, num_examples=(5, 40), global_mean=1.6, inter_variance=0.05,
+        row_variance=0.1, learning_rate=1e-4,
+    )  # fmt: skip
+    start = torch.zeros_like(source.global_params)
+    one, seven, every = (after(source, algorithm(name), size, start, 6, seed=source.seeds) for size in CHUNKS)
+    assert_same_bits(one, every)
+    assert_same_bits(seven, every)
+
+
+class Body(nn.Module):
+    """A small network with a convolution and two linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.hidden, self.head = nn.Conv2d(1, 4, 3), nn.Linear(144, 16), nn.Linear(16, 10)
+
+    def forward(self, x):
+        seen = torch.relu(self.convolution(x.reshape(-1, 1, 8, 8)))
+        return self.head(torch.relu(self.hidden(seen.flatten(1))))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "self-fl", "ditto", "fedper", "fedrep"])
+def test_a_network_is_within_1e_5_whatever_the_chunk(name):
+    torch.manual_seed(3)
+    source = digits(Body())
+    start = source.model.params
+    one, seven, every = (after(source, algorithm(name), size, start, 3) for size in CHUNKS)
+    for found in (one, seven):
+        for key in ("server.params", "personal"):
+            torch.testing.assert_close(found[key], every[key], rtol=1e-5, atol=1e-5)
+
+
+def test_a_chunk_larger_than_the_cohort_is_the_cohort():
+    source = digits(nn.Linear(64, 10))
+    assert_same_bits(*(after(source, algorithm("ditto"), size, torch.zeros(650)) for size in (1000, None)))
+
+
+def test_models_of_some_clients_are_those_of_all():
+    source = digits(nn.Linear(64, 10))
+    for name in ("self-fl", "perfedavg", "fedavg"):
+        engine = CohortEngine(algorithm(name), source, 0.3, 1)
+        state = engine.advance(engine.start(torch.zeros(650)), 3)
+        some = torch.tensor([4, 0, 29])
+        assert torch.equal(engine.personal(state, some), engine.personal(state)[some])
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, True])
+def test_a_chunk_of_nobody_is_refused(size):
+    with pytest.raises(ConfigError, match="chunk_size"):
+        CohortEngine(algorithm("fedavg"), digits(nn.Linear(64, 10)), chunk_size=size)
+
+
+def test_clients_know_how_often_they_took_part():
+    source = digits(nn.Linear(64, 10))
+    found = after(source, algorithm("fedavg"), 4, torch.zeros(650), rounds=5, participation=0.2)
+    assert found["num_rounds"].sum() == 5 * 6
+    assert torch.equal(found["num_gradients"], 20 * found["num_rounds"])
+
+
+def test_the_population_has_the_models_layers_and_the_federations_clusters():
+    source = digits(Body())
+    assert source.population == Population(
+        30, layers=(Layer("convolution", 0, 40), Layer("hidden", 40, 2360), Layer("head", 2360, 2530))
+    )

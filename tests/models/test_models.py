@@ -1,0 +1,75 @@
+"""The studies' models: what they are, and that a seed alone decides their parameters."""
+
+import pytest
+import torch
+from torch import nn
+
+from selffl.errors import ConfigError
+from selffl.models import MODELS, build
+
+SHAPES = {"softmax": (20,), "cnn": (3, 32, 32)}
+
+
+def test_every_model_has_a_shape_here():
+    assert set(SHAPES) == set(MODELS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_seed_decides_the_parameters_and_the_global_state_has_no_part(name):
+    def made(seed, world):
+        torch.manual_seed(world)
+        before = torch.get_rng_state()
+        module = build(name, SHAPES[name], 4, seed)
+        assert torch.equal(torch.get_rng_state(), before)
+        return nn.utils.parameters_to_vector(module.parameters())
+
+    assert torch.equal(made(3, world=1), made(3, world=2))
+    # Softmax regression draws nothing: it starts at 0.
+    assert torch.equal(made(3, world=1), made(4, world=1)) == (name == "softmax")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_give_one_output_per_class(name):
+    module = build(name, SHAPES[name], 4)
+    assert module(torch.zeros(5, *SHAPES[name])).shape == (5, 4)
+
+
+def test_the_cnn_is_the_tutorials():
+    """https://pytorch.org/tutorials/beginner/blitz/cifar10_tutorial.html, layer by layer."""
+    module = build("cnn", (3, 32, 32), 10)
+    shapes = [tuple(part.shape) for part in module.parameters() if part.ndim > 1]
+    assert shapes == [(6, 3, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)]
+    assert sum(part.numel() for part in module.parameters()) == 62_006
+    conv1, conv2, first, second, third = [part for part in module if list(part.parameters())]
+    images = torch.rand(2, 3, 32, 32)
+    pool, relu = nn.MaxPool2d(2, 2), torch.relu
+    hidden = torch.flatten(pool(relu(conv2(pool(relu(conv1(images)))))), 1)
+    assert torch.equal(module(images), third(relu(second(relu(first(hidden))))))
+
+
+@pytest.mark.parametrize("side", [(16, 16), (28, 28), (17, 40)])
+def test_the_cnn_takes_other_images(side):
+    assert build("cnn", (1, *side), 3)(torch.zeros(2, 1, *side)).shape == (2, 3)
+
+
+def test_softmax_takes_images_too():
+    assert build("softmax", (1, 8, 8), 3)(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
+    assert type(build("softmax", 64, 3)) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cn", 4, 2), r"unknown model 'cn'; did you mean 'cnn'\? Expected one of: cnn, softmax\."),
+        (("cnn", 784, 10), r"rows have shape \(784,\); expected images"),
+        (("cnn", (3, 12, 32), 10), r"rows have shape \(3, 12, 32\); expected images"),
+        (("softmax", (), 10), r"rows have shape \(\); expected sizes"),
+        (("softmax", 0, 10), r"rows have shape \(0,\); expected sizes"),
+        (("softmax", 4, 1), r"num_classes is 1; expected 2 or more"),
+        (("softmax", 4, 2, -1), r"seed is -1; expected"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(arguments, message):
+    with pytest.raises(ConfigError, match=f"^{message}") as caught:
+        build(*arguments)
+    assert "\n" not in str(caught.value)

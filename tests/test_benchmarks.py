@@ -1,0 +1,46 @@
+"""The benchmarks run, at sizes too small to mean anything, and say what they are there to say."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+TINY = {
+    "mnist_rounds": [
+        "--clients", "6", "--rows", "5", "--cohort", "3", "--steps", "3", "--batch", "2", "--repeats", "2",
+        "--threads", "1",
+    ],
+    "cifar_cnn": ["--clients", "2", "--rows", "3", "--steps", "2", "--batch", "2", "--repeats", "1", "--threads", "1"],
+    "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
+}  # fmt: skip
+ROWS = {
+    "mnist_rounds": ["loop, 1 thr.", "selffl, 1 thr.", "products alone, 1 thr."],
+    "cifar_cnn": [
+        f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop", "selffl unfold")
+    ],
+    "memory": ["import torch", "whole run, above it"],
+}
+
+
+def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():
+    scripts = {path.stem for path in FOLDER.glob("*.py")} - {"timing"}
+    assert scripts == set(TINY)
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert [name for name in scripts if f"`{name}.py`" not in page] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_a_benchmark_prints_its_ratios_and_writes_its_file(name, tmp_path):
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *TINY[name], "--json", str(tmp_path / "out.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    for row in ROWS[name]:
+        assert re.search(rf"^{re.escape(row)} .*\d\.\d\d x", done.stdout, re.M), done.stdout
+    record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert record["megabytes" if name == "memory" else "seconds"]

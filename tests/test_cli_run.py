@@ -1,0 +1,156 @@
+"""`selffl run` and `selffl compare`: what they leave, what they say, what they refuse."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+import selffl
+from selffl import cli
+
+RUN = ("run", "digits", "--rounds", "4")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """A function that runs the command line here, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.console, "out", Console(width=200))
+    monkeypatch.setattr(cli.console, "err", Console(width=200, stderr=True))
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["selffl", *words])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        printed = capsys.readouterr()
+        return stopped.value.code, printed.out, printed.err
+
+    return call
+
+
+def mistake(found, *parts):
+    code, out, err = found
+    assert code == 2, (out, err)
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert err.startswith("selffl: ")
+    for part in parts:
+        assert part in err
+
+
+def test_a_run_is_trained_recorded_and_can_be_loaded(run, tmp_path):
+    code, out, err = run(*RUN, "--algorithm", "ditto", "--seed", "2", "--set", "penalty=0.1", "--set", "batch_size=5")
+    assert (code, err) == (0, "")
+    assert out.startswith("ditto on digits, seed 2, 4 rounds, 40 clients: accuracy ")
+    found = selffl.load(tmp_path / "runs" / "digits-ditto-2")
+    assert found.config.options["penalty"] == 0.1
+    assert (found.config.batch_size, found.config.participation, found.config.seed) == (5, 0.25, 2)
+    assert f"accuracy {100 * found.summary['weighted_accuracy']:.1f} %" in out
+
+
+def test_json_is_the_summary(run, tmp_path):
+    code, out, _ = run(*RUN, "--json", "--out", "here")
+    assert code == 0
+    assert json.loads(out) == json.loads((tmp_path / "here" / "summary.json").read_text(encoding="utf-8"))
+
+
+def test_a_run_goes_on(run, tmp_path):
+    run(*RUN, "--out", "here")
+    code, out, _ = run("run", "digits", "--rounds", "6", "--out", "here", "--resume")
+    assert code == 0
+    assert ", 6 rounds, " in out
+    run("run", "digits", "--rounds", "6", "--out", "whole")
+    ours, theirs = selffl.load(tmp_path / "here"), selffl.load(tmp_path / "whole")
+    assert ours.summary["weighted_accuracy"] == theirs.summary["weighted_accuracy"]
+
+
+def test_resume_without_a_run_begins_one(run):
+    assert run(*RUN, "--out", "new", "--resume")[0] == 0
+
+
+def test_a_taken_folder_is_left_alone(run, tmp_path):
+    run(*RUN, "--out", "here")
+    before = {path: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    mistake(run(*RUN, "--out", "here"), "already holds a run", "--resume")
+    assert {path: path.read_bytes() for path in (tmp_path / "here").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("run", "minst"), ("unknown study to train 'minst'", "did you mean 'mnist'")),
+        ((*RUN, "--algorithm", "self_fl"), ("unknown algorithm 'self_fl'", "'self-fl'")),
+        ((*RUN, "--set", "max_local_step=3"), ("unknown key in --set", "did you mean 'max_local_steps'")),
+        ((*RUN, "--set", "max_local_steps"), ("expected KEY=VALUE",)),
+        ((*RUN, "--set", "=3"), ("expected KEY=VALUE",)),
+        ((*RUN, "--set", "max_local_steps=many"), ("max_local_steps is 'many'",)),
+        ((*RUN, "--set", "form=rough"), ("form is 'rough'",)),
+        ((*RUN, "--set", "participation=2"), ("participation is 2",)),
+        ((*RUN, "--set", "participation=some"), ("participation is 'some'",)),
+        ((*RUN, "--set", "learning_rate=fast"), ("learning_rate is 'fast'",)),
+        (("run", "digits", "--rounds", "0"), ("rounds is 0",)),
+        ((*RUN, "--device", "warp"), ("device is 'warp'",)),
+        ((*RUN, "--seed", "-1"), ("seed is -1",)),
+        ((*RUN, "--algorithm", "fedrep"), ("layer",)),
+        ((*RUN, "--algorithm", "self-fl-cluster"), ("cluster",)),
+        (("compare", "digits", "--algorithms", "self-fl,dito"), ("did you mean 'ditto'",)),
+        (("compare", "digits", "--algorithms", ","), ("--algorithms",)),
+        (("compare", "digits", "--algorithms", "ditto,ditto"), ("each once",)),
+        (("compare", "digit"), ("did you mean 'digits'",)),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(run, tmp_path, words, parts):
+    mistake(run(*words), *parts)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_corrupt_checkpoint(run, tmp_path):
+    run(*RUN, "--out", "here")
+    path = tmp_path / "here" / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    mistake(run("run", "digits", "--rounds", "8", "--out", "here", "--resume"), "damaged")
+
+
+def test_a_data_file_with_a_wrong_checksum(run, tmp_path):
+    (tmp_path / "data" / "ocr_letters").mkdir(parents=True)
+    (tmp_path / "data" / "ocr_letters" / "ocr_letters.npz").write_bytes(b"PK other bytes")
+    mistake(run("run", "femnist", "--rounds", "1"), "ocr_letters.npz", "expected")
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path):
+    """Ctrl-C: one line on how to resume, one that it stopped, and the shell's code for it."""
+    words = [sys.executable, "-m", "selffl", "run", "digits", "--rounds", "4000", "--out", "here"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
+    history = tmp_path / "here" / "history.csv"
+    for _ in range(3000):
+        if history.is_file() and history.stat().st_size > 2000:
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "selffl run digits --algorithm self-fl --out here --resume" in err
+    assert "Traceback" not in err
+    assert (tmp_path / "here" / "checkpoint.safetensors").is_file()
+
+
+def test_compare_prints_a_table_and_writes_a_page(run, tmp_path):
+    words = ("compare", "digits", "--algorithms", "self-fl,local", "--seeds", "2", "--rounds", "3", "--processes", "1")
+    code, out, _ = run(*words)
+    assert code == 0
+    lines = [line for line in out.splitlines() if line.startswith(("self-fl", "local"))]
+    assert [line.split()[0].rstrip(",") for line in lines[-2:]] == ["self-fl", "local"]
+    place = tmp_path / "runs" / "compare-digits"
+    assert "self-fl" in (place / "report.html").read_text(encoding="utf-8")
+    record = json.loads((place / "record.json").read_text(encoding="utf-8"))
+    assert record["command"] == "selffl compare digits --algorithms self-fl,local --seeds 2 --rounds 3"
+    assert len(list((place / "runs").iterdir())) == 4
+    stamps = {path: path.stat().st_mtime_ns for path in (place / "runs").glob("*/summary.json")}
+    assert run(*words)[0] == 0  # nothing is trained twice
+    assert {path: path.stat().st_mtime_ns for path in (place / "runs").glob("*/summary.json")} == stamps
