@@ -27,7 +27,7 @@ def small(tmp_path, monkeypatch):
 
 
 def test_pictures_keep_their_letters(small):
-    fed = module.letters(num_clients=40)
+    fed = module.letters(num_clients=40, scale="bits")
     assert fed.num_clients == 40
     for rows in (fed.train, fed.test):
         assert rows.features.dtype == torch.float32
@@ -42,12 +42,28 @@ def test_pictures_keep_their_letters(small):
 
 
 def test_other_letters_and_the_source(small):
-    fed = module.letters(seed=3, num_clients=20, chosen="zyxwvutsrq", validation_fraction=0.1)
+    fed = module.letters(seed=3, num_clients=20, chosen="zyxwvutsrq", validation_fraction=0.1, scale="bits")
     number = (fed.train.features[:, :5] * 2.0 ** torch.arange(5)).sum(1).long()
     assert torch.equal(number, 25 - fed.train.labels)
     options = dict(fed.source)
     assert options.pop("name") == "letters"
     assert module.letters(**options).fingerprint() == fed.fingerprint()
+
+
+def test_pixels_are_standardised_over_all_pictures(small):
+    """By hand: the ten letters' pictures, whoever gets them and whether anybody does."""
+    bits, standard = (module.letters(num_clients=40, scale=scale) for scale in ("bits", "standard"))
+    pictures, labels = module.read_letters(small)
+    wanted = np.isin(labels, [string.ascii_lowercase.index(letter) for letter in "acegilnoru"])
+    every = pictures[wanted].reshape(-1, 128).astype(np.float64)
+    mean, deviation = every.mean(0), np.sqrt(((every - every.mean(0)) ** 2).mean(0))
+    expected = (bits.train.features.double().numpy() - mean) / (deviation + 0.001)
+    np.testing.assert_allclose(
+        standard.train.features.numpy(), expected, atol=2e-4
+    )  # float32 sums over thousands of rows
+    assert torch.equal(standard.train.labels, bits.train.labels)
+    with pytest.raises(ConfigError, match="scale is 'grey'"):
+        module.letters(scale="grey")
 
 
 @pytest.mark.parametrize("chosen", ["abc", "aacegilnor", "ACEGILNORU", "acegilnoruw"])

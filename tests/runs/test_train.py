@@ -161,6 +161,18 @@ def test_validation_rows_are_looked_at_when_asked_for():
     assert on_validation.summary["evaluated_on"] == "validation"
 
 
+def test_training_rows_are_looked_at_beside_them_when_asked_for(fed, tmp_path):
+    run = selffl.train("softmax", fed, "local", evaluate_train=True, out=tmp_path / "run", **FAST)
+    right = 0
+    for number, client in enumerate(fed.clients):
+        rows = slice(*fed.train.offset[number : number + 2].tolist())
+        guess = run.personal_model(client)(fed.train.features[rows]).argmax(1)
+        right += int((guess == fed.train.labels[rows]).sum())
+    assert run.summary["train_accuracy"] == right / len(fed.train.labels)
+    assert run.summary["train_accuracy"] > run.summary["weighted_accuracy"]
+    assert selffl.load(tmp_path / "run").history == run.history
+
+
 def test_without_test_rows_there_are_no_scores_and_no_fault(tmp_path):
     fed = selffl.Federation.from_arrays(np.eye(4), [0, 1, 0, 1], list("aabb"), test_fraction=0)
     run = selffl.train(nn.Linear(4, 2), fed, "fedavg", rounds=2, participation=1.0, out=tmp_path / "r")

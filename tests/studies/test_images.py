@@ -234,8 +234,8 @@ def small_problems(monkeypatch):
     ("name", "claims", "lines"),
     [
         ("femnist-ablation", 1, 5),
-        ("augmented-images", 2, 8),
-        ("mnist-sparse", 2, 6),
+        ("augmented-images", 2, 4),
+        ("mnist-sparse", 4, 6),
         ("step-histogram", 2, 2),
         ("step-trajectory", 2, 2),
     ],

@@ -56,6 +56,7 @@ class RunConfig:
     gradients: Gradients
     evaluate_every: int
     evaluate_on: str
+    evaluate_train: bool
     fine_tune: tuple[int, ...]
     checkpoint_every: int
     data: str

@@ -139,7 +139,8 @@ def train(
     loss: Loss = nn.functional.cross_entropy,
     start: Run | str | Path | Warm | None = None,
     evaluate_every: int | None = None,
-    evaluate_on: Literal["test", "validation", "train"] = "test",
+    evaluate_on: Literal["test", "validation"] = "test",
+    evaluate_train: bool = False,
     fine_tune: Sequence[int] = (),
     checkpoint_every: int | None = None,
     chunk_size: int | None = None,
@@ -166,8 +167,8 @@ def train(
         loss: ``loss(outputs, labels)``, the mean over a minibatch.
         start: the first model, if not the module's own: a run, the folder of one, or a state_dict.
         evaluate_every: rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
-        evaluate_on: ``test`` rows, ``validation`` rows for choosing options, or ``train`` rows for seeing how well they
-            are fitted.
+        evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
+        evaluate_train: whether the accuracy on training rows is noted beside it, as ``train_accuracy``.
         fine_tune: numbers of local steps after which the final models are evaluated once more, by names of their own.
         checkpoint_every: rounds between checkpoints; none: at every evaluation; 0: never.
         chunk_size: clients that train at once; none: as many as fit.
@@ -191,7 +192,7 @@ def train(
         at_least(option, value, 1)
     above("learning_rate", learning_rate, 0.0)
     check_seed(seed)
-    one_of("evaluate_on", evaluate_on, ("test", "validation", "train"))
+    one_of("evaluate_on", evaluate_on, ("test", "validation"))
     for option, every in (("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
         if every is not None:
             at_least(option, every, 0)
@@ -216,6 +217,7 @@ def train(
         gradients=gradients,
         evaluate_every=every,
         evaluate_on=evaluate_on,
+        evaluate_train=evaluate_train,
         fine_tune=tuple(sorted(set(fine_tune))),
         checkpoint_every=every if checkpoint_every is None else checkpoint_every,
         data="arrays" if federation.source is None else str(federation.source["name"]),
@@ -330,6 +332,9 @@ def _go_on(
             fine_tune = config.fine_tune if stop == config.rounds else ()  # it costs as much as training
             found = evaluate(training.engine, training.source, state, training.evaluated, fine_tune)
             records.history[-1] |= found.scores()
+            if config.evaluate_train:
+                fitted = evaluate(training.engine, training.source, state, training.source.federation.train)
+                records.history[-1]["train_accuracy"] = fitted.weighted("personal")
             records.clients = _client_rows(
                 training, state, records, found.accuracy("personal"), found.accuracy("global")
             )
@@ -399,7 +404,7 @@ def _summary(training: Training, records: Records, status: str) -> Row:
         "data": config.data,
         "seed": config.seed,
         "rounds": last.get("round", 0),
-        **{name: scored.get(name) for name in score_names(config.fine_tune)},
+        **{name: scored.get(name) for name in _score_names(config)},
         "gradient_evaluations": last.get("gradient_evaluations", 0),
         "seconds": last.get("seconds", 0.0),
         "evaluated_in_round": scored.get("round"),
@@ -425,9 +430,13 @@ def _records(path: Path, federation: Federation) -> Records:
     return found
 
 
+def _score_names(config: RunConfig) -> list[str]:
+    return score_names(config.fine_tune) + (["train_accuracy"] if config.evaluate_train else [])
+
+
 def _history_columns(config: RunConfig) -> list[str]:
     first = ["round", "clients", "gradient_evaluations", "seconds"]
-    return [*first, "num_local_steps", "intra_variance", "inter_variance", *score_names(config.fine_tune)]
+    return [*first, "num_local_steps", "intra_variance", "inter_variance", *_score_names(config)]
 
 
 def _begin(path: Path, training: Training, records: Records, keep_rows: bool) -> RunFolder:

@@ -30,8 +30,9 @@ class Arm:
     algorithm: str
     options: Mapping[str, Any] = field(default_factory=dict)
     fine_tune: tuple[int, ...] = ()
-    evaluate_on: Literal["test", "validation", "train"] = "test"
+    evaluate_on: Literal["test", "validation"] = "test"
     validation_fraction: float = 0.0
+    evaluate_train: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def run_arm(problem: Problem, arm: Arm, seed: int, place: Path | None, device: s
             device=device,
             fine_tune=arm.fine_tune,
             evaluate_on=arm.evaluate_on,
+            evaluate_train=arm.evaluate_train,
             evaluate_every=max(problem.rounds // 20, 1),
             checkpoint_every=0,
             out=place,

@@ -205,8 +205,9 @@ def by_round(outcomes: Outcomes, labels: Sequence[str], metric: str, title: str)
             for i in range(len(rounds))
         ]
         lines.append(Series(label, rounds, [p.mean for p in found], [p.error for p in found]))
-    which = "global model" if metric == "global_accuracy" else "personal models"
-    return Chart(title, "round", f"accuracy of the {which}, %", lines, dodge=max(lines[0].x) / 170)
+    which = {"global_accuracy": "the global model", "train_accuracy": "the personal models on training rows"}
+    label = f"accuracy of {which.get(metric, 'the personal models')}, %"
+    return Chart(title, "round", label, lines, dodge=max(lines[0].x) / 170)
 
 
 def better(outcomes: Outcomes, first: str, rival: str, text: str) -> Claim:
