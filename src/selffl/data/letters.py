@@ -62,8 +62,8 @@ def letters(
     """Ten of the letters over 200 clients with five each; sizes are lognormal (`five_of_ten_letters`).
 
     Rows are 128 pixels.  With ``scale="standard"`` each is standardised over all pictures, as FedProx does for MNIST;
-    with ``"bits"`` it is 0 for paper and 1 for ink.  A gradient is as long as the row, so that a learning rate means the
-    same only for rows of about one length.  FedProx's nist, 784 pixels from 0 to 1, has a mean squared norm of 110
+    with ``"bits"`` it is 0 for paper and 1 for ink.  A gradient is as long as its row, so that a learning rate means
+    the same only for rows of about one length.  FedProx's nist, 784 pixels from 0 to 1, has a mean squared norm of 110
     (from EMNIST's published mean of 0.174 and standard deviation of 0.332), standardised letters 130, bits 27.
     Class k is the k-th of the letters ``chosen``.
     """

@@ -14,6 +14,7 @@ from selffl._version import __version__
 from selffl.errors import DataError
 from selffl.reports import figures, tables
 from selffl.reports.record import StudyRecord
+from selffl.studies import STUDIES
 
 Recorded = Sequence[tuple[Path, StudyRecord]]
 
@@ -34,7 +35,9 @@ def html(studies: Recorded, title: str) -> str:
             for f in record.figures
         ]
         config = json.dumps(record.config, indent=1, ensure_ascii=False)
-        shown.append({"anchor": anchor, "record": record, "figures": pictures, "config": config})
+        shown.append(
+            {"anchor": anchor, "record": record, "figures": pictures, "config": config, "reading": reading(record)}
+        )
     return environment.get_template("page.html.j2").render(
         title=title, lead=lead(studies), studies=shown, version=__version__
     )
@@ -93,13 +96,20 @@ def results_page(studies: Recorded, figure_folder: str) -> str:
         parts += [f"Made by `{record.command}` in {record.seconds:.0f} s; {_environment(record)}."]
         if record.is_quick:
             parts.append("**Quick run: fewer repeats than stated.**")
-        parts += [f"- **{c['text']}** *{c['verdict'].capitalize()}.* {c['evidence']}" for c in record.claims]
+        parts += ["\n".join(f"- **{c['text']}** *{c['verdict'].capitalize()}.* {c['evidence']}" for c in record.claims)]
+        if words := reading(record):
+            parts.append(f"**Reading.** {words}")
         parts += [
             f"![{f['caption']}]({figure_folder}/{record.id}-{f['name']}.svg)\n\n*{f['caption']}*"
             for f in record.figures
         ]
         parts.append(tables.markdown(record.table).rstrip())
     return "\n\n".join(parts) + "\n"
+
+
+def reading(record: StudyRecord) -> str:
+    """What was made of a whole study's numbers, in words; nothing for a quick run, which shows others."""
+    return "" if record.is_quick or record.id not in STUDIES else STUDIES[record.id].reading
 
 
 def _environment(record: StudyRecord) -> str:

@@ -7,7 +7,7 @@ training rows and tested like everybody else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ class Comparison:
         claims: Rivals by label, each with the statement that the first method is better.
         paper: The paper's numbers, by label and metric, as it prints them.
         more_steps: L of a further run of the paper's personal rivals, where it reports one.
+        variants: Further settings of the first method, by label, shown to find out why.
         is_tuned: Whether rivals are also tuned, and run at equal gradients.
         num_seeds: Repeats, each with its own split.
     """
@@ -51,6 +52,7 @@ class Comparison:
     methods: tuple[str, ...] = METHODS
     paper: Mapping[str, Mapping[str, float]] | None = None
     more_steps: int | None = None
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     is_tuned: bool = True
     num_seeds: int = 5
 
@@ -80,6 +82,7 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
             Arm(_more_steps(name, comparison.more_steps), name, {"num_local_steps": comparison.more_steps})
             for name in ("ditto", "pfedme", "perfedavg")
         ]
+    base += [Arm(label, comparison.methods[0], options) for label, options in comparison.variants.items()]
     if not comparison.is_tuned:
         return run_arms(problem, [(arm, seed) for seed in seeds for arm in base], job, 0, len(base) * len(seeds)), {}
 

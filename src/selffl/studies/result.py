@@ -106,6 +106,7 @@ class Study:
     paper: str  # where in the paper
     setting: str  # one sentence
     run: Callable[[Job], StudyResult]
+    reading: str = ""  # why it came out as it did, in words; the numbers are in the record
 
 
 @dataclass(frozen=True)
