@@ -73,6 +73,29 @@ def test_resume_without_a_run_begins_one(run):
     assert run(*RUN, "--out", "new", "--resume")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--algorithm", "fedavg"), "algorithm is 'fedavg', and the run in here was begun with 'ditto'"),
+        (("--seed", "7"), "seed is 7"),
+        (("--set", "penalty=3"), "penalty is 3"),
+        (("--set", "batch_size=3"), "batch_size is 3"),
+    ],
+)
+def test_a_run_goes_on_as_it_began(run, tmp_path, words, part):
+    run(*RUN, "--algorithm", "ditto", "--set", "penalty=0.5", "--out", "here")
+    before = {path: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    mistake(run("run", "digits", "--rounds", "6", "--out", "here", "--resume", *words), part)
+    assert {path: path.read_bytes() for path in (tmp_path / "here").iterdir()} == before
+    same = ("--algorithm", "ditto", "--seed", "0", "--set", "penalty=0.5", "--set", "batch_size=10")
+    assert run("run", "digits", "--rounds", "5", "--out", "here", "--resume", *same)[0] == 0
+    assert selffl.load(tmp_path / "here").summary["algorithm"] == "ditto"
+
+
+def test_a_place_that_cannot_be_written(run):
+    mistake(run(*RUN, "--out", "/proc/nowhere/run"), "/proc/nowhere")
+
+
 def test_a_taken_folder_is_left_alone(run, tmp_path):
     run(*RUN, "--out", "here")
     before = {path: path.read_bytes() for path in (tmp_path / "here").iterdir()}
@@ -135,7 +158,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "selffl run digits --algorithm self-fl --out here --resume" in err
+    assert "selffl run digits --out here --resume" in err
     assert "Traceback" not in err
     assert (tmp_path / "here" / "checkpoint.safetensors").is_file()
 

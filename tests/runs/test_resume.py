@@ -15,7 +15,7 @@ import torch
 import selffl
 from selffl.algorithms import ALGORITHMS
 from selffl.data import load as load_data
-from selffl.errors import CheckpointError
+from selffl.errors import CheckpointError, ConfigError
 from selffl.runs.folder import read_records
 from selffl.state.checkpoint import load_tensors
 
@@ -157,6 +157,89 @@ def test_a_line_that_the_kill_cut_off_is_no_obstacle(tmp_path):
     selffl.resume(tmp_path / "killed")
     train(tmp_path / "whole")
     assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_a_run_is_loaded_as_of_its_checkpoint(tmp_path):
+    """Evaluated every round, saved every fifth, killed in the ninth: models and numbers are those of the fifth."""
+    out = tmp_path / "run"
+
+    def stop(row):
+        if row["round"] == 9:
+            raise KeyboardInterrupt
+
+    fed = load_data("digits", num_clients=12, seed=1, test_fraction=0.3)
+    with pytest.raises(KeyboardInterrupt):
+        selffl.train(
+            "softmax", fed, "ditto", rounds=20, participation=0.5, evaluate_every=1, checkpoint_every=5, out=out,
+            on_round=stop,
+        )  # fmt: skip
+    assert read_records(out).summary["rounds"] == 8
+    found = selffl.load(out)
+    assert [row["round"] for row in found.history] == [1, 2, 3, 4, 5]
+    assert (found.summary["rounds"], found.summary["status"]) == (5, "running")
+    right = sum(
+        int((found.personal_model(client)(fed.test.features[low:high]).argmax(1) == fed.test.labels[low:high]).sum())
+        for client, (low, high) in zip(fed.clients, fed.test.offset.unfold(0, 2, 1).tolist(), strict=True)
+    )
+    assert found.summary["weighted_accuracy"] == right / len(fed.test.labels)
+
+
+def test_a_run_cannot_go_back(tmp_path):
+    train(tmp_path / "run", rounds=20)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match="rounds is 3, and the run is at round 20"):
+        selffl.resume(tmp_path / "run", rounds=3)
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_a_run_saved_late_goes_on_and_is_saved_again(tmp_path):
+    fed = load_data("digits", num_clients=12, seed=1, test_fraction=0.3)
+    selffl.train("softmax", fed, "ditto", rounds=4, checkpoint_every=0).save(tmp_path / "run")
+    run = selffl.resume(tmp_path / "run", rounds=8)
+    again = selffl.load(tmp_path / "run")
+    assert again.summary["rounds"] == run.summary["rounds"] == 8
+    ours, theirs = (r.global_model().state_dict() for r in (run, again))
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_other_rows_are_refused_also_for_a_named_data_set(tmp_path):
+    train(tmp_path / "run", rounds=10)
+    with pytest.raises(ConfigError, match="not the one"):
+        selffl.resume(tmp_path / "run", rounds=20, federation=load_data("digits", num_clients=12, seed=9))
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("history.csv", lambda text: text.replace("round,", "number,", 1)),
+        ("history.csv", lambda text: text.replace("\n3,", "\nthree,", 1)),
+        ("history.csv", lambda text: text + "11\n"),
+        ("history.csv", lambda text: text + "11," * 40 + "\n"),
+        ("participation.csv", lambda text: text.replace("client", "who", 1)),
+        ("clients.csv", lambda text: text.replace("client", "who", 1)),
+        ("summary.json", lambda text: "[]"),
+        ("summary.json", lambda text: text[:-5]),
+        ("config.json", lambda text: text.replace('"cross_entropy"', '"no_such_loss"')),
+        ("config.json", lambda text: text.replace('"float32"', '"float33"')),
+        ("config.json", lambda text: text.replace('"num_classes"', '"classes"')),
+    ],
+)
+def test_damaged_records_are_one_clear_line(tmp_path, name, edit):
+    train(tmp_path / "run", rounds=10)
+    path = tmp_path / "run" / name
+    changed = edit(path.read_text(encoding="utf-8"))
+    assert changed != path.read_text(encoding="utf-8")
+    path.write_text(changed, encoding="utf-8")
+    with pytest.raises(CheckpointError) as caught:
+        selffl.resume(tmp_path / "run", rounds=20)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_history_with_a_hole_is_not_gone_on_with(tmp_path):
+    train(tmp_path / "run", rounds=10)
+    (tmp_path / "run" / "history.csv").unlink()
+    with pytest.raises(CheckpointError, match="lacks rounds"):
+        selffl.resume(tmp_path / "run", rounds=20)
 
 
 def test_a_corrupt_checkpoint_is_one_clear_line_and_touches_nothing(tmp_path):

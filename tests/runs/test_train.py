@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pickle
 
 import numpy as np
@@ -13,6 +14,7 @@ import selffl
 from selffl.algorithms import ALGORITHMS, FedAvg, SelfFL
 from selffl.data import load as load_data
 from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError
+from selffl.runs import folder as files
 from selffl.runs.folder import read_records
 
 FAST = {"rounds": 6, "participation": 0.5, "evaluate_every": 3}
@@ -269,6 +271,22 @@ def test_rows_stay_out_of_the_folder_when_asked_to(tmp_path):
     assert bits(selffl.load(tmp_path / "run", federation=fed)) == bits(run)
 
 
+@pytest.mark.parametrize("change", [{"loss": None}, {"has_own_method": True}])
+def test_with_a_module_given_nothing_is_ever_unpickled(tmp_path, change):
+    """Whatever the folder says of itself: its author may not be trusted."""
+    selffl.train(TwoLayers(), made_up(), "ditto", out=tmp_path / "run", **FAST)
+    path = tmp_path / "run" / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["config"] |= change
+    path.write_text(json.dumps(content), encoding="utf-8")
+    (tmp_path / "run" / "module.pt").write_bytes(b"not a pickle")
+    with pytest.raises(ConfigError, match=r"has its own (loss|algorithm); pass"):
+        selffl.load(tmp_path / "run", model=TwoLayers())
+    given = {"loss": nn.functional.cross_entropy} if "loss" in change else {"algorithm": selffl.algorithm("ditto")}
+    selffl.load(tmp_path / "run", model=TwoLayers(), **given)
+    selffl.train(TwoLayers(), made_up(), "fedavg", start=tmp_path / "run", **FAST)  # only the checkpoint is opened
+
+
 def test_a_module_that_is_given_is_not_unpickled(tmp_path):
     module = TwoLayers()
     run = selffl.train(module, made_up(), "ditto", out=tmp_path / "run", **FAST)
@@ -283,6 +301,63 @@ def test_divergence_keeps_what_was_recorded(tmp_path):
     with pytest.raises(DivergedError, match="round"):
         selffl.train(TwoLayers(), fed, "fedavg", learning_rate=1e30, out=tmp_path / "run", **FAST)
     assert read_records(tmp_path / "run").summary["status"] == "diverged"
+
+
+def test_personal_models_that_diverge_are_divergence(fed, tmp_path):
+    """DITTO's global model is fine when a large penalty sends every personal model to infinity."""
+    with pytest.raises(DivergedError, match="personal models of 12 clients of ditto"):
+        selffl.train(
+            "softmax", fed, selffl.algorithm("ditto", penalty=100.0), rounds=40, participation=1.0, out=tmp_path / "run"
+        )
+    records = read_records(tmp_path / "run")
+    assert records.summary["status"] == "diverged"
+    assert records.history
+
+
+def test_labels_that_are_no_classes_have_no_accuracy(tmp_path):
+    """A regression, and one logit for two classes: trained, recorded, and no made-up score."""
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    client = np.repeat(list("abcd"), 10)
+
+    def squared(outputs, targets):
+        return ((outputs.squeeze(-1) - targets) ** 2).mean()
+
+    for y in (x[:, 0], (x[:, 0] > 0).astype(int)):
+        fed = selffl.Federation.from_arrays(x, y, client, 0.2)
+        run = selffl.train(nn.Linear(3, 1), fed, "ditto", loss=squared, learning_rate=0.1, **FAST)
+        assert run.summary["weighted_accuracy"] is None
+        assert [row["accuracy"] for row in run.clients] == [None] * 4
+        guess = run.personal_model("a")(fed.train.features[: fed.train.offset[1]].float()).squeeze(-1)
+        target = fed.train.labels[: fed.train.offset[1]]
+        assert ((guess - target) ** 2).mean() < target.double().var()  # it learned something
+
+
+def test_without_evaluations_the_last_models_are_kept(fed, tmp_path):
+    run = selffl.train("softmax", fed, "ditto", rounds=3, evaluate_every=0, out=tmp_path / "run")
+    assert bits(selffl.load(tmp_path / "run")) == bits(run)
+    assert run.summary["weighted_accuracy"] is not None  # the last round always has one
+
+
+def test_a_folder_becomes_a_run_only_when_it_is_whole(fed, tmp_path, monkeypatch):
+    """Killed while it is being made, it can be made again."""
+    monkeypatch.setattr(files, "write_json", lambda *_: os._exit(3))
+    child = os.fork()
+    if child == 0:
+        selffl.train("softmax", fed, "ditto", out=tmp_path / "run", **FAST)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    monkeypatch.undo()
+    selffl.train("softmax", fed, "ditto", out=tmp_path / "run", **FAST)
+
+
+def test_what_the_user_does_with_the_module_later_is_no_matter(tmp_path):
+    module = TwoLayers()
+    run = selffl.train(module, made_up(), "ditto", **FAST)
+    with torch.no_grad():
+        module.body.weight.fill_(7.0)
+    module.head = nn.Identity()
+    run.save(tmp_path / "run")
+    assert bits(selffl.load(tmp_path / "run")) == bits(run)
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused

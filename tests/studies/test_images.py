@@ -137,6 +137,32 @@ def test_a_small_demo_is_complete(monkeypatch):
     assert result.config["problem"]["rounds"] == 4
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_seed_that_diverges_does_not_take_the_study_with_it(monkeypatch, lost, kept):
+    def made_up(problem, pairs, job, done, total):
+        found = {}
+        for arm, seed in pairs:
+            whole = outcome(seed)
+            rows = [whole.summary | {"round": number} for number in (1, 2, 3, 4)]
+            one = replace(whole, history=rows)
+            if arm.label == "fedavg" and seed == lost:
+                gone = {"status": "diverged"} | ({"gradient_evaluations": 100} if kept else {})
+                one = replace(whole, summary=gone, history=rows[:2] if kept else [])
+            found.setdefault(arm.label, []).append(one)
+        return found
+
+    monkeypatch.setattr(comparison, "run_arms", made_up)
+    result = study(Comparison(SMALL, {"fedavg": "Better."}, num_seeds=2), Job())
+    lines = {row["method"]: row for row in result.table}
+    assert lines["fedavg"]["accuracy"] == "diverged"
+    assert lines["ditto"]["accuracy"] == "50.0 ± 0.0"
+    assert result.claims[0].verdict == "not decided"
+    curve = next(series for series in result.figures[0].charts[0].series if series.name == "fedavg")
+    assert list(curve.x) == [1, 2, 3, 4]
+    assert np.isnan(curve.y[-1])
+
+
 def test_rivals_are_tuned_on_validation_rows_and_never_on_test_rows(monkeypatch):
     """A made-up world: the best λ by validation is 0.3, by test it would be 3; likewise 20 steps against 320."""
     asked = []

@@ -60,6 +60,12 @@ def main() -> None:
         # The reader of a pipe has seen enough (`| head`); what is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        # A folder that may not be written, a disk that is full: nothing of ours.
+        _say(
+            f"{error.filename or 'a file'}: {error.strerror or error}. Check that it exists and may be read or written."
+        )
+        code = 2
     except (KeyboardInterrupt, typer.Abort):
         _say(STOPPED)
         code = INTERRUPTED

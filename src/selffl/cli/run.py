@@ -31,8 +31,10 @@ OF_PROBLEM = ("rounds", "participation", "learning_rate", "batch_size")  # setti
 @app.command("run")
 def run_command(
     study: Annotated[str, typer.Argument(help="What to train: digits, mnist, femnist or cifar10.", metavar="STUDY")],
-    algorithm: Annotated[str, typer.Option("--algorithm", "-a", help="The method.")] = "self-fl",
-    seed: Annotated[int, typer.Option(help="Of the split, the cohorts and the minibatches.")] = 0,
+    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="The method; without it, self-fl.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the split, the cohorts and the minibatches; without it, 0.")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -40,7 +42,7 @@ def run_command(
             "--set", metavar="KEY=VALUE", help="An option of the method, or participation, learning_rate, batch_size."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; without it, runs/STUDY-ALGORITHM-SEED.")
     ] = None,
@@ -52,26 +54,31 @@ def run_command(
     Example: selffl run digits --algorithm ditto --set penalty=0.1 --out runs/my-ditto
     """
     from selffl.runs import train as training
+    from selffl.runs.folder import CONFIG, read_config
 
     problem = _problem(study)
-    problem, options = _settle(problem, algorithm, settings or [])
-    if rounds is not None:
-        problem = replace(problem, rounds=rounds)
-    problem.method(algorithm, **options)  # refuse what cannot work before anything is loaded
-    place = folder or Path("runs") / f"{study}-{algorithm}-{seed}"
+    number = 0 if seed is None else seed
+    place = folder or Path("runs") / f"{study}-{algorithm or 'self-fl'}-{number}"
     console.check_folder(place)
-    is_there = (place / "config.json").is_file()
+    is_there = (place / CONFIG).is_file()
     if is_there and not resume:
         raise ConfigError(f"{place} already holds a run; go on with it by --resume, or give another --out.")
-    with _watching(problem.rounds, f"{algorithm} on {study}") as on_round:
+    if is_there:
+        _refuse_other_settings(place, problem, algorithm, seed, settings or [])
+    name = read_config(place).algorithm if is_there else algorithm or "self-fl"
+    problem, options = _settle(problem, name, settings or [])
+    if rounds is not None:
+        problem = replace(problem, rounds=rounds)
+    problem.method(name, **options)  # refuse what cannot work before anything is loaded
+    with _watching(problem.rounds, f"{name} on {study}") as on_round:
         try:
             if is_there:
                 run = training.resume(place, rounds=rounds, device=device, on_round=on_round)
             else:
-                run = problem.run(algorithm, options, seed, device=device, out=place, on_round=on_round)
+                run = problem.run(name, options, number, device=device or "cpu", out=place, on_round=on_round)
         except KeyboardInterrupt:
-            words = ["selffl", "run", study, "--algorithm", algorithm, "--out", str(place), "--resume"]
-            console.tell(console.err, f"The run is kept up to its last checkpoint. To go on: {shlex.join(words)}")
+            again = shlex.join(["selffl", "run", study, "--out", str(place), "--resume"])
+            console.tell(console.err, f"The run is kept up to its last checkpoint. To go on: {again}")
             raise
     if as_json:
         print(json.dumps(run.summary, ensure_ascii=False))
@@ -170,6 +177,31 @@ def _settle(problem: Problem, algorithm: str, settings: list[str]) -> tuple[Prob
         else:
             raise unknown_name(f"key in --set for {algorithm}", key, (*known, *OF_PROBLEM))
     return problem, options
+
+
+def _refuse_other_settings(
+    place: Path, problem: Problem, algorithm: str | None, seed: int | None, settings: list[str]
+) -> None:
+    """A run goes on as it began: refuse a method, a seed or a setting that it was not begun with."""
+    from selffl.runs.folder import read_config
+
+    config = read_config(place)
+    asked: dict[str, Any] = {}
+    if algorithm is not None:
+        asked["algorithm"] = algorithm
+    if seed is not None:
+        asked["seed"] = seed
+    begun: dict[str, Any] = {"algorithm": config.algorithm, "seed": config.seed} | config.options
+    begun |= {key: getattr(config, key) for key in OF_PROBLEM if key != "rounds"}
+    changed, options = _settle(problem, config.algorithm, settings)
+    asked |= options
+    asked |= {key: getattr(changed, key) for key in OF_PROBLEM if key != "rounds" and f"{key}=" in " ".join(settings)}
+    for key, value in asked.items():
+        if begun.get(key) != value:
+            raise ConfigError(
+                f"{key} is {value!r}, and the run in {place} was begun with {begun.get(key)!r}; leave it out to go on, "
+                "or give another --out."
+            )
 
 
 @contextmanager

@@ -88,14 +88,15 @@ def results_page(studies: Recorded, figure_folder: str) -> str:
     parts = [
         "# Results",
         "Made from run records by `selffl paper page`; its numbers and verdicts come from the records. "
-        "Every ± is a standard error over repeats.",
+        "Every ± is a standard error over repeats. Gradients are evaluations per client and round in training; steps "
+        "of fine-tuning or adaptation before a test come on top.",
         lead(studies),
     ]
     for _, record in studies:
         parts += [f"## {record.title}", f"`{record.id}`: {record.paper}. {capfirst(record.setting)}."]
         parts += [f"Made by `{record.command}` in {record.seconds:.0f} s; {_environment(record)}."]
         if record.is_quick:
-            parts.append("**Quick run: fewer repeats than stated.**")
+            parts.append("**Quick run: fewer repeats or rounds than stated.**")
         parts += ["\n".join(f"- **{c['text']}** *{c['verdict'].capitalize()}.* {c['evidence']}" for c in record.claims)]
         if words := reading(record):
             parts.append(f"**Reading.** {words}")

@@ -16,6 +16,7 @@ from torch import Tensor
 from selffl.algorithms.solver import descend
 from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, RunState
+from selffl.errors import DivergedError
 from selffl.training.evaluation import correct_predictions
 from selffl.training.model import ModelSource
 
@@ -101,6 +102,12 @@ def evaluate(
         clients = torch.arange(start, stop, device=shared.device)
         own = _of_clients(rows, start, stop)
         personal = engine.personal(state, clients)
+        if not personal.isfinite().all():
+            lost = int((~personal.isfinite().all(-1)).sum())
+            raise DivergedError(
+                f"the personal models of {lost} clients of {engine.algorithm.name} are not finite after round "
+                f"{state.round_number}; expected finite numbers. Lower the learning rate or the penalty."
+            )
         note("personal", personal, own)
         note("global", shared, own)
         is_shared = personal.data_ptr() == shared.data_ptr()  # one model for everybody, expanded: no need to tune twice

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -97,10 +98,9 @@ class RunFolder:
 
     def begin(self, config: RunConfig, records: Records) -> None:
         """Write what is known before the first round, or what an interrupted run had found until its checkpoint."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / CONFIG, {"version": VERSION, "config": asdict(config), "environment": environment()})
         write_csv(self.path / HISTORY, records.history, self.history_columns)
         write_csv(self.path / PARTICIPATION, records.participation, self.participation_columns)
+        write_json(self.path / CONFIG, {"version": VERSION, "config": asdict(config), "environment": environment()})
 
     def add_round(self, row: Row, participation: Sequence[Row]) -> None:
         """One more round."""
@@ -139,9 +139,16 @@ def read_records(path: Path) -> Records:
             if (path / name).is_file():
                 rows += read_csv(path / name, as_text=("client",))
         if (path / SUMMARY).is_file():
-            found.summary.update(json.loads((path / SUMMARY).read_text(encoding="utf-8")))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"the records in {path} are damaged ({error}); expected those of a run.") from None
+            summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+            if not isinstance(summary, dict):
+                raise ValueError(f"{SUMMARY} is no JSON object")
+            found.summary.update(summary)
+        for row in (*found.history, *found.participation):
+            row["round"] = int(row["round"])
+        if not all("client" in row for row in (*found.clients, *found.participation)):
+            raise ValueError("there is no column client")
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        raise CheckpointError(f"the records in {path} are damaged ({error!r}); expected those of a run.") from None
     return found
 
 

@@ -24,6 +24,7 @@ from selffl.models import build
 from selffl.runs import folder as files
 from selffl.runs.evaluation import evaluate, score_names
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
+from selffl.state.checkpoint import load_tensors
 from selffl.training.blocks import Gradients, Loss
 from selffl.training.evaluation import check_labels
 from selffl.training.flat import FlatModel
@@ -45,11 +46,12 @@ class Training:
     def __init__(
         self, config: RunConfig, method: Method, module: nn.Module, loss: Loss, federation: Federation
     ) -> None:
-        self.config, self.method, self.module, self.loss, self.federation = config, method, module, loss, federation
+        self.config, self.method, self.loss, self.federation = config, method, loss, federation
+        self.module = copy.deepcopy(module)  # whatever the user does with it later
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
         rows = _prepared(federation, device, dtype)
-        check_labels(self.model, rows.train)
+        self.classifies = check_labels(self.model, rows.train)  # if not, there is no accuracy
         self.source = ModelSource(
             rows, self.model, loss, config.learning_rate, config.batch_size, config.seed, config.gradients
         )
@@ -119,9 +121,9 @@ class Run:
         """Write the run into a folder of its own; `selffl.load` reads it."""
         target = Path(path)
         _refuse_if_taken(target)
-        folder = _begin(target, self._training, Records(self.history, self.participation), keep_rows=True)
-        folder.add_evaluation(Records(clients=self.clients, summary=self.summary))
-        folder.add_checkpoint(self._state, self.summary["seconds"])
+        records = Records(self.history, self.participation, self.clients, self.summary)
+        _begin(target, self._training, records, self._state, keep_rows=True)
+        self.config = self._training.config
 
 
 def train(
@@ -187,11 +189,11 @@ def train(
         DivergedError: training left the finite numbers; what was recorded until then is kept.
     """
     name, method = _method(algorithm)
+    check_seed(seed)
     module, recipe = _module(model, federation, seed)
     for option, value in (("rounds", rounds), ("batch_size", batch_size)):
         at_least(option, value, 1)
     above("learning_rate", learning_rate, 0.0)
-    check_seed(seed)
     one_of("evaluate_on", evaluate_on, ("test", "validation"))
     for option, every in (("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
         if every is not None:
@@ -202,7 +204,6 @@ def train(
         at_least("chunk_size", chunk_size, 1)
     _check_device(device)
     every = max(rounds // 20, 1) if evaluate_every is None else evaluate_every
-    own_rows = federation.source is None
     config = RunConfig(
         algorithm=name,
         options=dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
@@ -211,7 +212,7 @@ def train(
         learning_rate=learning_rate,
         batch_size=batch_size,
         seed=seed,
-        device=device,
+        device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         chunk_size=chunk_size,
         gradients=gradients,
@@ -219,10 +220,10 @@ def train(
         evaluate_on=evaluate_on,
         evaluate_train=evaluate_train,
         fine_tune=tuple(sorted(set(fine_tune))),
-        checkpoint_every=every if checkpoint_every is None else checkpoint_every,
+        checkpoint_every=(every or rounds) if checkpoint_every is None else checkpoint_every,
         data="arrays" if federation.source is None else str(federation.source["name"]),
         source=None if federation.source is None else dict(federation.source),
-        fingerprint=federation.fingerprint() if own_rows and out is not None else "",
+        fingerprint="",  # taken when the run is written
         model=recipe,
         loss=_name_of(loss),
         has_own_method=not _is_named(name, method),
@@ -232,9 +233,7 @@ def train(
     folder = None
     if out is not None:
         _refuse_if_taken(Path(out))
-        folder = _begin(Path(out), training, Records(), keep_rows)
-        if config.checkpoint_every:
-            folder.add_checkpoint(state, 0.0)
+        folder = _begin(Path(out), training, Records(), state, keep_rows)
     return _go_on(training, state, Records(), folder, 0.0, on_round)
 
 
@@ -242,6 +241,8 @@ def resume(
     path: str | Path,
     *,
     model: nn.Module | None = None,
+    loss: Loss | None = None,
+    algorithm: Method | None = None,
     federation: Federation | None = None,
     rounds: int | None = None,
     device: str | None = None,
@@ -251,37 +252,59 @@ def resume(
 
     Args:
         path: the run's folder.
-        model: the module, if the one in the folder cannot or should not be unpickled.
+        model: the module, if the one in the folder cannot or should not be unpickled; nothing is, then.
+        loss: likewise, if it is not one of torch's.
+        algorithm: likewise, if it is not one of the registry's.
         federation: the rows, if they are not in the folder.
         rounds: go on to this round instead of the one first asked for.
         device: another device; the numbers may then differ in their last bits.
         on_round: called with each further row of the history.
     """
     place = Path(path)
-    training = _restored(place, model, federation, rounds, device)
+    training = _restored(place, _Given(model, loss, algorithm, federation), rounds, device)
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
     state, seconds = files.read_checkpoint(place, training.engine.start(training.model.params))
+    if state.round_number > training.config.rounds:
+        raise ConfigError(
+            f"rounds is {training.config.rounds}, and the run is at round {state.round_number}; expected that or more."
+        )
     found = _records(place, training.federation)
-    if state.round_number >= training.config.rounds and found.summary.get("status") == "finished":
-        return _run(training, state, found)
     records = found.up_to(state.round_number)
+    if [row["round"] for row in records.history] != list(range(1, state.round_number + 1)):
+        raise CheckpointError(
+            f"{place / files.HISTORY} lacks rounds before the checkpoint of round {state.round_number}; expected all. "
+            "Load the run for its models, or start it anew."
+        )
+    if state.round_number == training.config.rounds and found.summary.get("status") == "finished":
+        return _run(training, state, found)
     folder = RunFolder(place, _history_columns(training.config))
     folder.begin(training.config, records)
     return _go_on(training, state, records, folder, seconds, on_round)
 
 
 def load(
-    path: str | Path, *, model: nn.Module | None = None, federation: Federation | None = None, device: str | None = None
+    path: str | Path,
+    *,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    algorithm: Method | None = None,
+    federation: Federation | None = None,
+    device: str | None = None,
 ) -> Run:
     """A saved run, as of its last checkpoint.
 
-    A user's own module is unpickled, which runs code from the file: open only what you trust, or pass ``model``.
+    A user's own module is unpickled, which runs code from the file: open only what you trust, or pass ``model``, and
+    nothing is unpickled (a loss or a method of the user's own has to be passed as well, then).
     """
     place = Path(path)
-    training = _restored(place, model, federation, None, device)
+    training = _restored(place, _Given(model, loss, algorithm, federation), None, device)
     state, _ = files.read_checkpoint(place, training.engine.start(training.model.params))
-    return _run(training, state, _records(place, training.federation))
+    records = _records(place, training.federation)
+    if records.summary.get("rounds") != state.round_number:  # it went on after the checkpoint, and was interrupted
+        records = replace(records.up_to(state.round_number), clients=[])
+        records.summary = _summary(training, records, "running")
+    return _run(training, state, records)
 
 
 def _go_on(
@@ -323,21 +346,13 @@ def _go_on(
         stop = training.next_stop(state.round_number)
         try:
             state = training.engine.advance(state, stop - state.round_number, note)
+            if training.is_due(config.evaluate_every, stop):
+                _evaluate(training, state, records)
         except DivergedError:
+            publish()
             if folder is not None:
-                publish()
                 folder.add_evaluation(replace(records, summary=_summary(training, records, "diverged")))
             raise
-        if training.is_due(config.evaluate_every, stop):
-            fine_tune = config.fine_tune if stop == config.rounds else ()  # it costs as much as training
-            found = evaluate(training.engine, training.source, state, training.evaluated, fine_tune)
-            records.history[-1] |= found.scores()
-            if config.evaluate_train:
-                fitted = evaluate(training.engine, training.source, state, training.source.federation.train)
-                records.history[-1]["train_accuracy"] = fitted.weighted("personal")
-            records.clients = _client_rows(
-                training, state, records, found.accuracy("personal"), found.accuracy("global")
-            )
         publish()
         status = "finished" if stop == config.rounds else "running"
         records.summary = _summary(training, records, status)
@@ -346,6 +361,22 @@ def _go_on(
             if config.checkpoint_every and training.is_due(config.checkpoint_every, stop):
                 folder.add_checkpoint(state, time.perf_counter() - began)
     return _run(training, state, records)
+
+
+def _evaluate(training: Training, state: RunState, records: Records) -> None:
+    """Add the scores of the moment to the last row of the history, and make the rows of the clients."""
+    config = training.config
+    unknown = torch.full_like(state.num_rounds, torch.nan, dtype=torch.float64)
+    personal = shared = unknown
+    if training.classifies:
+        fine_tune = config.fine_tune if state.round_number == config.rounds else ()  # it costs as much as training
+        found = evaluate(training.engine, training.source, state, training.evaluated, fine_tune)
+        records.history[-1] |= found.scores()
+        personal, shared = found.accuracy("personal"), found.accuracy("global")
+        if config.evaluate_train:
+            fitted = evaluate(training.engine, training.source, state, training.source.federation.train)
+            records.history[-1]["train_accuracy"] = fitted.weighted("personal")
+    records.clients = _client_rows(training, state, records, personal, shared)
 
 
 def _rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
@@ -397,14 +428,15 @@ def _or_none(values: Tensor) -> list[float | None]:
 def _summary(training: Training, records: Records, status: str) -> Row:
     """The run in one row: the numbers of its last evaluation."""
     config = training.config
-    scored = next((row for row in reversed(records.history) if row.get("weighted_accuracy") is not None), {})
+    names = _score_names(config)
+    scored = next((row for row in reversed(records.history) if any(row.get(name) is not None for name in names)), {})
     last: Row = records.history[-1] if records.history else {}
     return {
         "algorithm": config.algorithm,
         "data": config.data,
         "seed": config.seed,
         "rounds": last.get("round", 0),
-        **{name: scored.get(name) for name in _score_names(config)},
+        **{name: scored.get(name) for name in names},
         "gradient_evaluations": last.get("gradient_evaluations", 0),
         "seconds": last.get("seconds", 0.0),
         "evaluated_in_round": scored.get("round"),
@@ -439,9 +471,9 @@ def _history_columns(config: RunConfig) -> list[str]:
     return [*first, "num_local_steps", "intra_variance", "inter_variance", *_score_names(config)]
 
 
-def _begin(path: Path, training: Training, records: Records, keep_rows: bool) -> RunFolder:
-    """A new folder with everything that `resume` needs, but for the checkpoint."""
-    config = training.config
+def _begin(path: Path, training: Training, records: Records, state: RunState, keep_rows: bool) -> RunFolder:
+    """A new folder with everything that `resume` needs; its configuration, which makes it a run, comes last."""
+    training.config = config = replace(training.config, fingerprint=training.federation.fingerprint())
     folder = RunFolder(path, _history_columns(config))
     path.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Any] = {}
@@ -455,26 +487,53 @@ def _begin(path: Path, training: Training, records: Records, keep_rows: bool) ->
         files.save_module(path, parts)
     if config.source is None and keep_rows:
         training.federation.save(path / files.FEDERATION)
+    if config.checkpoint_every or state.round_number:
+        folder.add_checkpoint(state, records.summary.get("seconds", 0.0))
+    if records.summary:
+        folder.add_evaluation(records)
     folder.begin(config, records)
     return folder
 
 
-def _restored(
-    path: Path, model: nn.Module | None, federation: Federation | None, rounds: int | None, device: str | None
-) -> Training:
+@dataclass(frozen=True)
+class _Given:
+    """What the user hands over instead of what lies in a run's folder."""
+
+    model: nn.Module | None
+    loss: Loss | None
+    method: Method | None
+    federation: Federation | None
+
+
+def _restored(path: Path, given: _Given, rounds: int | None, device: str | None) -> Training:
     """The machinery of a saved run."""
     config = files.read_config(path)
     if rounds is not None:
         at_least("rounds", rounds, 1)
         config = replace(config, rounds=rounds)
-    config = replace(config, device=device or config.device)
+    config = replace(
+        config, device=str(device or config.device), checkpoint_every=config.checkpoint_every or config.rounds
+    )
     _check_device(config.device)
-    needs_pickle = (config.model is None and model is None) or config.loss is None or config.has_own_method
-    parts = files.load_module(path) if needs_pickle else {}
-    method = parts.get("method") or algorithm(config.algorithm, **config.options)
-    loss = parts.get("loss") or getattr(nn.functional, str(config.loss))
-    module = model or parts.get("module") or build(**(config.model or {}))
-    return Training(config, method, module, loss, _federation(path, config, federation))
+    parts: dict[str, Any] = {}
+    needed = {
+        "model": config.model is None and given.model is None,
+        "loss": config.loss is None and given.loss is None,
+        "algorithm": config.has_own_method and given.method is None,
+    }
+    if any(needed.values()):
+        if given.model is not None:  # the user does not want anything unpickled
+            missing = " and ".join(name for name, is_needed in needed.items() if is_needed)
+            raise ConfigError(f"the run in {path} has its own {missing}; pass {missing} as well, or leave out model.")
+        parts = files.load_module(path)
+    try:
+        method = given.method or parts.get("method") or algorithm(config.algorithm, **config.options)
+        loss = given.loss or parts.get("loss") or getattr(nn.functional, str(config.loss))
+        module = given.model or parts.get("module") or build(**(config.model or {}))
+        getattr(torch, config.dtype)
+    except (AttributeError, TypeError) as error:
+        raise CheckpointError(f"{path / files.CONFIG} is not the configuration of a run ({error}).") from None
+    return Training(config, method, module, loss, _federation(path, config, given.federation))
 
 
 def _federation(path: Path, config: RunConfig, given: Federation | None) -> Federation:
@@ -530,17 +589,21 @@ def _first(training: Training, start: Run | str | Path | Warm | None) -> Tensor:
     """The model that training starts from."""
     if start is None:
         return training.model.params
-    if isinstance(start, str | Path):
-        start = load(start)
-    if isinstance(start, Run):
-        params: Tensor = start._state.server.params
-        if params.shape != training.model.params.shape:
+    own = training.model.params
+    if isinstance(start, Run | str | Path):
+        # Of a folder nothing but the checkpoint is opened.
+        params: Tensor | None = (
+            start._state.server.params
+            if isinstance(start, Run)
+            else load_tensors(Path(start) / files.CHECKPOINT)[0].get("server.params")
+        )
+        if params is None or params.shape != own.shape:
+            found = "no" if params is None else params.shape[-1]
             raise ConfigError(
-                f"the run to start from has {params.shape[-1]} parameters, the model {len(training.model.params)}; "
-                "expected a run of the same model."
+                f"the run to start from has {found} parameters, the model {len(own)}; expected a run of the same model."
             )
-        return params.to(training.model.params)
-    return training.model.flatten(start).to(training.model.params)
+        return params.to(own)
+    return training.model.flatten(start).to(own)
 
 
 def _prepared(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:

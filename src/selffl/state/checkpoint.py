@@ -43,6 +43,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; expected a file that selffl has saved.")
     try:
+        path.open("rb").close()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be opened ({error.strerror}); expected a readable file.") from None
+    try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if header.get("format") != "selffl":

@@ -63,9 +63,11 @@ def read_csv(path: Path, as_text: Sequence[str] = ()) -> list[dict[str, Any]]:
     with path.open(newline="", encoding="utf-8") as file:
         text = file.read()
     whole = io.StringIO(text[: text.rfind("\n") + 1], newline="")
-    return [
-        {name: cell if name in as_text else _value(cell) for name, cell in row.items()} for row in csv.DictReader(whole)
-    ]
+    rows = list(csv.DictReader(whole))
+    for number, row in enumerate(rows, start=1):
+        if None in row or None in row.values():
+            raise ValueError(f"row {number} of {path.name} has other columns than the first line")
+    return [{name: cell if name in as_text else _value(cell) for name, cell in row.items()} for row in rows]
 
 
 def _value(cell: str) -> Any:

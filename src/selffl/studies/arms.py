@@ -8,7 +8,7 @@ import math
 import multiprocessing
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -54,8 +54,13 @@ class Outcome:
 
     @property
     def num_gradients(self) -> float:
-        """Per client and round it took part in."""
-        return float(self.summary["gradient_evaluations"]) / self.rounds_taken
+        """In training, per client and round it took part in; NaN for a run that left no records before it diverged."""
+        return float(self.summary.get("gradient_evaluations", math.nan)) / self.rounds_taken
+
+    def at(self, round_number: int) -> Outcome:
+        """As of an evaluated round; as diverged if it did not get there."""
+        row = next((row for row in self.history if row["round"] == round_number), None)
+        return replace(self, summary={"status": "diverged"} if row is None else row | {"status": "running"})
 
 
 Outcomes = dict[str, list[Outcome]]  # by label, in the order of seeds
@@ -165,6 +170,7 @@ def _source() -> str:
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        if path.relative_to(root).parts[0] not in ("studies", "reports", "cli"):
+        is_of_studies = path.parent.name == "studies" and path.name not in ("arms.py", "problems.py")
+        if not is_of_studies and path.relative_to(root).parts[0] not in ("reports", "cli"):
             digest.update(path.read_bytes())
     return digest.hexdigest()

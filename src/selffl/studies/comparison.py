@@ -15,12 +15,14 @@ from selffl.studies.arms import Arm, Outcome, Outcomes, estimate, run_arms, valu
 from selffl.studies.problems import Problem
 from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
 
-PAPER_METHODS = ("self-fl", "fedavg", "ditto", "pfedme", "perfedavg")
 METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
 FINE_TUNE = (5, 20, 80, 320)  # steps of fine-tuning, to choose from
 VALIDATION = 0.2  # share of each client's rows, while choosing
 GRADIENTS_PER_STEP = {"fedavg": 1, "local": 1, "ditto": 2, "perfedavg": 2, "pfedme": 5}
+
+# Local training never changes the model it starts from; the global head of FedPer and FedRep is never trained.
+WITHOUT_GLOBAL = ("local", "fedper", "fedrep")
 
 TUNED_DITTO, TUNED_FEDAVG = "ditto, λ chosen", "fedavg, fine-tuned"
 
@@ -137,8 +139,9 @@ def _fine_tuned(outcome: Outcome, steps: int) -> Outcome:
         }
         return dict(row) | taken
 
-    # A client needs its steps once, after training: spread over the rounds they are next to nothing.
-    return replace(outcome, summary=swap(outcome.summary), history=[swap(outcome.history[-1])])
+    # Gradients are those of training, for every method; these steps, once per client, come on top (see `chosen`).
+    last = [swap(row) for row in outcome.history[-1:]]
+    return replace(outcome, summary=swap(outcome.summary), history=last)
 
 
 def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) -> StudyResult:
@@ -171,8 +174,7 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
     for label, group in outcomes.items():
         line = {"method": label}
         for metric, title in METRICS.items():
-            # Local training never changes the model it starts from.
-            is_void = metric == "global_accuracy" and label.startswith("local")
+            is_void = metric == "global_accuracy" and label.startswith(WITHOUT_GLOBAL)
             line[title] = "–" if is_void else points(estimate(group, metric))
         line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.0f}"
         at_cap = [share for o in group if (share := share_at_cap(o, comparison.problem.max_local_steps)) is not None]
@@ -202,15 +204,12 @@ def by_round(outcomes: Outcomes, labels: Sequence[str], metric: str, title: str)
     lines = []
     for label in labels:
         group = outcomes[label]
-        rounds = [row["round"] for row in group[0].history]
-        found = [
-            estimate([replace(o, summary=o.history[i] | {"status": ""}) for o in group], metric)
-            for i in range(len(rounds))
-        ]
+        rounds = sorted({row["round"] for outcome in group for row in outcome.history})
+        found = [estimate([outcome.at(number) for outcome in group], metric) for number in rounds]
         lines.append(Series(label, rounds, [p.mean for p in found], [p.error for p in found]))
     which = {"global_accuracy": "the global model", "train_accuracy": "the personal models on training rows"}
     label = f"accuracy of {which.get(metric, 'the personal models')}, %"
-    return Chart(title, "round", label, lines, dodge=max(lines[0].x) / 170)
+    return Chart(title, "round", label, lines, dodge=max((x for line in lines for x in line.x), default=0) / 170)
 
 
 def better(outcomes: Outcomes, first: str, rival: str, text: str) -> Claim:

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from selffl.errors import DivergedError
 from selffl.studies.arms import Arm, Outcome, estimate, run_arms, values
 from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, Comparison, by_round, points, study
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, Problem, femnist
@@ -245,12 +246,8 @@ def _sparse(job: Job) -> StudyResult:
     arms = [Arm(label, name, options) for label, (name, options) in SPARSE.items()]
     outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, 0, len(arms) * len(seeds))
     labels = list(SPARSE)
-    middle = len(outcomes[labels[0]][0].history) // 2 - 1
-    half = {
-        label: [replace(o, summary=o.history[middle] | {"status": ""}) for o in group]
-        for label, group in outcomes.items()
-    }
-    half_round = half[labels[0]][0].summary["round"]
+    half_round = problem.rounds // 2
+    half = {label: [outcome.at(half_round) for outcome in group] for label, group in outcomes.items()}
     table = [
         {
             "method": label,
@@ -295,7 +292,12 @@ def _steps(job: Job) -> tuple[Problem, dict[str, list[Outcome]]]:
     problem, seeds = _shortened(MNIST, job)
     arms = [Arm("self-fl", "self-fl"), Arm("self-fl-exact", "self-fl-exact")]
     work = [(arm, seed) for seed in seeds for arm in arms]
-    return problem, run_arms(problem, work, job, 0, len(work))
+    outcomes = run_arms(problem, work, job, 0, len(work))
+    for label, group in outcomes.items():
+        for outcome in group:
+            if outcome.summary["status"] == "diverged":
+                raise DivergedError(f"{label} diverged with seed {outcome.seed}; expected a whole run to look at.")
+    return problem, outcomes
 
 
 def _histogram(job: Job) -> StudyResult:
@@ -366,7 +368,7 @@ def _trajectory(job: Job) -> StudyResult:
             for row in outcome.participation:
                 if row["wanted_steps"] is not None:
                     taken.setdefault(row["client"], []).append((row["round"], row["wanted_steps"]))
-            # A client that took part often shows a trajectory; the first such one by id, so that nothing is picked.
+            # A client that took part often shows a trajectory; the first such one to take part, so that none is picked.
             often = next(client for client in taken if len(taken[client]) >= min(MANY, max(map(len, taken.values()))))
             rows += [
                 {"form": label, "seed": outcome.seed, "client": often, "round": number, "wanted_steps": steps}

@@ -81,11 +81,11 @@ def _blocks(sizes: list[int], max_clients: int, max_rows: int, alone: float) -> 
         low = high
 
 
-def check_labels(model: FlatModel, rows: Rows) -> None:
+def check_labels(model: FlatModel, rows: Rows) -> bool:
     """Refuse rows that the model cannot take, labels beyond its outputs, and a model that draws random numbers.
 
     One pass over one row says how many outputs there are; labels are looked at if they are whole numbers and there are
-    outputs to choose between.
+    outputs to choose between.  Returns whether that is so: else there is nothing to have right or wrong.
     """
     if len(rows.labels) == 0:
         raise DataError("there are no rows; expected at least one.")
@@ -111,7 +111,7 @@ def check_labels(model: FlatModel, rows: Rows) -> None:
         )
     num_outputs = outputs.shape[-1] if outputs.ndim == 2 else 1
     if rows.labels.is_floating_point() or rows.labels.ndim != 1 or num_outputs < 2:
-        return
+        return False
     wrong = (rows.labels < 0) | (rows.labels >= num_outputs)
     if wrong.any():
         row = int(wrong.nonzero()[0])
@@ -121,3 +121,4 @@ def check_labels(model: FlatModel, rows: Rows) -> None:
             f"outputs; expected labels from 0 to {num_outputs - 1}. Number the classes anew, or give the model more "
             "outputs."
         )
+    return True
