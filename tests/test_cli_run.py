@@ -70,7 +70,8 @@ def test_a_run_goes_on(run, tmp_path):
 
 
 def test_resume_without_a_run_begins_one(run):
-    assert run(*RUN, "--out", "new", "--resume")[0] == 0
+    code, _, err = run(*RUN, "--out", "new", "--resume")
+    assert (code, err) == (0, "Nothing to go on with in new: a new run begins there.\n")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,11 @@ def test_a_run_goes_on_as_it_began(run, tmp_path, words, part):
     same = ("--algorithm", "ditto", "--seed", "0", "--set", "penalty=0.5", "--set", "batch_size=10")
     assert run("run", "digits", "--rounds", "5", "--out", "here", "--resume", *same)[0] == 0
     assert selffl.load(tmp_path / "here").summary["algorithm"] == "ditto"
+
+
+def test_a_run_of_another_study_is_not_gone_on_with(run):
+    run(*RUN, "--out", "here")
+    mistake(run("run", "mnist", "--out", "here", "--resume"), "data is 'mnist', and the run in here", "'digits'")
 
 
 def test_a_place_that_cannot_be_written(run):

@@ -217,7 +217,7 @@ def test_one_bad_record_among_good_ones_is_not_passed_over(tmp_path):
 
 def test_a_folder_without_records_is_refused(tmp_path):
     (tmp_path / (RECORD + ".part")).write_text("{}", encoding="utf-8")  # an interrupted run
-    assert refusal(tmp_path).startswith(f"{tmp_path} holds no record.json; expected the output of `selffl paper run")
+    assert refusal(tmp_path).startswith(f"{tmp_path} holds no record.json; expected what `selffl paper run")
 
 
 def test_what_is_no_folder_is_refused(tmp_path):
@@ -339,7 +339,7 @@ def test_figures_are_inside_with_a_description_and_the_readers_ink(page_text, tw
 def test_a_quick_run_is_marked_and_a_full_one_is_not(page_text):
     second = page_text.index('<section id="second"')
     assert "Quick run" not in page_text[:second]
-    assert "Quick run: fewer repeats than stated." in page_text[second:]
+    assert "Quick run: fewer repeats or rounds than stated." in page_text[second:]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import selffl
 from selffl.algorithms import ALGORITHMS
 from selffl.data import load as load_data
 from selffl.errors import CheckpointError, ConfigError
-from selffl.runs.folder import read_records
+from selffl.runs import train as training
+from selffl.runs.folder import RunFolder, locked, read_records
 from selffl.state.checkpoint import load_tensors
 
 ROUNDS = 60
@@ -184,6 +185,35 @@ def test_a_run_is_loaded_as_of_its_checkpoint(tmp_path):
     assert found.summary["weighted_accuracy"] == right / len(fed.test.labels)
 
 
+def test_two_processes_cannot_write_one_run(tmp_path):
+    """The second is refused while the first holds the folder, and may once it is gone."""
+    kill(tmp_path / "run", "self-fl", 37)
+    before = (tmp_path / "run" / "history.csv").read_bytes()
+    with locked(tmp_path / "run"), pytest.raises(ConfigError, match="another process is writing"):
+        selffl.resume(tmp_path / "run")
+    assert (tmp_path / "run" / "history.csv").read_bytes() == before
+    assert selffl.resume(tmp_path / "run").summary["status"] == "finished"
+
+
+def test_a_long_run_is_saved_by_the_clock(tmp_path, monkeypatch):
+    """Evaluations far apart: a checkpoint comes all the same, and the numbers do not notice."""
+    monkeypatch.setattr(training, "LOST_SECONDS", 0.0)
+    saved = []
+    write = RunFolder.add_checkpoint
+    monkeypatch.setattr(
+        RunFolder,
+        "add_checkpoint",
+        lambda self, state, seconds: (saved.append(state.round_number), write(self, state, seconds)),
+    )
+    run = train(tmp_path / "often", rounds=15, checkpoint_every=15)
+    assert saved == list(range(16))
+    monkeypatch.undo()
+    plain = train(tmp_path / "plain", rounds=15, checkpoint_every=15)
+    assert without_time(run.history) == without_time(plain.history)
+    ours, theirs = (r.global_model().state_dict() for r in (run, plain))
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
 def test_a_run_cannot_go_back(tmp_path):
     train(tmp_path / "run", rounds=20)
     before = (tmp_path / "run" / "config.json").read_bytes()
@@ -286,5 +316,5 @@ def test_the_summary_on_disk_is_valid_json_all_along(tmp_path):
             seen.append(json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["rounds"])
 
     train(tmp_path / "run", rounds=30, on_round=look)
-    assert set(seen) == {10, 20}
+    assert set(seen) == {1, 10, 20}  # the first round is a stretch of its own, to measure the pace
     assert os.listdir(tmp_path) == ["run"]

@@ -45,6 +45,13 @@ class TwoLayers(nn.Module):
         return self.head(torch.relu(self.body(x)))
 
 
+class Pair(nn.Linear):
+    """A module with two outputs, of which nobody says which is meant."""
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
 def tilted_loss(outputs, labels):
     """A user's own loss."""
     return nn.functional.cross_entropy(outputs, labels, label_smoothing=0.1)
@@ -201,7 +208,10 @@ def test_a_warm_start_from_a_run_a_folder_and_a_state_dict(fed, tmp_path):
     first = selffl.train("softmax", fed, "fedavg", out=tmp_path / "first", **FAST)
     runs = [
         selffl.train("softmax", fed, "ditto", start=start, **FAST)
-        for start in (first, tmp_path / "first", str(tmp_path / "first"), first.global_model().state_dict())
+        for start in (
+            *(first, tmp_path / "first", str(tmp_path / "first")),
+            *(first.global_model(), first.global_model().state_dict()),
+        )
     ]
     assert all(bits(run) == bits(runs[0]) for run in runs[1:])
     assert bits(runs[0]) != bits(selffl.train("softmax", fed, "ditto", **FAST))
@@ -383,6 +393,11 @@ def test_what_the_user_does_with_the_module_later_is_no_matter(tmp_path):
         ({"algorithm": 3}, "algorithm is 3"),
         ({"model": "sofmax"}, "did you mean 'softmax'"),
         ({"model": lambda x: x}, "expected a torch.nn.Module"),
+        ({"loss": "cross_entropy"}, "loss is 'cross_entropy'; expected a function"),
+        ({"loss": lambda o, y: nn.functional.cross_entropy(o, y, reduction="none")}, "expected one number"),
+        ({"algorithm": FedAvg}, "expected a name"),
+        ({"device": "meta"}, "device is 'meta'"),
+        ({"model": Pair(64, 10)}, "returns a tuple"),
         ({"model": nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10))}, "GroupNorm"),
     ],
 )
@@ -408,8 +423,47 @@ def test_rows_that_the_model_cannot_take(fed, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("labels", "outputs"),
+    [
+        (lambda y: y.astype(float), 3),  # what a table makes of classes as soon as one is missing
+        (lambda y: y.reshape(-1, 1), 3),
+        (lambda y: np.eye(3, dtype=int)[y], 3),
+        (lambda y: y, 1),
+    ],
+)
+def test_labels_that_the_loss_cannot_take(labels, outputs, tmp_path):
+    rng = np.random.default_rng(0)
+    y = np.concatenate([[0, 1, 2], rng.integers(0, 3, 27)])
+    fed = selffl.Federation.from_arrays(rng.normal(size=(30, 4)), labels(y), np.repeat(list("abc"), 10))
+    with pytest.raises(DataError, match="the loss cannot take outputs of shape") as caught:
+        selffl.train(nn.Linear(4, outputs), fed, "fedavg", rounds=1, out=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_label_out_of_range_among_the_test_rows_is_seen():
+    fed = made_up()
+    fed.test.labels[7] = 9
+    with pytest.raises(DataError, match="client 'c01' has the label 9"):
+        selffl.train(TwoLayers(), fed, "fedavg", rounds=1)
+
+
+def test_rows_that_are_no_federation():
+    with pytest.raises(ConfigError, match="expected a Federation"):
+        selffl.train(TwoLayers(), (np.eye(3), [0, 1, 2]), "fedavg", rounds=1)
+
+
+def test_a_run_says_what_it_is_in_a_line(fed):
+    text = repr(selffl.train("softmax", fed, "fedavg", rounds=1))
+    assert text.startswith("Run(algorithm='fedavg', data='digits', rounds=1, weighted_accuracy=0.")
+    assert len(text) < 150
+
+
 def test_an_unknown_client(fed):
     run = selffl.train("softmax", fed, "fedavg", rounds=1)
+    with pytest.raises(ConfigError, match=r"unknown client '3'; expected one of the 12 ids: 0, 1, 2, 3, 4, …"):
+        run.personal_model("3")
     with pytest.raises(ConfigError, match="unknown client 'nobody'"):
         run.personal_model("nobody")
 

@@ -10,7 +10,7 @@ from torch import nn
 from selffl.data.federation import Rows
 from selffl.errors import ConfigError, DataError
 from selffl.training import evaluation
-from selffl.training.evaluation import check_labels, correct_predictions
+from selffl.training.evaluation import check_rows, correct_predictions
 from selffl.training.flat import FlatModel
 
 WAYS = ("auto", "vmap", "loop", "unfold")
@@ -108,7 +108,12 @@ def test_an_unknown_way_is_refused():
         correct_predictions(FlatModel(nn.Linear(2, 2)), torch.zeros(6), rows_of("tied"), "fast")
 
 
-# --------------------------------------------------------------------------------------------------------- check_labels
+# ----------------------------------------------------------------------------------------------------------- check_rows
+
+
+def some_loss(outputs, labels):
+    """One that takes anything."""
+    return outputs.sum()
 
 
 def rows_with(labels, offset, features=None):
@@ -118,7 +123,7 @@ def rows_with(labels, offset, features=None):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_rows_that_fit_pass(name):
-    check_labels(FlatModel(seeded(MODULES[name][0], dtype=torch.float64)), rows_of(name))
+    check_rows(FlatModel(seeded(MODULES[name][0], dtype=torch.float64)), some_loss, rows_of(name))
 
 
 @pytest.mark.parametrize(
@@ -131,15 +136,15 @@ def test_rows_that_fit_pass(name):
     ],
 )
 def test_a_label_beyond_the_outputs_is_named_with_its_client(labels, offset, client, label):
-    expected = rf"^client {client} \(counted from 0\) has the label {label}, and Linear has 3 outputs; .*0 to 2\."
+    expected = rf"^client number {client} has the label {label}, and Linear has 3 outputs; .*0 to 2\."
     with pytest.raises(DataError, match=expected) as caught:
-        check_labels(FlatModel(nn.Linear(4, 3)), rows_with(labels, offset))
+        check_rows(FlatModel(nn.Linear(4, 3)), some_loss, rows_with(labels, offset))
     assert "\n" not in str(caught.value)
 
 
 def test_targets_are_not_labels():
-    check_labels(FlatModel(nn.Linear(4, 3)), rows_with([7.0, 8.0], [0, 2]))
-    check_labels(FlatModel(nn.Linear(4, 1)), rows_with([7, 8], [0, 2]))  # counts, say, for one output
+    check_rows(FlatModel(nn.Linear(4, 3)), some_loss, rows_with([7.0, 8.0], [0, 2]))
+    check_rows(FlatModel(nn.Linear(4, 1)), some_loss, rows_with([7, 8], [0, 2]))  # counts, say, for one output
 
 
 @pytest.mark.parametrize(
@@ -154,13 +159,13 @@ def test_targets_are_not_labels():
 )
 def test_rows_that_a_model_cannot_take_are_refused_in_one_line(module, features, message):
     with pytest.raises(DataError, match=message) as caught:
-        check_labels(FlatModel(module), rows_with([0, 1], [0, 2], features))
+        check_rows(FlatModel(module), some_loss, rows_with([0, 1], [0, 2], features))
     assert "\n" not in str(caught.value)
 
 
 def test_no_rows_at_all_are_refused():
     with pytest.raises(DataError, match=r"^there are no rows; expected at least one\.$"):
-        check_labels(FlatModel(nn.Linear(4, 3)), rows_with([], [0, 0]))
+        check_rows(FlatModel(nn.Linear(4, 3)), some_loss, rows_with([], [0, 0]))
 
 
 def test_a_forward_that_draws_random_numbers_is_refused_in_one_line():
@@ -169,10 +174,10 @@ def test_a_forward_that_draws_random_numbers_is_refused_in_one_line():
             return nn.functional.dropout(super().forward(features), 0.5)
 
     with pytest.raises(ConfigError, match=r"^Noisy draws random numbers; expected outputs .*eval\(\) on the module\.$"):
-        check_labels(FlatModel(Noisy(4, 3)), rows_with([0, 1], [0, 2]))
+        check_rows(FlatModel(Noisy(4, 3)), some_loss, rows_with([0, 1], [0, 2]))
 
 
 def test_checking_leaves_the_random_state_alone():
     before = torch.get_rng_state()
-    check_labels(FlatModel(seeded(lambda: nn.Linear(4, 3))), rows_with([0, 1], [0, 2]))
+    check_rows(FlatModel(seeded(lambda: nn.Linear(4, 3))), some_loss, rows_with([0, 1], [0, 2]))
     assert torch.equal(torch.get_rng_state(), before)

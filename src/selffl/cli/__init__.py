@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -46,6 +47,7 @@ def _main(
 
 def main() -> None:
     """Run the command line."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: processes that it started end with it
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without σ shows a question mark, not a traceback

@@ -65,6 +65,8 @@ def run_command(
         raise ConfigError(f"{place} already holds a run; go on with it by --resume, or give another --out.")
     if is_there:
         _refuse_other_settings(place, problem, algorithm, seed, settings or [])
+    elif resume:
+        console.tell(console.err, f"Nothing to go on with in {place}: a new run begins there.")
     name = read_config(place).algorithm if is_there else algorithm or "self-fl"
     problem, options = _settle(problem, name, settings or [])
     if rounds is not None:
@@ -196,6 +198,7 @@ def _refuse_other_settings(
     changed, options = _settle(problem, config.algorithm, settings)
     asked |= options
     asked |= {key: getattr(changed, key) for key in OF_PROBLEM if key != "rounds" and f"{key}=" in " ".join(settings)}
+    asked["data"], begun["data"] = problem.data, config.data
     for key, value in asked.items():
         if begun.get(key) != value:
             raise ConfigError(

@@ -69,7 +69,10 @@ def load_studies(folder: Path) -> list[tuple[Path, StudyRecord]]:
         raise DataError(f"{folder} is not a folder; expected one that `selffl paper run` or `selffl demo` has written.")
     paths = sorted(path for path in (*folder.glob(RECORD), *folder.glob(f"*/{RECORD}")) if path.is_file())
     if not paths:
-        raise DataError(f"{folder} holds no {RECORD}; expected the output of `selffl paper run --out {folder}`.")
+        raise DataError(
+            f"{folder} holds no {RECORD}; expected what `selffl paper run`, `selffl compare` or `selffl demo` has "
+            "written. A single run has history.csv, clients.csv and summary.json instead."
+        )
     found = [(path.parent, _load(path)) for path in paths]
     order = list(STUDIES)  # as the paper goes; anything else before it
     return sorted(found, key=lambda entry: order.index(entry[1].id) if entry[1].id in order else -1)

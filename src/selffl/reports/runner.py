@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shlex
+import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -17,6 +18,7 @@ import torch
 
 from selffl.reports.record import StudyRecord, save_study
 from selffl.studies import DEMO, STUDIES
+from selffl.studies.arms import stop_workers
 from selffl.studies.result import Job
 
 OnProgress = Callable[[str, int, int, str], None]  # study, steps done, steps in all, what comes next
@@ -24,6 +26,7 @@ OnProgress = Callable[[str, int, int, str], None]  # study, steps done, steps in
 
 def _run(study_id: str, folder: Path, quick: bool, device: str, num_processes: int, news: Queue[Any]) -> StudyRecord:
     """One study in a process of its own."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, it ends its own training runs first
     torch.set_num_threads(1)  # the tensors are small: a second thread costs more than it brings
     study = DEMO if study_id == DEMO.id else STUDIES[study_id]
     began = time.perf_counter()
@@ -80,9 +83,7 @@ def run_studies(
             for future in as_completed(futures):
                 on_record(future.result())
         except BaseException:
-            # Stop the others at once: a user who interrupts should not wait for them.
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
+            stop_workers(pool)
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

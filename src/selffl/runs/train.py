@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,14 +20,14 @@ from selffl.algorithms.self_fl import SelfFLUpload
 from selffl.data.federation import Federation, Rows, check_seed
 from selffl.data.registry import load as load_data
 from selffl.engines.cohort import CohortEngine, RoundReport, RunState
-from selffl.errors import CheckpointError, ConfigError, DivergedError, unknown_name
+from selffl.errors import CheckpointError, ConfigError, DivergedError
 from selffl.models import build
 from selffl.runs import folder as files
 from selffl.runs.evaluation import evaluate, score_names
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.state.checkpoint import load_tensors
 from selffl.training.blocks import Gradients, Loss
-from selffl.training.evaluation import check_labels
+from selffl.training.evaluation import check_rows
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
@@ -37,6 +38,7 @@ OnRound = Callable[[Row], None]
 COPIES = 4  # of its parameters that a client in training takes: start, model, gradient, next model
 CACHE_BYTES = 4 << 20  # what clients that train at once should take on a CPU: a block in the cache trains faster
 MEMORY_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # and what they may take
+LOST_SECONDS = 60.0  # of training, at most, between two checkpoints
 FEWEST = 32  # clients of a block, if the memory allows: with fewer the cost of each call shows
 
 
@@ -51,7 +53,9 @@ class Training:
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
         rows = _prepared(federation, device, dtype)
-        self.classifies = check_labels(self.model, rows.train)  # if not, there is no accuracy
+        parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
+        classes = [check_rows(self.model, loss, part, list(rows.clients)) for part in parts]
+        self.classifies = all(classes)  # if not, there is no accuracy
         self.source = ModelSource(
             rows, self.model, loss, config.learning_rate, config.batch_size, config.seed, config.gradients
         )
@@ -113,9 +117,15 @@ class Run:
         """The model of one client, by its id."""
         ids = list(self._training.federation.clients)
         if client not in ids:
-            raise unknown_name("client", str(client), map(str, ids[:20]))
+            some = ", ".join(map(repr, ids[:5])) + (", …" if len(ids) > 5 else "")
+            raise ConfigError(f"unknown client {client!r}; expected one of the {len(ids)} ids: {some}")
         where = torch.tensor([ids.index(client)], device=self._state.num_gradients.device)
         return self._training.model.load(self._training.engine.personal(self._state, where)[0])
+
+    def __repr__(self) -> str:
+        """What it is and how it did, in a line."""
+        shown = {key: self.summary.get(key) for key in ("algorithm", "data", "rounds", "weighted_accuracy", "status")}
+        return f"Run({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
     def save(self, path: str | Path) -> None:
         """Write the run into a folder of its own; `selffl.load` reads it."""
@@ -139,7 +149,7 @@ def train(
     device: str = "cpu",
     out: str | Path | None = None,
     loss: Loss = nn.functional.cross_entropy,
-    start: Run | str | Path | Warm | None = None,
+    start: Run | str | Path | nn.Module | Warm | None = None,
     evaluate_every: int | None = None,
     evaluate_on: Literal["test", "validation"] = "test",
     evaluate_train: bool = False,
@@ -167,7 +177,8 @@ def train(
         device: ``cpu``, ``cuda``, or another device of torch's.
         out: folder for the run's records and checkpoints, written as it goes; none: nothing is written.
         loss: ``loss(outputs, labels)``, the mean over a minibatch.
-        start: the first model, if not the module's own: a run, the folder of one, or a state_dict.
+        start: the first model, if not the module's own: a run, the folder of one, a module or a
+            state_dict.
         evaluate_every: rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
         evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
         evaluate_train: whether the accuracy on training rows is noted beside it, as ``train_accuracy``.
@@ -189,6 +200,13 @@ def train(
         DivergedError: training left the finite numbers; what was recorded until then is kept.
     """
     name, method = _method(algorithm)
+    if not isinstance(federation, Federation):
+        raise ConfigError(
+            f"federation is a {type(federation).__name__}; expected a Federation, such as "
+            "selffl.Federation.from_arrays(x, y, client) makes."
+        )
+    if not callable(loss):
+        raise ConfigError(f"loss is {loss!r}; expected a function, such as torch.nn.functional.cross_entropy.")
     check_seed(seed)
     module, recipe = _module(model, federation, seed)
     for option, value in (("rounds", rounds), ("batch_size", batch_size)):
@@ -230,11 +248,12 @@ def train(
     )
     training = Training(config, method, module, loss, federation)
     state = training.engine.start(_first(training, start))
-    folder = None
-    if out is not None:
-        _refuse_if_taken(Path(out))
+    if out is None:
+        return _go_on(training, state, Records(), None, 0.0, on_round)
+    _refuse_if_taken(Path(out))
+    with files.locked(Path(out)):
         folder = _begin(Path(out), training, Records(), state, keep_rows)
-    return _go_on(training, state, Records(), folder, 0.0, on_round)
+        return _go_on(training, state, Records(), folder, 0.0, on_round)
 
 
 def resume(
@@ -278,9 +297,10 @@ def resume(
         )
     if state.round_number == training.config.rounds and found.summary.get("status") == "finished":
         return _run(training, state, found)
-    folder = RunFolder(place, _history_columns(training.config))
-    folder.begin(training.config, records)
-    return _go_on(training, state, records, folder, seconds, on_round)
+    with files.locked(place):
+        folder = RunFolder(place, _history_columns(training.config))
+        folder.begin(training.config, records)
+        return _go_on(training, state, records, folder, seconds, on_round)
 
 
 def load(
@@ -299,6 +319,8 @@ def load(
     """
     place = Path(path)
     training = _restored(place, _Given(model, loss, algorithm, federation), None, device)
+    if not (place / files.CHECKPOINT).is_file():
+        raise CheckpointError(f"{place} holds records but no models; expected a run with checkpoint_every above 0.")
     state, _ = files.read_checkpoint(place, training.engine.start(training.model.params))
     records = _records(place, training.federation)
     if records.summary.get("rounds") != state.round_number:  # it went on after the checkpoint, and was interrupted
@@ -342,8 +364,12 @@ def _go_on(
                 on_round(row)
         waiting.clear()
 
+    pace, saved = math.inf, time.perf_counter()  # seconds a round; when the last checkpoint was written
     while state.round_number < config.rounds:
-        stop = training.next_stop(state.round_number)
+        first, since = state.round_number, time.perf_counter()
+        stop = training.next_stop(first)
+        if folder is not None and config.checkpoint_every:  # at most a minute is ever lost; the pace is measured first
+            stop = min(stop, first + max(int(LOST_SECONDS / pace), 1))
         try:
             state = training.engine.advance(state, stop - state.round_number, note)
             if training.is_due(config.evaluate_every, stop):
@@ -358,8 +384,12 @@ def _go_on(
         records.summary = _summary(training, records, status)
         if folder is not None:
             folder.add_evaluation(records)
-            if config.checkpoint_every and training.is_due(config.checkpoint_every, stop):
-                folder.add_checkpoint(state, time.perf_counter() - began)
+            now = time.perf_counter()
+            pace = (now - since) / (stop - first)
+            is_due = training.is_due(config.checkpoint_every, stop) or now - saved > LOST_SECONDS
+            if config.checkpoint_every and is_due:
+                folder.add_checkpoint(state, now - began)
+                saved = now
     return _run(training, state, records)
 
 
@@ -552,7 +582,7 @@ def _method(chosen: str | Method) -> tuple[str, Method]:
     """A method and the name it is recorded by: the registry's, the most particular that fits."""
     if isinstance(chosen, str):
         return chosen, algorithm(chosen)
-    if not hasattr(chosen, "client_round"):
+    if isinstance(chosen, type) or not hasattr(chosen, "client_round"):
         raise ConfigError(f"algorithm is {chosen!r}; expected a name such as 'self-fl', or a method with options.")
     presets = {name: getattr(make, "keywords", {}) for name, make in ALGORITHMS.items() if _is_named(name, chosen)}
     fitting = [name for name, preset in presets.items() if all(getattr(chosen, key) == preset[key] for key in preset)]
@@ -585,11 +615,13 @@ def _name_of(loss: Loss) -> str | None:
     return name if getattr(nn.functional, name or "?", None) is loss else None
 
 
-def _first(training: Training, start: Run | str | Path | Warm | None) -> Tensor:
+def _first(training: Training, start: Run | str | Path | nn.Module | Warm | None) -> Tensor:
     """The model that training starts from."""
     if start is None:
         return training.model.params
     own = training.model.params
+    if isinstance(start, nn.Module):
+        start = start.state_dict()
     if isinstance(start, Run | str | Path):
         # Of a folder nothing but the checkpoint is opened.
         params: Tensor | None = (
@@ -626,6 +658,11 @@ def _check_device(device: str) -> None:
         raise ConfigError(f"device is {device!r}; expected 'cpu', 'cuda' or another of torch's.") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda', but torch finds no GPU here; use 'cpu'.")
+    try:
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ConfigError(f"device is {device!r}, which cannot be used here ({reason}); use 'cpu'.") from None
 
 
 def _refuse_if_taken(path: Path) -> None:

@@ -109,13 +109,19 @@ def run_arms(problem: Problem, work: Iterable[tuple[Arm, int]], job: Job, done: 
                 for future in as_completed(futures):
                     note(*futures[future], future.result())
             except BaseException:
-                for future in futures:
-                    future.cancel()
+                stop_workers(pool)
                 raise
     outcomes: Outcomes = {}
     for arm, seed in pairs:
         outcomes.setdefault(arm.label, []).append(found[arm.label, seed])
     return outcomes
+
+
+def stop_workers(pool: ProcessPoolExecutor) -> None:
+    """End a pool's processes at once: a user who interrupts should not wait for them, and none may outlive the run."""
+    for process in list((pool._processes or {}).values()):
+        process.terminate()
+    pool.shutdown(wait=True, cancel_futures=True)
 
 
 def run_arm(problem: Problem, arm: Arm, seed: int, place: Path | None, device: str) -> Outcome:

@@ -190,7 +190,9 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
 
 def points(found: Estimate) -> str:
     """Percentage points with their standard error."""
-    return "diverged" if found.mean != found.mean else f"{found.mean:.1f} ± {found.error:.1f}"
+    if found.mean != found.mean:
+        return "diverged"
+    return f"{found.mean:.1f}" + (f" ± {found.error:.1f}" if found.error == found.error else "")  # one seed has none
 
 
 def share_at_cap(outcome: Outcome, max_local_steps: int) -> float | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from selffl.data.federation import Rows
 from selffl.errors import ConfigError, DataError
-from selffl.training.blocks import Gradients, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
+from selffl.training.blocks import Gradients, Loss, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
 from selffl.training.flat import FlatModel
 
 ROOM = {"cpu": 1 << 21, "cuda": 1 << 26}  # numbers of features, and of parameters, that are evaluated at once
@@ -81,15 +81,37 @@ def _blocks(sizes: list[int], max_clients: int, max_rows: int, alone: float) -> 
         low = high
 
 
-def check_labels(model: FlatModel, rows: Rows) -> bool:
-    """Refuse rows that the model cannot take, labels beyond its outputs, and a model that draws random numbers.
+def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hashable] = ()) -> bool:
+    """Refuse rows that the model or the loss cannot take, labels beyond the outputs, a model that draws random numbers.
 
-    One pass over one row says how many outputs there are; labels are looked at if they are whole numbers and there are
-    outputs to choose between.  Returns whether that is so: else there is nothing to have right or wrong.
+    A pass over two rows, one of them with the largest label, says what outputs and loss look like.  Returns whether the
+    labels are classes among the outputs: if not, there is nothing to have right or wrong.  ``clients`` are the ids, for
+    the message.
     """
     if len(rows.labels) == 0:
         raise DataError("there are no rows; expected at least one.")
-    kind, features = type(model.module).__name__, rows.features[:1]
+    kind = type(model.module).__name__
+    is_plain = rows.labels.ndim == 1
+    some = torch.tensor([0, int(rows.labels.argmax()) if is_plain else 0], device=rows.labels.device)
+    features, labels = rows.features[some], rows.labels[some]
+    outputs = _outputs(model, features, kind)
+    num_outputs = outputs.shape[-1] if outputs.ndim == 2 else 1
+    classifies = is_plain and not labels.is_floating_point() and num_outputs > 1
+    if classifies:
+        wrong = (rows.labels < 0) | (rows.labels >= num_outputs)
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            place = int(torch.searchsorted(rows.offset, row, right=True)) - 1
+            who = repr(clients[place]) if clients else f"number {place}"
+            raise DataError(
+                f"client {who} has the label {int(rows.labels[row])}, and {kind} has {num_outputs} outputs; expected "
+                f"labels from 0 to {num_outputs - 1}. Number the classes anew, or give the model more outputs."
+            )
+    _check_loss(loss, outputs, labels)
+    return classifies
+
+
+def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
     params = model.params.to(features.device)
     generators = [torch.default_generator]
     if features.device.type == "cuda":
@@ -99,26 +121,34 @@ def check_labels(model: FlatModel, rows: Rows) -> bool:
         with torch.no_grad():
             outputs = model(params, features)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = " ".join(str(error).split())
         raise DataError(
-            f"{kind} cannot take a row of shape {tuple(features.shape[1:])} and type {features.dtype}: {reason[:200]}. "
-            f"Reshape or cast the rows; the model has parameters of type {params.dtype}."
+            f"{kind} cannot take a row of shape {tuple(features.shape[1:])} and type {features.dtype}: "
+            f"{_in_short(error)}. Reshape or cast the rows; the model has parameters of type {params.dtype}."
         ) from None
     if not all(torch.equal(old, generator.get_state()) for old, generator in zip(before, generators, strict=True)):
         raise ConfigError(
             f"{kind} draws random numbers; expected outputs that depend on parameters and rows alone. Remove what "
             "draws them, or call eval() on the module."
         )
-    num_outputs = outputs.shape[-1] if outputs.ndim == 2 else 1
-    if rows.labels.is_floating_point() or rows.labels.ndim != 1 or num_outputs < 2:
-        return False
-    wrong = (rows.labels < 0) | (rows.labels >= num_outputs)
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
-        client = int(torch.searchsorted(rows.offset, row, right=True)) - 1
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(f"{kind} returns a {type(outputs).__name__}; expected one tensor of outputs.")
+    return outputs
+
+
+def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
+    """Refuse a loss that cannot be computed, or is not one number."""
+    shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, {labels.dtype}"
+    try:
+        found = loss(outputs, labels)
+    except Exception as error:  # a loss is the user's code
         raise DataError(
-            f"client {client} (counted from 0) has the label {int(rows.labels[row])}, and {kind} has {num_outputs} "
-            f"outputs; expected labels from 0 to {num_outputs - 1}. Number the classes anew, or give the model more "
-            "outputs."
-        )
-    return True
+            f"the loss cannot take {shapes}: {_in_short(error)}. For classes pass whole numbers from 0, one per row; "
+            "for anything else pass a loss that fits."
+        ) from None
+    if not isinstance(found, Tensor) or found.ndim > 0:
+        what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(f"the loss of {shapes} is of {what}; expected one number, the mean over the rows.")
+
+
+def _in_short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
