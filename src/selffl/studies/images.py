@@ -435,14 +435,14 @@ IMAGES = (
         f"{LETTERS.setting}; {NUM_SEEDS} seeds",
         _femnist,
         "On the stand-in figure 1b does not come out: Self-FL is above local training and below all other rivals, "
-        "also at L = 40 and at equal gradients. The cause found is the smoothing average: with C = 0.1 the global "
-        "model moves a tenth of the way in each round, and at this learning rate it is still behind after 200 "
-        "rounds. Without smoothing Self-FL is level with DITTO and with fine-tuned FedAvg; a larger ℓ_max helps "
-        "too, at nine times the gradients. How far this says something of FEMNIST is open: the letters are "
-        "another data set, and accuracies of all methods are higher than the paper's. The rows were standardised "
-        "after a first run on plain bits had collapsed: there the spread of the models was so small that the "
-        "steps fell to 1 for everybody and stayed there, a matter of the rows' scale alone "
-        "(`selffl.data.load('letters', scale='bits')`).",
+        "also at L = 40 and, but for pFedMe, at equal gradients. The cause found is the smoothing average: with C "
+        "= 0.1 the global model moves a tenth of the way in each round, and at this learning rate it is still "
+        "behind after 200 rounds. Without smoothing Self-FL is level with DITTO and with fine-tuned FedAvg; a "
+        "larger ℓ_max helps too, at nine times the gradients. How far this says something of FEMNIST is open: the "
+        "letters are another data set, and accuracies of all methods are higher than the paper's. The rows were "
+        "standardised after a first run on plain bits (the loader's scale='bits') had collapsed: there the spread "
+        "of the models was so small that the steps fell to 1 for everybody and stayed there, a matter of the "
+        "rows' scale alone.",
     ),
     Study(
         "femnist-ablation",
