@@ -88,13 +88,13 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
 
     def by_loop(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         found = params.new_empty(params.shape)
-        for client, own in enumerate(params.detach()):
-            # A leaf for each parameter: slopes of views of one vector would each be padded to the whole of it.
-            leaves = {name: part.requires_grad_() for name, part in model.parts(own).items()}
-            with torch.enable_grad():
-                value = loss(model.at(leaves, features[client]), labels[client])
-            slopes = torch.autograd.grad(value, tuple(leaves.values()), materialize_grads=True)
-            torch.cat([slope.reshape(-1) for slope in slopes], out=found[client])
+        with model.borrowed() as leaves, torch.enable_grad():
+            for client, own in enumerate(params.detach()):
+                for leaf, part in zip(leaves, model.parts(own).values(), strict=True):
+                    leaf.data = part
+                value = loss(model.module(features[client]), labels[client])
+                slopes = torch.autograd.grad(value, leaves, materialize_grads=True)
+                torch.cat([slope.reshape(-1) for slope in slopes], out=found[client])
         return found
 
     def gradient(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:

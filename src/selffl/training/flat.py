@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
@@ -84,6 +85,17 @@ class FlatModel:
         """Outputs for ``features`` with trained parameters by name."""
         outputs: Tensor = torch.func.functional_call(self.module, dict(parts), (features,))
         return outputs
+
+    @contextmanager
+    def borrowed(self) -> Iterator[tuple[nn.Parameter, ...]]:
+        """The module's own trained parameters, to be pointed elsewhere for a while: cheaper than a functional call."""
+        trained = tuple(self._trained.values())
+        before = [part.data for part in trained]
+        try:
+            yield trained
+        finally:
+            for part, data in zip(trained, before, strict=True):
+                part.data = data
 
     def load(self, params: Tensor) -> nn.Module:
         """A copy of the module with the parameters ``params [P]``, on their device and in their type."""
