@@ -153,9 +153,13 @@ def test_a_data_file_with_a_wrong_checksum(run, tmp_path):
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     """Ctrl-C: one line on how to resume, one that it stopped, and the shell's code for it."""
-    words = [sys.executable, "-m", "selffl", "run", "digits", "--rounds", "4000", "--out", "here"]
+    words = [sys.executable, "-m", "selffl", "run", "digits", "--rounds", "40000", "--out", "here"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment,
+        # Run in the background of a shell, the tests ignore the signal, and what they start would, too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     history = tmp_path / "here" / "history.csv"
     for _ in range(3000):
         if history.is_file() and history.stat().st_size > 2000:
