@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed
+from selffl.data.federation import Federation, check_seed, named
 from selffl.data.locate import DataFile
 from selffl.data.partition import three_classes_by_power_law
 from selffl.errors import DataError
@@ -102,6 +101,7 @@ def files() -> list[DataFile]:
     ]
 
 
+@named("cifar10")
 def cifar10(seed: int = 0, test_fraction: float = 0.25, validation_fraction: float = 0.0) -> Federation:
     """CIFAR-10 over 20 clients; rows are images ``[3, 32, 32]`` in [−1, 1], shares are taken of each class."""
     check_seed(seed)
@@ -109,7 +109,7 @@ def cifar10(seed: int = 0, test_fraction: float = 0.25, validation_fraction: flo
     labels = batches[:, 0]
     client = three_classes_by_power_law(labels, seed)
     used = client >= 0
-    fed = Federation.from_arrays(
+    return Federation.from_arrays(
         batches[used, 1:].reshape(-1, 3, 32, 32),
         labels[used],
         client[used],
@@ -118,5 +118,3 @@ def cifar10(seed: int = 0, test_fraction: float = 0.25, validation_fraction: flo
         validation_fraction=validation_fraction,
         stratify=True,
     ).map_features(lambda pixels: pixels.float().div_(127.5).sub_(1))  # after the split: bytes are quicker to move
-    options = {"seed": seed, "test_fraction": test_fraction, "validation_fraction": validation_fraction}
-    return replace(fed, source={"name": "cifar10", **options})

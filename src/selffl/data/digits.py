@@ -6,15 +6,14 @@ MNIST: a few digits per client, and lognormal sizes.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from selffl.data.federation import Federation, check_seed
+from selffl.data.federation import Federation, check_seed, named
 from selffl.data.partition import class_pools, cyclic_classes, deal, shares
 from selffl.errors import ConfigError
 
 
+@named("digits")
 def digits(
     num_clients: int = 40,
     classes_per_client: int = 3,
@@ -47,17 +46,6 @@ def digits(
             counts[holders, digit] = shares(len(pool), wish[holders], 2)
     rows, owner = deal(pools, counts)
     scaled = (images[rows] / 8.0 - 1.0).astype(np.float32)
-    fed = Federation.from_arrays(
+    return Federation.from_arrays(
         scaled, labels[rows], owner, test_fraction, seed, validation_fraction=validation_fraction
-    )
-    return replace(
-        fed,
-        source={
-            "name": "digits",
-            "seed": seed,
-            "test_fraction": test_fraction,
-            "validation_fraction": validation_fraction,
-            "num_clients": num_clients,
-            "classes_per_client": classes_per_client,
-        },
     )

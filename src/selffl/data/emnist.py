@@ -7,14 +7,13 @@ follows the FedProx authors' procedure (Li et al., MLSys 2020), without its slip
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed
+from selffl.data.federation import Federation, check_seed, named
 from selffl.data.locate import DataFile
 from selffl.data.mnist import read_idx
 from selffl.data.partition import five_of_ten_letters
@@ -102,6 +101,7 @@ def images_and_labels() -> tuple[Bytes, Bytes]:
     return np.concatenate(images), np.concatenate(classes)
 
 
+@named("emnist")
 def emnist(
     seed: int = 0,
     test_fraction: float = 0.1,
@@ -114,7 +114,7 @@ def emnist(
     images, classes = images_and_labels()
     client = five_of_ten_letters(classes, seed, num_clients, classes_per_client)
     used = client >= 0
-    fed = Federation.from_arrays(
+    return Federation.from_arrays(
         images[used].reshape(-1, 784).astype(np.float32) / 255,
         classes[used],
         client[used],
@@ -122,11 +122,3 @@ def emnist(
         seed,
         validation_fraction=validation_fraction,
     )
-    options = {
-        "seed": seed,
-        "test_fraction": test_fraction,
-        "validation_fraction": validation_fraction,
-        "num_clients": num_clients,
-        "classes_per_client": classes_per_client,
-    }
-    return replace(fed, source={"name": "emnist", **options})

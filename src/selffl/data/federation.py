@@ -7,8 +7,10 @@ import json
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,24 @@ def check_share(name: str, share: float) -> None:
     """Refuse a share of rows that is none, or that leaves nothing."""
     if not 0 <= share < 1:
         raise ConfigError(f"{name} is {share}; expected a share from 0 up to, not including, 1.")
+
+
+Options = ParamSpec("Options")
+
+
+def named(name: str) -> Callable[[Callable[Options, Federation]], Callable[Options, Federation]]:
+    """A loader whose federations know the call that made them: the name of the data set, and every option."""
+
+    def naming(loader: Callable[Options, Federation]) -> Callable[Options, Federation]:
+        @wraps(loader)
+        def load(*args: Options.args, **kwargs: Options.kwargs) -> Federation:
+            call = signature(loader).bind(*args, **kwargs)
+            call.apply_defaults()
+            return replace(loader(*args, **kwargs), source={"name": name, **call.arguments})
+
+        return load
+
+    return naming
 
 
 @dataclass(frozen=True)

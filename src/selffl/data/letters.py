@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-from dataclasses import replace
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed
+from selffl.data.federation import Federation, check_seed, named
 from selffl.data.locate import DataFile
 from selffl.data.mnist import standardised
 from selffl.data.partition import five_of_ten_letters
@@ -50,6 +49,7 @@ def files() -> list[DataFile]:
     return [DataFile("ocr_letters", ("ocr_letters.npz",), read_letters)]
 
 
+@named("letters")
 def letters(
     seed: int = 0,
     test_fraction: float = 0.1,
@@ -82,7 +82,7 @@ def letters(
     pixels = pictures.astype(np.float32)
     if scale == "standard":
         pixels = standardised(pixels)
-    fed = Federation.from_arrays(
+    return Federation.from_arrays(
         pixels[used],
         classes[used],
         client[used],
@@ -90,13 +90,3 @@ def letters(
         seed,
         validation_fraction=validation_fraction,
     )
-    options = {
-        "seed": seed,
-        "test_fraction": test_fraction,
-        "validation_fraction": validation_fraction,
-        "num_clients": num_clients,
-        "classes_per_client": classes_per_client,
-        "chosen": chosen,
-        "scale": scale,
-    }
-    return replace(fed, source={"name": "letters", **options})

@@ -9,14 +9,13 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed
+from selffl.data.federation import Federation, check_seed, named
 from selffl.data.locate import DataFile
 from selffl.data.partition import two_digits_by_power_law
 from selffl.errors import DataError
@@ -74,6 +73,7 @@ def standardised(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return scaled
 
 
+@named("mnist")
 def mnist(seed: int = 0, test_fraction: float = 0.1, validation_fraction: float = 0.0) -> Federation:
     """MNIST over 1000 clients; rows are 784 standardised pixels."""
     check_seed(seed)
@@ -81,15 +81,6 @@ def mnist(seed: int = 0, test_fraction: float = 0.1, validation_fraction: float 
     client = two_digits_by_power_law(labels, seed)
     pixels = standardised(images.reshape(len(images), -1).astype(np.float32))
     used = client >= 0
-    fed = Federation.from_arrays(
+    return Federation.from_arrays(
         pixels[used], labels[used], client[used], test_fraction, seed, validation_fraction=validation_fraction
-    )
-    return replace(
-        fed,
-        source={
-            "name": "mnist",
-            "seed": seed,
-            "test_fraction": test_fraction,
-            "validation_fraction": validation_fraction,
-        },
     )

@@ -5,16 +5,15 @@ Li et al., Federated Optimization in Heterogeneous Networks (MLSys 2020), sectio
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from selffl.data.federation import Federation, check_seed
+from selffl.data.federation import Federation, check_seed, named
 from selffl.errors import ConfigError
 
 NUM_FEATURES, NUM_CLASSES = 60, 10
 
 
+@named("synthetic")
 def synthetic(
     seed: int = 0,
     test_fraction: float = 0.1,
@@ -53,7 +52,7 @@ def synthetic(
         rows = centre + deviation * rng.standard_normal((size, NUM_FEATURES))
         x.append(rows.astype(np.float32))
         y.append((rows @ model[:-1] + model[-1]).argmax(1))  # softmax keeps the largest where it is
-    fed = Federation.from_arrays(
+    return Federation.from_arrays(
         np.concatenate(x),
         np.concatenate(y),
         np.repeat(np.arange(num_clients), sizes),
@@ -61,13 +60,3 @@ def synthetic(
         seed,
         validation_fraction=validation_fraction,
     )
-    options = {
-        "seed": seed,
-        "test_fraction": test_fraction,
-        "validation_fraction": validation_fraction,
-        "alpha": alpha,
-        "beta": beta,
-        "num_clients": num_clients,
-        "is_iid": is_iid,
-    }
-    return replace(fed, source={"name": "synthetic", **options})
