@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from selffl import Federation
 from selffl.errors import ConfigError, DataError
+from selffl.state.checkpoint import save_tensors
 
 
 def numbered(sizes, classes=3, seed=0):
@@ -367,11 +368,9 @@ def safetensors_bytes(header, body=b""):
     [
         (b"", "cannot be read"),
         (b"PK\x03\x04 something else altogether", "cannot be read"),
-        (safetensors_bytes({}), "calls itself None, not 'selffl federation 1'"),
-        (safetensors_bytes({"__metadata__": {"format": "pt"}}), "calls itself 'pt'"),
-        (safetensors_bytes({"__metadata__": {"format": "selffl federation 1", "clients": "["}}), "cannot be read"),
-        (safetensors_bytes({"__metadata__": {"format": "selffl federation 1"}}), "cannot be read"),
-        (safetensors_bytes({"__metadata__": {"format": "selffl federation 1", "clients": "[]"}}), "lacks training"),
+        (safetensors_bytes({}), r"cannot be read \(was not written by selffl\)"),
+        (safetensors_bytes({"__metadata__": {"format": "pt"}}), "was not written by selffl"),
+        (safetensors_bytes({"__metadata__": {"format": "selffl", "version": "1"}}), "checksum differs"),
     ],
 )
 def test_a_foreign_file_is_refused_in_one_line(tmp_path, content, message):
@@ -379,6 +378,30 @@ def test_a_foreign_file_is_refused_in_one_line(tmp_path, content, message):
     with pytest.raises(DataError, match=message) as error:
         Federation.load(tmp_path / "a")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({}, "calls itself None, not 'federation'"),
+        ({"kind": "run"}, "calls itself 'run'"),
+        ({"kind": "federation"}, "cannot be read"),
+        ({"kind": "federation", "clients": [], "source": None}, "lacks training"),
+    ],
+)
+def test_a_file_of_ours_that_is_no_federation_is_refused(tmp_path, about, message):
+    save_tensors(tmp_path / "a", {"other": torch.zeros(1)}, about)
+    with pytest.raises(DataError, match=message):
+        Federation.load(tmp_path / "a")
+
+
+def test_a_changed_number_is_noticed(tmp_path):
+    rich_federation().save(tmp_path / "a")
+    content = bytearray((tmp_path / "a").read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(DataError, match="checksum"):
+        Federation.load(tmp_path / "a")
 
 
 @pytest.mark.parametrize("keep", [0.05, 0.5, 0.99])

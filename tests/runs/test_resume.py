@@ -16,7 +16,7 @@ import selffl
 from selffl.algorithms import ALGORITHMS
 from selffl.data import load as load_data
 from selffl.errors import CheckpointError, ConfigError
-from selffl.runs import train as training
+from selffl.runs import loop
 from selffl.runs.folder import RunFolder, locked, read_records
 from selffl.state.checkpoint import load_tensors
 
@@ -197,7 +197,7 @@ def test_two_processes_cannot_write_one_run(tmp_path):
 
 def test_a_long_run_is_saved_by_the_clock(tmp_path, monkeypatch):
     """Evaluations far apart: a checkpoint comes all the same, and the numbers do not notice."""
-    monkeypatch.setattr(training, "LOST_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "LOST_SECONDS", 0.0)
     saved = []
     write = RunFolder.add_checkpoint
     monkeypatch.setattr(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -18,9 +16,10 @@ import torch
 from torch import Tensor
 
 from selffl.data.folder import read_folder
-from selffl.errors import ConfigError, DataError
+from selffl.errors import CheckpointError, ConfigError, DataError
+from selffl.state.checkpoint import load_tensors, save_tensors
 
-FORMAT = "selffl federation 1"  # what a saved file calls itself
+KIND = "federation"  # what a saved file calls itself
 FIELDS = ("features", "labels", "offset")
 
 
@@ -306,53 +305,35 @@ class Federation:
 
         Ids must be strings or numbers, which the file can give back as they were.
         """
-        from safetensors.torch import save_file
-
         path, ids = Path(path), list(self.clients)
         odd = next((name for name in ids if type(name) not in (str, int, float, bool)), None)
         if odd is not None:
             raise DataError(f"client {odd!r} is a {type(odd).__name__}; expected strings or numbers to save.")
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in self._tensors():
-            tensor = tensor.detach().cpu().contiguous()
-            seen = {other.untyped_storage().data_ptr() for other in tensors.values()}
-            # The format takes no two tensors in one piece of memory.
-            tensors[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
-        metadata = {"format": FORMAT, "clients": json.dumps(ids)}
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        source = None if self.source is None else dict(self.source)
         try:
-            if self.source is not None:
-                metadata["source"] = json.dumps(dict(self.source))
-            save_file(tensors, part, metadata)
-            part.replace(path)
+            save_tensors(path, dict(self._tensors()), {"kind": KIND, "clients": ids, "source": source})
         except Exception as error:  # safetensors has its own kind of error for a folder that is not there
-            part.unlink(missing_ok=True)
             raise DataError(f"{path} cannot be written ({_one_line(error)}); expected a file in a folder.") from None
 
     @classmethod
     def load(cls, path: Path | str) -> Federation:
         """Read what `save` has written."""
-        from safetensors import SafetensorError, safe_open
-
         path = Path(path)
         advice = "expected a file that Federation.save has written"
         if not path.is_file():
             raise DataError(f"{path} is not there or no file; {advice}.")
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise DataError(f"{path} calls itself {metadata.get('format')!r}, not {FORMAT!r}; {advice}.")
-                names = file.keys()
-                tensors = {name: file.get_tensor(name) for name in names}
-            clients = json.loads(metadata["clients"])
-            source = json.loads(metadata["source"]) if "source" in metadata else None
+            tensors, about = load_tensors(path)
+            if about.get("kind") != KIND:
+                raise DataError(f"{path} calls itself {about.get('kind')!r}, not {KIND!r}; {advice}.")
+            clients, source = about["clients"], about["source"]
             parts = [
                 Rows(*(tensors[f"{part}.{field}"] for field in FIELDS)) if f"{part}.labels" in tensors else None
                 for part in ("train", "test", "validation")
             ]
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise DataError(f"{path} cannot be read ({_one_line(error)}); {advice}. Save it again.") from None
+        except (CheckpointError, KeyError) as error:
+            reason = _one_line(error).removeprefix(f"{path} ").partition(";")[0]
+            raise DataError(f"{path} cannot be read ({reason}); {advice}. Save it again.") from None
         train, test, validation = parts
         if train is None or test is None:
             raise DataError(f"{path} lacks training or test rows; {advice}. Save it again.")

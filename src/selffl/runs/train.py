@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import math
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,74 +11,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms import ALGORITHMS, Algorithm, algorithm
+from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.options import above, at_least, one_of
-from selffl.algorithms.self_fl import SelfFLUpload
-from selffl.data.federation import Federation, Rows, check_seed
+from selffl.data.federation import Federation, check_seed
 from selffl.data.registry import load as load_data
-from selffl.engines.cohort import CohortEngine, RoundReport, RunState
-from selffl.errors import CheckpointError, ConfigError, DivergedError
+from selffl.engines.cohort import RunState
+from selffl.errors import CheckpointError, ConfigError
 from selffl.models import build
 from selffl.runs import folder as files
-from selffl.runs.evaluation import evaluate, score_names
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
+from selffl.runs.loop import Method, OnRound, Training, go_on, history_columns, summary
 from selffl.state.checkpoint import load_tensors
 from selffl.training.blocks import Gradients, Loss
-from selffl.training.evaluation import check_rows
-from selffl.training.flat import FlatModel
-from selffl.training.model import ModelSource
 
-Method = Algorithm[Any, Any, Any, Any]
 Warm = Mapping[str, Tensor]  # a state_dict
-OnRound = Callable[[Row], None]
-
-COPIES = 4  # of its parameters that a client in training takes: start, model, gradient, next model
-CACHE_BYTES = 4 << 20  # what clients that train at once should take on a CPU: a block in the cache trains faster
-MEMORY_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # and what they may take
-LOST_SECONDS = 60.0  # of training, at most, between two checkpoints
-FEWEST = 32  # clients of a block, if the memory allows: with fewer the cost of each call shows
-
-
-class Training:
-    """What a run computes with: the rows and the model on their device, and the engine."""
-
-    def __init__(
-        self, config: RunConfig, method: Method, module: nn.Module, loss: Loss, federation: Federation
-    ) -> None:
-        self.config, self.method, self.loss, self.federation = config, method, loss, federation
-        self.module = copy.deepcopy(module)  # whatever the user does with it later
-        device, dtype = torch.device(config.device), getattr(torch, config.dtype)
-        self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
-        rows = _prepared(federation, device, dtype)
-        parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
-        classes = [check_rows(self.model, loss, part, list(rows.clients)) for part in parts]
-        self.classifies = all(classes)  # if not, there is no accuracy
-        self.source = ModelSource(
-            rows, self.model, loss, config.learning_rate, config.batch_size, config.seed, config.gradients
-        )
-        self.engine = CohortEngine(
-            method, self.source, config.participation, config.seed, config.chunk_size or self._chunk_size()
-        )
-        chosen: Rows | None = getattr(rows, config.evaluate_on)
-        if chosen is None:
-            raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
-        self.evaluated = chosen
-
-    def _chunk_size(self) -> int:
-        """Clients that train at once, where nobody has said: as many as the cache holds, or on a GPU the memory."""
-        each, kind = COPIES * self.model.params.nbytes, torch.device(self.config.device).type
-        most = MEMORY_BYTES.get(kind, MEMORY_BYTES["cpu"]) // each
-        wanted = max(CACHE_BYTES // each, FEWEST) if kind == "cpu" else most
-        return max(min(wanted, most), 1)
-
-    def next_stop(self, round_number: int) -> int:
-        """The next round after which something is written or evaluated."""
-        steps = [every for every in (self.config.evaluate_every, self.config.checkpoint_every) if every]
-        return min([(round_number // every + 1) * every for every in steps] + [self.config.rounds])
-
-    def is_due(self, every: int, round_number: int) -> bool:
-        """Whether what happens every so many rounds happens after this one; the last round always counts."""
-        return round_number == self.config.rounds or (every > 0 and round_number % every == 0)
 
 
 @dataclass
@@ -249,11 +192,11 @@ def train(
     training = Training(config, method, module, loss, federation)
     state = training.engine.start(_first(training, start))
     if out is None:
-        return _go_on(training, state, Records(), None, 0.0, on_round)
+        return _trained(training, state, Records(), None, 0.0, on_round)
     _refuse_if_taken(Path(out))
     with files.locked(Path(out)):
         folder = _begin(Path(out), training, Records(), state, keep_rows)
-        return _go_on(training, state, Records(), folder, 0.0, on_round)
+        return _trained(training, state, Records(), folder, 0.0, on_round)
 
 
 def resume(
@@ -298,9 +241,9 @@ def resume(
     if state.round_number == training.config.rounds and found.summary.get("status") == "finished":
         return _run(training, state, found)
     with files.locked(place):
-        folder = RunFolder(place, _history_columns(training.config))
+        folder = RunFolder(place, history_columns(training.config))
         folder.begin(training.config, records)
-        return _go_on(training, state, records, folder, seconds, on_round)
+        return _trained(training, state, records, folder, seconds, on_round)
 
 
 def load(
@@ -325,11 +268,11 @@ def load(
     records = _records(place, training.federation)
     if records.summary.get("rounds") != state.round_number:  # it went on after the checkpoint, and was interrupted
         records = replace(records.up_to(state.round_number), clients=[])
-        records.summary = _summary(training, records, "running")
+        records.summary = summary(training, records, "running")
     return _run(training, state, records)
 
 
-def _go_on(
+def _trained(
     training: Training,
     state: RunState,
     records: Records,
@@ -337,144 +280,7 @@ def _go_on(
     seconds: float,
     on_round: OnRound | None,
 ) -> Run:
-    """Train from ``state`` to the last round, writing as it goes."""
-    config = training.config
-    began = time.perf_counter() - seconds
-    spent = int(state.num_gradients.sum())
-    ids = list(training.federation.clients)
-    waiting: list[tuple[Row, list[Row]]] = []  # rounds not yet written
-
-    def note(report: RoundReport) -> None:
-        nonlocal spent
-        spent += int(report.num_gradients.sum())
-        found, taking_part = _rows_of(report, ids)
-        row = dict.fromkeys(_history_columns(config)) | found
-        row |= {"gradient_evaluations": spent, "seconds": round(time.perf_counter() - began, 3)}
-        records.history.append(row)
-        records.participation.extend(taking_part)
-        waiting.append((row, taking_part))
-        if report.round_number != stop:  # the last round of a stretch is written with its evaluation
-            publish()
-
-    def publish() -> None:
-        for row, taking_part in waiting:
-            if folder is not None:
-                folder.add_round(row, taking_part)
-            if on_round is not None:
-                on_round(row)
-        waiting.clear()
-
-    pace, saved = math.inf, time.perf_counter()  # seconds a round; when the last checkpoint was written
-    while state.round_number < config.rounds:
-        first, since = state.round_number, time.perf_counter()
-        stop = training.next_stop(first)
-        if folder is not None and config.checkpoint_every:  # at most a minute is ever lost; the pace is measured first
-            stop = min(stop, first + max(int(LOST_SECONDS / pace), 1))
-        try:
-            state = training.engine.advance(state, stop - state.round_number, note)
-            if training.is_due(config.evaluate_every, stop):
-                _evaluate(training, state, records)
-        except DivergedError:
-            publish()
-            if folder is not None:
-                folder.add_evaluation(replace(records, summary=_summary(training, records, "diverged")))
-            raise
-        publish()
-        status = "finished" if stop == config.rounds else "running"
-        records.summary = _summary(training, records, status)
-        if folder is not None:
-            folder.add_evaluation(records)
-            now = time.perf_counter()
-            pace = (now - since) / (stop - first)
-            is_due = training.is_due(config.checkpoint_every, stop) or now - saved > LOST_SECONDS
-            if config.checkpoint_every and is_due:
-                folder.add_checkpoint(state, now - began)
-                saved = now
-    return _run(training, state, records)
-
-
-def _evaluate(training: Training, state: RunState, records: Records) -> None:
-    """Add the scores of the moment to the last row of the history, and make the rows of the clients."""
-    config = training.config
-    unknown = torch.full_like(state.num_rounds, torch.nan, dtype=torch.float64)
-    personal = shared = unknown
-    if training.classifies:
-        fine_tune = config.fine_tune if state.round_number == config.rounds else ()  # it costs as much as training
-        found = evaluate(training.engine, training.source, state, training.evaluated, fine_tune)
-        records.history[-1] |= found.scores()
-        personal, shared = found.accuracy("personal"), found.accuracy("global")
-        if config.evaluate_train:
-            fitted = evaluate(training.engine, training.source, state, training.source.federation.train)
-            records.history[-1]["train_accuracy"] = fitted.weighted("personal")
-    records.clients = _client_rows(training, state, records, personal, shared)
-
-
-def _rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
-    """A round as a row of the history, and its clients as rows of their own."""
-    row: Row = {"round": report.round_number, "clients": report.clients.shape[-1]}
-    taking_part: list[Row] = []
-    if isinstance(report.upload, SelfFLUpload):
-        variance, steps = report.upload.intra_variance, report.upload.num_local_steps
-        known = variance[~variance.isnan()]
-        row["num_local_steps"] = float(steps.double().mean())
-        row["intra_variance"] = float(known.double().mean()) if len(known) else None
-        row["inter_variance"] = float(report.server.inter_variance)
-        columns = {
-            "client": [ids[client] for client in report.clients.tolist()],
-            "num_local_steps": steps.tolist(),
-            "wanted_steps": _or_none(report.upload.wanted_steps),
-            "intra_variance": _or_none(variance),
-        }
-        taking_part = [
-            {"round": report.round_number, **dict(zip(columns, values, strict=True))}
-            for values in zip(*columns.values(), strict=True)
-        ]
-    return row, taking_part
-
-
-def _client_rows(training: Training, state: RunState, records: Records, personal: Tensor, shared: Tensor) -> list[Row]:
-    """One row per client, as of now."""
-    columns: dict[str, list[Any]] = {
-        "client": list(training.federation.clients),
-        "num_train": training.federation.train.num_examples.tolist(),
-        "num_test": training.evaluated.num_examples.tolist(),
-        "accuracy": _or_none(personal),
-        "global_accuracy": _or_none(shared),
-        "rounds": state.num_rounds.tolist(),
-        "gradient_evaluations": state.num_gradients.tolist(),
-    }
-    if records.participation:
-        last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
-        for name in ("num_local_steps", "intra_variance"):
-            columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def _or_none(values: Tensor) -> list[float | None]:
-    """Numbers, with None for NaN: a table has empty cells, and JSON has no NaN."""
-    return [None if value != value else value for value in values.tolist()]
-
-
-def _summary(training: Training, records: Records, status: str) -> Row:
-    """The run in one row: the numbers of its last evaluation."""
-    config = training.config
-    names = _score_names(config)
-    scored = next((row for row in reversed(records.history) if any(row.get(name) is not None for name in names)), {})
-    last: Row = records.history[-1] if records.history else {}
-    return {
-        "algorithm": config.algorithm,
-        "data": config.data,
-        "seed": config.seed,
-        "rounds": last.get("round", 0),
-        **{name: scored.get(name) for name in names},
-        "gradient_evaluations": last.get("gradient_evaluations", 0),
-        "seconds": last.get("seconds", 0.0),
-        "evaluated_in_round": scored.get("round"),
-        "evaluated_on": config.evaluate_on,
-        "clients": training.federation.num_clients,
-        "participation": config.participation,
-        "status": status,
-    }
+    return _run(training, go_on(training, state, records, folder, seconds, on_round), records)
 
 
 def _run(training: Training, state: RunState, records: Records) -> Run:
@@ -492,19 +298,10 @@ def _records(path: Path, federation: Federation) -> Records:
     return found
 
 
-def _score_names(config: RunConfig) -> list[str]:
-    return score_names(config.fine_tune) + (["train_accuracy"] if config.evaluate_train else [])
-
-
-def _history_columns(config: RunConfig) -> list[str]:
-    first = ["round", "clients", "gradient_evaluations", "seconds"]
-    return [*first, "num_local_steps", "intra_variance", "inter_variance", *_score_names(config)]
-
-
 def _begin(path: Path, training: Training, records: Records, state: RunState, keep_rows: bool) -> RunFolder:
     """A new folder with everything that `resume` needs; its configuration, which makes it a run, comes last."""
     training.config = config = replace(training.config, fingerprint=training.federation.fingerprint())
-    folder = RunFolder(path, _history_columns(config))
+    folder = RunFolder(path, history_columns(config))
     path.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Any] = {}
     if config.model is None:
@@ -636,19 +433,6 @@ def _first(training: Training, start: Run | str | Path | nn.Module | Warm | None
             )
         return params.to(own)
     return training.model.flatten(start).to(own)
-
-
-def _prepared(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:
-    """The federation on the run's device, its features (and targets that are not classes) in the run's precision."""
-
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    def rows(part: Rows | None) -> Rows | None:
-        return part and Rows(cast(part.features), cast(part.labels), part.offset)
-
-    parts = {name: rows(getattr(federation, name)) for name in ("train", "test", "validation")}
-    return replace(federation, **parts).to(device)  # type: ignore[arg-type]
 
 
 def _check_device(device: str) -> None:

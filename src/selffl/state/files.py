@@ -18,11 +18,11 @@ def replacing(path: Path) -> Iterator[Path]:
     partial = path.with_name(path.name + ".part")
     try:
         yield partial
+        _sync(partial)
+        partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    _sync(partial)
-    partial.replace(path)
     _sync(path.parent)
 
 

@@ -1,0 +1,247 @@
+"""The rounds of a run: trained in stretches, evaluated and written in between."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selffl.algorithms import Algorithm
+from selffl.algorithms.self_fl import SelfFLUpload
+from selffl.data.federation import Federation, Rows
+from selffl.engines.cohort import CohortEngine, RoundReport, RunState
+from selffl.errors import ConfigError, DivergedError
+from selffl.runs.evaluation import evaluate, score_names
+from selffl.runs.folder import Records, Row, RunConfig, RunFolder
+from selffl.training.blocks import Loss
+from selffl.training.evaluation import check_rows
+from selffl.training.flat import FlatModel
+from selffl.training.model import ModelSource
+
+Method = Algorithm[Any, Any, Any, Any]
+OnRound = Callable[[Row], None]
+
+COPIES = 4  # of its parameters that a client in training takes: start, model, gradient, next model
+CACHE_BYTES = 4 << 20  # what clients that train at once should take on a CPU: a block in the cache trains faster
+MEMORY_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # and what they may take
+LOST_SECONDS = 60.0  # of training, at most, between two checkpoints
+FEWEST = 32  # clients of a block, if the memory allows: with fewer the cost of each call shows
+
+
+class Training:
+    """What a run computes with: the rows and the model on their device, and the engine."""
+
+    def __init__(
+        self, config: RunConfig, method: Method, module: nn.Module, loss: Loss, federation: Federation
+    ) -> None:
+        self.config, self.method, self.loss, self.federation = config, method, loss, federation
+        self.module = copy.deepcopy(module)  # whatever the user does with it later
+        device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+        self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
+        rows = _prepared(federation, device, dtype)
+        parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
+        classes = [check_rows(self.model, loss, part, list(rows.clients)) for part in parts]
+        self.classifies = all(classes)  # if not, there is no accuracy
+        self.source = ModelSource(
+            rows, self.model, loss, config.learning_rate, config.batch_size, config.seed, config.gradients
+        )
+        self.engine = CohortEngine(
+            method, self.source, config.participation, config.seed, config.chunk_size or self._chunk_size()
+        )
+        chosen: Rows | None = getattr(rows, config.evaluate_on)
+        if chosen is None:
+            raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
+        self.evaluated = chosen
+
+    def _chunk_size(self) -> int:
+        """Clients that train at once, where nobody has said: as many as the cache holds, or on a GPU the memory."""
+        each, kind = COPIES * self.model.params.nbytes, torch.device(self.config.device).type
+        most = MEMORY_BYTES.get(kind, MEMORY_BYTES["cpu"]) // each
+        wanted = max(CACHE_BYTES // each, FEWEST) if kind == "cpu" else most
+        return max(min(wanted, most), 1)
+
+    def next_stop(self, round_number: int) -> int:
+        """The next round after which something is written or evaluated."""
+        steps = [every for every in (self.config.evaluate_every, self.config.checkpoint_every) if every]
+        return min([(round_number // every + 1) * every for every in steps] + [self.config.rounds])
+
+    def is_due(self, every: int, round_number: int) -> bool:
+        """Whether what happens every so many rounds happens after this one; the last round always counts."""
+        return round_number == self.config.rounds or (every > 0 and round_number % every == 0)
+
+
+def go_on(
+    training: Training,
+    state: RunState,
+    records: Records,
+    folder: RunFolder | None,
+    seconds: float,
+    on_round: OnRound | None,
+) -> RunState:
+    """Train from ``state`` to the last round, adding to ``records`` and writing as it goes; the state at the end."""
+    config = training.config
+    began = time.perf_counter() - seconds
+    spent = int(state.num_gradients.sum())
+    ids = list(training.federation.clients)
+    waiting: list[tuple[Row, list[Row]]] = []  # rounds not yet written
+
+    def note(report: RoundReport) -> None:
+        nonlocal spent
+        spent += int(report.num_gradients.sum())
+        found, taking_part = _rows_of(report, ids)
+        row = dict.fromkeys(history_columns(config)) | found
+        row |= {"gradient_evaluations": spent, "seconds": round(time.perf_counter() - began, 3)}
+        records.history.append(row)
+        records.participation.extend(taking_part)
+        waiting.append((row, taking_part))
+        if report.round_number != stop:  # the last round of a stretch is written with its evaluation
+            publish()
+
+    def publish() -> None:
+        for row, taking_part in waiting:
+            if folder is not None:
+                folder.add_round(row, taking_part)
+            if on_round is not None:
+                on_round(row)
+        waiting.clear()
+
+    pace, saved = math.inf, time.perf_counter()  # seconds a round; when the last checkpoint was written
+    while state.round_number < config.rounds:
+        first, since = state.round_number, time.perf_counter()
+        stop = training.next_stop(first)
+        if folder is not None and config.checkpoint_every:  # at most a minute is ever lost; the pace is measured first
+            stop = min(stop, first + max(int(LOST_SECONDS / pace), 1))
+        try:
+            state = training.engine.advance(state, stop - state.round_number, note)
+            if training.is_due(config.evaluate_every, stop):
+                _evaluate(training, state, records)
+        except DivergedError:
+            publish()
+            if folder is not None:
+                folder.add_evaluation(replace(records, summary=summary(training, records, "diverged")))
+            raise
+        publish()
+        status = "finished" if stop == config.rounds else "running"
+        records.summary = summary(training, records, status)
+        if folder is not None:
+            folder.add_evaluation(records)
+            now = time.perf_counter()
+            pace = (now - since) / (stop - first)
+            is_due = training.is_due(config.checkpoint_every, stop) or now - saved > LOST_SECONDS
+            if config.checkpoint_every and is_due:
+                folder.add_checkpoint(state, now - began)
+                saved = now
+    return state
+
+
+def _evaluate(training: Training, state: RunState, records: Records) -> None:
+    """Add the scores of the moment to the last row of the history, and make the rows of the clients."""
+    config = training.config
+    unknown = torch.full_like(state.num_rounds, torch.nan, dtype=torch.float64)
+    personal = shared = unknown
+    if training.classifies:
+        fine_tune = config.fine_tune if state.round_number == config.rounds else ()  # it costs as much as training
+        found = evaluate(training.engine, training.source, state, training.evaluated, fine_tune)
+        records.history[-1] |= found.scores()
+        personal, shared = found.accuracy("personal"), found.accuracy("global")
+        if config.evaluate_train:
+            fitted = evaluate(training.engine, training.source, state, training.source.federation.train)
+            records.history[-1]["train_accuracy"] = fitted.weighted("personal")
+    records.clients = _client_rows(training, state, records, personal, shared)
+
+
+def _rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
+    """A round as a row of the history, and its clients as rows of their own."""
+    row: Row = {"round": report.round_number, "clients": report.clients.shape[-1]}
+    taking_part: list[Row] = []
+    if isinstance(report.upload, SelfFLUpload):
+        variance, steps = report.upload.intra_variance, report.upload.num_local_steps
+        known = variance[~variance.isnan()]
+        row["num_local_steps"] = float(steps.double().mean())
+        row["intra_variance"] = float(known.double().mean()) if len(known) else None
+        row["inter_variance"] = float(report.server.inter_variance)
+        columns = {
+            "client": [ids[client] for client in report.clients.tolist()],
+            "num_local_steps": steps.tolist(),
+            "wanted_steps": _or_none(report.upload.wanted_steps),
+            "intra_variance": _or_none(variance),
+        }
+        taking_part = [
+            {"round": report.round_number, **dict(zip(columns, values, strict=True))}
+            for values in zip(*columns.values(), strict=True)
+        ]
+    return row, taking_part
+
+
+def _client_rows(training: Training, state: RunState, records: Records, personal: Tensor, shared: Tensor) -> list[Row]:
+    """One row per client, as of now."""
+    columns: dict[str, list[Any]] = {
+        "client": list(training.federation.clients),
+        "num_train": training.federation.train.num_examples.tolist(),
+        "num_test": training.evaluated.num_examples.tolist(),
+        "accuracy": _or_none(personal),
+        "global_accuracy": _or_none(shared),
+        "rounds": state.num_rounds.tolist(),
+        "gradient_evaluations": state.num_gradients.tolist(),
+    }
+    if records.participation:
+        last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
+        for name in ("num_local_steps", "intra_variance"):
+            columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _or_none(values: Tensor) -> list[float | None]:
+    """Numbers, with None for NaN: a table has empty cells, and JSON has no NaN."""
+    return [None if value != value else value for value in values.tolist()]
+
+
+def summary(training: Training, records: Records, status: str) -> Row:
+    """The run in one row: the numbers of its last evaluation."""
+    config = training.config
+    names = _score_names(config)
+    scored = next((row for row in reversed(records.history) if any(row.get(name) is not None for name in names)), {})
+    last: Row = records.history[-1] if records.history else {}
+    return {
+        "algorithm": config.algorithm,
+        "data": config.data,
+        "seed": config.seed,
+        "rounds": last.get("round", 0),
+        **{name: scored.get(name) for name in names},
+        "gradient_evaluations": last.get("gradient_evaluations", 0),
+        "seconds": last.get("seconds", 0.0),
+        "evaluated_in_round": scored.get("round"),
+        "evaluated_on": config.evaluate_on,
+        "clients": training.federation.num_clients,
+        "participation": config.participation,
+        "status": status,
+    }
+
+
+def _score_names(config: RunConfig) -> list[str]:
+    return score_names(config.fine_tune) + (["train_accuracy"] if config.evaluate_train else [])
+
+
+def history_columns(config: RunConfig) -> list[str]:
+    """Columns of a run's history."""
+    first = ["round", "clients", "gradient_evaluations", "seconds"]
+    return [*first, "num_local_steps", "intra_variance", "inter_variance", *_score_names(config)]
+
+
+def _prepared(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:
+    """The federation on the run's device, its features (and targets that are not classes) in the run's precision."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    def rows(part: Rows | None) -> Rows | None:
+        return part and Rows(cast(part.features), cast(part.labels), part.offset)
+
+    parts = {name: rows(getattr(federation, name)) for name in ("train", "test", "validation")}
+    return replace(federation, **parts).to(device)  # type: ignore[arg-type]
