@@ -423,3 +423,14 @@ def test_a_file_whose_parts_do_not_fit_is_refused(tmp_path):
         Federation.load(tmp_path / "a")
     with pytest.raises(DataError, match="is not there or no file"):
         Federation.load(tmp_path / "b")
+
+
+def test_clusters_can_be_given_later_and_the_source_is_forgotten():
+    """The call that made the rows would make them without the clusters."""
+    fed = replace(rich_federation(), source={"name": "mine"})
+    found = fed.with_clusters([1, 0, 1])
+    assert found.cluster.tolist() == [1, 0, 1]
+    assert found.source is None
+    for wrong in ([0, 1], [0, 1, -1], [0.0, 1.0, 2.0]):
+        with pytest.raises(DataError, match="expected a whole number, 0 or more, for each of 3 clients"):
+            fed.with_clusters(wrong)

@@ -58,6 +58,24 @@ def test_a_damaged_file_is_refused(tmp_path, content, message):
         module.read_idx(tmp_path / "a")
 
 
+def test_a_gzip_file_with_any_byte_changed_is_refused(tmp_path):
+    """A damaged stream fails in several ways, or reads as other bytes: the checksum notices those."""
+    digest = hashlib.md5(idx(ARRAY)).hexdigest()
+    whole = gzip.compress(idx(ARRAY))
+    refused = 0
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x55
+        (tmp_path / "a.gz").write_bytes(damaged)
+        try:
+            found = module.read_idx(tmp_path / "a.gz", digest)
+        except DataError:
+            refused += 1
+        else:  # the time stamp and the like
+            assert np.array_equal(found, ARRAY)
+    assert refused > len(whole) - 12
+
+
 def test_a_cut_gzip_file_is_refused(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(idx(ARRAY))[:-9])
     with pytest.raises(DataError, match="cannot be read"):

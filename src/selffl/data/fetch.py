@@ -13,6 +13,7 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,7 +140,7 @@ def unpack(archive: Path, members: tuple[str, ...], target: Path) -> None:
                 with open_member(member) as content, part.open("wb") as file:
                     shutil.copyfileobj(content, file, BLOCK)
                 part.replace(path)
-    except (OSError, EOFError, KeyError, tarfile.TarError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{archive} cannot be unpacked ({_why(error)}); expected {', '.join(members[:2])}, …") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def _read_npz(path: Path, label: str) -> ClientFile:
                     "(features) and y (labels). Rename them."
                 )
             x, y = file["x"], file["y"]
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile) as error:
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, zlib.error) as error:
         # AttributeError and TypeError: NumPy found a single array in the file, or something pickled.
         raise DataError(f"{path} cannot be read ({_short(error)}); expected an .npz with arrays x and y.") from None
     for name, values in (("x", x), ("y", y)):

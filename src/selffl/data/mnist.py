@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def read_idx(path: Path, md5: str | None = None) -> Bytes:
     """An idx file of bytes, plain or gzipped, as an array; with ``md5``, of its uncompressed content, checked."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); expected an idx file. Fetch it again.") from None
     if md5 is not None and (found := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
         raise DataError(f"{path} has MD5 {found}; expected {md5}. It is damaged or another file: fetch it again.")
