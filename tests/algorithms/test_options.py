@@ -64,6 +64,7 @@ WRONG = {
         WHOLE_FROM_1,
         WRONG_WHOLE,
     ),
+    "num_local_epochs": (("fedavg", "ditto", "fedrep", "self-fl"), WHOLE_FROM_1, (0, -3, 2.0, "4", True, math.nan)),
     "weighting": (("fedavg", "ditto", "fedper", "fedrep"), "'examples' or 'equal'", ("Equal", None, 1)),
     "penalty": (("fedprox", "ditto", "pfedme"), "a number 0 or more", WRONG_NUMBER),
     "num_inner_steps": (("pfedme",), WHOLE_FROM_1, WRONG_WHOLE),

@@ -1,6 +1,6 @@
 """The methods once more, one client at a time, in plain Python: the oracle of test_twins.py and test_cnn_twins.py.
 
-Written from the publications and the decisions D1–D14, with nothing but floats and lists; the first of them *before*
+Written from the publications and the decisions D1–D15, with nothing but floats and lists; the first of them *before*
 the library's own algorithms were read. A model is a list of P floats. What a client's rows say of it is one function
 of the problem, so that the same twin runs on the Gaussian loss and on a network.
 

@@ -47,7 +47,7 @@ def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
     Examples:
         >>> import selffl
         >>> selffl.algorithm("ditto", penalty=0.1)
-        Ditto(num_local_steps=20, penalty=0.1, weighting='examples')
+        Ditto(num_local_steps=20, num_local_epochs=None, penalty=0.1, weighting='examples')
     """
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)

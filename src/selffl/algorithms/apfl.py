@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
+    LocalWork,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
@@ -23,8 +24,8 @@ from selffl.algorithms.averaging import (
     upload_model,
 )
 from selffl.algorithms.contract import LocalTask
-from selffl.algorithms.options import above, at_least, true_or_false
-from selffl.algorithms.solver import rate_of
+from selffl.algorithms.options import above, true_or_false
+from selffl.algorithms.solver import iterate, rate_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class MixingMemory:
 
 
 @dataclass(frozen=True)
-class APFL(SharedModel):
+class APFL(LocalWork, SharedModel):
     """Options of APFL.
 
     Attributes:
@@ -48,12 +49,11 @@ class APFL(SharedModel):
 
     name: ClassVar[str] = "apfl"
 
-    num_local_steps: int = 20
     mixing: float = 0.5
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        at_least("num_local_steps", self.num_local_steps, 1)
+        super().__post_init__()
         above("mixing", self.mixing, 0.0, at_most=1.0, inclusive=True)
         true_or_false("adaptive", self.adaptive)
 
@@ -75,16 +75,19 @@ class APFL(SharedModel):
         shared = broadcast.params.reshape(-1, shape[-1])  # w
         own = memory.own.model(broadcast.params).reshape_as(shared)  # v
         mixing = memory.mixing.reshape(-1, 1)  # alpha
-        rows = torch.arange(len(shared), device=shared.device)
-        rate = rate_of(task, rows)
-        for draw in range(self.num_local_steps):
-            batch = task.batch(draw, rows)
+
+        def step(draw: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            shared, own, mixing = states
+            rate, batch = rate_of(task, rows), task.batch(draw, rows)
             gap = own - shared
             slope = task.gradient(shared + mixing * gap, batch, rows)
             shared = shared - rate * task.gradient(shared, batch, rows)
             own = own - rate * mixing * slope
             if self.adaptive and draw == 0:
                 mixing = (mixing - rate * (gap * slope).sum(-1, keepdim=True)).clamp(0.0, 1.0)
+            return shared, own, mixing
+
+        shared, own, mixing = iterate(task, self.steps(task), step, shared, own, mixing)
         kept = MixingMemory(memory.own.keep(own.reshape(shape)), mixing.reshape(memory.mixing.shape))
         return upload_model(shared.reshape(shape), task), kept
 

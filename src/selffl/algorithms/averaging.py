@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.contract import LocalTask, Population
-from selffl.algorithms.options import one_of
+from selffl.algorithms.options import at_least, one_of
 from selffl.maths.posterior import weighted_mean
 
 Weighting = Literal["examples", "equal"]
@@ -64,6 +64,35 @@ class PersonalMemory:
     def keep(self, params: Tensor) -> PersonalMemory:
         """After one more round that ended with ``params``."""
         return PersonalMemory(params, self.clock + 1)
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How long clients train, for methods that do not choose it themselves.
+
+    Attributes:
+        num_local_steps: L.
+        num_local_epochs: Passes over its own rows that each client makes instead of L steps: ceil(N_m/B) steps each
+            (D15).
+    """
+
+    num_local_steps: int = 20
+    num_local_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least("num_local_steps", self.num_local_steps, 1)
+        check_epochs(self.num_local_epochs)
+
+    def steps(self, task: LocalTask) -> int | Tensor:
+        """Of every client alike, or ``[..., clients]``."""
+        epochs = self.num_local_epochs
+        return self.num_local_steps if epochs is None else epochs * task.steps_per_epoch
+
+
+def check_epochs(num_local_epochs: int | None) -> None:
+    """Refuse a number of epochs that is none."""
+    if num_local_epochs is not None:
+        at_least("num_local_epochs", num_local_epochs, 1)
 
 
 def check_weighting(weighting: Weighting) -> None:

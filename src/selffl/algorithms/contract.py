@@ -73,6 +73,12 @@ class LocalTask(ABC):
         self.batch_size = 1 if batch_size is None else batch_size  # B
         self.num_gradients = torch.zeros(shape.numel(), dtype=torch.int64, device=num_examples.device)  # so far, by row
 
+    @property
+    def steps_per_epoch(self) -> Tensor:
+        """ceil(N_m / B) ``[..., clients]``, which is when every row has been met; 1 without minibatches."""
+        count = self.num_examples.expand(self.shape)
+        return torch.ones_like(count) if self.is_full_batch else (count + self.batch_size - 1) // self.batch_size
+
     @abstractmethod
     def batch(self, draw: int, rows: Tensor) -> Any:
         """Minibatch number ``draw`` of each client in ``rows [n]``."""

@@ -11,6 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
+    LocalWork,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
@@ -22,12 +23,12 @@ from selffl.algorithms.averaging import (
     upload_model,
 )
 from selffl.algorithms.contract import LocalTask
-from selffl.algorithms.options import above, at_least
+from selffl.algorithms.options import above
 from selffl.algorithms.solver import descend
 
 
 @dataclass(frozen=True)
-class Ditto(WithPersonalModel):
+class Ditto(LocalWork, WithPersonalModel):
     """Options of DITTO.
 
     Attributes:
@@ -38,12 +39,11 @@ class Ditto(WithPersonalModel):
 
     name: ClassVar[str] = "ditto"
 
-    num_local_steps: int = 20
     penalty: float = 1.0
     weighting: Weighting = "examples"
 
     def __post_init__(self) -> None:
-        at_least("num_local_steps", self.num_local_steps, 1)
+        super().__post_init__()
         above("penalty", self.penalty, 0.0, inclusive=True)
         check_weighting(self.weighting)
 
@@ -51,11 +51,11 @@ class Ditto(WithPersonalModel):
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
     ) -> tuple[ModelUpload, PersonalMemory]:
         """On the same minibatches: w_k <- w_k - eta g(w_k) and v <- v - eta (g(v) + lambda (v - w))."""
-        trained = descend(task, broadcast.params, self.num_local_steps)
+        trained = descend(task, broadcast.params, self.steps(task))
         personal = descend(
             task,
             memory.model(broadcast.params),
-            self.num_local_steps,
+            self.steps(task),
             penalty=self.penalty,
             anchor=broadcast.params,
         )

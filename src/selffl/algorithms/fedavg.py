@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
+    LocalWork,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
@@ -23,12 +24,11 @@ from selffl.algorithms.averaging import (
     upload_model,
 )
 from selffl.algorithms.contract import LocalTask
-from selffl.algorithms.options import at_least
 from selffl.algorithms.solver import descend
 
 
 @dataclass(frozen=True)
-class FedAvg(WithoutMemory):
+class FedAvg(LocalWork, WithoutMemory):
     """Options of FedAvg.
 
     Attributes:
@@ -38,18 +38,17 @@ class FedAvg(WithoutMemory):
 
     name: ClassVar[str] = "fedavg"
 
-    num_local_steps: int = 20
     weighting: Weighting = "examples"
 
     def __post_init__(self) -> None:
-        at_least("num_local_steps", self.num_local_steps, 1)
+        super().__post_init__()
         check_weighting(self.weighting)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask
     ) -> tuple[ModelUpload, NoMemory]:
         """L steps from the global model."""
-        return upload_model(descend(task, broadcast.params, self.num_local_steps), task), memory
+        return upload_model(descend(task, broadcast.params, self.steps(task)), task), memory
 
     def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
         """The average."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
+    LocalWork,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
@@ -24,7 +25,7 @@ from selffl.algorithms.averaging import (
     upload_model,
 )
 from selffl.algorithms.contract import LocalTask, Population
-from selffl.algorithms.options import a_string, at_least
+from selffl.algorithms.options import a_string
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError, unknown_name
 
@@ -56,7 +57,7 @@ class HeadMemory:
 
 
 @dataclass(frozen=True)
-class FedPer:
+class FedPer(LocalWork):
     """Options of FedPer.
 
     Attributes:
@@ -67,12 +68,11 @@ class FedPer:
 
     name: ClassVar[str] = "fedper"
 
-    num_local_steps: int = 20
     head: str = ""
     weighting: Weighting = "examples"
 
     def __post_init__(self) -> None:
-        at_least("num_local_steps", self.num_local_steps, 1)
+        super().__post_init__()
         a_string("head", self.head)
         check_weighting(self.weighting)
 
@@ -114,7 +114,7 @@ class FedPer:
 
     def trained(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
         """L steps of the whole model."""
-        return descend(task, start, self.num_local_steps)
+        return descend(task, start, self.steps(task))
 
     def server_round(self, server: HeadServer, clients: Tensor, upload: ModelUpload) -> HeadServer:
         """FedAvg's average of the bodies; the head stays as it began."""

@@ -35,5 +35,5 @@ class FedProx(FedAvg):
         self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask
     ) -> tuple[ModelUpload, NoMemory]:
         """L steps w_k <- w_k - eta (g(w_k) + mu (w_k - w)) from the global model w."""
-        trained = descend(task, broadcast.params, self.num_local_steps, penalty=self.penalty, anchor=broadcast.params)
+        trained = descend(task, broadcast.params, self.steps(task), penalty=self.penalty, anchor=broadcast.params)
         return upload_model(trained, task), memory

@@ -39,4 +39,4 @@ class FedRep(FedPer):
     def trained(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
         """tau steps of the head under the received body, then L steps of the body under that head."""
         fitted = descend(task, start, self.head_steps, frozen=~is_head)
-        return descend(task, fitted, self.num_local_steps, frozen=is_head, first_draw=self.head_steps)
+        return descend(task, fitted, self.steps(task), frozen=is_head, first_draw=self.head_steps)

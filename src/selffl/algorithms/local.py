@@ -11,6 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
+    LocalWork,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
@@ -19,12 +20,11 @@ from selffl.algorithms.averaging import (
     upload_model,
 )
 from selffl.algorithms.contract import LocalTask
-from selffl.algorithms.options import at_least
 from selffl.algorithms.solver import descend
 
 
 @dataclass(frozen=True)
-class Local(WithPersonalModel):
+class Local(LocalWork, WithPersonalModel):
     """Options of local training.
 
     Attributes:
@@ -33,16 +33,14 @@ class Local(WithPersonalModel):
 
     name: ClassVar[str] = "local"
 
-    num_local_steps: int = 20
-
     def __post_init__(self) -> None:
-        at_least("num_local_steps", self.num_local_steps, 1)
+        super().__post_init__()
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
     ) -> tuple[ModelUpload, PersonalMemory]:
         """L steps on from the client's own model."""
-        trained = descend(task, memory.model(broadcast.params), self.num_local_steps)
+        trained = descend(task, memory.model(broadcast.params), self.steps(task))
         return upload_model(broadcast.params, task), memory.keep(trained)
 
     def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
+    LocalWork,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
@@ -23,11 +23,11 @@ from selffl.algorithms.averaging import (
 )
 from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import above, at_least, one_of
-from selffl.algorithms.solver import descend, rate_of
+from selffl.algorithms.solver import descend, iterate, rate_of
 
 
 @dataclass(frozen=True)
-class PerFedAvg(WithoutMemory):
+class PerFedAvg(LocalWork, WithoutMemory):
     """Options of PerFedAvg.
 
     Attributes:
@@ -40,14 +40,13 @@ class PerFedAvg(WithoutMemory):
 
     name: ClassVar[str] = "perfedavg"
 
-    num_local_steps: int = 20
     order: Literal["first", "hessian-free"] = "first"
     inner_learning_rate: float | None = None
     adaptation_steps: int = 1
     difference: float = 1e-3
 
     def __post_init__(self) -> None:
-        at_least("num_local_steps", self.num_local_steps, 1)
+        super().__post_init__()
         one_of("order", self.order, ("first", "hessian-free"))
         if self.inner_learning_rate is not None:
             above("inner_learning_rate", self.inner_learning_rate, 0.0)
@@ -59,10 +58,13 @@ class PerFedAvg(WithoutMemory):
     ) -> tuple[ModelUpload, NoMemory]:
         """L times: w' = w - alpha g(w; B1), then w <- w - beta (I - alpha H(w; B3)) g(w'; B2), FO without the H."""
         params = broadcast.params.reshape(-1, broadcast.params.shape[-1])
-        rows = torch.arange(len(params), device=params.device)
         batches_per_step = 2 if self.order == "first" else 3
-        for draw in range(0, batches_per_step * self.num_local_steps, batches_per_step):
-            params = params - rate_of(task, rows) * self.meta_gradient(params, task, rows, draw)
+
+        def step(number: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            slope = self.meta_gradient(states[0], task, rows, number * batches_per_step)
+            return (states[0] - rate_of(task, rows) * slope,)
+
+        (params,) = iterate(task, self.steps(task), step, params)
         return upload_model(params.reshape(broadcast.params.shape), task), memory
 
     def meta_gradient(self, params: Tensor, task: LocalTask, rows: Tensor, draw: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
+    LocalWork,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
@@ -23,11 +24,11 @@ from selffl.algorithms.averaging import (
 )
 from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import above, at_least
-from selffl.algorithms.solver import rate_of
+from selffl.algorithms.solver import iterate, rate_of
 
 
 @dataclass(frozen=True)
-class PFedMe(WithPersonalModel):
+class PFedMe(LocalWork, WithPersonalModel):
     """Options of pFedMe.
 
     Attributes:
@@ -40,14 +41,13 @@ class PFedMe(WithPersonalModel):
 
     name: ClassVar[str] = "pfedme"
 
-    num_local_steps: int = 20
     num_inner_steps: int = 5
     penalty: float = 15.0
     mixing: float = 1.0
     personal_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        at_least("num_local_steps", self.num_local_steps, 1)
+        super().__post_init__()
         at_least("num_inner_steps", self.num_inner_steps, 1)
         above("penalty", self.penalty, 0.0, inclusive=True)
         above("mixing", self.mixing, 0.0)
@@ -62,15 +62,18 @@ class PFedMe(WithPersonalModel):
         theta <- theta - eta_p (g(theta) + lambda (theta - w_k)), then w_k <- w_k - eta lambda (w_k - theta).
         """
         anchor = broadcast.params.reshape(-1, broadcast.params.shape[-1])  # w_k
-        personal = anchor  # theta starts each round at the model received
-        rows = torch.arange(len(anchor), device=anchor.device)
-        inner_rate, rate = rate_of(task, rows, self.personal_learning_rate), rate_of(task, rows)
-        for draw in range(self.num_local_steps):
+
+        def step(draw: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            anchor, personal = states
+            inner_rate, rate = rate_of(task, rows, self.personal_learning_rate), rate_of(task, rows)
             batch = task.batch(draw, rows)
             for _ in range(self.num_inner_steps):
                 pull = self.penalty * (personal - anchor)
                 personal = personal - inner_rate * (task.gradient(personal, batch, rows) + pull)
-            anchor = anchor - rate * self.penalty * (anchor - personal)
+            return anchor - rate * self.penalty * (anchor - personal), personal
+
+        # theta starts each round at the model received.
+        anchor, personal = iterate(task, self.steps(task), step, anchor, anchor)
         shape = broadcast.params.shape
         return upload_model(anchor.reshape(shape), task), memory.keep(personal.reshape(shape))
 

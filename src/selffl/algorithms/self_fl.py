@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import ModelUpload, average
+from selffl.algorithms.averaging import ModelUpload, average, check_epochs
 from selffl.algorithms.contract import LocalTask, Population
 from selffl.algorithms.options import above, at_least, one_of, true_or_false
 from selffl.algorithms.solver import descend
@@ -90,6 +90,7 @@ class SelfFL:
             answered), or a number; 1 is off (D9).
         initial_steps: Steps of a client whose variance is not known yet (D3), and of everybody without adaptive steps.
         max_local_steps: ℓ_max, the most steps a client takes (D7).
+        num_local_epochs: Passes over its own rows that every client makes instead of either number of steps (D15).
         adaptive_start: Whether training starts at Eq. (18); if not, at the global model (D13).
         adaptive_steps: Whether ℓ_m is Eq. (19)'s; if not, every client takes ``initial_steps`` (D13).
         uncertainty_weights: Whether clients weigh 1/(σ₀² + σₘ²); if not, their numbers of examples (D13).
@@ -104,6 +105,7 @@ class SelfFL:
     smoothing: Literal["participation"] | float = "participation"
     initial_steps: int = 20
     max_local_steps: int = 40
+    num_local_epochs: int | None = None
     adaptive_start: bool = True
     adaptive_steps: bool = True
     uncertainty_weights: bool = True
@@ -117,6 +119,7 @@ class SelfFL:
             above("smoothing", self.smoothing, 0.0, at_most=1.0, alternative=", or 'participation'")
         at_least("initial_steps", self.initial_steps, 1)
         at_least("max_local_steps", self.max_local_steps, 1)
+        check_epochs(self.num_local_epochs)
         true_or_false("adaptive_start", self.adaptive_start)
         true_or_false("adaptive_steps", self.adaptive_steps)
         true_or_false("uncertainty_weights", self.uncertainty_weights)
@@ -183,6 +186,7 @@ class SelfFL:
         Decision D4: sigma_m^2 is taken over the rounds before this one, by the client's own clock.  Decision D3: with
         fewer than two of them it is unknown, and the client takes ``initial_steps`` steps from the global model.
         Decision D13: without one of Self-FL's components, FedAvg's behaviour takes its place.
+        Decision D15: a number of epochs takes the place of every other number of steps.
         """
         if self.variances == "known":
             variance = broadcast.intra_variance
@@ -196,10 +200,13 @@ class SelfFL:
         prior = prior_variance(broadcast.others_variance, broadcast.inter_variance, self.form)
         wanted = local_steps(variance, prior, task.learning_rate, task.batch_size)
         steps = torch.where(is_known & self.adaptive_steps, wanted, float(self.initial_steps))
+        num_steps = rounded_steps(steps, self.max_local_steps)
+        if self.num_local_epochs is not None:
+            num_steps = (self.num_local_epochs * task.steps_per_epoch).to(num_steps)
         return Plan(
             variance,
             torch.where((is_known & self.adaptive_start).unsqueeze(-1), start, broadcast.params),
-            rounded_steps(steps, self.max_local_steps),
+            num_steps,
             wanted.masked_fill(~is_known, torch.nan),
         )
 

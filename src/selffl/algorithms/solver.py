@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,6 +30,41 @@ def _step(params: Tensor, gradient: Tensor, rate: float | Tensor) -> None:
         params.sub_(gradient, alpha=rate)
 
 
+Step = Callable[[int, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]  # (number, rows, states) -> states
+
+
+def iterate(task: LocalTask, num_steps: int | Tensor, step: Step, *states: Tensor) -> tuple[Tensor, ...]:
+    """What clients have after their steps: ``step(s, rows, states)`` gives the states of those at work in step s.
+
+    ``states`` are tensors with a row per client, ``[rows, ...]``; the ones that ``step`` is given are copies in another
+    order, which it may write into.  ``num_steps`` may differ between clients (``[..., clients]``): those that are done
+    leave the block.
+    """
+    num_rows = len(states[0])
+    if isinstance(num_steps, int):
+        order, stops, counts = torch.arange(num_rows, device=states[0].device), [num_steps], [num_rows]
+    else:
+        # Those with the most steps first: whoever is done is at the end, and leaving is a slice.
+        steps, order = num_steps.expand(task.shape).reshape(-1).sort(descending=True, stable=True)
+        ends, sizes = steps.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
+        stops, counts = ends.tolist()[::-1], sizes.tolist()[::-1]
+    current = tuple(state[order] for state in states)
+    ended = []
+    number, left = 0, num_rows
+    for stop, count in zip(stops, counts, strict=True):
+        rows = order[:left]
+        while number < stop:
+            current = step(number, rows, current)
+            number += 1
+        left -= count
+        ended.append([state[left:] for state in current])
+        current = tuple(state[:left] for state in current)
+    done = tuple(torch.empty_like(state) for state in states)
+    for found, parts in zip(done, zip(*ended[::-1], strict=True), strict=True):
+        found[order] = torch.cat(parts)
+    return done
+
+
 def descend(
     task: LocalTask,
     start: Tensor,
@@ -43,42 +79,26 @@ def descend(
     """Stochastic gradient descent from ``start [..., clients, P]``, towards an anchor if there is one.
 
     theta <- theta - eta (g(theta) + penalty (theta - anchor)), on minibatches ``first_draw``, ``first_draw + 1``, ...
-    ``num_steps`` may differ between clients (``[..., clients]``): those that are done leave the block.  Coordinates
-    where ``frozen`` (true or false, as ``start`` or expandable to it) stay what they are.
+    ``num_steps`` may differ between clients (``[..., clients]``).  Coordinates where ``frozen`` (true or false, as
+    ``start`` or expandable to it) stay what they are.
     """
     block = start.reshape(-1, start.shape[-1])
-    if isinstance(num_steps, int):
-        order, stops, counts = torch.arange(len(block), device=start.device), [num_steps], [len(block)]
-    else:
-        # Those with the most steps first: whoever is done is at the end, and leaving is a slice.
-        steps, order = num_steps.expand(task.shape).reshape(-1).sort(descending=True, stable=True)
-        ends, sizes = steps.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
-        stops, counts = ends.tolist()[::-1], sizes.tolist()[::-1]
+    given = {"anchor": anchor, "frozen": frozen}
+    names = [name for name, values in given.items() if values is not None]
+    beside = [values.expand_as(start).reshape_as(block) for values in given.values() if values is not None]
 
-    def in_order(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values.expand_as(start).reshape_as(block)[order]
+    def step(number: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        params, own = states[0], dict(zip(names, states[1:], strict=True))
+        gradient = task.gradient(params, task.batch(first_draw + number, rows), rows)
+        if "anchor" in own:
+            pull = params - own["anchor"]
+            gradient = torch.add(gradient, pull, alpha=penalty, out=pull)
+        if "frozen" in own:
+            gradient = gradient.masked_fill(own["frozen"], 0.0)
+        _step(params, gradient, rate_of(task, rows, learning_rate))
+        return states
 
-    params, anchors, still = block[order], in_order(anchor), in_order(frozen)
-    ended = []
-    draw = 0
-    for stop, count in zip(stops, counts, strict=True):
-        rows = order[: len(params)]
-        rate = rate_of(task, rows, learning_rate)
-        while draw < stop:
-            gradient = task.gradient(params, task.batch(first_draw + draw, rows), rows)
-            if anchors is not None:
-                pull = params - anchors[: len(params)]
-                gradient = torch.add(gradient, pull, alpha=penalty, out=pull)
-            if still is not None:
-                gradient = gradient.masked_fill(still[: len(params)], 0.0)
-            _step(params, gradient, rate)
-            draw += 1
-        stay = len(params) - count
-        ended.append(params[stay:])
-        params = params[:stay]
-    done = torch.empty_like(block)
-    done[order] = torch.cat(ended[::-1])
-    return done.reshape_as(start)
+    return iterate(task, num_steps, step, block, *beside)[0].reshape_as(start)
 
 
 LOOK = 10  # steps between two looks at whether a client has converged, which cost more than steps
@@ -93,7 +113,7 @@ def windows(task: LocalTask) -> tuple[Tensor, Tensor]:
     count = task.num_examples.expand(task.shape).reshape(-1)
     if task.is_full_batch:
         return torch.ones_like(count), torch.full_like(count, LOOK)
-    epoch = (count + task.batch_size - 1) // task.batch_size
+    epoch = task.steps_per_epoch.reshape(-1)
     whole = epoch * ((LOOK + epoch - 1) // epoch)
     return whole, whole
 
