@@ -34,7 +34,10 @@ def study(args: argparse.Namespace) -> dict[str, float]:
     from selffl.data.federation import Federation, Rows
     from selffl.engines.cohort import CohortEngine
     from selffl.models import build
-    from selffl.training.model import FlatModel, ModelSource, correct_predictions
+    from selffl.training.evaluation import numbers_of_rows
+    from selffl.training.flat import FlatModel
+    from selffl.training.metrics import CLASSES
+    from selffl.training.model import ModelSource
 
     imported = peak()
     features = torch.randn(args.clients * args.rows, 784)
@@ -47,7 +50,7 @@ def study(args: argparse.Namespace) -> dict[str, float]:
     state = engine.start(model.params)
     for _ in range(args.rounds // args.every):
         state = engine.advance(state, args.every)
-        correct_predictions(model, engine.personal(state), rows)
+        numbers_of_rows(model, engine.personal(state), rows, CLASSES)
     return {
         "import torch": before,
         "import selffl": imported - before,

@@ -324,24 +324,6 @@ def test_personal_models_that_diverge_are_divergence(fed, tmp_path):
     assert records.history
 
 
-def test_labels_that_are_no_classes_have_no_accuracy(tmp_path):
-    """A regression, and one logit for two classes: trained, recorded, and no made-up score."""
-    x = np.random.default_rng(0).normal(size=(40, 3))
-    client = np.repeat(list("abcd"), 10)
-
-    def squared(outputs, targets):
-        return ((outputs.squeeze(-1) - targets) ** 2).mean()
-
-    for y in (x[:, 0], (x[:, 0] > 0).astype(int)):
-        fed = selffl.Federation.from_arrays(x, y, client, 0.2)
-        run = selffl.train(nn.Linear(3, 1), fed, "ditto", loss=squared, learning_rate=0.1, **FAST)
-        assert run.summary["weighted_accuracy"] is None
-        assert [row["accuracy"] for row in run.clients] == [None] * 4
-        guess = run.personal_model("a")(fed.train.features[: fed.train.offset[1]].float()).squeeze(-1)
-        target = fed.train.labels[: fed.train.offset[1]]
-        assert ((guess - target) ** 2).mean() < target.double().var()  # it learned something
-
-
 def test_without_evaluations_the_last_models_are_kept(fed, tmp_path):
     run = selffl.train("softmax", fed, "ditto", rounds=3, evaluate_every=0, out=tmp_path / "run")
     assert bits(selffl.load(tmp_path / "run")) == bits(run)

@@ -17,16 +17,18 @@ from selffl.algorithms.solver import descend
 from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, RunState
 from selffl.errors import DivergedError
-from selffl.training.evaluation import correct_predictions
+from selffl.training.evaluation import numbers_of_rows
+from selffl.training.metrics import HIGHER_IS_BETTER, Measure, auc
 from selffl.training.model import ModelSource
 
 
-def score_names(fine_tune: Sequence[int] = ()) -> list[str]:
+def score_names(metrics: Sequence[str], fine_tune: Sequence[int] = ()) -> list[str]:
     """Names of the numbers in a summary: personal models first, then the global one, then the fine-tuned views."""
     return [
-        *("weighted_accuracy", "top10_accuracy", "worst10_accuracy", "global_accuracy"),
+        *(f"{part}_{metric}" for metric in metrics for part in ("weighted", "top10", "worst10", "global")),
         *(
-            f"{kind}_after_{steps}_{part}_accuracy"
+            f"{kind}_after_{steps}_{part}_{metric}"
+            for metric in metrics
             for steps in sorted(fine_tune)
             for kind in ("personal", "global")
             for part in ("weighted", "top10", "worst10")
@@ -36,32 +38,55 @@ def score_names(fine_tune: Sequence[int] = ()) -> list[str]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Right answers of each client on its own rows, by view.
+    """What the measure of the task makes of each row of each client, by view; on the CPU.
 
     Views are ``personal``, ``global`` and, after k steps of fine-tuning, ``personal+k`` and ``global+k``.
     """
 
-    num_rows: Tensor  # [M]
-    num_right: dict[str, Tensor]  # view: [M]
+    measure: Measure
+    labels: Tensor  # [rows, ...]
+    offset: Tensor  # [M + 1]
+    numbers: dict[str, Tensor]  # view: [rows]
     by_size: Tensor  # clients, those with the most training rows first, [M]
 
-    def accuracy(self, view: str) -> Tensor:
-        """Of each client ``[M]``; NaN where it has no rows."""
-        return self.num_right[view].double() / self.num_rows
+    @property
+    def num_rows(self) -> Tensor:
+        """Of each client, ``[M]``."""
+        return self.offset.diff()
 
-    def weighted(self, view: str) -> float:
-        """Over all rows: clients weigh as much as they have rows."""
-        return float(self.num_right[view].sum().double() / self.num_rows.sum())
+    def of_clients(self, metric: str, view: str) -> Tensor:
+        """Of each client ``[M]``; NaN where it has no rows, or no AUC for want of a second class."""
+        if metric == "auc":
+            sizes = self.num_rows.tolist()
+            pairs = zip(self.numbers[view].split(sizes), self.labels.split(sizes), strict=True)  # type: ignore[no-untyped-call]
+            return torch.tensor([auc(scores, labels) for scores, labels in pairs], dtype=torch.float64)
+        return _rooted(metric, self._totals(metric, view) / self.num_rows)
 
-    def top(self, view: str) -> float:
+    def _totals(self, metric: str, view: str) -> Tensor:
+        """Sums over each client's rows, ``[M]``."""
+        values = self.measure.averaged(metric, self.numbers[view], self.labels).double()
+        owner = torch.arange(len(self.num_rows)).repeat_interleave(self.num_rows)
+        return torch.zeros(len(self.num_rows), dtype=torch.float64).index_add_(0, owner, values)
+
+    def weighted(self, metric: str, view: str, clients: Tensor | None = None) -> float:
+        """Over all rows, of all clients or some: they weigh as much as they have rows."""
+        chosen = slice(None) if clients is None else clients
+        rows = self.num_rows[chosen]
+        if metric == "auc":  # defined within a client: between clients scores need not be comparable
+            found = self.of_clients(metric, view)[chosen]
+            is_there = ~found.isnan()
+            return float((found * rows)[is_there].sum() / rows[is_there].sum())
+        return float(_rooted(metric, self._totals(metric, view)[chosen].sum() / rows.sum()))
+
+    def top(self, metric: str, view: str) -> float:
         """The same over the tenth of clients with the most training rows."""
-        largest = self.by_size[: self._tenth]
-        return float(self.num_right[view][largest].sum().double() / self.num_rows[largest].sum())
+        return self.weighted(metric, view, self.by_size[: self._tenth])
 
-    def worst(self, view: str) -> float:
-        """Mean accuracy of the worst tenth of clients, among those with rows."""
-        accuracy = self.accuracy(view)[self.num_rows > 0]
-        return float(accuracy.sort().values[: self._tenth].mean())
+    def worst(self, metric: str, view: str) -> float:
+        """Mean of the worst tenth of clients, among those that have a number."""
+        found = self.of_clients(metric, view)
+        ranked = found[~found.isnan()].sort(descending=not HIGHER_IS_BETTER[metric]).values
+        return float(ranked[: self._tenth].mean())
 
     @property
     def _tenth(self) -> int:
@@ -69,31 +94,39 @@ class Evaluation:
 
     def scores(self) -> dict[str, float | None]:
         """The numbers of a summary, as `score_names` names them; None where there is nothing to test on."""
-        found = {
-            "weighted_accuracy": self.weighted("personal"),
-            "top10_accuracy": self.top("personal"),
-            "worst10_accuracy": self.worst("personal"),
-            "global_accuracy": self.weighted("global"),
-        }
-        for view in self.num_right:
-            kind, plus, steps = view.partition("+")
-            if plus:
-                prefix = f"{kind}_after_{steps}"
-                found[f"{prefix}_weighted_accuracy"] = self.weighted(view)
-                found[f"{prefix}_top10_accuracy"] = self.top(view)
-                found[f"{prefix}_worst10_accuracy"] = self.worst(view)
+        found = {}
+        for metric in self.measure.metrics:
+            for view in self.numbers:
+                kind, plus, steps = view.partition("+")
+                prefix = f"{kind}_after_{steps}_" if plus else ""
+                if view == "global":
+                    found[f"global_{metric}"] = self.weighted(metric, view)
+                    continue
+                found[f"{prefix}weighted_{metric}"] = self.weighted(metric, view)
+                found[f"{prefix}top10_{metric}"] = self.top(metric, view)
+                found[f"{prefix}worst10_{metric}"] = self.worst(metric, view)
         return {name: None if math.isnan(value) else value for name, value in found.items()}
 
 
+def _rooted(metric: str, mean: Tensor) -> Tensor:
+    """An error is the root of a mean square: in the unit of the targets."""
+    return mean.sqrt() if metric == "error" else mean
+
+
 def evaluate(
-    engine: CohortEngine, source: ModelSource, state: RunState, rows: Rows, fine_tune: Sequence[int] = ()
+    engine: CohortEngine,
+    source: ModelSource,
+    state: RunState,
+    rows: Rows,
+    measure: Measure,
+    fine_tune: Sequence[int] = (),
 ) -> Evaluation:
     """Evaluate all clients on ``rows``, as many at a time as train at a time."""
     shared = state.server.params
     found: dict[str, list[Tensor]] = {}
 
     def note(view: str, params: Tensor, own: Rows) -> None:
-        found.setdefault(view, []).append(correct_predictions(source.model, params, own, source.gradients))
+        found.setdefault(view, []).append(numbers_of_rows(source.model, params, own, measure, source.gradients).cpu())
 
     num_clients = source.federation.num_clients
     size = engine.chunk_size or num_clients
@@ -121,7 +154,8 @@ def evaluate(
                 done = steps
                 note(f"{kind}+{steps}", params, own)
     by_size = source.federation.train.num_examples.argsort(descending=True, stable=True)
-    return Evaluation(rows.num_examples, {view: torch.cat(parts) for view, parts in found.items()}, by_size)
+    numbers = {view: torch.cat(parts) for view, parts in found.items()}
+    return Evaluation(measure, rows.labels.cpu(), rows.offset.cpu(), numbers, by_size.cpu())
 
 
 def _of_clients(rows: Rows, start: int, stop: int) -> Rows:

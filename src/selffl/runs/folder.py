@@ -72,6 +72,7 @@ class RunConfig:
     model: dict[str, Any] | None  # the call that builds the model again
     loss: str | None  # a function of torch.nn.functional
     has_own_method: bool  # one that is not in the registry
+    metrics: tuple[str, ...] = ("accuracy",)  # that follow from the task
 
 
 @dataclass
@@ -145,7 +146,9 @@ def read_config(path: Path) -> RunConfig:
         content = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         if content["version"] != VERSION:
             raise CheckpointError(f"{path / CONFIG} has version {content['version']}; expected {VERSION}.")
-        return RunConfig(**content["config"] | {"fine_tune": tuple(content["config"]["fine_tune"])})
+        config = content["config"]
+        listed = {name: tuple(config[name]) for name in ("fine_tune", "metrics") if name in config}
+        return RunConfig(**config | listed)
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path / CONFIG} is not the configuration of a run ({error!r}).") from None
 

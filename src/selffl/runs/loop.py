@@ -17,11 +17,12 @@ from selffl.algorithms.self_fl import SelfFLUpload
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RoundReport, RunState
 from selffl.errors import ConfigError, DivergedError
-from selffl.runs.evaluation import evaluate, score_names
+from selffl.runs.evaluation import Evaluation, evaluate, score_names
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.training.blocks import Loss
 from selffl.training.evaluation import check_rows
 from selffl.training.flat import FlatModel
+from selffl.training.metrics import by_loss
 from selffl.training.model import ModelSource
 
 Method = Algorithm[Any, Any, Any, Any]
@@ -40,14 +41,15 @@ class Training:
     def __init__(
         self, config: RunConfig, method: Method, module: nn.Module, loss: Loss, federation: Federation
     ) -> None:
-        self.config, self.method, self.loss, self.federation = config, method, loss, federation
+        self.method, self.loss, self.federation = method, loss, federation
         self.module = copy.deepcopy(module)  # whatever the user does with it later
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
         rows = _prepared(federation, device, dtype)
         parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
-        classes = [check_rows(self.model, loss, part, list(rows.clients)) for part in parts]
-        self.classifies = all(classes)  # if not, there is no accuracy
+        measures = [check_rows(self.model, loss, part, list(rows.clients)) for part in parts]
+        self.measure = measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
+        self.config = replace(config, metrics=self.measure.metrics)
         self.source = ModelSource(
             rows, self.model, loss, config.learning_rate, config.batch_size, config.seed, config.gradients
         )
@@ -58,6 +60,11 @@ class Training:
         if chosen is None:
             raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
         self.evaluated = chosen
+
+    def evaluation(self, state: RunState, rows: Rows | None = None, fine_tune: Sequence[int] = ()) -> Evaluation:
+        """All clients on the rows that the run is evaluated on, or on others."""
+        chosen = self.evaluated if rows is None else rows
+        return evaluate(self.engine, self.source, state, chosen, self.measure, fine_tune)
 
     def _chunk_size(self) -> int:
         """Clients that train at once, where nobody has said: as many as the cache holds, or on a GPU the memory."""
@@ -143,17 +150,14 @@ def go_on(
 def _evaluate(training: Training, state: RunState, records: Records) -> None:
     """Add the scores of the moment to the last row of the history, and make the rows of the clients."""
     config = training.config
-    unknown = torch.full_like(state.num_rounds, torch.nan, dtype=torch.float64)
-    personal = shared = unknown
-    if training.classifies:
-        fine_tune = config.fine_tune if state.round_number == config.rounds else ()  # it costs as much as training
-        found = evaluate(training.engine, training.source, state, training.evaluated, fine_tune)
-        records.history[-1] |= found.scores()
-        personal, shared = found.accuracy("personal"), found.accuracy("global")
-        if config.evaluate_train:
-            fitted = evaluate(training.engine, training.source, state, training.source.federation.train)
-            records.history[-1]["train_accuracy"] = fitted.weighted("personal")
-    records.clients = _client_rows(training, state, records, personal, shared)
+    fine_tune = config.fine_tune if state.round_number == config.rounds else ()  # it costs as much as training
+    found = training.evaluation(state, fine_tune=fine_tune)
+    records.history[-1] |= found.scores()
+    if config.evaluate_train:
+        fitted = training.evaluation(state, training.source.federation.train)
+        for metric in config.metrics:
+            records.history[-1][f"train_{metric}"] = fitted.weighted(metric, "personal")
+    records.clients = _client_rows(training, state, records, found)
 
 
 def _rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
@@ -179,14 +183,17 @@ def _rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Ro
     return row, taking_part
 
 
-def _client_rows(training: Training, state: RunState, records: Records, personal: Tensor, shared: Tensor) -> list[Row]:
+def _client_rows(training: Training, state: RunState, records: Records, found: Evaluation) -> list[Row]:
     """One row per client, as of now."""
     columns: dict[str, list[Any]] = {
         "client": list(training.federation.clients),
         "num_train": training.federation.train.num_examples.tolist(),
         "num_test": training.evaluated.num_examples.tolist(),
-        "accuracy": _or_none(personal),
-        "global_accuracy": _or_none(shared),
+        **{
+            f"{prefix}{metric}": _or_none(found.of_clients(metric, view))
+            for metric in training.config.metrics
+            for prefix, view in (("", "personal"), ("global_", "global"))
+        },
         "rounds": state.num_rounds.tolist(),
         "gradient_evaluations": state.num_gradients.tolist(),
     }
@@ -205,7 +212,8 @@ def _or_none(values: Tensor) -> list[float | None]:
 def summary(training: Training, records: Records, status: str) -> Row:
     """The run in one row: the numbers of its last evaluation."""
     config = training.config
-    names = _score_names(config)
+    # The accuracies are named for every task, so that a script finds them (empty) where there are none.
+    names = list(dict.fromkeys([*score_names(("accuracy",)), *_score_names(config)]))
     scored = next((row for row in reversed(records.history) if any(row.get(name) is not None for name in names)), {})
     last: Row = records.history[-1] if records.history else {}
     return {
@@ -225,7 +233,8 @@ def summary(training: Training, records: Records, status: str) -> Row:
 
 
 def _score_names(config: RunConfig) -> list[str]:
-    return score_names(config.fine_tune) + (["train_accuracy"] if config.evaluate_train else [])
+    trained = [f"train_{metric}" for metric in config.metrics] if config.evaluate_train else []
+    return score_names(config.metrics, config.fine_tune) + trained
 
 
 def history_columns(config: RunConfig) -> list[str]:

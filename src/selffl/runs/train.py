@@ -119,12 +119,14 @@ def train(
         seed: of cohorts, minibatches and, for a model given by name, its first weights.
         device: ``cpu``, ``cuda``, or another device of torch's.
         out: folder for the run's records and checkpoints, written as it goes; none: nothing is written.
-        loss: ``loss(outputs, labels)``, the mean over a minibatch.
+        loss: ``loss(outputs, labels)``, the mean over a minibatch.  What is measured follows from it and from the
+            labels: accuracy for classes, with AUC where there are two, error for values, else the loss itself
+            (`selffl.training.metrics`).
         start: the first model, if not the module's own: a run, the folder of one, a module or a
             state_dict.
         evaluate_every: rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
         evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
-        evaluate_train: whether the accuracy on training rows is noted beside it, as ``train_accuracy``.
+        evaluate_train: whether the same on training rows is noted beside it, as ``train_accuracy``.
         fine_tune: numbers of local steps after which the final models are evaluated once more, by names of their own.
         checkpoint_every: rounds between checkpoints; none: at every evaluation; 0: never.
         chunk_size: clients that train at once; none: as many as fit.

@@ -1,8 +1,9 @@
-"""What models make of rows: how many each client has right, and whether the rows are such that a model can take."""
+"""What models make of rows: one number for each, and whether the rows are such that a model can take."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable, Iterator, Sequence
 
 import torch
@@ -12,41 +13,45 @@ from selffl.data.federation import Rows
 from selffl.errors import ConfigError, DataError
 from selffl.training.blocks import Gradients, Loss, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
 from selffl.training.flat import FlatModel
+from selffl.training.metrics import Measure, measure_of
 
 ROOM = {"cpu": 1 << 21, "cuda": 1 << 26}  # numbers of features, and of parameters, that are evaluated at once
 
 
-def correct_predictions(model: FlatModel, params: Tensor, rows: Rows, gradients: Gradients = "auto") -> Tensor:
-    """How many of its rows each client classifies correctly, with ``params [clients, P]`` or one ``[P]`` for all.
+def numbers_of_rows(
+    model: FlatModel, params: Tensor, rows: Rows, measure: Measure, gradients: Gradients = "auto"
+) -> Tensor:
+    """What ``measure`` makes of every row, ``[rows]``, with ``params [clients, P]`` or one ``[P]`` for all.
 
-    Clients of similar numbers of rows are evaluated together.  Returns int64 ``[clients]`` on the device of ``params``.
+    Clients of similar numbers of rows are evaluated together.
     """
     check_gradients(gradients)
     room = ROOM.get(params.device.type, ROOM["cpu"])
     with torch.no_grad():
         if params.ndim == 1:
-            return _correct_of_one_model(model, params, rows, room)
-        return _correct_of_own_models(model, params, rows, gradients, room)
+            found = _of_one_model(model, params, rows, measure, room)
+        else:
+            found = _of_own_models(model, params, rows, measure, gradients, room)
+    return found
 
 
-def _correct_of_one_model(model: FlatModel, params: Tensor, rows: Rows, room: int) -> Tensor:
+def _of_one_model(model: FlatModel, params: Tensor, rows: Rows, measure: Measure, room: int) -> Tensor:
     """With one model nobody need be kept apart: as many rows at a time as there is room for."""
     step = max(room // max(rows.features[:1].numel(), 1), 1)
-    is_right = [
-        model(params, rows.features[start : start + step]).argmax(-1) == rows.labels[start : start + step]
+    found = [
+        measure.of_rows(model(params, rows.features[start : start + step]), rows.labels[start : start + step])
         for start in range(0, len(rows.labels), step)
     ]
-    total = torch.zeros(len(rows.labels) + 1, dtype=torch.int64, device=params.device)  # among the rows before each
-    if is_right:
-        torch.cumsum(torch.cat(is_right), 0, out=total[1:])
-    return total[rows.offset].diff()
+    return torch.cat(found) if found else params.new_zeros(0)
 
 
-def _correct_of_own_models(model: FlatModel, params: Tensor, rows: Rows, gradients: Gradients, room: int) -> Tensor:
+def _of_own_models(
+    model: FlatModel, params: Tensor, rows: Rows, measure: Measure, gradients: Gradients, room: int
+) -> Tensor:
     """Every client with its own model, block by block."""
-    found = torch.zeros(len(params), dtype=torch.int64, device=params.device)
+    found: Tensor | None = None
     if len(rows.labels) == 0:
-        return found
+        return params.new_zeros(0)
     per_row = max(rows.features[:1].numel(), 1)
     sizes, order = rows.num_examples.sort(descending=True, stable=True)
     alone = {"auto": rows_for_loop(model, params[0], rows.features), "loop": 0.0}.get(gradients, math.inf)
@@ -55,13 +60,18 @@ def _correct_of_own_models(model: FlatModel, params: Tensor, rows: Rows, gradien
         own = params[clients]
         widest, step = int(size[0]), max(room // (per_row * len(clients)), 1)
         for start in range(0, widest, step):
-            # Clients with fewer rows than the first of their block look at their last row again, which is not counted.
+            # Clients with fewer rows than the first of their block look at their last row again, which is not kept.
             place = torch.arange(start, min(start + step, widest), device=size.device)
             index = rows.offset[clients].unsqueeze(-1) + torch.minimum(place, size - 1)
             features, labels = rows_at(rows, index)
             chosen = quickest_way(model, own, features) if gradients == "auto" else gradients
-            is_right = outputs_of(model, own, features, chosen).argmax(-1) == labels
-            found[clients] += (is_right & (place < size)).sum(1)
+            outputs = outputs_of(model, own, features, chosen).flatten(0, 1)
+            numbers = measure.of_rows(outputs, labels.flatten(0, 1))
+            if found is None:
+                found = numbers.new_empty(len(rows.labels))
+            is_own = (place < size).flatten()
+            found[index.flatten()[is_own]] = numbers[is_own]
+    assert found is not None
     return found
 
 
@@ -81,12 +91,11 @@ def _blocks(sizes: list[int], max_clients: int, max_rows: int, alone: float) -> 
         low = high
 
 
-def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hashable] = ()) -> bool:
+def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hashable] = ()) -> Measure:
     """Refuse rows that the model or the loss cannot take, labels beyond the outputs, a model that draws random numbers.
 
-    A pass over two rows, one of them with the largest label, says what outputs and loss look like.  Returns whether the
-    labels are classes among the outputs: if not, there is nothing to have right or wrong.  ``clients`` are the ids, for
-    the message.
+    A pass over two rows, one of them with the largest label, says what outputs and loss look like.  Returns how the
+    answers are measured.  ``clients`` are the ids, for the message.
     """
     if len(rows.labels) == 0:
         raise DataError("there are no rows; expected at least one.")
@@ -108,7 +117,7 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
                 f"labels from 0 to {num_outputs - 1}. Number the classes anew, or give the model more outputs."
             )
     _check_loss(loss, outputs, labels)
-    return classifies
+    return measure_of(loss, outputs, rows.labels)
 
 
 def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
@@ -139,12 +148,20 @@ def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     """Refuse a loss that cannot be computed, or is not one number."""
     shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, {labels.dtype}"
     try:
-        found = loss(outputs, labels)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = loss(outputs, labels)
     except Exception as error:  # a loss is the user's code
         raise DataError(
             f"the loss cannot take {shapes}: {_in_short(error)}. For classes pass whole numbers from 0, one per row; "
             "for anything else pass a loss that fits."
         ) from None
+    # torch's losses broadcast [B, 1] against [B] to [B, B], and warn: every row would be held against every other.
+    if any("different to the input size" in str(warning.message) for warning in said):
+        raise DataError(
+            f"the loss takes {shapes} for each other's rows; expected the same shape of both. Give the model a "
+            "squeeze(-1), or the labels a last axis of 1."
+        )
     if not isinstance(found, Tensor) or found.ndim > 0:
         what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ConfigError(f"the loss of {shapes} is of {what}; expected one number, the mean over the rows.")

@@ -11,7 +11,6 @@ from selffl.algorithms.contract import LocalTask, Population
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import uniform
 from selffl.training.blocks import Gradients, Loss, check_gradients, gradient_of, rows_at
-from selffl.training.evaluation import check_rows, correct_predictions
 from selffl.training.flat import FlatModel
 
 AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
@@ -110,5 +109,3 @@ class ModelSource:
             self.seed, round_number, self.gradients,
         )  # fmt: skip
 
-
-__all__ = ["FlatModel", "Loss", "ModelSource", "ModelTask", "check_rows", "correct_predictions"]

@@ -1,0 +1,112 @@
+"""What is measured of a model's answers follows from what they are: classes, two classes, values, or none of these.
+
+Whatever the task, a row is reduced to *one number* at the model, which is all that is kept of it: whether it is right
+(classes), the log-odds of class 1 (two classes), its squared error (values), else its loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from selffl.training.blocks import Loss
+
+# Where a larger number is a better one.
+HIGHER_IS_BETTER = {"accuracy": True, "auc": True, "error": False, "loss": False}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a task is measured.
+
+    Attributes:
+        metrics: What is reported of every client, the first of them first.
+        of_rows: ``(outputs [rows, ...], labels [rows, ...])`` to one number per row.
+    """
+
+    metrics: tuple[str, ...]
+    of_rows: Callable[[Tensor, Tensor], Tensor]
+
+    def averaged(self, metric: str, numbers: Tensor, labels: Tensor) -> Tensor:
+        """What a metric is the mean of (an error the root of it), from the ``numbers [rows]``."""
+        if metric == "accuracy" and "auc" in self.metrics:  # log-odds
+            return (numbers > 0) == (labels.reshape(-1) > 0.5)
+        return numbers
+
+
+def auc(scores: Tensor, labels: Tensor) -> float:
+    """Probability that a row of class 1 scores above one of class 0, ties counting half; NaN with one class only.
+
+    By ranks: the Mann-Whitney statistic.
+    """
+    is_one = labels.reshape(-1) > 0.5
+    ones, zeros = int(is_one.sum()), int((~is_one).sum())
+    if ones == 0 or zeros == 0:
+        return float("nan")
+    _, place, count = scores.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+    rank = count.cumsum(0).double() - (count - 1) / 2  # equal scores share the mean of their ranks
+    return float((rank[place[is_one]].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+
+
+def _is_right(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.argmax(-1) == labels
+
+
+def _log_odds(outputs: Tensor, labels: Tensor) -> Tensor:
+    # The gap of two logits is their log-odds; equal ones say class 0, as argmax does.
+    return outputs[..., 1] - outputs[..., 0]
+
+
+def _single_logit(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.reshape(labels.shape)
+
+
+def _single_probability(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.reshape(labels.shape).logit()
+
+
+def _squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    error = (outputs.reshape(labels.shape) - labels).square()
+    return error.flatten(1).mean(1) if error.ndim > 1 else error
+
+
+CLASSES = Measure(("accuracy",), _is_right)
+TWO_CLASSES = Measure(("accuracy", "auc"), _log_odds)
+ONE_LOGIT = Measure(("accuracy", "auc"), _single_logit)
+ONE_SCORE = Measure(("auc",), _single_logit)  # under a loss that does not say from where on it means class 1
+ONE_PROBABILITY = Measure(("accuracy", "auc"), _single_probability)
+VALUES = Measure(("error",), _squared_error)
+
+
+def by_loss(loss: Loss) -> Measure:
+    """Where no metric fits: the loss of every row, as a minibatch of one."""
+
+    def of_rows(outputs: Tensor, labels: Tensor) -> Tensor:
+        return torch.stack([loss(outputs[row : row + 1], labels[row : row + 1]) for row in range(len(labels))])
+
+    return Measure(("loss",), of_rows)
+
+
+def measure_of(loss: Loss, outputs: Tensor, labels: Tensor) -> Measure:
+    """From the outputs for a few rows, the labels of all, and the loss.
+
+    Whole numbers are classes; a single output ranks two of them.  Floating-point labels are values, unless the loss is
+    torch's binary cross-entropy.
+    """
+    is_single = outputs.numel() == len(outputs) and labels.numel() == len(labels)
+    if not labels.is_floating_point():
+        if labels.ndim == 1 and outputs.ndim == 2 and outputs.shape[1] > 1:
+            return TWO_CLASSES if outputs.shape[1] == 2 else CLASSES
+        return ONE_SCORE if is_single and bool(((labels == 0) | (labels == 1)).all()) else by_loss(loss)
+    if is_single and _is(loss, nn.functional.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss):
+        return ONE_LOGIT
+    if is_single and _is(loss, nn.functional.binary_cross_entropy, nn.BCELoss):
+        return ONE_PROBABILITY
+    return VALUES if is_single or outputs.shape[1:] == labels.shape[1:] else by_loss(loss)
+
+
+def _is(loss: Loss, function: Loss, kind: type[nn.Module]) -> bool:
+    return loss is function or isinstance(loss, kind)

@@ -1,0 +1,100 @@
+"""Metrics follow from outputs, labels and loss; their values against scikit-learn and NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from selffl.data.federation import Rows
+from selffl.errors import DataError
+from selffl.training.evaluation import check_rows
+from selffl.training.flat import FlatModel
+from selffl.training.metrics import (
+    CLASSES,
+    ONE_LOGIT,
+    ONE_PROBABILITY,
+    ONE_SCORE,
+    TWO_CLASSES,
+    VALUES,
+    auc,
+    measure_of,
+)
+
+F = nn.functional
+
+
+@given(
+    scores=st.lists(st.integers(-5, 5), min_size=2, max_size=60),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_auc_is_scikit_learns_with_ties(scores, data):
+    labels = data.draw(st.lists(st.booleans(), min_size=len(scores), max_size=len(scores)))
+    found = auc(torch.tensor(scores, dtype=torch.float32), torch.tensor(labels).long())
+    if len(set(labels)) < 2:
+        assert np.isnan(found)
+    else:
+        assert found == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+
+
+def own_loss(outputs, labels):
+    return (outputs - labels).abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "labels", "expected"),
+    [
+        (F.cross_entropy, (2, 5), [0, 3], CLASSES),
+        (F.cross_entropy, (2, 2), [0, 1], TWO_CLASSES),
+        (F.binary_cross_entropy_with_logits, (2,), [0.0, 1.0], ONE_LOGIT),
+        (nn.BCEWithLogitsLoss(), (2,), [0.0, 1.0], ONE_LOGIT),
+        (nn.BCELoss(), (2,), [0.0, 1.0], ONE_PROBABILITY),
+        (F.binary_cross_entropy, (2, 1), [0.0, 1.0], ONE_PROBABILITY),
+        (own_loss, (2, 1), [0, 1], ONE_SCORE),
+        (F.mse_loss, (2,), [0.0, 1.0], VALUES),
+        (F.mse_loss, (2, 3), [[0.0, 1.0, 2.0]] * 2, VALUES),
+        (own_loss, (2, 1), [0.5, 2.5], VALUES),
+    ],
+)
+def test_what_is_measured_follows_from_the_task(loss, outputs, labels, expected):
+    assert measure_of(loss, torch.zeros(outputs), torch.tensor(labels)) is expected
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels"),
+    [((2, 1), [7, 8]), ((2, 3, 4), [[0, 1, 2, 0]] * 2), ((2, 3), [0.5, 0.5])],
+    ids=["counts", "a class per place", "values of another shape"],
+)
+def test_where_no_metric_fits_the_loss_is_one(outputs, labels):
+    def loss(outputs, labels):
+        return outputs.sum() * 0 + labels.double().sum() / len(labels)
+
+    measure = measure_of(loss, torch.zeros(outputs), torch.tensor(labels))
+    assert measure.metrics == ("loss",)
+    found = measure.of_rows(torch.zeros(outputs), torch.tensor(labels))
+    assert found.tolist() == torch.tensor(labels).double().reshape(2, -1).sum(1).tolist()
+
+
+def test_numbers_of_rows_are_what_they_say():
+    logits, labels = torch.tensor([[1.0, 3.0], [2.0, 2.0], [5.0, 1.0]]), torch.tensor([1, 0, 1])
+    odds = TWO_CLASSES.of_rows(logits, labels)
+    assert odds.tolist() == [2.0, 0.0, -4.0]
+    right = TWO_CLASSES.averaged("accuracy", odds, labels)
+    assert right.tolist() == CLASSES.of_rows(logits, labels).tolist() == [True, True, False]
+    assert ONE_PROBABILITY.of_rows(torch.tensor([[0.5], [0.9]]), torch.tensor([0.0, 1.0])).tolist() == pytest.approx(
+        [0.0, np.log(9)]
+    )
+    assert VALUES.of_rows(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 2.0]])).tolist() == [2.0]
+    assert VALUES.of_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, 2.0])).tolist() == [4.0, 0.0]
+
+
+def test_a_loss_that_would_hold_every_row_against_every_other_is_refused():
+    """Outputs [B, 1] against labels [B]: torch broadcasts to [B, B] with no more than a warning."""
+    rows = Rows(torch.zeros(4, 3), torch.rand(4), torch.tensor([0, 4]))
+    with pytest.raises(DataError, match=r"outputs of shape \(2, 1\) and labels of shape \(2,\).* squeeze\(-1\)"):
+        check_rows(FlatModel(nn.Linear(3, 1)), F.mse_loss, rows)
+    squeezed = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    assert check_rows(FlatModel(squeezed), F.mse_loss, rows) is VALUES
