@@ -272,6 +272,15 @@ class Federation:
         moved = {name: rows.to(device) for name, rows in self.parts.items()}
         return replace(self, cluster=None if self.cluster is None else self.cluster.to(device), **moved)  # type: ignore[arg-type]
 
+    def pooled(self) -> Federation:
+        """All clients' rows as those of one client: what could be trained if rows were allowed to meet."""
+
+        def whole(rows: Rows) -> Rows:
+            return replace(rows, offset=rows.offset[[0, -1]])
+
+        parts: dict[str, Any] = {name: whole(rows) for name, rows in self.parts.items()}
+        return replace(self, clients=["all"], cluster=None, source=None, **parts)
+
     def with_clusters(self, cluster: Sequence[int]) -> Federation:
         """The same federation with its clients in clusters, one number for each client in their order, from 0 up."""
         numbers = torch.as_tensor(cluster)

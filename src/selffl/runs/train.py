@@ -19,6 +19,7 @@ from selffl.engines.cohort import RunState
 from selffl.errors import CheckpointError, ConfigError
 from selffl.models import build
 from selffl.runs import folder as files
+from selffl.runs.evaluation import Evaluation
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.runs.loop import Method, OnRound, Training, go_on, history_columns, summary
 from selffl.state.checkpoint import load_tensors
@@ -65,6 +66,14 @@ class Run:
         where = torch.tensor([ids.index(client)], device=self._state.num_gradients.device)
         return self._training.model.load(self._training.engine.personal(self._state, where)[0])
 
+    def evaluate(self, *, fine_tune: Sequence[int] = ()) -> Evaluation:
+        """The final models on the rows that the run was evaluated on: one number per row and view.
+
+        ``run.evaluate().numbers["personal"]`` is, row by row of ``run.federation.test``, whether the answer is right;
+        for two classes the log-odds of class 1, for values the squared error (`selffl.training.metrics`).
+        """
+        return self._training.evaluation(self._state, fine_tune=fine_tune)
+
     def __repr__(self) -> str:
         """What it is and how it did, in a line."""
         shown = {key: self.summary.get(key) for key in ("algorithm", "data", "rounds", "weighted_accuracy", "status")}
@@ -91,6 +100,7 @@ def train(
     seed: int = 0,
     device: str = "cpu",
     out: str | Path | None = None,
+    model_options: Mapping[str, Any] | None = None,
     loss: Loss = nn.functional.cross_entropy,
     start: Run | str | Path | nn.Module | Warm | None = None,
     evaluate_every: int | None = None,
@@ -119,6 +129,7 @@ def train(
         seed: of cohorts, minibatches and, for a model given by name, its first weights.
         device: ``cpu``, ``cuda``, or another device of torch's.
         out: folder for the run's records and checkpoints, written as it goes; none: nothing is written.
+        model_options: of a model given by name, such as ``{"hidden": 64}`` for ``lstm``.
         loss: ``loss(outputs, labels)``, the mean over a minibatch.  What is measured follows from it and from the
             labels: accuracy for classes, with AUC where there are two, error for values, else the loss itself
             (`selffl.training.metrics`).
@@ -153,7 +164,7 @@ def train(
     if not callable(loss):
         raise ConfigError(f"loss is {loss!r}; expected a function, such as torch.nn.functional.cross_entropy.")
     check_seed(seed)
-    module, recipe = _module(model, federation, seed)
+    module, recipe = _module(model, federation, seed, model_options or {})
     for option, value in (("rounds", rounds), ("batch_size", batch_size)):
         at_least(option, value, 1)
     above("learning_rate", learning_rate, 0.0)
@@ -392,9 +403,13 @@ def _is_named(name: str, method: Method) -> bool:
     return name in ALGORITHMS and type(ALGORITHMS[name]()) is type(method)
 
 
-def _module(model: nn.Module | str, federation: Federation, seed: int) -> tuple[nn.Module, dict[str, Any] | None]:
+def _module(
+    model: nn.Module | str, federation: Federation, seed: int, options: Mapping[str, Any]
+) -> tuple[nn.Module, dict[str, Any] | None]:
     """The module, and how to build it again if it is one of ours."""
     if not isinstance(model, str):
+        if options:
+            raise ConfigError(f"model_options are for a model given by name; {type(model).__name__} has its own.")
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model is a {type(model).__name__}; expected a torch.nn.Module or the name of a model.")
         return model, None
@@ -405,6 +420,7 @@ def _module(model: nn.Module | str, federation: Federation, seed: int) -> tuple[
         "shape": list(federation.train.features.shape[1:]),
         "num_classes": federation.num_classes,
         "seed": seed,
+        **options,
     }
     return build(**recipe), recipe
 

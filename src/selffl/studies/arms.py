@@ -6,20 +6,26 @@ import hashlib
 import json
 import math
 import multiprocessing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from selffl.errors import DivergedError
 from selffl.runs.folder import Records, Row, read_records
+from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.studies.problems import Problem
 from selffl.studies.result import Estimate, Job
+
+WARM = "warm-up"  # what its folder is called
+SCORES = "scores.safetensors"
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Arm:
     evaluate_on: Literal["test", "validation"] = "test"
     validation_fraction: float = 0.0
     evaluate_train: bool = False
+    keep_scores: bool = False  # of every row evaluated, by view
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Outcome:
     history: list[Row]  # the rounds that were evaluated
     participation: list[Row]
     rounds_taken: int  # client-rounds in all
+    scores: Mapping[str, Tensor] = field(default_factory=dict)  # by view, where an arm keeps them
 
     def score(self, name: str) -> float:
         """A number of the summary, in percent if it is an accuracy; NaN for a run that diverged."""
@@ -79,42 +87,70 @@ def estimate(outcomes: Sequence[Outcome], name: str) -> Estimate:
 def run_arms(problem: Problem, work: Iterable[tuple[Arm, int]], job: Job, done: int, total: int) -> Outcomes:
     """Run every (arm, seed); what lies in the job's folder from the same code and options is read, not run.
 
-    ``done`` of ``total`` runs came before, for the progress shown.
+    Where the problem has a warm start, it is trained first, once for each seed.  ``done`` of ``total`` runs came
+    before, for the progress shown.
     """
     pairs = list(work)
     found: dict[tuple[str, int], Outcome] = {}
-    waiting = []
-    for arm, seed in pairs:
-        place = job.folder and job.folder / _key(problem, arm, seed, job.device)
-        if place is not None and (records := _finished(place)) is not None:
-            found[arm.label, seed] = _outcome(records, seed)
-        else:
-            waiting.append((arm, seed, place))
 
-    def note(arm: Arm, seed: int, outcome: Outcome) -> None:
-        found[arm.label, seed] = outcome
-        job.progress(done + len(found), total, f"{arm.label}, seed {seed}")
+    def note(piece: tuple[str, int], outcome: Outcome) -> None:
+        found[piece] = outcome
+        job.progress(done + len(found), total, f"{piece[0]}, seed {piece[1]}")
 
-    job.progress(done + len(found), total, problem.name)
-    if job.num_processes == 1:
-        for arm, seed, place in waiting:
-            note(arm, seed, run_arm(problem, arm, seed, place, job.device))
-    elif waiting:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(job.num_processes, context, torch.set_num_threads, (1,)) as pool:
-            futures: dict[Future[Outcome], tuple[Arm, int]] = {
-                pool.submit(run_arm, problem, arm, seed, place, job.device): (arm, seed) for arm, seed, place in waiting
-            }
-            try:
-                for future in as_completed(futures):
-                    note(*futures[future], future.result())
-            except BaseException:
-                stop_workers(pool)
-                raise
+    with ExitStack() as stack:
+        folder = job.folder or Path(stack.enter_context(TemporaryDirectory()))
+        waiting = []
+        for arm, seed in pairs:
+            place = folder / _key(problem, arm, seed, job.device)
+            is_whole = not arm.keep_scores or (place / SCORES).is_file()
+            if is_whole and (records := _finished(place)) is not None:
+                found[arm.label, seed] = _outcome(place, records, seed)
+            else:
+                waiting.append((arm, seed, place))
+        job.progress(done + len(found), total, problem.name)
+        starts: dict[tuple[int, float], Path] = {}
+        if problem.warm_up is not None:
+            wanted = dict.fromkeys((seed, arm.validation_fraction) for arm, seed, _ in waiting)
+            starts = {piece: folder / _key(problem, WARM, *piece, job.device) for piece in wanted}
+            tasks = {piece: (problem, *piece, starts[piece], job.device) for piece in wanted}
+            _side_by_side(_warm_up, tasks, job.num_processes, lambda *_: None)
+        arms = {
+            (arm.label, seed): (problem, arm, seed, place, job.device, starts.get((seed, arm.validation_fraction)))
+            for arm, seed, place in waiting
+        }
+        _side_by_side(run_arm, arms, job.num_processes, note)
     outcomes: Outcomes = {}
     for arm, seed in pairs:
         outcomes.setdefault(arm.label, []).append(found[arm.label, seed])
     return outcomes
+
+
+Piece = TypeVar("Piece")
+Found = TypeVar("Found")
+
+
+def _side_by_side(
+    function: Callable[..., Found],
+    tasks: Mapping[Piece, tuple[Any, ...]],
+    num_processes: int,
+    note: Callable[[Piece, Found], None],
+) -> None:
+    """``function`` of every task's arguments, in processes of their own where there may be several."""
+    if num_processes == 1:
+        for piece, arguments in tasks.items():
+            note(piece, function(*arguments))
+    elif tasks:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(num_processes, len(tasks)), context, torch.set_num_threads, (1,)) as pool:
+            futures: dict[Future[Found], Piece] = {
+                pool.submit(function, *arguments): piece for piece, arguments in tasks.items()
+            }
+            try:
+                for future in as_completed(futures):
+                    note(futures[future], future.result())
+            except BaseException:
+                stop_workers(pool)
+                raise
 
 
 def stop_workers(pool: ProcessPoolExecutor) -> None:
@@ -124,11 +160,18 @@ def stop_workers(pool: ProcessPoolExecutor) -> None:
     pool.shutdown(wait=True, cancel_futures=True)
 
 
-def run_arm(problem: Problem, arm: Arm, seed: int, place: Path | None, device: str) -> Outcome:
-    """One arm with one seed, recorded in ``place``."""
-    if place is not None and place.exists():  # left by a run that was interrupted: no checkpoints are kept here
-        for file in place.iterdir():
-            file.unlink()
+def _warm_up(problem: Problem, seed: int, validation_fraction: float, place: Path, device: str) -> None:
+    """The model that the arms of a seed start from, as a run in ``place``."""
+    if _finished(place) is None:
+        _emptied(place)
+        problem.warmed_up(seed, validation_fraction, device=device, out=place, keep_rows=False)
+
+
+def run_arm(
+    problem: Problem, arm: Arm, seed: int, place: Path, device: str = "cpu", start: Path | None = None
+) -> Outcome:
+    """One arm with one seed, recorded in ``place``; it starts from the run in ``start``, if there is one."""
+    _emptied(place)
     try:
         run = problem.run(
             arm.algorithm,
@@ -136,6 +179,7 @@ def run_arm(problem: Problem, arm: Arm, seed: int, place: Path | None, device: s
             seed,
             arm.validation_fraction,
             device=device,
+            start=start,
             fine_tune=arm.fine_tune,
             evaluate_on=arm.evaluate_on,
             evaluate_train=arm.evaluate_train,
@@ -144,15 +188,24 @@ def run_arm(problem: Problem, arm: Arm, seed: int, place: Path | None, device: s
             out=place,
         )
     except DivergedError:
-        records = read_records(place) if place is not None else Records(summary={"status": "diverged"})
-        return _outcome(records, seed)
-    return _outcome(Records(run.history, run.participation, run.clients, run.summary), seed)
+        return _outcome(place, read_records(place), seed)
+    if arm.keep_scores:
+        save_tensors(place / SCORES, run.evaluate(fine_tune=arm.fine_tune).numbers, {})
+    return _outcome(place, Records(run.history, run.participation, run.clients, run.summary), seed)
 
 
-def _outcome(records: Records, seed: int) -> Outcome:
+def _emptied(place: Path) -> None:
+    """Without what a run that was interrupted has left: no checkpoints are kept here."""
+    if place.exists():
+        for file in place.iterdir():
+            file.unlink()
+
+
+def _outcome(place: Path, records: Records, seed: int) -> Outcome:
     scored = [row for row in records.history if row.get("weighted_accuracy") is not None]
     taken = sum(int(row["clients"]) for row in records.history)
-    return Outcome(seed, records.summary, scored, records.participation, max(taken, 1))
+    scores = load_tensors(place / SCORES)[0] if (place / SCORES).is_file() else {}
+    return Outcome(seed, records.summary, scored, records.participation, max(taken, 1), scores)
 
 
 def _finished(place: Path) -> Records | None:
@@ -162,11 +215,12 @@ def _finished(place: Path) -> Records | None:
     return records if records.summary.get("status") in ("finished", "diverged") else None
 
 
-def _key(problem: Problem, arm: Arm, seed: int, device: str) -> str:
+def _key(problem: Problem, arm: Arm | str, seed: int, *more: object) -> str:
     """A folder name that is the same only for the same numbers."""
-    asked = json.dumps([asdict(problem), asdict(arm), seed, device, _source(), torch.__version__], sort_keys=True)
+    label, what = (arm, arm) if isinstance(arm, str) else (arm.label, asdict(arm))
+    asked = json.dumps([asdict(problem), what, seed, *more, _source(), torch.__version__], sort_keys=True)
     digest = hashlib.sha256(asked.encode()).hexdigest()[:12]
-    plain = "".join(c if c.isalnum() else "-" for c in arm.label)
+    plain = "".join(c if c.isalnum() else "-" for c in label)
     return f"{plain}-{seed}-{digest}"
 
 

@@ -10,8 +10,27 @@ from typing import Any
 from selffl.algorithms import ALGORITHMS, Algorithm, algorithm
 from selffl.data import DATA_SETS, load
 from selffl.data.federation import Federation
-from selffl.errors import DataError, unknown_name
+from selffl.errors import ConfigError, DataError, unknown_name
 from selffl.runs.train import Run, train
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What is trained first, from scratch, for every method to start from: one shared model, by FedAvg.
+
+    Attributes:
+        rounds: How many.
+        is_pooled: Whether on all training rows as one client's, which is ordinary training.
+        num_local_steps: Steps a round, unless the problem counts epochs.
+        learning_rate: η; none: the problem's.
+        batch_size: B; none: the problem's.
+    """
+
+    rounds: int
+    is_pooled: bool = False
+    num_local_steps: int = 20
+    learning_rate: float | None = None
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -30,6 +49,9 @@ class Problem:
         batch_size: B.
         num_local_steps: L of the methods that have one, and Self-FL's steps while it knows no variance (D3).
         max_local_steps: ℓ_max of Self-FL.
+        num_local_epochs: Passes over each client's rows instead of either number of steps (D15).
+        model_options: Of the model.
+        warm_up: What every method starts from, where that is not a fresh model.
     """
 
     name: str
@@ -43,6 +65,9 @@ class Problem:
     num_local_steps: int = 20
     max_local_steps: int = 40
     data_options: Mapping[str, Any] = field(default_factory=dict)
+    num_local_epochs: int | None = None
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    warm_up: WarmUp | None = None
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
         """The clients of one seed."""
@@ -57,6 +82,7 @@ class Problem:
             "num_local_steps": self.num_local_steps,
             "initial_steps": self.num_local_steps,
             "max_local_steps": self.max_local_steps,
+            "num_local_epochs": self.num_local_epochs,
         }
         return algorithm(name, **{key: value for key, value in steps.items() if key in known} | options)
 
@@ -64,23 +90,54 @@ class Problem:
         self, name: str, options: Mapping[str, Any], seed: int, validation_fraction: float = 0.0, **training: Any
     ) -> Run:
         """Train one method; ``training`` goes to `selffl.train`."""
+        if self.warm_up is not None and training.get("start") is None:
+            training["start"] = self.warmed_up(seed, validation_fraction, device=training.get("device", "cpu"))
         settings: dict[str, Any] = {
             "rounds": self.rounds,
             "participation": self.participation,
             "learning_rate": self.learning_rate,
             "batch_size": self.batch_size,
+            "model_options": self.model_options,
         }
         method = self.method(name, **options)
         federation = self.federation(seed, validation_fraction)
         return train(self.model, federation, method, seed=seed, **settings | training)
 
+    def warmed_up(self, seed: int, validation_fraction: float = 0.0, **training: Any) -> Run:
+        """The run that every method of that seed starts from."""
+        warm = self.warm_up
+        if warm is None:
+            raise ConfigError(f"{self.name} has no warm start; expected a problem with one.")
+        federation = self.federation(seed, validation_fraction)
+        settings: dict[str, Any] = {
+            "rounds": warm.rounds,
+            "participation": 1.0 if warm.is_pooled else self.participation,
+            "learning_rate": warm.learning_rate or self.learning_rate,
+            "batch_size": warm.batch_size or self.batch_size,
+            "model_options": self.model_options,
+            "evaluate_every": warm.rounds,
+        }
+        method = self.method("fedavg", num_local_steps=warm.num_local_steps)
+        whole = federation.pooled() if warm.is_pooled else federation
+        return train(self.model, whole, method, seed=seed, **settings | training)
+
     @property
     def setting(self) -> str:
         """One sentence."""
+        steps = (
+            f"L = {self.num_local_steps}, ℓ_max = {self.max_local_steps}"
+            if self.num_local_epochs is None
+            else f"{self.num_local_epochs} local epochs"
+        )
+        options = "".join(f", {key} {value}" for key, value in self.model_options.items())
+        warm = self.warm_up
+        first = ""
+        if warm is not None:
+            rows = f"{warm.rounds * warm.num_local_steps:,} steps on all rows pooled" if warm.is_pooled else ""
+            first = f"; from a model trained for {rows or f'{warm.rounds} rounds of FedAvg'}"
         return (
-            f"{self.title}; model {self.model}, {self.rounds} rounds, C = {self.participation:g}, "
-            f"η = {self.learning_rate:g}, B = {self.batch_size}, L = {self.num_local_steps}, "
-            f"ℓ_max = {self.max_local_steps}"
+            f"{self.title}; model {self.model}{options}, {self.rounds} rounds, C = {self.participation:g}, "
+            f"η = {self.learning_rate:g}, B = {self.batch_size}, {steps}{first}"
         )
 
 

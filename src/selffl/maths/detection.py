@@ -1,0 +1,74 @@
+"""False accepts and false rejects of a detector, and how two detectors compare where they reject as much.
+
+A detector accepts what scores at or above its threshold.  The paper's metric, the *relative false accepts*, takes a
+reference (the pre-trained model) at its own threshold, gives the other detector the threshold at which it rejects as
+many of the positives, and divides their false accepts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+HALF = 0.5  # added to both counts of false accepts: a ratio of small counts has a value, and less bias, even at 0
+
+
+def false_accepts(scores: Tensor, labels: Tensor, rejected: Tensor, weight: Tensor | None = None) -> Tensor:
+    """False accepts ``[...]`` at the highest threshold at which no more than ``rejected [...]`` positives are rejected.
+
+    ``scores [rows]`` and ``labels [rows]`` are 1 for a positive.  ``weight [..., rows]`` says how often each row counts
+    (a bootstrap sample), once if not given.
+    """
+    weight = torch.ones_like(scores) if weight is None else weight
+    is_positive = labels > 0.5
+    positives, order = scores[is_positive].sort()
+    below = weight[..., is_positive][..., order].cumsum(-1)  # rejected, if the threshold is just above each
+    place = torch.searchsorted(below, rejected.to(below).unsqueeze(-1), right=True).squeeze(-1)
+    # Nobody need be accepted: beyond the last positive there is no threshold but infinity.
+    threshold = torch.cat([positives, positives.new_full((1,), torch.inf)])[place]
+    negatives, order = scores[~is_positive].sort()
+    above = weight[..., ~is_positive][..., order].flip(-1).cumsum(-1).flip(-1)  # at or above each
+    above = torch.cat([above, torch.zeros_like(above[..., :1])], -1)
+    first = torch.searchsorted(negatives, threshold)
+    return above.gather(-1, first.unsqueeze(-1)).squeeze(-1)
+
+
+def relative_false_accepts(
+    scores: Tensor, reference: Tensor, labels: Tensor, threshold: float, weight: Tensor | None = None
+) -> Tensor:
+    """False accepts of ``scores`` over those of ``reference [rows]``, both where the reference rejects ``[...]``.
+
+    Both detectors get the highest threshold with no more false rejects than the reference has at ``threshold``, and
+    half a count is added to both numbers of false accepts.
+    """
+    counted = torch.ones_like(scores) if weight is None else weight
+    rejected = (counted * ((labels > 0.5) & (reference < threshold))).sum(-1)
+    ours, theirs = (false_accepts(found, labels, rejected, counted) for found in (scores, reference))
+    return (ours + HALF) / (theirs + HALF)
+
+
+def resampled(groups: Tensor, labels: Tensor, num_samples: int, seed: int) -> Tensor:
+    """How often each row counts in bootstrap samples of whole ``groups [rows]``: ``[num_samples, rows]``.
+
+    Rows that come from one recording are no independent evidence, so that recordings are drawn, with replacement, as
+    many positive and as many negative ones as there are.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.zeros(num_samples, len(groups), dtype=torch.float64)
+    for is_chosen in (labels > 0.5, labels <= 0.5):
+        ids, place = groups[is_chosen].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        if len(ids) == 0:
+            continue
+        drawn = torch.randint(len(ids), (num_samples, len(ids)), generator=generator)
+        count = torch.zeros(num_samples, len(ids), dtype=torch.float64)
+        count.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
+        weight[:, is_chosen] = count[:, place]
+    return weight
+
+
+def trade_off(scores: Tensor, labels: Tensor, reject_rates: Tensor) -> Tensor:
+    """Shares of negatives accepted where given shares of positives are rejected, ``[rates]``: a DET curve."""
+    num_positives = (labels > 0.5).sum()
+    rejected = (reject_rates * num_positives + 1e-9).floor()
+    accepted = false_accepts(scores, labels, rejected, torch.ones(len(rejected), len(scores), dtype=torch.float64))
+    return accepted / (len(labels) - num_positives)
