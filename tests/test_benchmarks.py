@@ -16,6 +16,10 @@ TINY = {
         "--threads", "1",
     ],
     "cifar_cnn": ["--clients", "2", "--rows", "3", "--steps", "2", "--batch", "2", "--repeats", "1", "--threads", "1"],
+    "lstm_cohort": [
+        "--clients", "2", "--rows", "3", "--steps", "2", "--batch", "2", "--words", "7", "--length", "3",
+        "--hidden", "4", "--ways", "auto", "vmap", "loop", "--turns", "1", "--threads", "1",
+    ],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
 }  # fmt: skip
 ROWS = {
@@ -23,6 +27,7 @@ ROWS = {
     "cifar_cnn": [
         f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop", "selffl unfold")
     ],
+    "lstm_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
     "memory": ["import torch", "whole run, above it"],
 }
 

@@ -1,13 +1,22 @@
 """The studies' models: what they are, and that a seed alone decides their parameters."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from selffl.data.text import Embeddings
 from selffl.errors import ConfigError
-from selffl.models import MODELS, build
+from selffl.models import MODELS, build, text
 
-SHAPES = {"softmax": (20,), "cnn": (3, 32, 32)}
+SHAPES = {"softmax": (20,), "cnn": (3, 32, 32), "lstm": (5,), "wakeword": (1, 40, 76)}
+
+
+@pytest.fixture(autouse=True)
+def vectors(monkeypatch):
+    """Word vectors for the LSTM, from no file."""
+    table = Embeddings(("good", "bad"), np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32))
+    monkeypatch.setattr(text, "read_embeddings", lambda name: table)
 
 
 def test_every_model_has_a_shape_here():
@@ -31,7 +40,8 @@ def test_a_seed_decides_the_parameters_and_the_global_state_has_no_part(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_give_one_output_per_class(name):
     module = build(name, SHAPES[name], 4)
-    assert module(torch.zeros(5, *SHAPES[name])).shape == (5, 4)
+    rows = torch.zeros(5, *SHAPES[name], dtype=torch.int64 if name == "lstm" else torch.float32)
+    assert module(rows).shape == (5, 4)
 
 
 def test_the_cnn_is_the_tutorials():
@@ -60,16 +70,26 @@ def test_softmax_takes_images_too():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("cn", 4, 2), r"unknown model 'cn'; did you mean 'cnn'\? Expected one of: cnn, softmax\."),
+        (("cn", 4, 2), r"unknown model 'cn'; did you mean 'cnn'\? Expected one of: cnn, lstm, softmax, wakeword\."),
         (("cnn", 784, 10), r"rows have shape \(784,\); expected images"),
         (("cnn", (3, 12, 32), 10), r"rows have shape \(3, 12, 32\); expected images"),
         (("softmax", (), 10), r"rows have shape \(\); expected sizes"),
         (("softmax", 0, 10), r"rows have shape \(0,\); expected sizes"),
         (("softmax", 4, 1), r"num_classes is 1; expected 2 or more"),
         (("softmax", 4, 2, -1), r"seed is -1; expected"),
+        (("lstm", (3, 4), 2), r"rows have shape \(3, 4\); expected word numbers"),
+        (("wakeword", (40, 76), 2), r"rows have shape \(40, 76\); expected spectrograms"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(arguments, message):
     with pytest.raises(ConfigError, match=f"^{message}") as caught:
         build(*arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_options_go_to_the_model_and_unknown_ones_are_named_with_their_nearest_neighbour():
+    assert build("lstm", 5, 2, hidden=7).lstm.hidden_size == 7
+    with pytest.raises(ConfigError, match=r"^unknown option of model lstm 'hiden'; did you mean 'hidden'\?"):
+        build("lstm", 5, 2, hiden=7)
+    with pytest.raises(ConfigError, match=r"^unknown option of model softmax 'hidden'"):
+        build("softmax", 5, 2, hidden=7)

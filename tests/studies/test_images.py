@@ -47,7 +47,7 @@ def test_the_settings_are_the_papers():
 
 
 def test_every_problem_is_named_once_and_stand_ins_say_so():
-    assert list(PROBLEMS) == ["digits", "mnist", "femnist", "cifar10"]
+    assert list(PROBLEMS) == ["digits", "mnist", "femnist", "cifar10", "sent140", "wakeword"]
     assert "stand-in" in LETTERS.title
     for name in ("femnist", "femnist-ablation", "augmented-images"):
         assert "stand-in" in STUDIES[name].title
@@ -241,7 +241,7 @@ def test_verdicts_follow_the_paired_difference(rival, verdict):
 )
 def test_within_a_point_is_decided_by_the_interval(values, verdict):
     gap = Estimate.of(arms.torch.tensor(values))
-    assert images._within(gap, 1.0) == verdict
+    assert comparison.within(gap, 1.0) == verdict
 
 
 # ---------------------------------------------------------------------------------------------------- the other studies

@@ -498,6 +498,13 @@ def test_every_study_has_a_name_of_its_own():
         "mnist-sparse",
         "step-histogram",
         "step-trajectory",
+        "sent140-warmstart",
+        "sent140",
+        "wakeword-global",
+        "wakeword-personal",
+        "augmented-wakeword",
+        "wakeword-clusters",
+        "wakeword-participation",
     ]
     assert all(study.id == name for name, study in STUDIES.items())
     assert DEMO.id not in STUDIES

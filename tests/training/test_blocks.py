@@ -24,11 +24,7 @@ from selffl.training.flat import FlatModel
 WAYS = ("auto", "vmap", "loop", "unfold")
 SOFTMAX = "linear"
 
-every_way = pytest.mark.parametrize(
-    ("name", "way"),
-    # the kernel of an LSTM has no vmap
-    [(name, way) for name in MODULES for way in WAYS if name != "lstm" or way in ("auto", "loop")],
-)
+every_way = pytest.mark.parametrize(("name", "way"), [(name, way) for name in MODULES for way in WAYS])
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 100.0])
@@ -182,11 +178,6 @@ def test_the_work_of_convolutions_is_counted():
     assert model.convolution_work(model.params, torch.zeros(7, 3, 32, 32)) == 7 * by_hand
     assert FlatModel(nn.Linear(2, 2)).convolution_work(torch.zeros(6), torch.zeros(1, 2)) == 0
     assert not any(part._forward_hooks for part in model.module.modules())
-
-
-def test_recurrent_layers_are_done_client_by_client():
-    _, model, params, features, _ = cohort_of("lstm")
-    assert quickest_way(model, params, features) == "loop"
 
 
 def test_an_unknown_way_is_refused():

@@ -42,7 +42,7 @@ def counted(model, params, rows):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [(name, way) for name in MODULES for way in WAYS if name != "lstm" or way in ("auto", "loop")],
+    [(name, way) for name in MODULES for way in WAYS],
 )
 def test_correct_predictions_equal_a_plain_count(name, way):
     model, rows = FlatModel(seeded(MODULES[name][0], dtype=torch.float64)), rows_of(name)

@@ -28,9 +28,14 @@ app = typer.Typer()
 OF_PROBLEM = ("rounds", "participation", "learning_rate", "batch_size")  # settings besides a method's own options
 
 
+STUDIES_HELP = "What to train: digits, mnist, femnist, cifar10, sent140 or wakeword."
+
+
 @app.command("run")
 def run_command(
-    study: Annotated[str, typer.Argument(help="What to train: digits, mnist, femnist or cifar10.", metavar="STUDY")],
+    study: Annotated[
+        str, typer.Argument(help="What to train: digits, mnist, femnist, cifar10, sent140, wakeword.", metavar="STUDY")
+    ],
     algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="The method; without it, self-fl.")] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of the split, the cohorts and the minibatches; without it, 0.")
@@ -90,7 +95,9 @@ def run_command(
 
 @app.command("compare")
 def compare_command(
-    study: Annotated[str, typer.Argument(help="What to train: digits, mnist, femnist or cifar10.", metavar="STUDY")],
+    study: Annotated[
+        str, typer.Argument(help="What to train: digits, mnist, femnist, cifar10, sent140, wakeword.", metavar="STUDY")
+    ],
     algorithms: Annotated[
         str,
         typer.Option("--algorithms", "-a", help="Methods, with commas; the first is held against the rest."),
@@ -151,11 +158,11 @@ def compare_command(
 
 
 def _problem(name: str) -> Problem:
-    from selffl.studies.problems import PROBLEMS, femnist
+    from selffl.studies.problems import PROBLEMS
 
     if name not in PROBLEMS:
         raise unknown_name("study to train", name, PROBLEMS)
-    return femnist() if name == "femnist" else PROBLEMS[name]
+    return PROBLEMS[name]()
 
 
 def _settle(problem: Problem, algorithm: str, settings: list[str]) -> tuple[Problem, dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from selffl.data import cifar10, digits, emnist, letters, mnist, synthetic
+from selffl.data import audio, cifar10, digits, emnist, letters, mnist, sent140, sentiment, synthetic, wakeword
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.errors import unknown_name
@@ -142,6 +142,38 @@ _EVERY = (
                 tuple(f"cifar-10-batches-bin/{name}.bin" for name in cifar10.BATCHES),
             ),
         ),
+    ),
+    DataSet(
+        name="sentiment",
+        title="Rated snippets of 785 Amazon reviews and New York Times opinion pieces, a client each; 25 words a row",
+        clients=785,
+        licence="MIT (vaderSentiment's additional resources); GloVe vectors: PDDL 1.0",
+        load=sentiment.sentiment,
+        files=sentiment.files,
+        classes=("negative", "positive"),
+        stands_for="Sentiment140 as FedProx splits it, which sent140 reads",
+        home="https://github.com/cjhutto/vaderSentiment",
+    ),
+    DataSet(
+        name="sent140",
+        title="Sentiment140, tweets of users with more than 30 in a sample of 30 %; 25 words a row (FedProx)",
+        clients=772,
+        licence="none stated; cite Go et al. 2009; GloVe vectors: PDDL 1.0",
+        load=sent140.sent140,
+        files=sent140.files,
+        classes=("negative", "positive"),
+        home="http://help.sentiment140.com",
+    ),
+    DataSet(
+        name="wakeword",
+        title="315 clips of “alexa” and 2,658 of other sounds, rendered for five made-up types of device",
+        clients=5,
+        licence="CC BY 4.0 (Speech Commands), Apache 2.0 (Picovoice), CC BY-NC 3.0 (ESC-50)",
+        load=wakeword.wakeword,
+        files=audio.files,
+        classes=("other", "wake word"),
+        stands_for="the paper's private wake-word data of Amazon Alexa",
+        home="https://arxiv.org/abs/1804.03209",
     ),
     DataSet(
         name="synthetic",

@@ -47,25 +47,6 @@ def relative_false_accepts(
     return (ours + HALF) / (theirs + HALF)
 
 
-def resampled(groups: Tensor, labels: Tensor, num_samples: int, seed: int) -> Tensor:
-    """How often each row counts in bootstrap samples of whole ``groups [rows]``: ``[num_samples, rows]``.
-
-    Rows that come from one recording are no independent evidence, so that recordings are drawn, with replacement, as
-    many positive and as many negative ones as there are.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.zeros(num_samples, len(groups), dtype=torch.float64)
-    for is_chosen in (labels > 0.5, labels <= 0.5):
-        ids, place = groups[is_chosen].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        if len(ids) == 0:
-            continue
-        drawn = torch.randint(len(ids), (num_samples, len(ids)), generator=generator)
-        count = torch.zeros(num_samples, len(ids), dtype=torch.float64)
-        count.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
-        weight[:, is_chosen] = count[:, place]
-    return weight
-
-
 def trade_off(scores: Tensor, labels: Tensor, reject_rates: Tensor) -> Tensor:
     """Shares of negatives accepted where given shares of positives are rejected, ``[rates]``: a DET curve."""
     num_positives = (labels > 0.5).sum()

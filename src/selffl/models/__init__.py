@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from selffl.errors import ConfigError, unknown_name
+from selffl.models.audio import wakeword_cnn
+from selffl.models.text import lstm
 
 
 def softmax(shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -37,13 +41,14 @@ def cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     )  # fmt: skip
 
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"softmax": softmax, "cnn": cnn}
+MODELS: dict[str, Callable[..., nn.Module]] = {"softmax": softmax, "cnn": cnn, "lstm": lstm, "wakeword": wakeword_cnn}
 
 
-def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0) -> nn.Module:
+def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0, **options: Any) -> nn.Module:
     """The model of that name for rows of that shape, initial parameters drawn from ``seed`` where it draws any.
 
-    The global random state is neither used nor moved.
+    The global random state is neither used nor moved.  Some models have options: ``hidden`` of ``lstm``, ``width`` of
+    ``wakeword``.
 
     Examples:
         >>> from selffl.models import build
@@ -54,6 +59,10 @@ def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0
     """
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
+    known = list(inspect.signature(MODELS[name]).parameters)[2:]
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of model {name}", option, known)
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"rows have shape {sizes}; expected sizes of 1 or more.")
@@ -64,7 +73,7 @@ def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0
     # Made on the CPU whatever the default device: the same numbers everywhere.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return MODELS[name](sizes, num_classes)
+        return MODELS[name](sizes, num_classes, **options)
 
 
 __all__ = ["MODELS", "build"]

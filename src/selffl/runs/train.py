@@ -76,7 +76,8 @@ class Run:
 
     def __repr__(self) -> str:
         """What it is and how it did, in a line."""
-        shown = {key: self.summary.get(key) for key in ("algorithm", "data", "rounds", "weighted_accuracy", "status")}
+        names = ("algorithm", "data", "rounds", f"weighted_{self.config.metrics[0]}", "status")
+        shown = {name: self.summary.get(name) for name in names}
         return f"Run({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
     def save(self, path: str | Path) -> None:
@@ -415,6 +416,9 @@ def _module(
         return model, None
     if federation.num_classes is None:
         raise ConfigError(f"model {model!r} classifies, but the labels are not whole numbers; pass a module.")
+    if model == "lstm" and "embeddings" in (federation.source or {}):
+        # Rows are numbers of words: in another table they would mean other words.
+        options = {"embeddings": (federation.source or {})["embeddings"], **options}
     recipe: dict[str, Any] = {
         "name": model,
         "shape": list(federation.train.features.shape[1:]),

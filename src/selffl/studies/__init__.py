@@ -1,10 +1,12 @@
 """The paper's figures and tables, one study each, by the names the command line uses."""
 
+from selffl.studies.audio import AUDIO
 from selffl.studies.convergence import CONVERGENCE
 from selffl.studies.images import DEMO, IMAGES
 from selffl.studies.limits import LIMITS
 from selffl.studies.result import Study, StudyResult
 from selffl.studies.synthetic import AUGMENTED_SYNTHETIC, SYNTHETIC_HETEROGENEOUS, SYNTHETIC_HOMOGENEOUS
+from selffl.studies.text import TEXT
 
 STUDIES: dict[str, Study] = {
     study.id: study
@@ -15,6 +17,8 @@ STUDIES: dict[str, Study] = {
         SYNTHETIC_HETEROGENEOUS,
         AUGMENTED_SYNTHETIC,
         *IMAGES,
+        *TEXT,
+        *AUDIO,
     )
 }
 

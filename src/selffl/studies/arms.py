@@ -26,6 +26,7 @@ from selffl.studies.result import Estimate, Job
 
 WARM = "warm-up"  # what its folder is called
 SCORES = "scores.safetensors"
+START = "start"  # the view of the model that a run starts from
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Arm:
     validation_fraction: float = 0.0
     evaluate_train: bool = False
     keep_scores: bool = False  # of every row evaluated, by view
+    num_evaluations: int = 20  # over the rounds
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,10 @@ def stop_workers(pool: ProcessPoolExecutor) -> None:
 
 def _warm_up(problem: Problem, seed: int, validation_fraction: float, place: Path, device: str) -> None:
     """The model that the arms of a seed start from, as a run in ``place``."""
-    if _finished(place) is None:
+    if _finished(place) is None or not (place / SCORES).is_file():
         _emptied(place)
-        problem.warmed_up(seed, validation_fraction, device=device, out=place, keep_rows=False)
+        run = problem.warmed_up(seed, validation_fraction, device=device, out=place, keep_rows=False)
+        save_tensors(place / SCORES, run.evaluate().numbers, {})
 
 
 def run_arm(
@@ -183,14 +186,17 @@ def run_arm(
             fine_tune=arm.fine_tune,
             evaluate_on=arm.evaluate_on,
             evaluate_train=arm.evaluate_train,
-            evaluate_every=max(problem.rounds // 20, 1),
+            evaluate_every=max(problem.rounds // arm.num_evaluations, 1),
             checkpoint_every=0,
             out=place,
         )
     except DivergedError:
         return _outcome(place, read_records(place), seed)
     if arm.keep_scores:
-        save_tensors(place / SCORES, run.evaluate(fine_tune=arm.fine_tune).numbers, {})
+        scores = run.evaluate(fine_tune=arm.fine_tune).numbers
+        if start is not None:
+            scores = scores | {START: load_tensors(start / SCORES)[0]["global"]}
+        save_tensors(place / SCORES, scores, {})
     return _outcome(place, Records(run.history, run.participation, run.clients, run.summary), seed)
 
 

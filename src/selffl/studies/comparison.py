@@ -15,6 +15,7 @@ from selffl.studies.arms import Arm, Outcome, Outcomes, estimate, run_arms, valu
 from selffl.studies.problems import Problem
 from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
 
+NUM_SEEDS = 5
 METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
 FINE_TUNE = (5, 20, 80, 320)  # steps of fine-tuning, to choose from
@@ -56,7 +57,7 @@ class Comparison:
     more_steps: int | None = None
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     is_tuned: bool = True
-    num_seeds: int = 5
+    num_seeds: int = NUM_SEEDS
 
     def quick(self) -> Comparison:
         """A first look: two seeds, a fifth of the rounds."""
@@ -201,17 +202,50 @@ def share_at_cap(outcome: Outcome, max_local_steps: int) -> float | None:
     return sum(count >= max_local_steps for count in steps) / len(steps) if steps else None
 
 
-def by_round(outcomes: Outcomes, labels: Sequence[str], metric: str, title: str) -> Chart:
-    """A metric of the evaluated rounds, mean and standard error over seeds."""
+def by_round(outcomes: Outcomes, labels: Sequence[str], metric: str, title: str, first: int = 0) -> Chart:
+    """A metric of the evaluated rounds, mean and standard error over seeds; rounds count on from ``first``."""
     lines = []
     for label in labels:
         group = outcomes[label]
         rounds = sorted({row["round"] for outcome in group for row in outcome.history})
         found = [estimate([outcome.at(number) for outcome in group], metric) for number in rounds]
-        lines.append(Series(label, rounds, [p.mean for p in found], [p.error for p in found]))
+        counted = [first + number for number in rounds]
+        lines.append(Series(label, counted, [p.mean for p in found], [p.error for p in found]))
     which = {"global_accuracy": "the global model", "train_accuracy": "the personal models on training rows"}
     label = f"accuracy of {which.get(metric, 'the personal models')}, %"
     return Chart(title, "round", label, lines, dodge=max((x for line in lines for x in line.x), default=0) / 170)
+
+
+def history(outcomes: Outcomes) -> list[dict[str, object]]:
+    """Every evaluated round of every run, for the long table."""
+    return [
+        {"method": label, "seed": outcome.seed} | {key: value for key, value in row.items() if value is not None}
+        for label, group in outcomes.items()
+        for outcome in group
+        for row in outcome.history
+    ]
+
+
+def shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
+    """The problem and the seeds: for a quick look two seeds and a fifth of the rounds."""
+    if job.quick:
+        return replace(problem, rounds=max(problem.rounds // 5, 1)), range(2)
+    return problem, range(NUM_SEEDS)
+
+
+def sign(gap: Estimate) -> Verdict:
+    """Whether a difference is above zero."""
+    return "not decided" if not gap.is_clear else "holds" if gap.mean > 0 else "does not hold"
+
+
+def within(gap: Estimate, bound: float) -> Verdict:
+    """Whether a difference is within a bound: its 95 % interval inside, outside, or across."""
+    inside, outside = gap.shifted(-bound), gap.shifted(bound)
+    if inside.is_clear and inside.mean < 0 and outside.is_clear and outside.mean > 0:
+        return "holds"
+    if (inside.is_clear and inside.mean > 0) or (outside.is_clear and outside.mean < 0):
+        return "does not hold"
+    return "not decided"
 
 
 def better(outcomes: Outcomes, first: str, rival: str, text: str) -> Claim:
@@ -220,12 +254,11 @@ def better(outcomes: Outcomes, first: str, rival: str, text: str) -> Claim:
         part: Estimate.of(values(outcomes[first], f"{part}_accuracy") - values(outcomes[rival], f"{part}_accuracy"))
         for part in ("weighted", "top10", "worst10")
     }
-    verdict: Verdict = "not decided"
-    if gaps["weighted"].is_clear:
-        verdict = "holds" if gaps["weighted"].mean > 0 else "does not hold"
     said = [f"{name} {gaps[part].mean:+.2f} ± {gaps[part].error:.2f}" for part, name in PARTS.items()]
     return Claim(
-        text, verdict, f"{', '.join(said)} points ({first} − {rival}, paired over {len(outcomes[first])} seeds)."
+        text,
+        sign(gaps["weighted"]),
+        f"{', '.join(said)} points ({first} − {rival}, paired over {len(outcomes[first])} seeds).",
     )
 
 

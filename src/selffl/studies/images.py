@@ -1,4 +1,4 @@
-"""The image studies of the paper: figures 1, 2, 8, 9, 10 and 11 and table 1, and the embedded demonstration."""
+"""The image studies of the paper: figures 1, 2, 6, 9, 10 and 11 and table 1, and the embedded demonstration."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ import torch
 
 from selffl.errors import DivergedError
 from selffl.studies.arms import Arm, Outcome, estimate, run_arms, values
-from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, Comparison, by_round, points, study
+from selffl.studies.comparison import (
+    NUM_SEEDS,
+    TUNED_DITTO,
+    TUNED_FEDAVG,
+    Comparison,
+    by_round,
+    history,
+    points,
+    shortened,
+    sign,
+    study,
+    within,
+)
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, Problem, femnist
 from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
-
-NUM_SEEDS = 5
 
 
 def _rivals(where: str) -> dict[str, str]:
@@ -82,13 +92,6 @@ def _source(problem: Problem) -> str:
     return " (OCR letters, a stand-in for FEMNIST)" if problem is LETTERS else " (EMNIST)"
 
 
-def _shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
-    """The problem and the seeds: for a quick look two seeds and a fifth of the rounds."""
-    if job.quick:
-        return replace(problem, rounds=max(problem.rounds // 5, 1)), range(2)
-    return problem, range(NUM_SEEDS)
-
-
 # ------------------------------------------------------------------------------------------------------------ ablation
 
 PARTS_OFF = {"adaptive_start": False, "adaptive_steps": False, "uncertainty_weights": False}
@@ -103,7 +106,7 @@ ABLATION = {
 
 def _ablation(job: Job) -> StudyResult:
     whole = femnist()
-    problem, seeds = _shortened(whole, job)
+    problem, seeds = shortened(whole, job)
     arms = [Arm(label, "self-fl", options) for label, options in ABLATION.items()]
     total = len(arms) * len(seeds)
     outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, 0, total)
@@ -146,17 +149,8 @@ def _ablation(job: Job) -> StudyResult:
             by_round(outcomes, labels, "weighted_accuracy", "Personal models"),
         ],
     )
-    result = StudyResult(_history(outcomes), table, [figure], [claim], asdict(problem) | {"num_seeds": len(seeds)})
+    result = StudyResult(history(outcomes), table, [figure], [claim], asdict(problem) | {"num_seeds": len(seeds)})
     return _named(result, f"One component of Self-FL at a time{_source(whole)}", whole)
-
-
-def _history(outcomes: dict[str, list[Outcome]]) -> list[dict[str, object]]:
-    return [
-        {"method": label, "seed": outcome.seed} | {key: value for key, value in row.items() if value is not None}
-        for label, group in outcomes.items()
-        for outcome in group
-        for row in outcome.history
-    ]
 
 
 # ----------------------------------------------------------------------------------------------- Algorithms 1 and 2
@@ -169,7 +163,7 @@ MAX_CONVERGENCE = 100
 
 def _augmented(job: Job) -> StudyResult:
     letters = femnist()
-    problems = [_shortened(problem, job) for problem in (MNIST, letters)]
+    problems = [shortened(problem, job) for problem in (MNIST, letters)]
     arms = [
         Arm("Algorithm 1", "self-fl", evaluate_train=True),
         Arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": MAX_CONVERGENCE}, evaluate_train=True),
@@ -180,7 +174,7 @@ def _augmented(job: Job) -> StudyResult:
     for problem, seeds in problems:
         outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, done, total)
         done += len(arms) * len(seeds)
-        rows += [{"problem": problem.name} | row for row in _history(outcomes)]
+        rows += [{"problem": problem.name} | row for row in history(outcomes)]
         for label, group in outcomes.items():
             table.append(
                 {
@@ -199,8 +193,8 @@ def _augmented(job: Job) -> StudyResult:
         )
         claims.append(
             Claim(
-                f"The two algorithms differ by less than a point in training accuracy ({problem.name}, figure 8).",
-                _within(gap, 1.0),
+                f"The two algorithms differ by less than a point in training accuracy ({problem.name}, figure 6).",
+                within(gap, 1.0),
                 f"Algorithm 2 − Algorithm 1: training rows {gap.mean:+.2f} ± {gap.error:.2f} points, test rows "
                 f"{test.mean:+.2f} ± {test.error:.2f} (paired over {len(seeds)} seeds).",
             )
@@ -219,16 +213,6 @@ def _augmented(job: Job) -> StudyResult:
     )
 
 
-def _within(gap: Estimate, bound: float) -> Verdict:
-    """Whether a difference is within a bound: its 95 % interval inside, outside, or across."""
-    inside, outside = gap.shifted(-bound), gap.shifted(bound)
-    if inside.is_clear and inside.mean < 0 and outside.is_clear and outside.mean > 0:
-        return "holds"
-    if (inside.is_clear and inside.mean > 0) or (outside.is_clear and outside.mean < 0):
-        return "does not hold"
-    return "not decided"
-
-
 # --------------------------------------------------------------------------------------------- sparse participation
 
 SPARSE = {
@@ -242,7 +226,7 @@ SPARSE = {
 
 
 def _sparse(job: Job) -> StudyResult:
-    problem, seeds = _shortened(replace(MNIST, participation=0.02), job)
+    problem, seeds = shortened(replace(MNIST, participation=0.02), job)
     arms = [Arm(label, name, options) for label, (name, options) in SPARSE.items()]
     outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, 0, len(arms) * len(seeds))
     labels = list(SPARSE)
@@ -265,7 +249,7 @@ def _sparse(job: Job) -> StudyResult:
             claims.append(
                 Claim(
                     f"Smoothed by C = 0.02, Self-FL converges slower than {name} (figure 9; {model}).",
-                    "not decided" if not gap.is_clear else "holds" if gap.mean > 0 else "does not hold",
+                    sign(gap),
                     f"In round {half_round}: {rival} − self-fl {gap.mean:+.2f} ± {gap.error:.2f} points "
                     f"(paired over {len(seeds)} seeds).",
                 )
@@ -278,7 +262,7 @@ def _sparse(job: Job) -> StudyResult:
             by_round(outcomes, labels, "global_accuracy", "Global model"),
         ],
     )
-    return StudyResult(_history(outcomes), table, [figure], claims, asdict(problem) | {"num_seeds": len(seeds)})
+    return StudyResult(history(outcomes), table, [figure], claims, asdict(problem) | {"num_seeds": len(seeds)})
 
 
 # -------------------------------------------------------------------------------------------------------- local steps
@@ -289,7 +273,7 @@ BINS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)  # lower ends
 
 def _steps(job: Job) -> tuple[Problem, dict[str, list[Outcome]]]:
     """Self-FL on MNIST in both forms: the steps that each client wants, before ℓ_max."""
-    problem, seeds = _shortened(MNIST, job)
+    problem, seeds = shortened(MNIST, job)
     arms = [Arm("self-fl", "self-fl"), Arm("self-fl-exact", "self-fl-exact")]
     work = [(arm, seed) for seed in seeds for arm in arms]
     outcomes = run_arms(problem, work, job, 0, len(work))
@@ -472,7 +456,7 @@ IMAGES = (
     Study(
         "augmented-images",
         f"Algorithm 1 against Algorithm 2 on images ({_LETTERS})",
-        "appendix, figure 8",
+        "appendix, figure 6",
         f"{MNIST.setting}; and {LETTERS.setting}; {NUM_SEEDS} seeds",
         _augmented,
         "The two are close, as the paper says, and closer on training rows than on test rows: on letters the "

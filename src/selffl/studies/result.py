@@ -134,6 +134,10 @@ class Estimate:
         """Of the same numbers plus a constant."""
         return Estimate(self.mean + by, self.error, self.count)
 
+    def scaled(self, by: float) -> Estimate:
+        """Of the same numbers in another unit."""
+        return Estimate(self.mean * by, self.error * abs(by), self.count)
+
     @property
     def is_clear(self) -> bool:
         """Whether it differs from zero at the 5 % level, by Student's t; a single repeat shows nothing."""

@@ -37,19 +37,32 @@ LOOP_FROM = 3_000_000
 # Clients from which convolutions as products pay on a GPU.  The CIFAR CNN, B = 20, on an H200, times as fast as a plain
 # loop, vmap | unfold: 1.8 | 1.4 with 5 clients, 6.5 | 5.7 with 20, 21 | 27 with 100.
 UNFOLD_FROM = 50
+# On a CPU: clients from which LSTMs go by vmap, and hidden units times rows of a minibatch before the loop pays.
+# Time of a gradient by vmap over that by the loop, two layers, 25 steps of 100 inputs, 2, 5, 20, 77 clients, medians of
+# up to 11 turns on a busy two-core Xeon, torch 2.13; one thread (processor time) | two threads (wall time, threads that
+# wait asleep):
+#    16 units x 10 rows  2.8, 1.4, 0.64, 0.49 | 2.1, 1.1, 0.45, 0.31
+#    64 units x 10 rows  2.1, 1.3, 0.97, 0.94 | 1.8, 1.0, 0.70, 0.73
+#   256 units x 10 rows  1.4, 1.3, 1.28, 1.54 | 1.2, 1.0, 0.80, 0.98
+# and with one thread, 10 | 30 clients: 8 units x 10 rows 0.83 | 0.46, 64 x 2 0.75 | 0.56, 16 x 40 1.20 | 0.87,
+# 32 x 40 1.15 (30 clients), 16 x 160 1.87 (30), 256 x 2 1.16 (10).  Outputs alone take 0.9 to 1.6 times these ratios.
+LSTM_CLIENTS = 10
+LSTM_LOOP_FROM = 1_000
 
 
 def quickest_way(model: FlatModel, params: Tensor, features: Tensor) -> Way:
     """How to compute a block ``params [n, P]``, ``features [n, B, ...]``: a rule, so that a run can be repeated.
 
     A lone client by the loop (vmap takes 2 to 3 times as long: its overhead is shared with nobody), and so recurrent
-    layers, which have no kernel under vmap.  Convolutions by the loop on a CPU if they are work enough (`LOOP_FROM`):
-    the libraries run a grouped convolution worse than several plain ones; on a GPU as products, if the clients are
-    many (`UNFOLD_FROM`).  All else by vmap, for which an MLP of 2,410
-    parameters takes 0.74 of the loop's time with 5 clients and 0.08 with 100, one of 159,010 takes 0.89 and 0.73 (one
-    thread).
+    layers other than plain LSTMs, which have no kernel under vmap.  LSTMs by the loop on a CPU unless the clients are
+    many (`LSTM_CLIENTS`) and their blocks small (`LSTM_LOOP_FROM`), and wherever vmap cannot follow the rest of the
+    module.  Convolutions by the loop on a CPU if they are work enough (`LOOP_FROM`): the libraries run a grouped
+    convolution worse than several plain ones; on a GPU as products, if the clients are many (`UNFOLD_FROM`).  All else
+    by vmap, for which an MLP of 2,410 parameters takes 0.74 of the loop's time with 5 clients and 0.08 with 100, one of
+    159,010 takes 0.89 and 0.73 (one thread).
     """
-    if len(params) == 1 or features.shape[1] >= rows_for_loop(model, params[0], features[0]):
+    fewest = LSTM_CLIENTS if model.lstm_width and params.device.type == "cpu" else 2
+    if len(params) < fewest or features.shape[1] >= rows_for_loop(model, params[0], features[0]):
         return "loop"
     is_large = params.device.type == "cuda" and len(params) >= UNFOLD_FROM
     return "unfold" if is_large and model.is_convolutional else "vmap"
@@ -57,10 +70,12 @@ def quickest_way(model: FlatModel, params: Tensor, features: Tensor) -> Way:
 
 def rows_for_loop(model: FlatModel, params: Tensor, features: Tensor) -> float:
     """From how many rows on, such as ``features [B, ...]``, a client is computed apart; infinite if never."""
-    if model.is_recurrent:
+    if model.needs_loop or (model.lstm_width and not model.is_vectorisable(params, features)):
         return 0
-    work = model.convolution_work(params, features[:1]) if params.device.type == "cpu" else 0
-    return LOOP_FROM / work if work else math.inf
+    if params.device.type != "cpu":
+        return math.inf
+    limits = ((LOOP_FROM, model.convolution_work(params, features[:1])), (LSTM_LOOP_FROM, model.lstm_width))
+    return min((limit / work for limit, work in limits if work), default=math.inf)
 
 
 def rows_at(rows: Rows, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,7 +119,7 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
         way = quickest_way(model, params, features) if gradients == "auto" else gradients
         if way == "loop":
             return by_loop(params, features, labels)
-        return by_vmap(model.unfolded if way == "unfold" else model, params, features, labels)
+        return by_vmap(model.unfolded if way == "unfold" else model.vectorised, params, features, labels)
 
     check_gradients(gradients)
     is_softmax_regression = gradients == "auto" and loss is nn.functional.cross_entropy and _is_linear(model)
@@ -118,7 +133,7 @@ def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> 
     if _is_linear(model) and features.ndim == 3:
         weight, bias = _weight_and_bias(params, features.shape[-1])
         return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
-    found: Tensor = _vectorised(model.unfolded if way == "unfold" else model, model, params, features)
+    found: Tensor = _vectorised(model.unfolded if way == "unfold" else model.vectorised, model, params, features)
     return found
 
 

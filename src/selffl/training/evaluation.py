@@ -16,6 +16,7 @@ from selffl.training.flat import FlatModel
 from selffl.training.metrics import Measure, measure_of
 
 ROOM = {"cpu": 1 << 21, "cuda": 1 << 26}  # numbers of features, and of parameters, that are evaluated at once
+FEWEST = 64  # features that a row counts as: of a few words, say, a model makes far more within itself
 
 
 def numbers_of_rows(
@@ -37,7 +38,7 @@ def numbers_of_rows(
 
 def _of_one_model(model: FlatModel, params: Tensor, rows: Rows, measure: Measure, room: int) -> Tensor:
     """With one model nobody need be kept apart: as many rows at a time as there is room for."""
-    step = max(room // max(rows.features[:1].numel(), 1), 1)
+    step = max(room // max(rows.features[:1].numel(), FEWEST), 1)
     found = [
         measure.of_rows(model(params, rows.features[start : start + step]), rows.labels[start : start + step])
         for start in range(0, len(rows.labels), step)
@@ -52,7 +53,7 @@ def _of_own_models(
     found: Tensor | None = None
     if len(rows.labels) == 0:
         return params.new_zeros(0)
-    per_row = max(rows.features[:1].numel(), 1)
+    per_row = max(rows.features[:1].numel(), FEWEST)
     sizes, order = rows.num_examples.sort(descending=True, stable=True)
     alone = {"auto": rows_for_loop(model, params[0], rows.features), "loop": 0.0}.get(gradients, math.inf)
     for low, high in _blocks(sizes.tolist(), room // params.shape[1], room // per_row, alone):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from selffl.algorithms.contract import Layer
 from selffl.errors import ConfigError
-from selffl.training.unfold import with_unfolded_convolutions
+from selffl.training.recurrent import convert_lstms, is_convertible
+from selffl.training.unfold import unfold_convolutions
 
 
 class FlatModel:
@@ -52,6 +53,7 @@ class FlatModel:
         self._sizes = [shape.numel() for shape in self._shapes.values()]
         self._convolutions = [part for part in module.modules() if isinstance(part, nn.modules.conv._ConvNd)]
         self._work: dict[torch.Size, int] = {}
+        self._is_vectorisable: dict[tuple[torch.Size, torch.dtype], bool] = {}
 
     @property
     def params(self) -> Tensor:
@@ -144,9 +146,14 @@ class FlatModel:
         return own[name] if twin is None else state[twin].to(own[name])
 
     @cached_property
-    def is_recurrent(self) -> bool:
-        """Whether there are recurrent layers, whose kernels take one set of parameters at a time."""
-        return any(isinstance(part, nn.RNNBase) for part in self.module.modules())
+    def lstm_width(self) -> int:
+        """Hidden units of the widest LSTM that many clients can compute at once; 0 if there is none."""
+        return max((part.hidden_size for part in self.module.modules() if is_convertible(part)), default=0)
+
+    @cached_property
+    def needs_loop(self) -> bool:
+        """Whether there are recurrent layers of other kinds, whose kernels take one set of parameters at a time."""
+        return any(isinstance(part, nn.RNNBase) and not is_convertible(part) for part in self.module.modules())
 
     @cached_property
     def is_convolutional(self) -> bool:
@@ -154,9 +161,33 @@ class FlatModel:
         return any(isinstance(part, nn.Conv2d) for part in self.module.modules())
 
     @cached_property
+    def vectorised(self) -> FlatModel:
+        """The same function for vmap: LSTMs by kernels that take many clients."""
+        return self._twin(convert_lstms) if self.lstm_width else self
+
+    @cached_property
     def unfolded(self) -> FlatModel:
-        """The same function, its convolutions as products of matrices."""
-        return FlatModel(with_unfolded_convolutions(self.module))
+        """The same function for vmap, its convolutions as products of matrices."""
+        return self._twin(convert_lstms, unfold_convolutions)
+
+    def _twin(self, *changes: Callable[[nn.Module], None]) -> FlatModel:
+        """A copy of the module after ``changes``, which has the very same parameters: frozen ones may be large."""
+        module = copy.deepcopy(self.module, {id(part): part for part in self.module.parameters()})
+        for change in changes:
+            change(module)
+        return FlatModel(module)
+
+    def is_vectorisable(self, params: Tensor, features: Tensor) -> bool:
+        """Whether the module goes by vmap over such rows as ``features [B, ...]``: found by a pass over the first."""
+        kind = features.shape[1:], features.dtype
+        if kind not in self._is_vectorisable:
+            try:
+                with torch.no_grad():
+                    torch.func.vmap(self.vectorised, randomness="error")(params[None], features[None, :1])
+                self._is_vectorisable[kind] = True
+            except Exception:  # a module is the user's code; if rows are at fault, the loop will say so
+                self._is_vectorisable[kind] = False
+        return self._is_vectorisable[kind]
 
     def convolution_work(self, params: Tensor, features: Tensor) -> int:
         """Multiplications that convolutions take in one pass over ``features`` at ``params [P]``."""

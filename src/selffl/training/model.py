@@ -108,4 +108,3 @@ class ModelSource:
             self.model, self.loss, self.federation.train, clients, self.learning_rate, self.batch_size,
             self.seed, round_number, self.gradients,
         )  # fmt: skip
-

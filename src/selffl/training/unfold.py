@@ -6,21 +6,18 @@ groups; a product of matrices becomes one batched product.
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 
-def with_unfolded_convolutions(module: nn.Module) -> nn.Module:
-    """A copy of the module that computes the same, its plain two-dimensional convolutions by `convolved`."""
-    copied = copy.deepcopy(module)
-    for part in copied.modules():
+def unfold_convolutions(module: nn.Module) -> None:
+    """Have the module's plain two-dimensional convolutions computed by `convolved`; the function is the same."""
+    for part in module.modules():
         # Padding by name ("same") may pad one side more than the other: left as it is, as are groups.
         if type(part) is nn.Conv2d and part.groups == 1 and part.padding_mode == "zeros" and part.padding != "same":
             part.forward = partial(convolved, part)  # type: ignore[method-assign]
-    return copied
 
 
 def convolved(layer: nn.Conv2d, images: Tensor) -> Tensor:

@@ -1,0 +1,149 @@
+"""Detectors held against the model they started from: relative false accepts by device type and state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from selffl.data.devices import DEVICES
+from selffl.data.wakeword import RowTable
+from selffl.data.wakeword_rows import NORMAL
+from selffl.maths.detection import relative_false_accepts, trade_off
+from selffl.randomness import uniform
+from selffl.studies.arms import START, Outcome
+from selffl.studies.result import Chart, Estimate, Series
+
+REJECTED = 0.1  # share of the wake words, in the normal state, that the pre-trained model rejects at its threshold
+NUM_SAMPLES = 1000  # of the bootstrap
+REJECT_RATES = torch.tensor([0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.4], dtype=torch.float64)
+
+Cell = tuple[int, int]  # device type, state
+
+
+@dataclass(frozen=True)
+class Relative:
+    """Relative false accepts in one cell: geometric mean over seeds, with a bootstrap interval."""
+
+    by_seed: Tensor  # logarithms, [seeds]
+    low: float
+    high: float
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean."""
+        return math.exp(float(self.by_seed.mean()))
+
+    def __str__(self) -> str:
+        """As a table shows it."""
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def cells_of(tables: Sequence[RowTable]) -> list[Cell]:
+    """Types and states that there are rows of."""
+    first = tables[0]
+    return sorted({(int(device), int(state)) for device, state in zip(first.device, first.state, strict=True)})
+
+
+def operating_point(scores: Tensor, table: RowTable) -> float:
+    """One threshold for all types: the highest at which no more than `REJECTED` of the wake words are rejected."""
+    positives = scores[torch.from_numpy((table.label == 1) & (table.state == NORMAL))].sort().values
+    return float(positives[int(REJECTED * len(positives))])
+
+
+def relative(outcomes: Sequence[Outcome], view: str, tables: Sequence[RowTable]) -> dict[Cell, Relative]:
+    """Relative false accepts of a view's models, by cell; ``tables`` say what the test rows of each seed are.
+
+    The interval is for the mean over seeds: seeds are drawn with replacement, and clips within each of them, for rows
+    of one clip stand or fall together.
+    """
+    found = {}
+    for cell in cells_of(tables):
+        points, samples = [], []
+        for outcome, table in zip(outcomes, tables, strict=True):
+            here = torch.from_numpy((table.device == cell[0]) & (table.state == cell[1]))
+            labels, clips = torch.from_numpy(table.label)[here], torch.from_numpy(table.clip)[here]
+            scores, start = (outcome.scores[name][here].double() for name in (view, START))
+            # The same samples for every method: their differences are paired.
+            weight = resampled(clips, labels, NUM_SAMPLES, seed=outcome.seed * 100 + cell[0] * 10 + cell[1])
+            threshold = operating_point(outcome.scores[START].double(), table)
+            points.append(relative_false_accepts(scores, start, labels, threshold).log())
+            samples.append(relative_false_accepts(scores, start, labels, threshold, weight).log())
+        spread = torch.stack(samples)  # [seeds, samples]
+        drawn = torch.randint(len(outcomes), spread.shape, generator=torch.Generator().manual_seed(0))
+        means = spread.gather(0, drawn).mean(0)
+        low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=means.dtype)).exp().tolist()
+        found[cell] = Relative(torch.stack(points), low, high)
+    return found
+
+
+def resampled(groups: Tensor, labels: Tensor, num_samples: int, seed: int) -> Tensor:
+    """How often each row counts in bootstrap samples of whole ``groups [rows]``: ``[num_samples, rows]``.
+
+    Rows that come from one recording are no independent evidence, so that recordings are drawn, with replacement, as
+    many positive and as many negative ones as there are.
+    """
+    weight = torch.zeros(num_samples, len(groups), dtype=torch.float64)
+    for kind, is_chosen in enumerate((labels > 0.5, labels <= 0.5)):
+        ids, place = groups[is_chosen].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        lots = uniform(seed, "bootstrap", kind, torch.arange(num_samples).unsqueeze(-1), torch.arange(len(ids)))
+        count = torch.zeros(num_samples, len(ids), dtype=torch.float64)
+        count.scatter_add_(1, (lots * len(ids)).long(), torch.ones_like(count))
+        weight[:, is_chosen] = count[:, place]
+    return weight
+
+
+def average(found: Mapping[Cell, Relative], state: int) -> Tensor:
+    """Mean of the logarithms over the types that have the state, by seed."""
+    return torch.stack([value.by_seed for (_, here), value in found.items() if here == state]).mean(0)
+
+
+def spread(found: Mapping[Cell, Relative]) -> Tensor:
+    """Standard deviation of the logarithms over types and states, by seed: how uneven the changes are."""
+    return torch.stack([value.by_seed for value in found.values()]).std(0)
+
+
+def size(found: Mapping[Cell, Relative]) -> Tensor:
+    """Mean absolute logarithm over types and states, by seed: how large the changes are."""
+    return torch.stack([value.by_seed.abs() for value in found.values()]).mean(0)
+
+
+def as_ratio(gap: Estimate) -> str:
+    """A difference of logarithms as a factor with its standard error."""
+    return f"× {math.exp(gap.mean):.2f} (logarithm {gap.mean:+.2f} ± {gap.error:.2f})"
+
+
+def line(found: Mapping[Cell, Relative], state: int) -> dict[str, str]:
+    """A line of a table: one cell per type."""
+    return {
+        name: str(found[device, state]) if (device, state) in found else "NA" for device, name in enumerate(DEVICES)
+    }
+
+
+def curves(
+    lines: Mapping[str, tuple[Sequence[Outcome], str]], tables: Sequence[RowTable], state: int, title: str
+) -> Chart:
+    """DET curves: false accepts against false rejects, mean over types and seeds; the first model's for reference."""
+    first = next(iter(lines.values()))[0]
+    drawn = []
+    for label, (group, view) in (*lines.items(), ("pre-trained", (first, START))):
+        rates = torch.stack(
+            [
+                trade_off(outcome.scores[view][here].double(), torch.from_numpy(table.label)[here], REJECT_RATES)
+                for outcome, table in zip(group, tables, strict=True)
+                for device in range(len(DEVICES))
+                if (here := torch.from_numpy((table.device == device) & (table.state == state))).any()
+            ]
+        )
+        drawn.append(
+            Series(
+                label,
+                (100 * REJECT_RATES).tolist(),
+                (100 * rates.mean(0)).tolist(),
+                is_reference=label == "pre-trained",
+            )
+        )
+    return Chart(title, "false rejects, %", "false accepts, %", drawn, log_x=True, log_y=True)

@@ -1,0 +1,152 @@
+"""The text studies on made-up snippets: one warm start for all, FedAvg's local models, the stand-in named."""
+
+import gzip
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import selffl
+from selffl.data import sentiment, text
+from selffl.errors import ConfigError
+from selffl.studies import STUDIES, problems
+from selffl.studies import text as module
+from selffl.studies.arms import Arm, run_arms
+from selffl.studies.problems import SENTIMENT, WarmUp
+from selffl.studies.result import Job
+
+WORDS = ["good", "bad", *(f"w{k}" for k in range(30))]
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Twelve clients with 10 to 21 snippets each, in which a word tells what is meant."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SELFFL_DATA", str(tmp_path))
+    for folder in ("glove100", "sentiment"):
+        (tmp_path / folder).mkdir()
+    rng = np.random.default_rng(0)
+    vectors, words = (tmp_path / "glove100" / name for name in text.COMPACT)
+    np.savez(vectors, vectors=rng.normal(size=(len(WORDS), 5)).astype(np.float16))
+    words.write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (vectors, words)}
+    monkeypatch.setattr(text, "COMPACT", digests)
+    rows = ["source,document,snippet,score,text"]
+    for client in range(12):
+        for row in range(10 + client):
+            liked = rng.random() < 0.5
+            said = [*rng.choice(WORDS[2:], 3), "good" if liked else "bad"]
+            rows.append(f"amazon,{client},{row},{2 if liked else -2},{' '.join(rng.permutation(said))}")
+    path = tmp_path / "sentiment" / "snippets.csv.gz"
+    path.write_bytes(gzip.compress("\n".join(rows).encode()))
+    monkeypatch.setattr(sentiment, "SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    problems._load.cache_clear()
+    quick = replace(
+        SENTIMENT, rounds=4, participation=0.5, warm_up=WarmUp(rounds=4), model_options={"hidden": 6, "num_layers": 1}
+    )
+    monkeypatch.setattr(module, "sent140", lambda: quick)
+    monkeypatch.setattr(module, "SENTIMENT", quick)
+    monkeypatch.setattr(module, "NUM_SEEDS", 2)
+    yield quick
+    problems._load.cache_clear()
+
+
+def test_every_method_starts_from_the_model_of_its_seeds_warm_up(small, tmp_path):
+    arms = [Arm("fedavg", "fedavg", keep_scores=True), Arm("ditto", "ditto", keep_scores=True)]
+    job = Job(folder=tmp_path / "runs")
+    outcomes = run_arms(small, [(arm, seed) for seed in (0, 1) for arm in arms], job, 0, 4)
+    for seed in (0, 1):
+        fed = small.federation(seed)
+        method = selffl.algorithm("fedavg", num_local_epochs=2)
+        same = {"learning_rate": 0.3, "batch_size": 10, "participation": 0.5, "seed": seed, "rounds": 4}
+        warm = selffl.train("lstm", fed, method, model_options=small.model_options, **same)
+        scores = warm.evaluate().numbers["global"]
+        for arm in arms:
+            outcome = outcomes[arm.label][seed]
+            assert torch.equal(outcome.scores["start"], scores)
+            options = {} if arm.label == "fedavg" else {"penalty": 1.0}
+            own = selffl.algorithm(arm.label, num_local_epochs=2, **options)
+            run = selffl.train("lstm", fed, own, model_options=small.model_options, start=warm, **same)
+            assert torch.equal(outcome.scores["personal"], run.evaluate().numbers["personal"])
+            assert not torch.equal(outcome.scores["personal"], scores)
+    assert not torch.equal(outcomes["fedavg"][0].scores["start"], outcomes["fedavg"][1].scores["start"])
+    # Made once a seed, and found again.
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert sum(name.startswith("warm-up") for name in folders) == 2
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    again = run_arms(small, [(arm, seed) for seed in (0, 1) for arm in arms], job, 0, 4)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
+    assert torch.equal(again["ditto"][1].scores["personal"], outcomes["ditto"][1].scores["personal"])
+
+
+def test_a_run_that_lost_its_scores_is_made_again(small, tmp_path):
+    job, arm = Job(folder=tmp_path / "runs"), Arm("fedavg", "fedavg", keep_scores=True)
+    whole = run_arms(small, [(arm, 0)], job, 0, 1)["fedavg"][0]
+    (lost,) = (tmp_path / "runs").glob("fedavg-0-*/scores.safetensors")
+    lost.unlink()
+    again = run_arms(small, [(arm, 0)], job, 0, 1)["fedavg"][0]
+    assert torch.equal(again.scores["global"], whole.scores["global"])
+
+
+def test_without_a_folder_nothing_is_left_behind(small, tmp_path):
+    before = set(tmp_path.rglob("*"))
+    outcome = run_arms(small, [(Arm("local", "local", keep_scores=True), 0)], Job(), 0, 1)["local"][0]
+    assert set(outcome.scores) == {"personal", "global", "start"}
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_problem_without_a_warm_start_has_none_to_train(small):
+    with pytest.raises(ConfigError, match=r"^sent140 has no warm start"):
+        replace(small, warm_up=None).warmed_up(0)
+
+
+def test_the_second_stage_shows_fedavgs_local_models_and_its_own(small):
+    result = module._sent140(Job())
+    by_round = {}
+    for row in result.rows:
+        by_round.setdefault(row["method"], []).append((row["seed"], row["round"], row["global_accuracy"]))
+    assert list(by_round) == list(module.ARMS)
+    # Self-FL without its parts is FedAvg: the same global models, other personal ones.
+    assert by_round["fedavg, local models"] == by_round["fedavg"]
+    table = {line["method"]: line for line in result.table}
+    assert table["fedavg"]["test rows"].split(" ±")[0] == table["fedavg"]["global model"].split(" ±")[0]
+    assert table["local"]["global model"] == "–"
+    assert len(result.claims) == 6 + 7 + 2
+    assert {claim.verdict for claim in result.claims} <= {"holds", "not decided", "does not hold"}
+    assert result.title.endswith("(a stand-in for Sent140)")
+    training, test = result.figures[0].charts
+    assert training.series[0].x == [5, 6, 7, 8]  # counts on from the warm start
+    assert [line.name for line in test.series] == list(module.ARMS)
+    assert "2 local epochs; from a model trained for 4 rounds of FedAvg" in result.setting
+
+
+def test_the_first_stage_is_fedavg_from_scratch(small):
+    result = module._warm_start(Job())
+    fed = small.federation(0)
+    run = selffl.train(
+        "lstm", fed, selffl.algorithm("fedavg", num_local_epochs=2), model_options=small.model_options,
+        rounds=4, participation=0.5, learning_rate=0.3, seed=0,
+    )  # fmt: skip
+    last = next(r for r in result.rows if (r["method"], r["seed"], r["round"]) == ("fedavg", 0, 4))
+    assert last["weighted_accuracy"] == run.summary["weighted_accuracy"]
+    assert len(result.claims) == 2
+    assert "warm" not in result.setting
+    assert result.title == "FedAvg from scratch on sentiment (a stand-in for Sent140)"
+
+
+def test_a_quick_look_is_smaller(small):
+    found, problem, seeds = module._settled(Job(quick=True))
+    assert found is small
+    assert problem.model_options["hidden"] == 32
+    assert len(seeds) == 2
+
+
+def test_every_title_names_the_stand_in_and_the_original_is_taken_where_it_is_found(monkeypatch):
+    for name in ("sent140", "sent140-warmstart"):
+        assert "stand-in for Sent140" in STUDIES[name].title
+    monkeypatch.setattr(problems, "_is_there", lambda name: name == "sent140")
+    assert problems.sent140().data == "sent140"
+    monkeypatch.setattr(problems, "_is_there", lambda name: False)
+    assert problems.sent140() is SENTIMENT
