@@ -463,3 +463,12 @@ def test_a_folder_that_holds_no_run(tmp_path):
     for call in (selffl.load, selffl.resume):
         with pytest.raises(CheckpointError, match=r"holds no config\.json"):
             call(tmp_path)
+
+
+def test_convolutions_are_asked_to_sum_in_one_order_while_training_and_only_then(fed):
+    before, seen = torch.backends.cudnn.deterministic, []
+    selffl.train(
+        "softmax", fed, "fedavg", rounds=1, on_round=lambda row: seen.append(torch.backends.cudnn.deterministic)
+    )
+    assert seen == [True]
+    assert torch.backends.cudnn.deterministic == before

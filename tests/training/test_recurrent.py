@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import selffl
 from selffl.training import recurrent
-from selffl.training.blocks import LSTM_CLIENTS, LSTM_LOOP_FROM, gradient_of, outputs_of, quickest_way
+from selffl.training.blocks import LSTM_CLIENTS, LSTM_LOOP_FROM, gradient_of, outputs_of, quickest_way, quiet
 from selffl.training.flat import FlatModel
 
 INPUTS, HIDDEN, ROWS, STEPS, NUM_CLIENTS = 3, 4, 5, 6, 3
@@ -21,6 +22,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 SHAPES = list(itertools.product([1, 2, 3], [True, False], [True, False]))  # layers, batch_first, bias
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+ENOUGH = LSTM_CLIENTS["cpu"]  # clients to go by vmap
 
 
 def converted(layer):
@@ -355,7 +358,7 @@ def only_the_head_is_trained():
     ids=["frozen words", "no bias", "words", "still dropout", "head alone"],
 )
 def test_a_classifier_goes_by_vmap_as_by_the_loop(make, way):
-    model, params, features, labels = readers(make, num_clients=LSTM_CLIENTS)
+    model, params, features, labels = readers(make, num_clients=ENOUGH)
     found = gradient_of(model, CROSS_ENTROPY, way)(params, features, labels)
     expected = gradient_of(model, CROSS_ENTROPY, "loop")(params, features, labels)
     assert float(expected.abs().max()) > 1e-3
@@ -390,7 +393,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_recurrent_layers_are_done_client_by_client(name):
-    model, params, features, labels = readers(OTHERS[name], num_clients=LSTM_CLIENTS)
+    model, params, features, labels = readers(OTHERS[name], num_clients=ENOUGH)
     assert model.needs_loop
     assert quickest_way(model, params, features) == "loop"
     by_loop = gradient_of(model, CROSS_ENTROPY, "loop")(params, features, labels)
@@ -404,7 +407,7 @@ def test_projections_are_looped():
 
 
 def test_an_lstm_in_a_module_that_vmap_cannot_follow_is_looped():
-    model, params, features, labels = readers(Packed, num_clients=LSTM_CLIENTS)
+    model, params, features, labels = readers(Packed, num_clients=ENOUGH)
     assert not model.needs_loop
     assert not model.is_vectorisable(params[0], features[0])
     assert quickest_way(model, params, features) == "loop"
@@ -417,10 +420,10 @@ def test_on_a_cpu_many_clients_with_small_blocks_go_by_vmap():
         return quickest_way(model, params, features)
 
     rows = LSTM_LOOP_FROM // 20
-    assert way(20, LSTM_CLIENTS, rows - 1) == "vmap"
-    assert way(20, LSTM_CLIENTS, rows) == "loop"
-    assert way(20, LSTM_CLIENTS - 1, rows - 1) == "loop"
-    assert way(40, LSTM_CLIENTS, rows - 1) == "loop"
+    assert way(20, ENOUGH, rows - 1) == "vmap"
+    assert way(20, ENOUGH, rows) == "loop"
+    assert way(20, ENOUGH - 1, rows - 1) == "loop"
+    assert way(40, ENOUGH, rows - 1) == "loop"
 
 
 @pytest.mark.parametrize("make", [lambda: Reader(num_layers=2), Packed, *OTHERS.values()])
@@ -441,3 +444,11 @@ def test_a_federation_of_tokens_is_trained_the_same_either_way(make):
         torch.testing.assert_close(params[0], other, rtol=0.0, atol=1e-10)
     scores = [[{**row, "seconds": 0.0} for row in run.history] for run in runs]
     assert all(found == scores[0] for found in scores)
+
+
+def test_cudnns_remark_on_scattered_weights_is_not_passed_on():
+    remark = "RNN module weights are not part of single contiguous chunk of memory. This means ..."
+    with quiet():
+        warnings.warn(remark, UserWarning, stacklevel=1)
+    with pytest.warns(UserWarning, match="something else"), quiet():
+        warnings.warn("something else", UserWarning, stacklevel=1)

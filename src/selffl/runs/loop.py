@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +84,18 @@ class Training:
         return round_number == self.config.rounds or (every > 0 and round_number % every == 0)
 
 
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Ask cuDNN for convolutions that sum in one order: with others the same seed gives other numbers each time."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
+
+
+@_repeatable()
 def go_on(
     training: Training,
     state: RunState,

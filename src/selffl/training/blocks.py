@@ -11,7 +11,9 @@ The ways agree to rounding:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
@@ -37,7 +39,7 @@ LOOP_FROM = 3_000_000
 # Clients from which convolutions as products pay on a GPU.  The CIFAR CNN, B = 20, on an H200, times as fast as a plain
 # loop, vmap | unfold: 1.8 | 1.4 with 5 clients, 6.5 | 5.7 with 20, 21 | 27 with 100.
 UNFOLD_FROM = 50
-# On a CPU: clients from which LSTMs go by vmap, and hidden units times rows of a minibatch before the loop pays.
+# Clients from which LSTMs go by vmap and, on a CPU, hidden units times rows of a minibatch before the loop pays.
 # Time of a gradient by vmap over that by the loop, two layers, 25 steps of 100 inputs, 2, 5, 20, 77 clients, medians of
 # up to 11 turns on a busy two-core Xeon, torch 2.13; one thread (processor time) | two threads (wall time, threads that
 # wait asleep):
@@ -46,7 +48,9 @@ UNFOLD_FROM = 50
 #   256 units x 10 rows  1.4, 1.3, 1.28, 1.54 | 1.2, 1.0, 0.80, 0.98
 # and with one thread, 10 | 30 clients: 8 units x 10 rows 0.83 | 0.46, 64 x 2 0.75 | 0.56, 16 x 40 1.20 | 0.87,
 # 32 x 40 1.15 (30 clients), 16 x 160 1.87 (30), 256 x 2 1.16 (10).  Outputs alone take 0.9 to 1.6 times these ratios.
-LSTM_CLIENTS = 10
+# On an H200, 256 x 10, rounds of FedAvg, times as fast as a plain loop, vmap | loop: 0.49 | 0.80 with 2 clients,
+# 1.2 | 0.84 with 5, 4.7 | 0.87 with 20, 17 | 0.89 with 77.
+LSTM_CLIENTS = {"cpu": 10, "cuda": 4}
 LSTM_LOOP_FROM = 1_000
 
 
@@ -54,14 +58,14 @@ def quickest_way(model: FlatModel, params: Tensor, features: Tensor) -> Way:
     """How to compute a block ``params [n, P]``, ``features [n, B, ...]``: a rule, so that a run can be repeated.
 
     A lone client by the loop (vmap takes 2 to 3 times as long: its overhead is shared with nobody), and so recurrent
-    layers other than plain LSTMs, which have no kernel under vmap.  LSTMs by the loop on a CPU unless the clients are
-    many (`LSTM_CLIENTS`) and their blocks small (`LSTM_LOOP_FROM`), and wherever vmap cannot follow the rest of the
-    module.  Convolutions by the loop on a CPU if they are work enough (`LOOP_FROM`): the libraries run a grouped
+    layers other than plain LSTMs, which have no kernel under vmap.  LSTMs by the loop unless the clients are many
+    (`LSTM_CLIENTS`) and, on a CPU, their blocks small (`LSTM_LOOP_FROM`), and wherever vmap cannot follow the rest of
+    the module.  Convolutions by the loop on a CPU if they are work enough (`LOOP_FROM`): the libraries run a grouped
     convolution worse than several plain ones; on a GPU as products, if the clients are many (`UNFOLD_FROM`).  All else
     by vmap, for which an MLP of 2,410 parameters takes 0.74 of the loop's time with 5 clients and 0.08 with 100, one of
     159,010 takes 0.89 and 0.73 (one thread).
     """
-    fewest = LSTM_CLIENTS if model.lstm_width and params.device.type == "cpu" else 2
+    fewest = LSTM_CLIENTS.get(params.device.type, 2) if model.lstm_width else 2
     if len(params) < fewest or features.shape[1] >= rows_for_loop(model, params[0], features[0]):
         return "loop"
     is_large = params.device.type == "cuda" and len(params) >= UNFOLD_FROM
@@ -85,6 +89,14 @@ def rows_at(rows: Rows, index: Tensor) -> tuple[Tensor, Tensor]:
     return features.view(*index.shape, *features.shape[1:]), rows.labels[index]
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without cuDNN's remark, at every call, that it has to gather recurrent weights that lie in a larger vector."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        yield
+
+
 def check_gradients(gradients: Gradients) -> None:
     """Refuse an unknown way."""
     if gradients not in get_args(Gradients):
@@ -103,7 +115,7 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
 
     def by_loop(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         found = params.new_empty(params.shape)
-        with model.borrowed() as leaves, torch.enable_grad():
+        with model.borrowed() as leaves, torch.enable_grad(), quiet():
             for client, own in enumerate(params.detach()):
                 for leaf, part in zip(leaves, model.parts(own).values(), strict=True):
                     leaf.data = part
@@ -129,7 +141,8 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
 def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> Tensor:
     """Outputs ``[n, B, ...]`` for ``features [n, B, ...]`` at ``params [n, P]``."""
     if way == "loop":
-        return torch.stack([model(own, rows) for own, rows in zip(params, features, strict=True)])
+        with quiet():
+            return torch.stack([model(own, rows) for own, rows in zip(params, features, strict=True)])
     if _is_linear(model) and features.ndim == 3:
         weight, bias = _weight_and_bias(params, features.shape[-1])
         return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))

@@ -15,7 +15,9 @@ from selffl.training.blocks import Gradients, Loss, check_gradients, outputs_of,
 from selffl.training.flat import FlatModel
 from selffl.training.metrics import Measure, measure_of
 
-ROOM = {"cpu": 1 << 21, "cuda": 1 << 26}  # numbers of features, and of parameters, that are evaluated at once
+# Numbers of features, and of parameters, that are evaluated at once.  What a network makes of them within itself can
+# take ten times as much: 2^26 took 10 GB of a GPU with spectrograms and 16 channels.
+ROOM = {"cpu": 1 << 21, "cuda": 1 << 24}
 FEWEST = 64  # features that a row counts as: of a few words, say, a model makes far more within itself
 
 
