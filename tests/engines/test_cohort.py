@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 
 from selffl.algorithms import FedAvg, Local, SelfFL
+from selffl.algorithms.averaging import PersonalMemory
 from selffl.algorithms.contract import map_tensors, tensors_of
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.errors import ConfigError, DivergedError
@@ -164,6 +165,37 @@ def test_advancing_leaves_its_input_alone(method, seeds):
         torch.testing.assert_close(tensor, tensors_of(kept)[name], rtol=0, atol=0, equal_nan=True, msg=name)
     assert state.round_number == 3
     assert not torch.equal(after.num_gradients, state.num_gradients)
+
+
+@pytest.mark.parametrize("num_clients", [1, 6])
+@pytest.mark.parametrize("method", [Local(num_local_steps=3), SelfFL(), FedAvg()])
+def test_a_state_that_is_consumed_gives_the_same_and_takes_no_second_block(method, num_clients):
+    source = gaussian(num_clients)
+    engine = CohortEngine(method, source, participation=0.5)
+    expected = engine.advance(engine.start(origin(source)), 4)
+    middle = engine.advance(engine.start(origin(source)), 2, consume=True)
+    blocks = {name: tensor.data_ptr() for name, tensor in tensors_of(middle.memory).items()}
+    found = engine.advance(middle, 2, consume=True)
+    for name, tensor in tensors_of(expected).items():
+        torch.testing.assert_close(tensors_of(found)[name], tensor, rtol=0, atol=0, equal_nan=True)
+    assert {name: tensor.data_ptr() for name, tensor in tensors_of(found.memory).items()} == blocks
+
+
+class KeepsWhatItGot(Local):
+    """One whose newcomers are handed the model itself, not a copy of it."""
+
+    def newcomer(self, params):
+        return PersonalMemory(params, torch.zeros_like(params[..., 0]))
+
+
+@pytest.mark.parametrize("num_clients", [1, 3])
+def test_memories_that_are_written_into_are_never_the_initial_model(num_clients):
+    source = gaussian(num_clients)
+    first = origin(source)
+    engine = CohortEngine(KeepsWhatItGot(num_local_steps=3), source)
+    state = engine.advance(engine.start(first), 2, consume=True)
+    assert torch.equal(first, origin(source))
+    assert (state.memory.params != 0).all()
 
 
 def test_a_client_that_is_not_sampled_keeps_its_memory():

@@ -90,6 +90,20 @@ def sample_cohort(seed: int | Tensor, round_number: int, num_clients: int, parti
     return lots.topk(size, dim=-1, largest=False).indices.sort(dim=-1).values
 
 
+def _apart(memory: Any, params: Tensor) -> Any:
+    """Memories whose tensors share no room with the initial model or with each other: they are written into."""
+    taken = {params.untyped_storage().data_ptr()}
+
+    def own(tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place in taken:
+            return tensor.clone()
+        taken.add(place)
+        return tensor
+
+    return map_tensors(own, memory)
+
+
 @dataclass(frozen=True)
 class CohortEngine:
     """Runs one algorithm on one federation.
@@ -121,7 +135,7 @@ class CohortEngine:
         return RunState(
             round_number=0,
             server=self.algorithm.start(params, population),
-            memory=self.algorithm.newcomer(everyone),
+            memory=_apart(self.algorithm.newcomer(everyone), params),
             num_gradients=torch.zeros(everyone.shape[:-1], dtype=torch.int64, device=params.device),
             num_rounds=torch.zeros(everyone.shape[:-1], dtype=torch.int64, device=params.device),
         )
@@ -131,12 +145,20 @@ class CohortEngine:
         return [slice(start, min(start + size, num_clients)) for start in range(0, num_clients, size)]
 
     def advance(
-        self, state: RunState, num_rounds: int, on_round: Callable[[RoundReport], None] | None = None
+        self,
+        state: RunState,
+        num_rounds: int,
+        on_round: Callable[[RoundReport], None] | None = None,
+        *,
+        consume: bool = False,
     ) -> RunState:
-        """The state after ``num_rounds`` more rounds; ``state`` itself is left as it was."""
+        """The state after ``num_rounds`` more rounds; ``state`` itself is left as it was, unless it may be consumed.
+
+        Consumed, its memories are written into: half the room, where many clients keep a large model.
+        """
         num_clients, shape = self.source.population.num_clients, tuple(self.source.shape)
         device = state.num_gradients.device
-        server, store = state.server, MemoryStore(state.memory, shape)
+        server, store = state.server, MemoryStore(state.memory, shape, copied=not consume)
         counts = MemoryStore(Counts(state.num_gradients, state.num_rounds), shape)
         # Row of a client in the stores: federation by federation, client by client.
         offset = num_clients * torch.arange(math.prod(shape), device=device).reshape(*shape, 1) if shape else 0

@@ -138,7 +138,7 @@ def go_on(
         if folder is not None and config.checkpoint_every:  # at most a minute is ever lost; the pace is measured first
             stop = min(stop, first + max(int(LOST_SECONDS / pace), 1))
         try:
-            state = training.engine.advance(state, stop - state.round_number, note)
+            state = training.engine.advance(state, stop - state.round_number, note, consume=True)
             if training.is_due(config.evaluate_every, stop):
                 _evaluate(training, state, records)
         except DivergedError:

@@ -14,12 +14,17 @@ Memory = TypeVar("Memory")
 class MemoryStore(Generic[Memory]):
     """The memories of M clients, in each of any number of independent federations.
 
-    ``memory`` has fields ``[*shape, M, ...]``; the store works on a copy of its own.
+    ``memory`` has fields ``[*shape, M, ...]``; the store works on a copy of its own, unless it may have the memory
+    itself (``copied=False``), whose tensors then share nothing with anything that is still needed.
     """
 
-    def __init__(self, memory: Memory, shape: tuple[int, ...]) -> None:
+    def __init__(self, memory: Memory, shape: tuple[int, ...], *, copied: bool = True) -> None:
+        def flat(tensor: Tensor) -> Tensor:
+            rows = tensor.flatten(0, len(shape))
+            return rows.clone() if copied else rows.contiguous()  # an expanded tensor cannot be written into
+
         self._shape = shape
-        self._flat = map_tensors(lambda tensor: tensor.flatten(0, len(shape)).clone(), memory)
+        self._flat = map_tensors(flat, memory)
 
     def read(self, rows: Tensor) -> Memory:
         """Memories of the clients at ``rows [*shape, C]``, with fields ``[*shape, C, ...]``."""
