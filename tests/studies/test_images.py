@@ -332,3 +332,11 @@ def test_the_demo_takes_the_embedded_digits():
     assert DEMO.id == "demo"
     assert images.DEMO_COMPARISON.problem is DIGITS
     assert not images.DEMO_COMPARISON.is_tuned
+
+
+def test_a_quick_look_at_a_comparison_is_short_and_untuned():
+    whole = images.MNIST_COMPARISON
+    quick = whole.quick()
+    assert (quick.problem.rounds, quick.num_seeds, quick.is_tuned) == (40, 2, False)
+    assert quick.methods == whole.methods
+    assert replace(whole, quick_share=20).quick().problem.rounds == 10

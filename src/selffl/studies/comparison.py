@@ -48,6 +48,7 @@ class Comparison:
         variants: Further settings of the first method, by label, shown to find out why.
         is_tuned: Whether rivals are also tuned, and run at equal gradients.
         num_seeds: Repeats, each with its own split.
+        quick_share: Part of the rounds that a quick look takes, one in so many.
     """
 
     problem: Problem
@@ -58,10 +59,12 @@ class Comparison:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     is_tuned: bool = True
     num_seeds: int = NUM_SEEDS
+    quick_share: int = 5
 
     def quick(self) -> Comparison:
-        """A first look: two seeds, a fifth of the rounds."""
-        return replace(self, num_seeds=2, problem=replace(self.problem, rounds=max(self.problem.rounds // 5, 1)))
+        """A first look: two seeds, part of the rounds, the methods as they are: not tuned, nor at equal gradients."""
+        problem = replace(self.problem, rounds=max(self.problem.rounds // self.quick_share, 1))
+        return replace(self, num_seeds=2, problem=problem, is_tuned=False)
 
 
 def _same_steps(label: str) -> str:

@@ -444,7 +444,7 @@ IMAGES = (
         "CIFAR-10 over twenty clients",
         "section 4.2, figure 2a",
         f"{CIFAR10.setting}; {NUM_SEEDS} seeds",
-        partial(study, Comparison(CIFAR10, _rivals("figure 2a"))),
+        partial(study, Comparison(CIFAR10, _rivals("figure 2a"), quick_share=20)),
         "Self-FL is far above FedAvg's one model, not to be told from PerFedAvg and pFedMe, and below DITTO, "
         "local training and fine-tuned FedAvg: figure 2a does not come out. The paper states neither ℓ_max nor "
         "the number of rounds here (80 and 100 were taken, and accuracies are still rising at the end), so that "
