@@ -149,3 +149,10 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_any_work(monkeypatch):
 @pytest.mark.parametrize("command", ["list", "check", "fetch", "show"])
 def test_every_command_has_an_example(command):
     assert f"Example: selffl data {command}" in " ".join(run(command, "--help").output.split())
+
+
+def test_clips_are_drawn_of_wake_words_alone(tmp_path):
+    with pytest.raises(ConfigError, match=r"^--clips is for wakeword; digits has no clips to draw\.$"):
+        run("show", "digits", "--clips", str(tmp_path / "clips.png"))
+    with pytest.raises(ConfigError, match=r"clips\.txt"):
+        run("show", "wakeword", "--clips", str(tmp_path / "clips.txt"))

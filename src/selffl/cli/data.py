@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from selffl.cli import console
-from selffl.errors import DataError
+from selffl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from selffl.data.federation import Federation
@@ -132,6 +132,9 @@ def data_show(
     plot: Annotated[
         Path | None, typer.Option(help="Draw clients and classes into this file (.png, .svg, .pdf).")
     ] = None,
+    clips: Annotated[
+        Path | None, typer.Option(help="For wakeword: draw a clip on each type of device in each state into this file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Show how a data set is split: its clients, rows, classes and sizes.
@@ -141,12 +144,15 @@ def data_show(
     from selffl.data import load
     from selffl.data.registry import data_set
 
-    console.check_target(plot)
-    if plot is not None:
-        from selffl.reports.shrinkage import check_ending
-
-        check_ending(plot)
     entry = data_set(name)
+    if clips is not None and name != "wakeword":
+        raise ConfigError(f"--clips is for wakeword; {name} has no clips to draw.")
+    for target in (plot, clips):
+        console.check_target(target)
+        if target is not None:
+            from selffl.reports.shrinkage import check_ending
+
+            check_ending(target)
     fed = load(name, seed=seed)
     facts = _facts(fed)
     if as_json:
@@ -159,6 +165,11 @@ def data_show(
         title = f"{name}: {fed.num_clients:,} clients, {facts['rows']:,} rows (seed {seed})"
         draw_partition(fed, plot, title, entry.classes)
         console.tell(console.err, f"Clients and classes: {plot}")
+    if clips is not None:
+        from selffl.reports.clips import draw_clips
+
+        draw_clips(clips, seed)
+        console.tell(console.err, f"Clips: {clips}")
 
 
 def _facts(fed: Federation) -> dict[str, Any]:

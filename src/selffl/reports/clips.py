@@ -104,9 +104,9 @@ def _draw_nothing(axis: Axes) -> None:
     axis.tick_params(length=0)
 
 
-def draw_clips(path: Path, seed: int = 0, scale: float = 1 / 32) -> None:
+def draw_clips(path: Path | str, seed: int = 0, scale: float = 1 / 32) -> None:
     """The picture of the federation of a seed, in the format of the file's ending."""
-    check_ending(path)
+    check_ending(Path(path))
     canvas = clips_plot(wakeword(seed, scale=scale), describe(seed, scale=scale), "What five devices hear of “alexa”")
     with style():
         canvas.savefig(path)
