@@ -11,17 +11,35 @@ from selffl.maths.detection import false_accepts, relative_false_accepts, trade_
 
 
 def counted(scores, labels, rejected, weight):
-    """Every threshold there is, from above: the first with few enough rejects."""
-    for threshold in [np.inf, *sorted({s for s, y in zip(scores, labels, strict=True) if y}, reverse=True)]:
-        lost = sum(w for s, y, w in zip(scores, labels, weight, strict=True) if y and s < threshold)
-        if lost <= rejected + 1e-9:
-            return sum(w for s, y, w in zip(scores, labels, weight, strict=True) if not y and s >= threshold)
-    raise AssertionError
+    """One positive after the other is given up, the lowest first, the last perhaps in part."""
+    rows = list(zip(scores, labels, weight, strict=True))
+    positives = sorted((s, w) for s, y, w in rows if y)
+    levels = [s for s, _ in positives] + [np.inf, np.inf]
+
+    def accepted(level):
+        return sum(w for s, y, w in rows if not y and s >= level)
+
+    lost = 0
+    for place, (_, w) in enumerate(positives):
+        if lost + w > rejected:
+            part = (rejected - lost) / w
+            return (1 - part) * accepted(levels[place]) + part * accepted(levels[place + 1])
+        lost += w
+    return 0
 
 
 rows = st.lists(
     st.tuples(st.integers(-4, 4), st.integers(-4, 4), st.booleans(), st.integers(0, 3)), min_size=2, max_size=40
 ).filter(lambda found: {y for _, _, y, _ in found} == {True, False})
+
+
+def test_between_two_thresholds_false_accepts_lie_between_theirs():
+    scores = torch.tensor([1.0, 2.0, 1.5, 0.5], dtype=torch.float64)
+    labels = torch.tensor([1, 1, 0, 0])
+    weight = torch.tensor([4.0, 1.0, 10.0, 10.0], dtype=torch.float64)
+    # Nothing rejected: at or above 1.0; the first positive rejected, four times: at or above 2.0.
+    found = [float(false_accepts(scores, labels, torch.tensor(float(k)), weight)) for k in range(6)]
+    assert found == pytest.approx([10.0, 7.5, 5.0, 2.5, 0.0, 0.0])
 
 
 @given(rows, st.integers(0, 20))
@@ -33,7 +51,7 @@ def test_false_accepts_are_what_counting_gives(found, rejected):
     weights = torch.tensor([weight, [1] * len(weight)], dtype=torch.float64)
     both = false_accepts(given[0], given[1], given[2].expand(2), weights)
     expected = [counted(scores, labels, rejected, w) for w in (weight, [1] * len(weight))]
-    assert both.tolist() == expected
+    assert both.tolist() == pytest.approx(expected)
 
 
 @given(rows, st.integers(-4, 4))

@@ -1,5 +1,7 @@
 """Runs of other tasks than classes: what is recorded, against plain NumPy on the personal models."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import selffl
-from selffl.errors import DataError
+from selffl.errors import ConfigError, DataError
 
 SIZES = (30, 12, 50, 8, 20, 16, 40, 9, 25, 33)
 FAST = {"rounds": 4, "participation": 1.0, "learning_rate": 0.1, "evaluate_every": 2}
@@ -150,3 +152,80 @@ def test_outputs_of_another_shape_than_the_targets_are_refused_before_training()
     fed = selffl.Federation.from_arrays(x, y, client, 0.3)
     with pytest.raises(DataError, match=r"squeeze\(-1\)"):
         selffl.train(nn.Linear(3, 1), fed, "fedavg", loss=nn.functional.mse_loss, **FAST)
+
+
+@pytest.mark.parametrize("kind", ["one logit", "one score", "values"])
+def test_labels_may_have_a_last_axis_of_one(kind):
+    x, y, client = table()
+    label = (y > 0).astype(np.int64)[:, None]
+    loss = nn.functional.mse_loss
+    if kind == "one logit":
+        loss, label = nn.functional.binary_cross_entropy_with_logits, label.astype(np.float32)
+    elif kind == "one score":
+
+        def loss(outputs, labels):
+            return (outputs - labels).square().mean()
+
+    else:
+        label = y[:, None]
+    fed = selffl.Federation.from_arrays(x, label, client, 0.3)
+    torch.manual_seed(0)
+    run = selffl.train(nn.Linear(3, 1), fed, "ditto", loss=loss, **FAST)
+    metric = {"one logit": "accuracy", "one score": "auc", "values": "error"}[kind]
+    found = [record[metric] for record in run.clients]
+    for (outputs, labels), value in zip(by_client(run), found, strict=True):
+        if metric == "accuracy":
+            assert value == pytest.approx(np.mean((outputs > 0) == labels))
+        elif metric == "error":
+            assert value == pytest.approx(np.sqrt(np.mean((outputs - labels) ** 2)), rel=1e-5)
+        elif value is not None:
+            assert value == pytest.approx(roc_auc_score(labels[:, 0], outputs[:, 0]))
+
+
+def test_the_worst_tenth_is_of_those_that_have_a_number():
+    """Thirty clients, of whom ten have both classes: the worst of these, not the mean of three."""
+    rng = np.random.default_rng(0)
+    client = np.repeat(np.arange(30), 20)
+    x = rng.normal(size=(600, 3)).astype(np.float32)
+    y = np.where(client < 10, x[:, 0] + rng.normal(size=600) > 0, 0).astype(np.int64)
+    run = selffl.train(nn.Linear(3, 2), selffl.Federation.from_arrays(x, y, client, 0.5), "fedavg", **FAST)
+    found = [row["auc"] for row in run.clients if row["auc"] is not None]
+    assert len(found) == 10
+    assert run.summary["worst10_auc"] == pytest.approx(min(found))
+
+
+def test_a_number_that_is_not_there_is_empty_in_training_too(tmp_path):
+    x, _, client = table()
+    fed = selffl.Federation.from_arrays(x, client % 2, client, 0.3)
+    run = selffl.train(nn.Linear(3, 2), fed, "fedavg", evaluate_train=True, out=tmp_path / "run", **FAST)
+    assert run.summary["train_auc"] is None
+    assert selffl.load(tmp_path / "run").summary == run.summary
+    assert "NaN" not in (tmp_path / "run" / "summary.json").read_text()
+
+
+def test_a_regression_recorded_with_empty_accuracies_goes_on(tmp_path):
+    """As runs were written before metrics followed the task."""
+    x, y, client = table()
+    fed = selffl.Federation.from_arrays(x, y, client, 0.3)
+    whole = selffl.train(squeezed(), fed, "fedavg", loss=nn.functional.mse_loss, out=tmp_path / "run", **FAST)
+    place = tmp_path / "run"
+    lines = (place / "history.csv").read_text().splitlines()
+    (place / "history.csv").write_text(
+        "\n".join([f"{lines[0]},weighted_accuracy", *(f"{line}," for line in lines[1:])]) + "\n"
+    )
+    config = json.loads((place / "config.json").read_text())
+    del config["config"]["metrics"]
+    (place / "config.json").write_text(json.dumps(config))
+    run = selffl.resume(place, rounds=6)
+    assert run.summary["rounds"] == 6
+    assert run.history[3]["weighted_error"] == whole.summary["weighted_error"]
+    selffl.load(place).save(tmp_path / "copy")
+
+
+def test_word_numbers_of_an_unknown_table_are_refused():
+    x, _, client = table()
+    fed = selffl.Federation.from_arrays(np.zeros((len(x), 5), dtype=np.int64), client % 2, client)
+    with pytest.raises(ConfigError, match=r"which words its numbers stand for; expected model_options=\{'embeddings'"):
+        selffl.train("lstm", fed, "fedavg", **FAST)
+    with pytest.raises(ConfigError, match="model_options are for a model given by name"):
+        selffl.train(nn.Linear(5, 2), fed, "fedavg", model_options={"hidden": 3}, **FAST)

@@ -12,31 +12,32 @@ from selffl.data.federation import Federation, Rows
 from selffl.data.wakeword import Description, RowTable
 from selffl.data.wakeword_rows import ALARM, NORMAL, STATES
 from selffl.maths.detection import relative_false_accepts
-from selffl.studies import STUDIES, detection, problems
+from selffl.studies import STUDIES, comparison, detection, problems
 from selffl.studies import audio as module
 from selffl.studies.arms import Outcome
-from selffl.studies.detection import relative, resampled
+from selffl.studies.detection import redrawn, relative
 from selffl.studies.problems import WAKEWORD, WarmUp
 from selffl.studies.result import Job
 
 
-def test_bootstrap_samples_hold_whole_groups_as_many_of_each_kind_as_there_are():
-    groups = torch.tensor([7, 7, 3, 9, 9, 9, 4, 4])
-    labels = torch.tensor([1, 1, 1, 0, 0, 0, 0, 0])
-    weight = resampled(groups, labels, 500, seed=0)
-    assert weight.shape == (500, 8)
-    for group in groups.unique():
-        columns = weight[:, groups == group]
+def test_bootstrap_counts_belong_to_clips_and_are_poisson_with_mean_one(monkeypatch):
+    monkeypatch.setattr(detection, "NUM_SAMPLES", 4000)
+    clips = torch.tensor([7, 7, 3, 9, 9, 9, 4])
+    weight = redrawn(clips)
+    assert weight.shape == (4000, 7)
+    for clip in clips.unique():
+        columns = weight[:, clips == clip]
         assert (columns == columns[:, :1]).all()
-    assert (weight[:, [0, 2]].sum(1) == 2).all()  # two positive groups drawn
-    assert (weight[:, [3, 6]].sum(1) == 2).all()
-    assert weight.mean().item() == pytest.approx(1.0, abs=0.1)
-    assert torch.equal(weight, resampled(groups, labels, 500, seed=0))
-    assert not torch.equal(weight, resampled(groups, labels, 500, seed=1))
+    shares = [(weight[:, [0, 2, 3, 6]] == k).double().mean().item() for k in range(4)]
+    assert shares == pytest.approx([math.exp(-1) / math.factorial(k) for k in range(4)], abs=0.02)
+    # The same wherever the clip is met; different clips have nothing to do with each other.
+    assert torch.equal(redrawn(torch.tensor([3, 100]))[:, 0], weight[:, 2])
+    assert abs(torch.corrcoef(weight[:, [0, 2]].T)[0, 1]) < 0.06
 
 
-def test_the_bootstrap_spread_is_that_of_new_samples():
+def test_the_bootstrap_spread_is_that_of_new_samples_and_not_shifted(monkeypatch):
     """Groups of four equal rows: rows drawn alone would show half the spread."""
+    monkeypatch.setattr(detection, "NUM_SAMPLES", 400)
     rng = torch.Generator().manual_seed(3)
 
     def sample():
@@ -46,10 +47,26 @@ def test_the_bootstrap_spread_is_that_of_new_samples():
         return [column.repeat_interleave(4) for column in (scores, reference, labels, torch.arange(120))]
 
     spread = torch.tensor([float(relative_false_accepts(*sample()[:3], 0.5).log()) for _ in range(300)]).std()
-    scores, reference, labels, groups = sample()
-    weight = resampled(groups, labels, 400, seed=1)
-    found = relative_false_accepts(scores, reference, labels, 0.5, weight).log().std()
-    assert found / spread == pytest.approx(1.0, abs=0.45)
+    widths, shifts = [], []
+    for _ in range(12):
+        scores, reference, labels, clips = sample()
+        point = relative_false_accepts(scores, reference, labels, 0.5).log()
+        found = relative_false_accepts(scores, reference, labels, 0.5, redrawn(clips)).log()
+        widths.append(float(found.std()))
+        shifts.append(float(found.mean() - point))
+    assert np.mean(widths) / float(spread) == pytest.approx(1.0, abs=0.25)
+    assert abs(np.mean(shifts)) < 0.3 * float(spread)
+
+
+def test_a_run_that_diverged_leaves_an_empty_cell_and_the_rest_as_it_was():
+    tables = [table_of(seed) for seed in range(3)]
+    outcomes = outcomes_of(tables, 1.5)
+    outcomes[1] = replace(outcomes[1], summary={"status": "diverged"}, scores={})
+    for value in relative(outcomes, "global", tables).values():
+        assert str(value) == "diverged"
+        assert value.by_seed.isnan().tolist() == [False, True, False]
+    chart = detection.curves({"x": (outcomes, "global")}, tables, NORMAL, "Normal")
+    assert all(y >= 0 for line in chart.series for y in line.y)
 
 
 # --------------------------------------------------------------------------------------------------- made-up scores
@@ -156,7 +173,7 @@ def small(monkeypatch):
     monkeypatch.setattr(module, "WAKEWORD", quick)
     sampled = replace(quick, participation=0.25, data_options={"clients_per_type": 4})
     monkeypatch.setattr(module, "SAMPLED", sampled)
-    monkeypatch.setattr(module, "NUM_SEEDS", 2)
+    monkeypatch.setattr(comparison, "NUM_SEEDS", 2)
     monkeypatch.setattr(module, "MAX_CONVERGENCE", 4)
     monkeypatch.setattr(problems, "_load", lambda name, seed, share, options: made_up(seed, **dict(options))[0])
     monkeypatch.setattr(module, "describe", lambda **options: made_up(**options)[1])

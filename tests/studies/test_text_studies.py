@@ -11,7 +11,8 @@ import torch
 import selffl
 from selffl.data import sentiment, text
 from selffl.errors import ConfigError
-from selffl.studies import STUDIES, problems
+from selffl.runs.folder import locked
+from selffl.studies import STUDIES, comparison, problems
 from selffl.studies import text as module
 from selffl.studies.arms import Arm, run_arms
 from selffl.studies.problems import SENTIMENT, WarmUp
@@ -48,7 +49,7 @@ def small(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(module, "sent140", lambda: quick)
     monkeypatch.setattr(module, "SENTIMENT", quick)
-    monkeypatch.setattr(module, "NUM_SEEDS", 2)
+    monkeypatch.setattr(comparison, "NUM_SEEDS", 2)
     yield quick
     problems._load.cache_clear()
 
@@ -75,10 +76,44 @@ def test_every_method_starts_from_the_model_of_its_seeds_warm_up(small, tmp_path
     # Made once a seed, and found again.
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert sum(name.startswith("warm-up") for name in folders) == 2
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+
+    def times():
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")}
+
+    before = times()
     again = run_arms(small, [(arm, seed) for seed in (0, 1) for arm in arms], job, 0, 4)
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == before
+    assert times() == before
     assert torch.equal(again["ditto"][1].scores["personal"], outcomes["ditto"][1].scores["personal"])
+
+
+def test_a_second_process_in_the_same_folder_is_refused_before_it_spoils_anything(small, tmp_path):
+    with locked(tmp_path / "runs"), pytest.raises(ConfigError, match="another process is writing"):
+        run_arms(small, [(Arm("fedavg", "fedavg"), 0)], Job(folder=tmp_path / "runs"), 0, 1)
+    assert not list((tmp_path / "runs").glob("*/*"))
+
+
+def test_problems_that_differ_in_what_a_warm_up_does_not_see_share_it(small, tmp_path):
+    job, arm = Job(folder=tmp_path / "runs"), Arm("fedavg", "fedavg")
+    for problem in (small, replace(small, rounds=2, title="another")):
+        run_arms(problem, [(arm, 0)], job, 0, 1)
+    assert len(list((tmp_path / "runs").glob("warm-up-0-*"))) == 1
+    run_arms(replace(small, participation=0.25), [(arm, 0)], job, 0, 1)  # seen by one that is not pooled
+    assert len(list((tmp_path / "runs").glob("warm-up-0-*"))) == 2
+
+
+def test_steps_that_are_asked_for_take_the_place_of_the_problems_epochs(small):
+    assert small.method("fedavg").num_local_epochs == 2
+    assert small.method("fedavg", num_local_steps=50).num_local_epochs is None
+    assert small.method("self-fl", max_local_steps=5).num_local_epochs is None
+    assert small.method("ditto", num_local_steps=50, num_local_epochs=1).num_local_epochs == 1
+
+
+def test_a_method_that_diverges_does_not_take_the_study_down(small, monkeypatch):
+    monkeypatch.setitem(module.ARMS, "pfedme", ("pfedme", {"penalty": 1e6}))
+    result = module._sent140(Job())
+    table = {line["method"]: line for line in result.table}
+    assert table["pfedme"]["test rows"] == "diverged"
+    assert "±" in table["ditto"]["test rows"]
 
 
 def test_a_run_that_lost_its_scores_is_made_again(small, tmp_path):

@@ -40,6 +40,10 @@ def test_auc_is_scikit_learns_with_ties(scores, data):
         assert found == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
 
 
+def test_a_score_that_is_not_a_number_has_no_rank():
+    assert np.isnan(auc(torch.tensor([float("nan"), 0.0, 1.0]), torch.tensor([1, 0, 0])))
+
+
 def own_loss(outputs, labels):
     return (outputs - labels).abs().mean()
 

@@ -5,7 +5,7 @@ Records, how they start and travel, and one weighting rule; each method's rounds
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -77,7 +77,7 @@ class LocalWork:
     """
 
     num_local_steps: int = 20
-    num_local_epochs: int | None = None
+    num_local_epochs: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         at_least("num_local_steps", self.num_local_steps, 1)

@@ -7,7 +7,7 @@ and one scalar per client, its last reported sigma_m^2 (D5).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -105,7 +105,7 @@ class SelfFL:
     smoothing: Literal["participation"] | float = "participation"
     initial_steps: int = 20
     max_local_steps: int = 40
-    num_local_epochs: int | None = None
+    num_local_epochs: int | None = field(default=None, kw_only=True)
     adaptive_start: bool = True
     adaptive_steps: bool = True
     uncertainty_weights: bool = True

@@ -66,7 +66,7 @@ class SelfFLAugmented(SelfFL):
         plan = self.plan(broadcast, memory, task)
         personal = descend(task, plan.start, plan.num_local_steps)
         tolerance = (1e-6 if task.is_full_batch else 1e-4) if self.tolerance is None else self.tolerance
-        # Minibatches go on from where the longest of the planned runs can end.
+        # Minibatches go on from where the longest of the planned runs can end; epochs (D15) may have met some of them.
         optimum = descend_to_convergence(
             task,
             personal,

@@ -77,15 +77,22 @@ def run_command(
     if rounds is not None:
         problem = replace(problem, rounds=rounds)
     problem.method(name, **options)  # refuse what cannot work before anything is loaded
+    start = None
+    if problem.warm_up is not None and not is_there:
+        with _watching(problem.warm_up.rounds, f"warm start on {study}") as on_round:
+            start = problem.warmed_up(number, device=device or "cpu", on_round=on_round)
     with _watching(problem.rounds, f"{name} on {study}") as on_round:
         try:
             if is_there:
                 run = training.resume(place, rounds=rounds, device=device, on_round=on_round)
             else:
-                run = problem.run(name, options, number, device=device or "cpu", out=place, on_round=on_round)
+                run = problem.run(
+                    name, options, number, device=device or "cpu", out=place, start=start, on_round=on_round
+                )
         except KeyboardInterrupt:
-            again = shlex.join(["selffl", "run", study, "--out", str(place), "--resume"])
-            console.tell(console.err, f"The run is kept up to its last checkpoint. To go on: {again}")
+            if (place / CONFIG).is_file():
+                again = shlex.join(["selffl", "run", study, "--out", str(place), "--resume"])
+                console.tell(console.err, f"The run is kept up to its last checkpoint. To go on: {again}")
             raise
     if as_json:
         print(json.dumps(run.summary, ensure_ascii=False))

@@ -95,6 +95,9 @@ def paper_run(
     processes: Annotated[
         int | None, typer.Option(min=1, help="Training runs side by side in each study; without it, the cores.")
     ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Repeats of studies that train; without it, five, or two with --quick.")
+    ] = None,
 ) -> None:
     """Run studies of the paper; each leaves figures, a CSV, a Markdown table, and all together one HTML page.
 
@@ -106,7 +109,7 @@ def paper_run(
         if name not in STUDIES:
             raise unknown_name("study", name, STUDIES)
     console.check_folder(folder)
-    _run_with_bars(list(dict.fromkeys(ids)), folder, quick=quick, device=device, processes=processes)
+    _run_with_bars(list(dict.fromkeys(ids)), folder, quick=quick, device=device, processes=processes, seeds=seeds)
     write_report([folder], folder / "report.html")
 
 
@@ -163,7 +166,13 @@ def write_report(folders: list[Path], target: Path) -> None:
 
 
 def _run_with_bars(
-    ids: list[str], folder: Path, *, quick: bool, device: str = "cpu", processes: int | None = None
+    ids: list[str],
+    folder: Path,
+    *,
+    quick: bool,
+    device: str = "cpu",
+    processes: int | None = None,
+    seeds: int | None = None,
 ) -> None:
     """A progress bar for each study, then their verdicts; without a terminal, each verdict as soon as it is known."""
     from selffl.reports.runner import run_studies
@@ -190,6 +199,7 @@ def _run_with_bars(
             quick=quick,
             device=device,
             num_processes=processes,
+            num_seeds=seeds,
             on_progress=on_progress,
             on_record=on_record,
         )

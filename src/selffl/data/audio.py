@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -161,10 +160,11 @@ def read_recording(path: Path, sha256: str | None = None) -> Samples:
 
 def read_decoded(path: Path) -> dict[str, Samples]:
     """One file of a decoded copy: the samples of some recordings, by their names, once their checksums are right."""
+    content = _content(path)
     try:
-        with np.load(io.BytesIO(_content(path)), allow_pickle=False) as file:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+    except Exception as error:  # a damaged archive can fail in any way
         raise DataError(
             f"{path} cannot be read ({_one_line(error)}); expected decoded recordings. Decode them again."
         ) from None

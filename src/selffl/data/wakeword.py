@@ -203,6 +203,8 @@ def _clients(
     for device, label in ((device, label) for device in range(len(DEVICES)) for label in (0, 1)):
         rows = np.flatnonzero((table.device == device) & (table.label == label))
         names, member, size = np.unique(group[rows], return_inverse=True, return_counts=True)
+        if len(names) == 0:
+            raise ConfigError(f"type {list(DEVICES)[device]} has no rows of class {label}; give a larger scale.")
         if len(names) < clients_per_type:
             raise ConfigError(
                 f"clients_per_type is {clients_per_type}; expected {len(names)} at most, as type "

@@ -14,23 +14,28 @@ HALF = 0.5  # added to both counts of false accepts: a ratio of small counts has
 
 
 def false_accepts(scores: Tensor, labels: Tensor, rejected: Tensor, weight: Tensor | None = None) -> Tensor:
-    """False accepts ``[...]`` at the highest threshold at which no more than ``rejected [...]`` positives are rejected.
+    """False accepts ``[...]`` at the highest threshold at which ``rejected [...]`` positives are rejected.
 
     ``scores [rows]`` and ``labels [rows]`` are 1 for a positive.  ``weight [..., rows]`` says how often each row counts
-    (a bootstrap sample), once if not given.
+    (a bootstrap sample), once if not given.  Where rows that count several times leave no threshold with that many,
+    false accepts lie between those of the two thresholds around it, as far along as the rejects do: rounding to one of
+    them would favour the detector whose threshold it is.
     """
     weight = torch.ones_like(scores) if weight is None else weight
     is_positive = labels > 0.5
     positives, order = scores[is_positive].sort()
     below = weight[..., is_positive][..., order].cumsum(-1)  # rejected, if the threshold is just above each
-    place = torch.searchsorted(below, rejected.to(below).unsqueeze(-1), right=True).squeeze(-1)
+    wanted = rejected.to(below).unsqueeze(-1)
+    place = torch.searchsorted(below, wanted, right=True)
     # Nobody need be accepted: beyond the last positive there is no threshold but infinity.
-    threshold = torch.cat([positives, positives.new_full((1,), torch.inf)])[place]
+    ends = torch.cat([torch.zeros_like(below[..., :1]), below, torch.full_like(below[..., :1], torch.inf)], -1)
+    low, high = ends.gather(-1, place), ends.gather(-1, place + 1)
+    thresholds = torch.cat([positives, positives.new_full((2,), torch.inf)])
     negatives, order = scores[~is_positive].sort()
     above = weight[..., ~is_positive][..., order].flip(-1).cumsum(-1).flip(-1)  # at or above each
     above = torch.cat([above, torch.zeros_like(above[..., :1])], -1)
-    first = torch.searchsorted(negatives, threshold)
-    return above.gather(-1, first.unsqueeze(-1)).squeeze(-1)
+    more, fewer = (above.gather(-1, torch.searchsorted(negatives, thresholds[at])) for at in (place, place + 1))
+    return torch.lerp(more, fewer, (wanted - low) / (high - low)).squeeze(-1)
 
 
 def relative_false_accepts(

@@ -24,7 +24,15 @@ from selffl.studies.result import Job
 OnProgress = Callable[[str, int, int, str], None]  # study, steps done, steps in all, what comes next
 
 
-def _run(study_id: str, folder: Path, quick: bool, device: str, num_processes: int, news: Queue[Any]) -> StudyRecord:
+def _run(
+    study_id: str,
+    folder: Path,
+    quick: bool,
+    device: str,
+    num_processes: int,
+    num_seeds: int | None,
+    news: Queue[Any],
+) -> StudyRecord:
     """One study in a process of its own."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, it ends its own training runs first
     torch.set_num_threads(1)  # the tensors are small: a second thread costs more than it brings
@@ -36,13 +44,15 @@ def _run(study_id: str, folder: Path, quick: bool, device: str, num_processes: i
         folder / study_id / "runs",
         device,
         num_processes,
+        num_seeds,
     )
     result = study.run(job)
     seconds = time.perf_counter() - began
     words = ["demo"] if study_id == DEMO.id else ["paper", "run", study_id]
-    command = shlex.join(
-        ["selffl", *words, *(["--quick"] if quick else []), *(["--device", device] if device != "cpu" else [])]
-    )
+    words += ["--quick"] if quick else []
+    words += ["--device", device] if device != "cpu" else []
+    words += ["--seeds", str(num_seeds)] if num_seeds else []
+    command = shlex.join(["selffl", *words])
     return save_study(study, result, folder / study_id, command=command, is_quick=quick, seconds=seconds)
 
 
@@ -53,12 +63,14 @@ def run_studies(
     quick: bool,
     device: str = "cpu",
     num_processes: int | None = None,
+    num_seeds: int | None = None,
     on_progress: OnProgress,
     on_record: Callable[[StudyRecord], None],
 ) -> None:
     """Run the studies, as many at a time as there are cores; what is finished stays, whatever happens to the rest.
 
-    ``num_processes`` are for the training runs of one study; none: the cores, shared among the studies.
+    ``num_processes`` are for the training runs of one study; none: the cores, shared among the studies.  ``num_seeds``
+    are the repeats of those that train; none: their own number.
     """
     context = multiprocessing.get_context("spawn")
     cores = os.cpu_count() or 1
@@ -79,7 +91,7 @@ def run_studies(
         listener.start()
         pool = ProcessPoolExecutor(workers, mp_context=context)
         try:
-            futures = [pool.submit(_run, study_id, folder, quick, device, each, news) for study_id in ids]
+            futures = [pool.submit(_run, study_id, folder, quick, device, each, num_seeds, news) for study_id in ids]
             for future in as_completed(futures):
                 on_record(future.result())
         except BaseException:

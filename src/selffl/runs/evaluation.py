@@ -80,17 +80,13 @@ class Evaluation:
 
     def top(self, metric: str, view: str) -> float:
         """The same over the tenth of clients with the most training rows."""
-        return self.weighted(metric, view, self.by_size[: self._tenth])
+        return self.weighted(metric, view, self.by_size[: max(len(self.by_size) // 10, 1)])
 
     def worst(self, metric: str, view: str) -> float:
         """Mean of the worst tenth of clients, among those that have a number."""
         found = self.of_clients(metric, view)
         ranked = found[~found.isnan()].sort(descending=not HIGHER_IS_BETTER[metric]).values
-        return float(ranked[: self._tenth].mean())
-
-    @property
-    def _tenth(self) -> int:
-        return max(len(self.num_rows) // 10, 1)
+        return float(ranked[: max(len(ranked) // 10, 1)].mean())
 
     def scores(self) -> dict[str, float | None]:
         """The numbers of a summary, as `score_names` names them; None where there is nothing to test on."""
@@ -105,7 +101,12 @@ class Evaluation:
                 found[f"{prefix}weighted_{metric}"] = self.weighted(metric, view)
                 found[f"{prefix}top10_{metric}"] = self.top(metric, view)
                 found[f"{prefix}worst10_{metric}"] = self.worst(metric, view)
-        return {name: None if math.isnan(value) else value for name, value in found.items()}
+        return {name: or_none(value) for name, value in found.items()}
+
+
+def or_none(value: float) -> float | None:
+    """A number, or None for NaN: a table has empty cells, and JSON has no NaN."""
+    return None if math.isnan(value) else value
 
 
 def _rooted(metric: str, mean: Tensor) -> Tensor:

@@ -105,7 +105,9 @@ class RunFolder:
 
     def begin(self, config: RunConfig, records: Records) -> None:
         """Write what is known before the first round, or what an interrupted run had found until its checkpoint."""
-        write_csv(self.path / HISTORY, records.history, self.history_columns)
+        # Histories of earlier versions have columns for accuracies that a task may not have.
+        history = [{name: row.get(name) for name in self.history_columns} for row in records.history]
+        write_csv(self.path / HISTORY, history, self.history_columns)
         write_csv(self.path / PARTICIPATION, records.participation, self.participation_columns)
         write_json(self.path / CONFIG, {"version": VERSION, "config": asdict(config), "environment": environment()})
 

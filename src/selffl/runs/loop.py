@@ -18,7 +18,7 @@ from selffl.algorithms.self_fl import SelfFLUpload
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RoundReport, RunState
 from selffl.errors import ConfigError, DivergedError
-from selffl.runs.evaluation import Evaluation, evaluate, score_names
+from selffl.runs.evaluation import Evaluation, evaluate, or_none, score_names
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.training.blocks import Loss
 from selffl.training.evaluation import check_rows
@@ -169,7 +169,7 @@ def _evaluate(training: Training, state: RunState, records: Records) -> None:
     if config.evaluate_train:
         fitted = training.evaluation(state, training.source.federation.train)
         for metric in config.metrics:
-            records.history[-1][f"train_{metric}"] = fitted.weighted(metric, "personal")
+            records.history[-1][f"train_{metric}"] = or_none(fitted.weighted(metric, "personal"))
     records.clients = _client_rows(training, state, records, found)
 
 
@@ -218,8 +218,7 @@ def _client_rows(training: Training, state: RunState, records: Records, found: E
 
 
 def _or_none(values: Tensor) -> list[float | None]:
-    """Numbers, with None for NaN: a table has empty cells, and JSON has no NaN."""
-    return [None if value != value else value for value in values.tolist()]
+    return [or_none(value) for value in values.tolist()]
 
 
 def summary(training: Training, records: Records, status: str) -> Row:

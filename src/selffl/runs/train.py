@@ -416,8 +416,13 @@ def _module(
         return model, None
     if federation.num_classes is None:
         raise ConfigError(f"model {model!r} classifies, but the labels are not whole numbers; pass a module.")
-    if model == "lstm" and "embeddings" in (federation.source or {}):
+    if model == "lstm" and "embeddings" not in options:
         # Rows are numbers of words: in another table they would mean other words.
+        if "embeddings" not in (federation.source or {}):
+            raise ConfigError(
+                "the federation does not say which words its numbers stand for; expected model_options={'embeddings': "
+                "'glove100'}, or the table that the rows were made with."
+            )
         options = {"embeddings": (federation.source or {})["embeddings"], **options}
     recipe: dict[str, Any] = {
         "name": model,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from selffl.errors import DivergedError
-from selffl.runs.folder import Records, Row, read_records
+from selffl.runs.folder import Records, Row, locked, read_records
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.studies.problems import Problem
 from selffl.studies.result import Estimate, Job
@@ -101,11 +101,14 @@ def run_arms(problem: Problem, work: Iterable[tuple[Arm, int]], job: Job, done: 
 
     with ExitStack() as stack:
         folder = job.folder or Path(stack.enter_context(TemporaryDirectory()))
+        stack.enter_context(locked(folder))  # a second process would empty what this one is writing
         waiting = []
         for arm, seed in pairs:
             place = folder / _key(problem, arm, seed, job.device)
-            is_whole = not arm.keep_scores or (place / SCORES).is_file()
-            if is_whole and (records := _finished(place)) is not None:
+            records = _finished(place)
+            is_diverged = records is not None and records.summary["status"] == "diverged"
+            is_whole = not arm.keep_scores or is_diverged or (place / SCORES).is_file()
+            if records is not None and is_whole:
                 found[arm.label, seed] = _outcome(place, records, seed)
             else:
                 waiting.append((arm, seed, place))
@@ -113,7 +116,8 @@ def run_arms(problem: Problem, work: Iterable[tuple[Arm, int]], job: Job, done: 
         starts: dict[tuple[int, float], Path] = {}
         if problem.warm_up is not None:
             wanted = dict.fromkeys((seed, arm.validation_fraction) for arm, seed, _ in waiting)
-            starts = {piece: folder / _key(problem, WARM, *piece, job.device) for piece in wanted}
+            same = _for_warm_up(problem)
+            starts = {piece: folder / _key(same, WARM, *piece, job.device) for piece in wanted}
             tasks = {piece: (problem, *piece, starts[piece], job.device) for piece in wanted}
             _side_by_side(_warm_up, tasks, job.num_processes, lambda *_: None)
         arms = {
@@ -160,6 +164,13 @@ def stop_workers(pool: ProcessPoolExecutor) -> None:
     for process in list((pool._processes or {}).values()):
         process.terminate()
     pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _for_warm_up(problem: Problem) -> Problem:
+    """The problem without what its warm start does not depend on: problems that differ in no more share it."""
+    assert problem.warm_up is not None
+    share = 1.0 if problem.warm_up.is_pooled else problem.participation
+    return replace(problem, name="", title="", rounds=0, num_local_steps=0, max_local_steps=0, participation=share)
 
 
 def _warm_up(problem: Problem, seed: int, validation_fraction: float, place: Path, device: str) -> None:

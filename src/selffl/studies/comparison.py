@@ -181,7 +181,12 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
             is_void = metric == "global_accuracy" and label.startswith(WITHOUT_GLOBAL)
             line[title] = "–" if is_void else points(estimate(group, metric))
         line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.0f}"
-        at_cap = [share for o in group if (share := share_at_cap(o, comparison.problem.max_local_steps)) is not None]
+        has_cap = comparison.problem.num_local_epochs is None
+        at_cap = [
+            share
+            for o in group
+            if has_cap and (share := share_at_cap(o, comparison.problem.max_local_steps)) is not None
+        ]
         line["steps at ℓ_max"] = f"{100 * sum(at_cap) / len(at_cap):.0f} %" if at_cap else "–"
         if notes:
             line["chosen"] = notes.get(label, "–")
@@ -229,11 +234,14 @@ def history(outcomes: Outcomes) -> list[dict[str, object]]:
     ]
 
 
+def seeds_of(job: Job) -> range:
+    """As many as are asked for, else two for a quick look."""
+    return range(job.num_seeds or (2 if job.quick else NUM_SEEDS))
+
+
 def shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
     """The problem and the seeds: for a quick look two seeds and a fifth of the rounds."""
-    if job.quick:
-        return replace(problem, rounds=max(problem.rounds // 5, 1)), range(2)
-    return problem, range(NUM_SEEDS)
+    return replace(problem, rounds=max(problem.rounds // 5, 1)) if job.quick else problem, seeds_of(job)
 
 
 def sign(gap: Estimate) -> Verdict:
@@ -271,6 +279,7 @@ PARTS = {"weighted": "Accuracy", "top10": "top tenth", "worst10": "worst tenth"}
 def study(comparison: Comparison, job: Job) -> StudyResult:
     """Run and report."""
     chosen = comparison.quick() if job.quick else comparison
+    chosen = replace(chosen, num_seeds=job.num_seeds or chosen.num_seeds)
     outcomes, notes = run(chosen, job)
     return report(chosen, outcomes, notes)
 

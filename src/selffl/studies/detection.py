@@ -26,7 +26,7 @@ Cell = tuple[int, int]  # device type, state
 
 @dataclass(frozen=True)
 class Relative:
-    """Relative false accepts in one cell: geometric mean over seeds, with a bootstrap interval."""
+    """Relative false accepts in one cell: geometric mean over seeds, with a bootstrap interval over clips."""
 
     by_seed: Tensor  # logarithms, [seeds]
     low: float
@@ -39,7 +39,7 @@ class Relative:
 
     def __str__(self) -> str:
         """As a table shows it."""
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return "diverged" if math.isnan(self.mean) else f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 def cells_of(tables: Sequence[RowTable]) -> list[Cell]:
@@ -57,43 +57,41 @@ def operating_point(scores: Tensor, table: RowTable) -> float:
 def relative(outcomes: Sequence[Outcome], view: str, tables: Sequence[RowTable]) -> dict[Cell, Relative]:
     """Relative false accepts of a view's models, by cell; ``tables`` say what the test rows of each seed are.
 
-    The interval is for the mean over seeds: seeds are drawn with replacement, and clips within each of them, for rows
-    of one clip stand or fall together.
+    The interval is for the mean over these seeds, were there other clips: clips are drawn anew, all rows of one
+    together, and the same draws serve all seeds, whose test clips overlap, and all methods, whose differences are
+    paired.
     """
     found = {}
     for cell in cells_of(tables):
         points, samples = [], []
         for outcome, table in zip(outcomes, tables, strict=True):
+            if view not in outcome.scores:  # it diverged
+                points.append(torch.tensor(torch.nan, dtype=torch.float64))
+                samples.append(torch.full((NUM_SAMPLES,), torch.nan, dtype=torch.float64))
+                continue
             here = torch.from_numpy((table.device == cell[0]) & (table.state == cell[1]))
-            labels, clips = torch.from_numpy(table.label)[here], torch.from_numpy(table.clip)[here]
+            labels, weight = torch.from_numpy(table.label)[here], redrawn(torch.from_numpy(table.clip)[here])
             scores, start = (outcome.scores[name][here].double() for name in (view, START))
-            # The same samples for every method: their differences are paired.
-            weight = resampled(clips, labels, NUM_SAMPLES, seed=outcome.seed * 100 + cell[0] * 10 + cell[1])
             threshold = operating_point(outcome.scores[START].double(), table)
             points.append(relative_false_accepts(scores, start, labels, threshold).log())
             samples.append(relative_false_accepts(scores, start, labels, threshold, weight).log())
-        spread = torch.stack(samples)  # [seeds, samples]
-        drawn = torch.randint(len(outcomes), spread.shape, generator=torch.Generator().manual_seed(0))
-        means = spread.gather(0, drawn).mean(0)
+        means = torch.stack(samples).mean(0)
         low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=means.dtype)).exp().tolist()
         found[cell] = Relative(torch.stack(points), low, high)
     return found
 
 
-def resampled(groups: Tensor, labels: Tensor, num_samples: int, seed: int) -> Tensor:
-    """How often each row counts in bootstrap samples of whole ``groups [rows]``: ``[num_samples, rows]``.
+POISSON = tuple(sum(math.exp(-1) / math.factorial(k) for k in range(n + 1)) for n in range(9))  # P(count <= n), mean 1
 
-    Rows that come from one recording are no independent evidence, so that recordings are drawn, with replacement, as
-    many positive and as many negative ones as there are.
+
+def redrawn(clips: Tensor) -> Tensor:
+    """How often each row counts in bootstrap samples of clips ``[rows]``: ``[NUM_SAMPLES, rows]``.
+
+    Rows of one clip are no independent evidence, so that clips are drawn.  A clip's count is a Poisson variable of mean
+    1 that depends on the sample and the clip alone: the same wherever the clip is met.
     """
-    weight = torch.zeros(num_samples, len(groups), dtype=torch.float64)
-    for kind, is_chosen in enumerate((labels > 0.5, labels <= 0.5)):
-        ids, place = groups[is_chosen].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        lots = uniform(seed, "bootstrap", kind, torch.arange(num_samples).unsqueeze(-1), torch.arange(len(ids)))
-        count = torch.zeros(num_samples, len(ids), dtype=torch.float64)
-        count.scatter_add_(1, (lots * len(ids)).long(), torch.ones_like(count))
-        weight[:, is_chosen] = count[:, place]
-    return weight
+    lots = uniform(0, "bootstrap", torch.arange(NUM_SAMPLES).unsqueeze(-1), clips)
+    return torch.searchsorted(torch.tensor(POISSON, dtype=lots.dtype), lots).double()
 
 
 def average(found: Mapping[Cell, Relative], state: int) -> Tensor:
@@ -135,7 +133,8 @@ def curves(
                 trade_off(outcome.scores[view][here].double(), torch.from_numpy(table.label)[here], REJECT_RATES)
                 for outcome, table in zip(group, tables, strict=True)
                 for device in range(len(DEVICES))
-                if (here := torch.from_numpy((table.device == device) & (table.state == state))).any()
+                if view in outcome.scores
+                and (here := torch.from_numpy((table.device == device) & (table.state == state))).any()
             ]
         )
         drawn.append(

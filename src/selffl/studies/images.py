@@ -85,7 +85,7 @@ def _femnist(job: Job) -> StudyResult:
 
 def _named(result: StudyResult, title: str, problem: Problem) -> StudyResult:
     """With a title and a setting that say which data were found."""
-    return replace(result, title=title, setting=f"{problem.setting}; {NUM_SEEDS} seeds")
+    return replace(result, title=title, setting=f"{problem.setting}; {result.config['num_seeds']} seeds")
 
 
 def _source(problem: Problem) -> str:
@@ -209,7 +209,7 @@ def _augmented(job: Job) -> StudyResult:
         config,
         title=f"Algorithm 1 against Algorithm 2 on MNIST and on letters{_source(letters)}",
         setting=f"{MNIST.setting}; and {letters.setting}; local optima after at most {MAX_CONVERGENCE} steps a round; "
-        f"{NUM_SEEDS} seeds",
+        f"{len(seeds)} seeds",
     )
 
 

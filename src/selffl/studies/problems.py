@@ -13,6 +13,8 @@ from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError, unknown_name
 from selffl.runs.train import Run, train
 
+STEPS = {"num_local_steps", "initial_steps", "max_local_steps"}
+
 
 @dataclass(frozen=True)
 class WarmUp:
@@ -82,7 +84,8 @@ class Problem:
             "num_local_steps": self.num_local_steps,
             "initial_steps": self.num_local_steps,
             "max_local_steps": self.max_local_steps,
-            "num_local_epochs": self.num_local_epochs,
+            # A number of steps that is asked for takes the place of the problem's epochs.
+            "num_local_epochs": None if STEPS & options.keys() else self.num_local_epochs,
         }
         return algorithm(name, **{key: value for key, value in steps.items() if key in known} | options)
 
@@ -117,7 +120,7 @@ class Problem:
             "model_options": self.model_options,
             "evaluate_every": warm.rounds,
         }
-        method = self.method("fedavg", num_local_steps=warm.num_local_steps)
+        method = self.method("fedavg", num_local_steps=warm.num_local_steps, num_local_epochs=self.num_local_epochs)
         whole = federation.pooled() if warm.is_pooled else federation
         return train(self.model, whole, method, seed=seed, **settings | training)
 

@@ -88,6 +88,7 @@ class Job:
         folder: Where training runs leave their records; those that lie there already are not run again.
         device: Where models train.
         num_processes: Training runs side by side.
+        num_seeds: Repeats of studies that train, if not their own number.
     """
 
     quick: bool = False
@@ -95,6 +96,7 @@ class Job:
     folder: Path | None = None
     device: str = "cpu"
     num_processes: int = 1
+    num_seeds: int | None = None
 
 
 @dataclass(frozen=True)

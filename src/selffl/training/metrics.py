@@ -38,13 +38,13 @@ class Measure:
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """Probability that a row of class 1 scores above one of class 0, ties counting half; NaN with one class only.
+    """Probability that a row of class 1 scores above one of class 0, ties counting half.
 
-    By ranks: the Mann-Whitney statistic.
+    By ranks: the Mann-Whitney statistic.  NaN with one class only, or where a score is NaN and has no rank.
     """
     is_one = labels.reshape(-1) > 0.5
     ones, zeros = int(is_one.sum()), int((~is_one).sum())
-    if ones == 0 or zeros == 0:
+    if ones == 0 or zeros == 0 or bool(scores.isnan().any()):
         return float("nan")
     _, place, count = scores.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
     rank = count.cumsum(0).double() - (count - 1) / 2  # equal scores share the mean of their ranks
@@ -61,11 +61,11 @@ def _log_odds(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _single_logit(outputs: Tensor, labels: Tensor) -> Tensor:
-    return outputs.reshape(labels.shape)
+    return outputs.reshape(len(labels))
 
 
 def _single_probability(outputs: Tensor, labels: Tensor) -> Tensor:
-    return outputs.reshape(labels.shape).logit()
+    return outputs.reshape(len(labels)).logit()
 
 
 def _squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
