@@ -473,7 +473,7 @@ def test_a_million_clients_fit_into_a_gigabyte(folder):
 # ------------------------------------------------------------------------------------------- studies, demo and reports
 
 
-def in_this_process(ids, folder, *, quick, on_progress, on_record, device="cpu", num_processes=None):
+def in_this_process(ids, folder, *, quick, on_progress, on_record, device="cpu", num_processes=None, num_seeds=None):
     """A runner that runs nothing: every study has found the same."""
     for name in ids:
         study = DEMO if name == "demo" else STUDIES[name]

@@ -82,24 +82,24 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     job = Job(folder=tmp_path / "runs", progress=lambda *step: steps.append(step))
     first = run_arms(SMALL, work((0,)), job, 0, 4)
     assert [done for done, _, _ in steps] == [0, 1, 2]
-    places = {path.name: (path / "summary.json").stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    places = {path.name: (path / "summary.json").stat().st_mtime_ns for path in (tmp_path / "runs").glob("[!.]*")}
     both = run_arms(SMALL, work((0, 1)), job, 0, 4)
     for name, written in places.items():
         assert (tmp_path / "runs" / name / "summary.json").stat().st_mtime_ns == written
     assert both["fedavg"][0] == first["fedavg"][0]
-    assert len(list((tmp_path / "runs").iterdir())) == 4
+    assert len(list((tmp_path / "runs").glob("[!.]*"))) == 4
     # Other options and other code are other runs.
     run_arms(replace(SMALL, learning_rate=0.1), work((0,)), job, 0, 2)
-    assert len(list((tmp_path / "runs").iterdir())) == 6
+    assert len(list((tmp_path / "runs").glob("[!.]*"))) == 6
     monkeypatch.setattr(arms, "_source", lambda: "edited")
     run_arms(SMALL, work((0,)), job, 0, 2)
-    assert len(list((tmp_path / "runs").iterdir())) == 8
+    assert len(list((tmp_path / "runs").glob("[!.]*"))) == 8
 
 
 def test_a_run_that_was_cut_off_is_made_again(tmp_path):
     job = Job(folder=tmp_path)
     first = run_arms(SMALL, work((0,)), job, 0, 2)
-    place = next(path for path in tmp_path.iterdir() if path.name.startswith("fedavg"))
+    place = next(path for path in tmp_path.glob("[!.]*") if path.name.startswith("fedavg"))
     summary = json.loads((place / "summary.json").read_text(encoding="utf-8"))
     (place / "summary.json").write_text(json.dumps(summary | {"status": "running"}), encoding="utf-8")
     again = run_arms(SMALL, work((0,)), job, 0, 2)
