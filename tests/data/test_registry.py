@@ -10,7 +10,17 @@ from selffl.errors import ConfigError, DataError
 
 
 def test_every_data_set_is_under_its_name_with_what_there_is_to_know():
-    assert list(DATA_SETS) == ["digits", "mnist", "letters", "emnist", "cifar10", "sentiment", "sent140", "synthetic"]
+    assert list(DATA_SETS) == [
+        "digits",
+        "mnist",
+        "letters",
+        "emnist",
+        "cifar10",
+        "sentiment",
+        "sent140",
+        "wakeword",
+        "synthetic",
+    ]
     for name, entry in DATA_SETS.items():
         assert entry.name == name
         assert entry.title
@@ -18,7 +28,8 @@ def test_every_data_set_is_under_its_name_with_what_there_is_to_know():
         assert entry.home.startswith("http")
         assert len(entry.classes) in (0, 2, 10)
         options = inspect.signature(entry.load).parameters
-        assert {"seed", "test_fraction", "validation_fraction"} <= set(options)
+        assert {"seed", "validation_fraction"} <= set(options)
+        assert ("test_fraction" in options) == (name != "wakeword")  # whose clips are dealt out by a fixed share
         for remote in entry.remotes:
             assert remote.url.startswith("https://")
             assert len(bytes.fromhex(remote.md5)) == 16

@@ -81,7 +81,9 @@ def test_a_word_number_beyond_the_table_is_one_clear_line():
     import selffl
 
     fed = selffl.Federation.from_arrays(np.full((8, 3), 6), [0, 1] * 4, [0, 0, 0, 0, 1, 1, 1, 1], 0.25)
-    with pytest.raises(DataError, match=r"^LSTMClassifier cannot take a row of shape \(3,\)"):
+    with pytest.raises(
+        DataError, match=r"^rows hold the number 6, and LSTMClassifier has embeddings of 6; expected 0 to 5"
+    ):
         selffl.train(lstm((3,), 2, hidden=4), fed, "fedavg", rounds=1, participation=1.0, gradients="loop")
 
 

@@ -229,3 +229,26 @@ def test_word_numbers_of_an_unknown_table_are_refused():
         selffl.train("lstm", fed, "fedavg", **FAST)
     with pytest.raises(ConfigError, match="model_options are for a model given by name"):
         selffl.train(nn.Linear(5, 2), fed, "fedavg", model_options={"hidden": 3}, **FAST)
+
+
+def test_binary_cross_entropy_wants_labels_from_0_to_1():
+    x, y, client = table()
+    fed = selffl.Federation.from_arrays(x, np.sign(y), client, 0.3)
+    with pytest.raises(DataError, match=r"^labels under binary cross-entropy run from -1 to 1; expected 0 to 1"):
+        selffl.train(squeezed(), fed, "fedavg", loss=nn.functional.binary_cross_entropy_with_logits, **FAST)
+
+
+def test_a_loss_that_is_a_class_and_names_that_are_not_there():
+    x, y, client = table()
+    fed = selffl.Federation.from_arrays(x, y, client, 0.3)
+    with pytest.raises(ConfigError, match=r"^loss is the class MSELoss; expected .* MSELoss\(\)\.$"):
+        selffl.train(squeezed(), fed, "fedavg", loss=nn.MSELoss, **FAST)
+    with pytest.raises(ConfigError, match=r"^model_options is 3; expected a dictionary"):
+        selffl.train(squeezed(), fed, "fedavg", loss=nn.functional.mse_loss, model_options=3, **FAST)
+    found = selffl.train(squeezed(), fed, "fedavg", loss=nn.functional.mse_loss, **FAST).evaluate()
+    assert repr(found).startswith("Evaluation(error of ")
+    for ask in (found.of_clients, found.weighted, found.worst):
+        with pytest.raises(ConfigError, match=r"^unknown metric 'f1'; .*error"):
+            ask("f1", "personal")
+        with pytest.raises(ConfigError, match=r"^unknown view 'mine'; .*personal"):
+            ask("error", "mine")

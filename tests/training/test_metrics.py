@@ -1,5 +1,7 @@
 """Metrics follow from outputs, labels and loss; their values against scikit-learn and NumPy."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -58,6 +60,8 @@ def own_loss(outputs, labels):
         (nn.BCELoss(), (2,), [0.0, 1.0], ONE_PROBABILITY),
         (F.binary_cross_entropy, (2, 1), [0.0, 1.0], ONE_PROBABILITY),
         (own_loss, (2, 1), [0, 1], ONE_SCORE),
+        (own_loss, (2, 1), [0.0, 1.0], ONE_SCORE),
+        (partial(F.binary_cross_entropy_with_logits, pos_weight=torch.ones(1)), (2,), [0.0, 1.0], ONE_SCORE),
         (F.mse_loss, (2,), [0.0, 1.0], VALUES),
         (F.mse_loss, (2, 3), [[0.0, 1.0, 2.0]] * 2, VALUES),
         (own_loss, (2, 1), [0.5, 2.5], VALUES),

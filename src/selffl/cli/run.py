@@ -58,6 +58,7 @@ def run_command(
 
     Example: selffl run digits --algorithm ditto --set penalty=0.1 --out runs/my-ditto
     """
+    from selffl.algorithms.options import above, at_least
     from selffl.runs import train as training
     from selffl.runs.folder import CONFIG, read_config
 
@@ -77,6 +78,10 @@ def run_command(
     if rounds is not None:
         problem = replace(problem, rounds=rounds)
     problem.method(name, **options)  # refuse what cannot work before anything is loaded
+    for option in ("rounds", "batch_size"):
+        at_least(option, getattr(problem, option), 1)
+    above("learning_rate", problem.learning_rate, 0.0)
+    above("participation", problem.participation, 0.0, at_most=1.0)
     start = None
     if problem.warm_up is not None and not is_there:
         with _watching(problem.warm_up.rounds, f"warm start on {study}") as on_round:

@@ -100,6 +100,11 @@ class Federation:
     cluster: Tensor | None = None
     source: Mapping[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        """What it holds, in a line."""
+        parts = ", ".join(f"{len(rows.labels)} {name}" for name, rows in self.parts.items())
+        return f"Federation({self.num_clients} clients, rows {tuple(self.train.features.shape[1:])}: {parts})"
+
     @property
     def num_clients(self) -> int:
         """M."""

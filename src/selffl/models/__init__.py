@@ -60,6 +60,8 @@ def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
     known = list(inspect.signature(MODELS[name]).parameters)[2:]
+    if options and not known:
+        raise ConfigError(f"model {name} has no options; expected none, found {', '.join(options)}.")
     for option in options:
         if option not in known:
             raise unknown_name(f"option of model {name}", option, known)

@@ -32,8 +32,8 @@ def wakeword_cnn(shape: tuple[int, ...], num_classes: int, width: float = 1.0) -
             f"rows have shape {shape}; expected spectrograms (channels, bands, frames) from {SMALLEST[0]} × "
             f"{SMALLEST[1]} up."
         )
-    if not 0 < width < float("inf"):
-        raise ConfigError(f"width is {width}; expected a number above 0, 1 for the full network.")
+    if not isinstance(width, int | float) or not 0 < width < float("inf"):
+        raise ConfigError(f"width is {width!r}; expected a number above 0, 1 for the full network.")
     channels = [shape[0], *(max(1, round(width * number)) for number in CHANNELS)]
     layers: list[nn.Module] = []
     for number, (before, after) in enumerate(pairwise(channels)):

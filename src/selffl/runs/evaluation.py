@@ -16,7 +16,7 @@ from torch import Tensor
 from selffl.algorithms.solver import descend
 from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, RunState
-from selffl.errors import DivergedError
+from selffl.errors import DivergedError, unknown_name
 from selffl.training.evaluation import numbers_of_rows
 from selffl.training.metrics import HIGHER_IS_BETTER, Measure, auc
 from selffl.training.model import ModelSource
@@ -49,6 +49,11 @@ class Evaluation:
     numbers: dict[str, Tensor]  # view: [rows]
     by_size: Tensor  # clients, those with the most training rows first, [M]
 
+    def __repr__(self) -> str:
+        """What there is, in a line."""
+        views = ", ".join(self.numbers)
+        return f"Evaluation({', '.join(self.measure.metrics)} of {len(self.labels)} rows; views {views})"
+
     @property
     def num_rows(self) -> Tensor:
         """Of each client, ``[M]``."""
@@ -56,6 +61,9 @@ class Evaluation:
 
     def of_clients(self, metric: str, view: str) -> Tensor:
         """Of each client ``[M]``; NaN where it has no rows, or no AUC for want of a second class."""
+        for what, name, known in (("metric", metric, self.measure.metrics), ("view", view, self.numbers)):
+            if name not in known:
+                raise unknown_name(what, name, known)
         if metric == "auc":
             sizes = self.num_rows.tolist()
             pairs = zip(self.numbers[view].split(sizes), self.labels.split(sizes), strict=True)  # type: ignore[no-untyped-call]
@@ -71,9 +79,9 @@ class Evaluation:
     def weighted(self, metric: str, view: str, clients: Tensor | None = None) -> float:
         """Over all rows, of all clients or some: they weigh as much as they have rows."""
         chosen = slice(None) if clients is None else clients
-        rows = self.num_rows[chosen]
+        rows, by_client = self.num_rows[chosen], self.of_clients(metric, view)
         if metric == "auc":  # defined within a client: between clients scores need not be comparable
-            found = self.of_clients(metric, view)[chosen]
+            found = by_client[chosen]
             is_there = ~found.isnan()
             return float((found * rows)[is_there].sum() / rows[is_there].sum())
         return float(_rooted(metric, self._totals(metric, view)[chosen].sum() / rows.sum()))

@@ -162,6 +162,10 @@ def train(
             f"federation is a {type(federation).__name__}; expected a Federation, such as "
             "selffl.Federation.from_arrays(x, y, client) makes."
         )
+    if isinstance(loss, type):
+        raise ConfigError(f"loss is the class {loss.__name__}; expected a function or an instance, {loss.__name__}().")
+    if not isinstance(model_options or {}, Mapping):
+        raise ConfigError(f"model_options is {model_options!r}; expected a dictionary, such as {{'hidden': 64}}.")
     if not callable(loss):
         raise ConfigError(f"loss is {loss!r}; expected a function, such as torch.nn.functional.cross_entropy.")
     check_seed(seed)

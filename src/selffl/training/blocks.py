@@ -155,7 +155,7 @@ def _vectorised(function: Callable[..., Tensor], model: FlatModel, *arguments: T
     try:
         found: Tensor = torch.func.vmap(function, randomness="error")(*arguments)
     except RuntimeError as error:
-        if not str(error).startswith("vmap:"):
+        if not str(error).startswith(("vmap:", "Batching rule not implemented")):
             raise
         reason = str(error).splitlines()[0].split(". ")[0]
         raise ConfigError(

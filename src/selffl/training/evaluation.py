@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Hashable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selffl.data.federation import Rows
 from selffl.errors import ConfigError, DataError
 from selffl.training.blocks import Gradients, Loss, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
 from selffl.training.flat import FlatModel
-from selffl.training.metrics import Measure, measure_of
+from selffl.training.metrics import ONE_LOGIT, ONE_PROBABILITY, Measure, measure_of
 
 # Numbers of features, and of parameters, that are evaluated at once.  What a network makes of them within itself can
 # take ten times as much: 2^26 took 10 GB of a GPU with spectrograms and 16 channels.
@@ -103,6 +103,7 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
     if len(rows.labels) == 0:
         raise DataError("there are no rows; expected at least one.")
     kind = type(model.module).__name__
+    _check_numbers(model, rows.features)
     is_plain = rows.labels.ndim == 1
     some = torch.tensor([0, int(rows.labels.argmax()) if is_plain else 0], device=rows.labels.device)
     features, labels = rows.features[some], rows.labels[some]
@@ -120,7 +121,26 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
                 f"labels from 0 to {num_outputs - 1}. Number the classes anew, or give the model more outputs."
             )
     _check_loss(loss, outputs, labels)
-    return measure_of(loss, outputs, rows.labels)
+    measure = measure_of(loss, outputs, rows.labels)
+    if measure in (ONE_LOGIT, ONE_PROBABILITY) and not bool(((rows.labels >= 0) & (rows.labels <= 1)).all()):
+        raise DataError(
+            f"labels under binary cross-entropy run from {float(rows.labels.min()):g} to {float(rows.labels.max()):g}; "
+            "expected 0 to 1. Number the classes 0 and 1."
+        )
+    return measure
+
+
+def _check_numbers(model: FlatModel, features: Tensor) -> None:
+    """Refuse rows of numbers that no embedding of the model has: computed for many clients, they would go unnoticed."""
+    tables = [part.num_embeddings for part in model.module.modules() if isinstance(part, nn.Embedding)]
+    if not tables or features.is_floating_point() or features.numel() == 0:
+        return
+    low, high = int(features.min()), int(features.max())
+    if low < 0 or high >= max(tables):
+        raise DataError(
+            f"rows hold the number {low if low < 0 else high}, and {type(model.module).__name__} has embeddings of "
+            f"{max(tables)}; expected 0 to {max(tables) - 1}. Number words and padding anew, or give the model more."
+        )
 
 
 def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
@@ -157,7 +177,7 @@ def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     except Exception as error:  # a loss is the user's code
         raise DataError(
             f"the loss cannot take {shapes}: {_in_short(error)}. For classes pass whole numbers from 0, one per row; "
-            "for anything else pass a loss that fits."
+            "for binary cross-entropy floating-point labels of the outputs' shape; for anything else a loss that fits."
         ) from None
     # torch's losses broadcast [B, 1] against [B] to [B, B], and warn: every row would be held against every other.
     if any("different to the input size" in str(warning.message) for warning in said):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from selffl.algorithms.contract import Layer
 from selffl.errors import ConfigError
+from selffl.training.embedding import guard_embeddings, is_trained
 from selffl.training.recurrent import convert_lstms, is_convertible
 from selffl.training.unfold import unfold_convolutions
 
@@ -162,13 +163,14 @@ class FlatModel:
 
     @cached_property
     def vectorised(self) -> FlatModel:
-        """The same function for vmap: LSTMs by kernels that take many clients."""
-        return self._twin(convert_lstms) if self.lstm_width else self
+        """The same function for vmap: LSTMs by kernels that take many clients, embeddings with their ends."""
+        is_other = self.lstm_width or any(map(is_trained, self.module.modules()))
+        return self._twin(convert_lstms, guard_embeddings) if is_other else self
 
     @cached_property
     def unfolded(self) -> FlatModel:
         """The same function for vmap, its convolutions as products of matrices."""
-        return self._twin(convert_lstms, unfold_convolutions)
+        return self._twin(convert_lstms, guard_embeddings, unfold_convolutions)
 
     def _twin(self, *changes: Callable[[nn.Module], None]) -> FlatModel:
         """A copy of the module after ``changes``, which has the very same parameters: frozen ones may be large."""

@@ -94,18 +94,25 @@ def measure_of(loss: Loss, outputs: Tensor, labels: Tensor) -> Measure:
     """From the outputs for a few rows, the labels of all, and the loss.
 
     Whole numbers are classes; a single output ranks two of them.  Floating-point labels are values, unless the loss is
-    torch's binary cross-entropy.
+    torch's binary cross-entropy, or one of the user's own and all labels are 0 or 1.
     """
     is_single = outputs.numel() == len(outputs) and labels.numel() == len(labels)
+    is_binary = is_single and bool(((labels == 0) | (labels == 1)).all())
     if not labels.is_floating_point():
         if labels.ndim == 1 and outputs.ndim == 2 and outputs.shape[1] > 1:
             return TWO_CLASSES if outputs.shape[1] == 2 else CLASSES
-        return ONE_SCORE if is_single and bool(((labels == 0) | (labels == 1)).all()) else by_loss(loss)
+        return ONE_SCORE if is_binary else by_loss(loss)
     if is_single and _is(loss, nn.functional.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss):
         return ONE_LOGIT
     if is_single and _is(loss, nn.functional.binary_cross_entropy, nn.BCELoss):
         return ONE_PROBABILITY
+    if is_binary and not _is_torchs(loss):
+        return ONE_SCORE
     return VALUES if is_single or outputs.shape[1:] == labels.shape[1:] else by_loss(loss)
+
+
+def _is_torchs(loss: Loss) -> bool:
+    return (getattr(loss, "__module__", None) or "").startswith("torch.")
 
 
 def _is(loss: Loss, function: Loss, kind: type[nn.Module]) -> bool:
