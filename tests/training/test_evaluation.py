@@ -161,7 +161,8 @@ def test_targets_are_not_labels():
         (nn.Linear(4, 3), torch.zeros(2, 4).double(), r"type torch.float64: .*parameters of type torch.float32\.$"),
         (nn.Linear(4, 3), torch.zeros(2, 4).long(), "type torch.int64: "),
         (nn.Sequential(nn.Conv2d(1, 2, 3)), torch.zeros(2, 4), r"^Sequential cannot take a row of shape \(4,\)"),
-        (nn.Embedding(3, 4), torch.tensor([[9], [0]]), "^Embedding cannot take a row of shape"),
+        (nn.Embedding(3, 4), torch.tensor([[9], [0]]), "^rows hold the number 9, and Embedding has embeddings of 3; "),
+        (nn.Embedding(3, 4), torch.tensor([[2.0], [0.0]]), "^Embedding cannot take a row of shape"),
     ],
 )
 def test_rows_that_a_model_cannot_take_are_refused_in_one_line(module, features, message):
