@@ -11,9 +11,11 @@ from selffl.maths.detection import false_accepts, relative_false_accepts, trade_
 
 
 def counted(scores, labels, rejected, weight):
-    """One positive after the other is given up, the lowest first, the last perhaps in part."""
+    """One score after the other is given up, the lowest first, the last perhaps in part."""
     rows = list(zip(scores, labels, weight, strict=True))
-    positives = sorted((s, w) for s, y, w in rows if y)
+    positives = [
+        (level, sum(w for s, y, w in rows if y and s == level)) for level in sorted({s for s, y, _ in rows if y})
+    ]
     levels = [s for s, _ in positives] + [np.inf, np.inf]
 
     def accepted(level):
@@ -47,7 +49,7 @@ def test_between_two_thresholds_false_accepts_lie_between_theirs():
 def test_false_accepts_are_what_counting_gives(found, rejected):
     scores, _, labels, weight = (list(column) for column in zip(*found, strict=True))
     given = torch.tensor(scores, dtype=torch.float64), torch.tensor(labels).long(), torch.tensor(float(rejected))
-    assert float(false_accepts(*given)) == counted(scores, labels, rejected, [1] * len(scores))
+    assert float(false_accepts(*given)) == pytest.approx(counted(scores, labels, rejected, [1] * len(scores)))
     weights = torch.tensor([weight, [1] * len(weight)], dtype=torch.float64)
     both = false_accepts(given[0], given[1], given[2].expand(2), weights)
     expected = [counted(scores, labels, rejected, w) for w in (weight, [1] * len(weight))]

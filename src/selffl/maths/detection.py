@@ -23,8 +23,10 @@ def false_accepts(scores: Tensor, labels: Tensor, rejected: Tensor, weight: Tens
     """
     weight = torch.ones_like(scores) if weight is None else weight
     is_positive = labels > 0.5
-    positives, order = scores[is_positive].sort()
-    below = weight[..., is_positive][..., order].cumsum(-1)  # rejected, if the threshold is just above each
+    # Positives that score alike are rejected together.
+    positives, group = scores[is_positive].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    counts = weight.new_zeros(*weight.shape[:-1], len(positives)).index_add_(-1, group, weight[..., is_positive])
+    below = counts.cumsum(-1)  # rejected, if the threshold is just above each
     wanted = rejected.to(below).unsqueeze(-1)
     place = torch.searchsorted(below, wanted, right=True)
     # Nobody need be accepted: beyond the last positive there is no threshold but infinity.
