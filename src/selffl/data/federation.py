@@ -72,6 +72,12 @@ class Rows:
         clients = torch.arange(len(self.offset) - 1, device=self.offset.device)
         return clients.repeat_interleave(self.num_examples)
 
+    @classmethod
+    def of_one(cls, x: Any, y: Any) -> Rows:
+        """The rows of a single client, in the order given; the rest as in `Federation.from_arrays`."""
+        features, labels = _checked(x, y)
+        return cls(features, labels, torch.tensor([0, len(labels)]))
+
     def to(self, device: torch.device | str) -> Rows:
         """The same rows on a device."""
         return Rows(self.features.to(device), self.labels.to(device), self.offset.to(device))
@@ -181,18 +187,10 @@ class Federation:
         check_share("test_fraction", test_fraction)
         check_share("validation_fraction", validation_fraction)
         check_seed(seed)
-        features, labels = _tensor("x", x), _classes(_tensor("y", y))
         column = _column(client)
-        if len({len(features), len(labels), len(column)}) != 1:
-            raise DataError(
-                f"x has {len(features)} rows, y {len(labels)} and client {len(column)}; expected as many of each."
-            )
+        features, labels = _checked(x, y, column)
         if len(column) == 0:
             raise DataError("there are no rows; expected at least one.")
-        for name, values in (("x", features), ("y", labels)):
-            if values.is_floating_point() and not torch.isfinite(values).all():
-                bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0])
-                raise DataError(f"{name} holds NaN or infinity, first in row {bad}; expected finite numbers.")
         ids, owner = _numbered("client", column)
         group = owner
         if stratify:
@@ -425,6 +423,20 @@ def _cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any
             "a client's rows."
         )
     return torch.from_numpy(found)
+
+
+def _checked(x: Any, y: Any, client: npt.NDArray[Any] | None = None) -> tuple[Tensor, Tensor]:
+    """Features and labels, as many of each (and of ``client``), all of them finite."""
+    features, labels = _tensor("x", x), _classes(_tensor("y", y))
+    if len({len(features), len(labels), len(labels if client is None else client)}) != 1:
+        counts = f"x has {len(features)} rows, y {len(labels)}"
+        counts = counts.replace(", y", " and y") if client is None else f"{counts} and client {len(client)}"
+        raise DataError(f"{counts}; expected as many of each.")
+    for name, values in (("x", features), ("y", labels)):
+        if values.is_floating_point() and not torch.isfinite(values).all():
+            bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0])
+            raise DataError(f"{name} holds NaN or infinity, first in row {bad}; expected finite numbers.")
+    return features, labels
 
 
 def _classes(labels: Tensor) -> Tensor:

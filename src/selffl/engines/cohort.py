@@ -90,6 +90,16 @@ def sample_cohort(seed: int | Tensor, round_number: int, num_clients: int, parti
     return lots.topk(size, dim=-1, largest=False).indices.sort(dim=-1).values
 
 
+def check_finite(algorithm: Algorithm[Any, Any, Any, Any], server: Any, round_number: int) -> None:
+    """Refuse a server's state that has left the finite numbers."""
+    # NaN may stand for "unknown" outside the model; infinity never does.
+    if not server.params.isfinite().all() or any(t.isinf().any() for t in tensors_of(server).values()):
+        raise DivergedError(
+            f"the state of {algorithm.name} is not finite after round {round_number}; "
+            "expected finite numbers. Lower the learning rate, or take more clients a round."
+        )
+
+
 def _apart(memory: Any, params: Tensor) -> Any:
     """Memories whose tensors share no room with the initial model or with each other: they are written into."""
     taken = {params.untyped_storage().data_ptr()}
@@ -180,12 +190,7 @@ class CohortEngine:
                 uploads.append(upload)
             upload = map_tensors(lambda *parts: torch.cat(parts, dim=len(shape)), *uploads)
             server = self.algorithm.server_round(server, clients, upload)
-            # NaN may stand for "unknown" outside the model; infinity never does.
-            if not server.params.isfinite().all() or any(t.isinf().any() for t in tensors_of(server).values()):
-                raise DivergedError(
-                    f"the state of {self.algorithm.name} is not finite after round {number}; "
-                    "expected finite numbers. Lower the learning rate, or take more clients a round."
-                )
+            check_finite(self.algorithm, server, number)
             if on_round is not None:
                 on_round(RoundReport(number, clients, upload, server, torch.cat(spent, dim=-1)))
         counted = counts.contents()

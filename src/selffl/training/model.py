@@ -21,15 +21,19 @@ class ModelTask(LocalTask):
 
     A client's minibatches run through its rows in a random order, epoch after epoch: draw d holds positions
     d B … d B + B − 1 of that sequence.  A client with fewer than B rows meets some of them twice in one minibatch.
+
+    ``clients`` say whose rows, ``keys`` whose random order: they differ where a client has its rows to itself and is
+    number 0 among them, but number m of the federation.
     """
 
     def __init__(
         self, model: FlatModel, loss: Loss, rows: Rows, clients: Tensor, learning_rate: float, batch_size: int,
-        seed: int, round_number: int, gradients: Gradients = "auto",
+        seed: int, round_number: int, gradients: Gradients = "auto", keys: Tensor | None = None,
     ) -> None:  # fmt: skip
         clients = clients.to(rows.offset.device)
         super().__init__(clients.shape, rows.num_examples[clients], learning_rate, batch_size)
         self._rows, self._clients, self._seed, self._round = rows, clients, seed, round_number
+        self._keys = clients if keys is None else keys.to(clients)
         self._ahead: tuple[int, Tensor] | None = None
         self._gradient = gradient_of(model, loss, gradients)
 
@@ -52,7 +56,7 @@ class ModelTask(LocalTask):
         owner = torch.arange(len(size), device=size.device).repeat_interleave(total)
         place = torch.arange(len(owner), device=size.device) - start[owner]
         epoch, row = first[owner] + place // size[owner], place % size[owner]
-        lots = uniform(self._seed, "batch", self._round, self._clients[owner], epoch, row)
+        lots = uniform(self._seed, "batch", self._round, self._keys[owner], epoch, row)
         # Sorted by lot, then by client and epoch: every epoch of every client is shuffled at once.  Both sorts are
         # stable, so that equal lots fall the same way on every device.
         turn = place // size[owner] + ((last - first + 1).cumsum(0) - (last - first + 1))[owner]

@@ -1,0 +1,260 @@
+"""One client of a federation as a Flower app: a cohort of one that keeps its memory on its own disk.
+
+Nothing of a client but its upload leaves it: of its test rows a sum per metric, of its memory nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from selffl.algorithms import Algorithm
+from selffl.algorithms import algorithm as method_of
+from selffl.data.federation import Federation, Rows
+from selffl.engines.flower.memory import ClientMemory
+from selffl.engines.flower.messages import (
+    ABOUT,
+    ARRAYS,
+    METRICS,
+    PROTOCOL,
+    Answer,
+    Introduction,
+    Order,
+    arrays_of,
+    fingerprint,
+    options_of,
+    read,
+    write,
+)
+from selffl.engines.flower.records import Templates, pack, templates, unpack
+from selffl.errors import ConfigError, DataError, DivergedError
+from selffl.state.checkpoint import load_tensors, save_tensors
+from selffl.training.blocks import Gradients, Loss, check_gradients
+from selffl.training.evaluation import check_rows, numbers_of_rows
+from selffl.training.flat import FlatModel
+from selffl.training.metrics import Measure, auc, by_loss
+from selffl.training.model import ModelTask
+
+Method = Algorithm[Any, Any, Any, Any]
+Data = Federation | tuple[Any, Any, Any, Any]  # of one client, or (x_train, y_train, x_test, y_test)
+VIEWS = ("personal", "global")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The one tensor that clients are sent to evaluate."""
+
+    params: Tensor  # [P], the global model
+
+
+def client_of(context: Context) -> Hashable:
+    """The id of the client on a node: ``client-id`` of its node configuration, or else ``partition-id``."""
+    for name in ("client-id", "partition-id"):
+        if name in context.node_config:
+            return context.node_config[name]
+    raise ConfigError(
+        "the node has neither client-id nor partition-id; expected one of them in its configuration. Start the node "
+        "with --node-config 'client-id=\"…\"'."
+    )
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a client computes with, whichever round it is.
+
+    Attributes:
+        model: The module, flat, on its device.
+        algorithm: The method.
+        load_data: The rows of a client, by its id.
+        memory_dir: Where memories and personal models are kept.
+        loss: ``loss(outputs, labels)``, the mean over a minibatch.
+        gradients: As in `selffl.train`.
+    """
+
+    model: FlatModel
+    algorithm: Method
+    load_data: Callable[[Any], Data]
+    memory_dir: Path
+    loss: Loss
+    gradients: Gradients
+
+    def introduction(self, client: Hashable) -> Introduction:
+        """Who is there."""
+        rows, _, _ = self._rows(client)
+        return Introduction(PROTOCOL, str(client), len(rows.labels), fingerprint(self.model))
+
+    def train(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, ArrayRecord]:
+        """One round: what the method makes of what was received, of the memory and of the rows."""
+        self._check(client, order)
+        rows, _, _ = self._rows(client)
+        expected = self._templates()
+        memory = self._memory(order.experiment, order.client, expected)
+        before = memory.before(order.round_number)
+        task = self._task(rows, order, order.round_number)
+        upload, after = self.algorithm.client_round(unpack(expected.broadcast, arrays), before, task)
+        memory.keep(order.round_number, before, after)
+        answer = Answer(order.experiment, order.round_number, order.client, int(task.num_gradients.sum()))
+        return answer, pack(upload)
+
+    def evaluate(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, MetricRecord]:
+        """Sums over the test rows after a round, with the personal and with the global model."""
+        self._check(client, order)
+        rows, test, measure = self._rows(client)
+        shared = unpack(Shared(self.model.params), arrays).params
+        remembered, _ = self._memory(order.experiment, order.client, self._templates()).latest()
+        # The minibatches of a method that adapts before it is evaluated are those of the next round, as everywhere.
+        task = self._task(rows, order, order.round_number + 1)
+        personal = self.algorithm.personal(shared, remembered, task).expand(1, -1)
+        if not personal.isfinite().all():
+            raise DivergedError(
+                f"the personal model of client {order.client} is not finite after round {order.round_number}; "
+                "expected finite numbers. Lower the learning rate or the penalty."
+            )
+        self._keep_model(order, personal[0])
+        found: dict[str, int | float] = {"num_train": len(rows.labels), "num_test": len(test.labels)}
+        for view, params in zip(VIEWS, (personal, shared), strict=True):
+            numbers = numbers_of_rows(self.model, params, test, measure, self.gradients)
+            for metric in measure.metrics:
+                found[f"{view}.{metric}"] = (
+                    auc(numbers, test.labels)
+                    if metric == "auc"
+                    else float(measure.averaged(metric, numbers, test.labels).double().sum())
+                )
+        return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
+
+    def _templates(self) -> Templates:
+        return templates(self.algorithm, self.model.params, self.model.layers)
+
+    def _memory(self, experiment: str, client: str, expected: Templates) -> ClientMemory:
+        return ClientMemory(self.memory_dir, experiment, client, expected.memory)
+
+    def _keep_model(self, order: Order, params: Tensor) -> None:
+        path = model_path(self.memory_dir, order.experiment, order.client)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {"experiment": order.experiment, "client": order.client, "round": order.round_number}
+        save_tensors(path, self.model.parts(params), about)
+
+    def _task(self, rows: Rows, order: Order, round_number: int) -> ModelTask:
+        first = torch.zeros(1, dtype=torch.int64)
+        return ModelTask(
+            self.model, self.loss, rows, first, order.learning_rate, order.batch_size, order.seed, round_number,
+            self.gradients, keys=first + order.number,
+        )  # fmt: skip
+
+    def _rows(self, client: Hashable) -> tuple[Rows, Rows, Measure]:
+        """Rows to train and to test on, in the model's precision and on its device, and how answers are measured."""
+        data = self.load_data(client)
+        if isinstance(data, Federation):
+            if data.num_clients != 1:
+                raise DataError(f"load_data({client!r}) gives {data.num_clients} clients; expected one.")
+            parts = [data.train, data.test]
+        else:
+            x_train, y_train, x_test, y_test = data
+            parts = [Rows.of_one(x_train, y_train), Rows.of_one(x_test, y_test)]
+        train, test = (self._cast(part) for part in parts)
+        measures = [
+            check_rows(self.model, self.loss, part, [client]) for part in (train, test) if len(part.labels) or part is train
+        ]
+        return train, test, measures[0] if all(m == measures[0] for m in measures) else by_loss(self.loss)
+
+    def _cast(self, rows: Rows) -> Rows:
+        like = self.model.params
+        cast = [t.to(like.dtype) if t.is_floating_point() else t for t in (rows.features, rows.labels)]
+        return Rows(cast[0], cast[1], rows.offset).to(like.device)
+
+    def _check(self, client: Hashable, order: Order) -> None:
+        """Refuse an order that is for another client, or for other settings than this site's."""
+        own = {
+            "protocol": PROTOCOL,
+            "client": str(client),
+            "algorithm": self.algorithm.name,
+            "options": options_of(self.algorithm),
+            "fingerprint": fingerprint(self.model),
+        }
+        for name, expected in own.items():
+            found = getattr(order, name)
+            if found != expected:
+                raise ConfigError(
+                    f"the server's {name} is {found!r}; expected {expected!r}, as client {client} has it. Give both "
+                    "the same."
+                )
+
+
+def model_path(memory_dir: Path, experiment: str, client: str) -> Path:
+    """Where a client's personal model lies, as of its last evaluation."""
+    memory = ClientMemory(memory_dir, experiment, client, None)
+    return memory.path.with_name(memory.path.stem + "-model.safetensors")
+
+
+def personal_model(model: nn.Module, memory_dir: str | Path, experiment: str, client: Hashable) -> nn.Module:
+    """A client's own model, as of its last evaluation: read on its own disk, for it never leaves it."""
+    tensors, _ = load_tensors(model_path(Path(memory_dir), experiment, str(client)))
+    flat = FlatModel(copy.deepcopy(model))
+    return flat.load(flat.flatten(tensors).to(next(iter(tensors.values())).dtype))
+
+
+def client_app(
+    model: nn.Module,
+    load_data: Callable[[Any], Data],
+    algorithm: str | Method = "self-fl",
+    *,
+    memory_dir: str | Path,
+    loss: Loss = nn.functional.cross_entropy,
+    identify: Callable[[Context], Hashable] = client_of,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    gradients: Gradients = "auto",
+) -> ClientApp:
+    """The app that a client runs.
+
+    Args:
+        model: the module; its trained values are the server's to send.
+        load_data: the rows of a client by its id, as ``(x_train, y_train, x_test, y_test)`` or as a `Federation` of
+            that one client; called for every message, since Flower may start a process for each.
+        algorithm: a name, or a method with options; the server has to have the same.
+        memory_dir: a folder that outlives the process: there the client's memory is kept.
+        loss: ``loss(outputs, labels)``, the mean over a minibatch.
+        identify: the client's id, from Flower's context of the node.
+        device: where it is computed.
+        dtype: of parameters and features; the server has to have the same.
+        gradients: as in `selffl.train`.
+    """
+    check_gradients(gradients)
+    site = Site(
+        FlatModel(copy.deepcopy(model).to(torch.device(device), dtype)),
+        method_of(algorithm) if isinstance(algorithm, str) else algorithm,
+        load_data,
+        Path(memory_dir),
+        loss,
+        gradients,
+    )
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        introduction = site.introduction(identify(context))
+        return Message(RecordDict({ABOUT: write(introduction)}), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        order = read(Order, message.content)
+        answer, arrays = site.train(identify(context), order, arrays_of(message.content))
+        return Message(RecordDict({ABOUT: write(answer), ARRAYS: arrays}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        order = read(Order, message.content)
+        answer, metrics = site.evaluate(identify(context), order, arrays_of(message.content))
+        return Message(RecordDict({ABOUT: write(answer), METRICS: metrics}), reply_to=message)
+
+    return app
+
+

@@ -1,0 +1,93 @@
+"""A client's memory on its own disk, one file per experiment and client.
+
+The file holds the memory twice: after the last round that the client took part in, and before it.  A round that is
+asked for again, because the answer was lost or the server went back to its checkpoint, starts from the memory before
+it: the client's clock advances once, and the answer is the same.  Either both memories are written or neither is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from selffl.algorithms.contract import tensors_of
+from selffl.errors import CheckpointError, ConfigError
+from selffl.state.checkpoint import filled, load_tensors, save_tensors
+
+
+def file_name(name: str) -> str:
+    """A name of any characters as part of a path: readable, of bounded length, and no two alike.
+
+    The digest tells apart what is cut off, and what some file systems take for the same (``A`` and ``a``).
+    """
+    return f"{quote(name, safe='')[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class _Both:
+    """What a file holds."""
+
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class ClientMemory:
+    """Where one client keeps what it remembers of one experiment.
+
+    Attributes:
+        folder: Of all memories at this site.
+        experiment: Whose rounds are counted.
+        client: The client's id, as text.
+        newcomer: The memory of a client that has not taken part, ``[1, ...]``.
+    """
+
+    folder: Path
+    experiment: str
+    client: str
+    newcomer: Any
+
+    @property
+    def path(self) -> Path:
+        """The file; there is none before the first round."""
+        return self.folder / file_name(self.experiment) / f"{file_name(self.client)}.safetensors"
+
+    def latest(self) -> tuple[Any, int]:
+        """The memory after the last round the client took part in, and that round's number; 0 if there is none."""
+        both, round_number = self._read()
+        return both.after, round_number
+
+    def before(self, round_number: int) -> Any:
+        """The memory that round ``round_number`` starts from."""
+        both, last = self._read()
+        if round_number < last:
+            raise ConfigError(
+                f"client {self.client} is asked for round {round_number} of experiment {self.experiment} and has done "
+                f"round {last}; expected that round or a later one. Resume the server from its last checkpoint, or "
+                "start another experiment."
+            )
+        return both.before if round_number == last else both.after
+
+    def keep(self, round_number: int, before: Any, after: Any) -> None:
+        """Remember what round ``round_number`` started from and what it left."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        about = {"experiment": self.experiment, "client": self.client, "round": round_number}
+        save_tensors(self.path, tensors_of(_Both(before, after)), about)
+
+    def _read(self) -> tuple[_Both, int]:
+        if not self.path.exists():
+            return _Both(self.newcomer, self.newcomer), 0
+        tensors, about = load_tensors(self.path)
+        try:
+            owner, round_number = (about["experiment"], about["client"]), int(about["round"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.path} is no client's memory ({error!r}).") from None
+        if owner != (self.experiment, self.client):
+            raise CheckpointError(
+                f"{self.path} is the memory of client {owner[1]} in experiment {owner[0]}; expected client "
+                f"{self.client} in experiment {self.experiment}."
+            )
+        return filled(_Both(self.newcomer, self.newcomer), tensors), round_number

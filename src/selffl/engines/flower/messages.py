@@ -1,0 +1,128 @@
+"""What server and clients say to each other besides tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from selffl.algorithms.contract import Algorithm
+from selffl.errors import DataError
+from selffl.training.flat import FlatModel
+
+PROTOCOL = 1  # of these messages; other numbers are refused
+
+ABOUT, ARRAYS, METRICS = "about", "arrays", "metrics"  # records of a message
+
+Note = TypeVar("Note")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a client is asked to do, and with which settings.
+
+    Attributes:
+        protocol: `PROTOCOL` of the sender.
+        experiment: Whose rounds are counted; another experiment, another memory.
+        round_number: From 1 up.
+        client: The id of the client that is meant.
+        number: Its number in the federation, which keys its random numbers.
+        seed: Of the minibatches.
+        learning_rate: η.
+        batch_size: B.
+        algorithm: Name of the method.
+        options: Of the method, as JSON.
+        fingerprint: Of the model.
+    """
+
+    protocol: int
+    experiment: str
+    round_number: int
+    client: str
+    number: int
+    seed: int
+    learning_rate: float
+    batch_size: int
+    algorithm: str
+    options: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a client says of itself when it is asked who it is."""
+
+    protocol: int
+    client: str
+    num_examples: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What comes with the tensors or the metrics of a client."""
+
+    experiment: str
+    round_number: int
+    client: str
+    num_gradients: int
+
+
+def write(note: Any) -> ConfigRecord:
+    """A note of this file as Flower sends it."""
+    return ConfigRecord(dataclasses.asdict(note))
+
+
+def read(kind: type[Note], content: RecordDict) -> Note:
+    """The note of that kind in a message; every field has to be there, and of its type."""
+    record = content.config_records.get(ABOUT)
+    if record is None:
+        raise DataError(f"the message has no record {ABOUT!r}; expected one that says what it is about.")
+    types = {"int": int, "str": str, "float": float}
+    found = {}
+    for field in fields(kind):  # type: ignore[arg-type]
+        value = record.get(field.name)
+        if type(value) is not types[str(field.type)]:
+            raise DataError(f"{field.name} is {value!r} in the message; expected {field.type}.")
+        found[field.name] = value
+    return kind(**found)
+
+
+def arrays_of(content: RecordDict) -> ArrayRecord:
+    """The tensors of a message."""
+    record = content.array_records.get(ARRAYS)
+    if record is None:
+        raise DataError(f"the message has no record {ARRAYS!r}; expected tensors.")
+    return record
+
+
+def metrics_of(content: RecordDict) -> MetricRecord:
+    """The metrics of a message."""
+    record = content.metric_records.get(METRICS)
+    if record is None:
+        raise DataError(f"the message has no record {METRICS!r}; expected metrics.")
+    return record
+
+
+def options_of(algorithm: Algorithm[Any, Any, Any, Any]) -> str:
+    """The options of a method as text that is equal for equal options."""
+    options = dataclasses.asdict(algorithm) if dataclasses.is_dataclass(algorithm) else {}  # type: ignore[arg-type]
+    return json.dumps(options, sort_keys=True, default=repr)
+
+
+def fingerprint(model: FlatModel) -> str:
+    """SHA-256 of the parameters' names, shapes and types, and of the values of those that are not trained.
+
+    Trained values travel; frozen ones do not, and have to be the same everywhere.
+    """
+    digest = hashlib.sha256()
+    for name, part in model.module.named_parameters():
+        digest.update(f"{name}\0{part.dtype}\0{tuple(part.shape)}\0{part.requires_grad}\0".encode())
+        if not part.requires_grad:
+            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

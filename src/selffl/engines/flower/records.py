@@ -1,0 +1,110 @@
+"""A client's part of a record of tensors as Flower sends it, and back, to the bit.
+
+What travels is the slice of one client, client axis and all (``[1, ...]``), by its dotted names: a single client is a
+cohort of one.  What arrives is held against a template, for it comes from another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from selffl.algorithms.contract import Algorithm, Layer, LocalTask, Population, map_tensors, tensors_of
+from selffl.errors import DataError
+from selffl.state.checkpoint import filled
+
+Record = TypeVar("Record")
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float16, torch.float32, torch.float64, torch.bool,
+        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    )
+}  # fmt: skip
+
+
+def pack(record: Any, client: int | None = None) -> ArrayRecord:
+    """The tensors of a record by name; of one client of a cohort, if its place in it is given."""
+    part = record if client is None else map_tensors(lambda tensor: tensor.narrow(0, client, 1), record)
+    return ArrayRecord({name: _array(name, tensor) for name, tensor in tensors_of(part).items()})
+
+
+def unpack(template: Record, arrays: ArrayRecord) -> Record:
+    """The record of ``template``'s names, shapes and types that ``arrays`` hold; anything else is an error."""
+    expected = tensors_of(template)
+    for what, names in (("lacks", expected.keys() - arrays.keys()), ("also has", arrays.keys() - expected.keys())):
+        if names:
+            raise DataError(
+                f"the message {what} {', '.join(sorted(names))}; expected {', '.join(expected) or 'no tensors'}."
+            )
+    found = {}
+    for name, wanted in expected.items():
+        # Told by the header, before anything is read: a wrong one may be large.
+        dtype = str(wanted.dtype).removeprefix("torch.")
+        header = arrays[name].dtype, tuple(arrays[name].shape)
+        tensor = _tensor(name, arrays[name]) if header == (dtype, tuple(wanted.shape)) else None
+        if tensor is None or tensor.dtype != wanted.dtype or tensor.shape != wanted.shape:
+            seen = header if tensor is None else (tensor.dtype, tuple(tensor.shape))
+            raise DataError(f"{name!r} is {seen[0]} {seen[1]}; expected {dtype} {tuple(wanted.shape)}.")
+        found[name] = tensor
+    return filled(template, found)
+
+
+def stacked(parts: Sequence[Record]) -> Record:
+    """A cohort's record from the slices of its clients, in their order."""
+    return map_tensors(lambda *tensors: torch.cat(tensors, dim=0), *parts)
+
+
+def _array(name: str, tensor: Tensor) -> Array:
+    if tensor.dtype not in DTYPES.values():
+        raise DataError(f"{name!r} is {tensor.dtype}, which NumPy does not have; expected one of {', '.join(DTYPES)}.")
+    return Array(np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(tuple(tensor.shape)))
+
+
+def _tensor(name: str, array: Array) -> Tensor:
+    try:
+        return torch.from_numpy(array.numpy())
+    except Exception as error:  # bytes from elsewhere are unreadable in many ways
+        raise DataError(f"{name!r} cannot be read ({' '.join(str(error).split())[:120]}); expected an array.") from None
+
+
+class _Idle(LocalTask):
+    """One client with one row and no slope: local work that costs nothing."""
+
+    def __init__(self, params: Tensor) -> None:
+        super().__init__(torch.Size([1]), torch.ones(1, dtype=torch.int64, device=params.device), 0.1, 1)
+
+    def batch(self, draw: int, rows: Tensor) -> None:
+        """Of nothing."""
+
+    def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(params)
+
+
+class Templates(NamedTuple):
+    """What a method's records look like for one client."""
+
+    broadcast: Any
+    memory: Any
+    upload: Any
+
+
+def templates(algorithm: Algorithm[Any, Any, Any, Any], params: Tensor, layers: tuple[Layer, ...]) -> Templates:
+    """Names, shapes and types of what one client is sent, keeps and sends, for a model ``params [P]``.
+
+    Only the method knows its records, so it is asked: it runs one round of a lone client that has nothing to learn.
+    """
+    zero = torch.zeros(1, dtype=params.dtype, device=params.device)
+    alone = Population(1, zero, zero[0], torch.zeros(1, dtype=torch.int64, device=params.device), layers)
+    server = algorithm.start(params, alone)
+    broadcast = algorithm.broadcast(server, torch.zeros(1, dtype=torch.int64, device=params.device))
+    memory = algorithm.newcomer(params.unsqueeze(0))
+    upload, _ = algorithm.client_round(broadcast, memory, _Idle(params))
+    return Templates(broadcast, memory, upload)
