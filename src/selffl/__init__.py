@@ -6,7 +6,7 @@ Self-Aware Personalized Federated Learning (NeurIPS 2022), and beyond.
 from selffl._version import __version__
 from selffl.algorithms import algorithm
 from selffl.data.federation import Federation
-from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError, SelfFLError
+from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError, QuorumError, SelfFLError
 from selffl.maths.heterogeneity import estimate_inter_variance
 from selffl.maths.information import LocalFit, local_fit
 from selffl.maths.posterior import Posterior, posterior
@@ -20,6 +20,7 @@ __all__ = [
     "Federation",
     "LocalFit",
     "Posterior",
+    "QuorumError",
     "Run",
     "SelfFLError",
     "__version__",

@@ -4,7 +4,8 @@ SelfFLError
 ├── ConfigError       an option, a name or a combination that cannot work
 ├── DataError         rows, columns or arrays that are not what they should be
 ├── CheckpointError   a saved run that is damaged, incomplete or of another version
-└── DivergedError     training left the finite numbers
+├── DivergedError     training left the finite numbers
+└── QuorumError       too few clients answered in a round over the network
 
 Every message says what was found, what was expected, and what to do, in one line.
 """
@@ -33,6 +34,10 @@ class CheckpointError(SelfFLError):
 
 class DivergedError(SelfFLError):
     """Training left the finite numbers."""
+
+
+class QuorumError(SelfFLError):
+    """Too few clients answered in a round over the network."""
 
 
 def unknown_name(kind: str, found: str, known: Iterable[str]) -> ConfigError:

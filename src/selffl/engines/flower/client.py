@@ -161,7 +161,9 @@ class Site:
             parts = [Rows.of_one(x_train, y_train), Rows.of_one(x_test, y_test)]
         train, test = (self._cast(part) for part in parts)
         measures = [
-            check_rows(self.model, self.loss, part, [client]) for part in (train, test) if len(part.labels) or part is train
+            check_rows(self.model, self.loss, part, [client])
+            for part in (train, test)
+            if len(part.labels) or part is train
         ]
         return train, test, measures[0] if all(m == measures[0] for m in measures) else by_loss(self.loss)
 
@@ -256,5 +258,3 @@ def client_app(
         return Message(RecordDict({ABOUT: write(answer), METRICS: metrics}), reply_to=message)
 
     return app
-
-

@@ -111,7 +111,7 @@ def metrics_of(content: RecordDict) -> MetricRecord:
 
 def options_of(algorithm: Algorithm[Any, Any, Any, Any]) -> str:
     """The options of a method as text that is equal for equal options."""
-    options = dataclasses.asdict(algorithm) if dataclasses.is_dataclass(algorithm) else {}  # type: ignore[arg-type]
+    options: dict[str, Any] = dataclasses.asdict(algorithm) if dataclasses.is_dataclass(algorithm) else {}
     return json.dumps(options, sort_keys=True, default=repr)
 
 
