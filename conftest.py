@@ -1,4 +1,4 @@
-"""Which files pytest leaves out where an optional package is missing; tests of their own say so when they are skipped."""
+"""Which files pytest leaves out where an optional package is missing; their tests say so when they are skipped."""
 
 from importlib.util import find_spec
 

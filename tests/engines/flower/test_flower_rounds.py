@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
 
 from flwr.app import Array, Context, Error, Message, RecordDict
-from wire import RUN, WireGrid, over_the_wire, sealed
+from wire import RUN, WireGrid, over_the_wire
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.contract import Population, tensors_of
@@ -122,3 +123,377 @@ def test_a_network_has_the_numbers_of_the_cohort_engine(name, federation, tmp_pa
     setting = Setting(federation, tmp_path, algorithm(name), network())
     state = setting.run(WireGrid(setting.client(), NODES))
     assert_same((state, setting.personal()), setting.cohort(), bits=False)
+
+
+def test_a_federation_of_one_client_is_data_too(federation, tmp_path):
+    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+
+    def own(client):
+        x_train, y_train, x_test, y_test = of_client(federation, client)
+        return Federation([client], Rows.of_one(x_train, y_train), Rows.of_one(x_test, y_test))
+
+    app = client_app(setting.module, own, "self-fl", memory_dir=tmp_path / "clients")
+    assert_same((setting.run(WireGrid(app, NODES)), setting.personal()), setting.cohort(), bits=True)
+
+
+def test_clusters_of_a_column_come_with_the_population(federation, tmp_path):
+    setting = Setting(federation.with_clusters([0, 1, 0, 1, 2, 2, 0, 1]), tmp_path, algorithm("self-fl-cluster"))
+    known = Population(NUM_CLIENTS, cluster=setting.federation.cluster)
+    state = setting.run(WireGrid(setting.client(), NODES), population=known)
+    assert_same((state, setting.personal()), setting.cohort(), bits=True)
+
+
+# ------------------------------------------------------------------------------------------------ stops and restarts
+
+
+@pytest.mark.parametrize("name", ["self-fl", "ditto"])
+def test_clients_and_server_that_start_anew_in_the_middle_change_nothing(name, federation, tmp_path):
+    setting = Setting(federation, tmp_path, algorithm(name))
+    setting.run(WireGrid(setting.client(), NODES), rounds=2, out=tmp_path / "server", experiment=None)
+    # Other processes, on other nodes; the experiment's name comes from the checkpoint.
+    elsewhere = {node + 1: client for node, client in NODES.items()}
+    state = setting.run(WireGrid(setting.client(), elsewhere), out=tmp_path / "server", experiment=None)
+    assert setting.ended._experiment not in ("", "first")
+    setting_personal = [
+        personal_model(setting.module, tmp_path / "clients", setting.ended._experiment, m) for m in range(NUM_CLIENTS)
+    ]
+    personal = torch.stack([FlatModel(model).params for model in setting_personal])
+    assert_same((state, personal), setting.cohort(), bits=True)
+
+
+def test_a_run_that_is_over_is_not_run_again(federation, tmp_path):
+    setting = Setting(federation, tmp_path, algorithm("fedavg"))
+    first = setting.run(WireGrid(setting.client(), NODES), rounds=2, out=tmp_path / "server")
+    grid = WireGrid(setting.client(), NODES)
+    again = setting.run(grid, rounds=2, out=tmp_path / "server")
+    assert again.server.params.equal(first.server.params)
+    assert {message.metadata.message_type for message in grid.received} == {"query"}
+
+
+@pytest.mark.parametrize("changed", [{"seed": 4}, {"learning_rate": 0.1}, {"batch_size": 4}, {"participation": 1.0}])
+def test_a_checkpoint_of_another_run_is_refused(changed, federation, tmp_path):
+    setting = Setting(federation, tmp_path, algorithm("fedavg"))
+    setting.run(WireGrid(setting.client(), NODES), rounds=1, out=tmp_path / "server")
+    with pytest.raises(ConfigError, match=f"{next(iter(changed))} is"):
+        setting.run(WireGrid(setting.client(), NODES), rounds=2, out=tmp_path / "server", **changed)
+
+
+def test_a_round_that_was_lost_is_asked_for_again_and_answered_the_same(federation, tmp_path):
+    """The server dies after the clients of round 3 have trained, and before it has heard of it."""
+    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+
+    def dies(message, answer):
+        reply = answer(message)
+        if message.metadata.group_id == "3":
+            raise KeyboardInterrupt
+        return [reply]
+
+    with pytest.raises(KeyboardInterrupt):
+        setting.run(WireGrid(setting.client(), NODES, dies), out=tmp_path / "server")
+    state = setting.run(WireGrid(setting.client(), NODES), out=tmp_path / "server")
+    assert_same((state, setting.personal()), setting.cohort(), bits=True)
+
+
+def test_a_message_that_arrives_twice_advances_the_clock_once(federation, tmp_path):
+    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+
+    def twice(message, answer):
+        first, second = answer(message), answer(message)
+        ours, theirs = first.content.array_records["arrays"], second.content.array_records["arrays"]
+        assert {name: array.data for name, array in ours.items()} == {name: a.data for name, a in theirs.items()}
+        return [second]
+
+    state = setting.run(WireGrid(setting.client(), NODES, twice))
+    assert_same((state, setting.personal()), setting.cohort(), bits=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- faults
+
+
+def edited(change):
+    """A fault that changes the tensors of an answer: ``change`` alters the dictionary of arrays."""
+
+    def fault(reply):
+        arrays = reply.content.array_records["arrays"]
+        change(arrays)
+        return [reply]
+
+    return fault
+
+
+def note(**values):
+    """A fault that changes what an answer says of itself."""
+
+    def fault(reply):
+        reply.content.config_records["about"].update(values)
+        return [reply]
+
+    return fault
+
+
+def entry(name, value):
+    """A fault that sets the first number of a tensor."""
+
+    def change(arrays):
+        array = arrays[name].numpy().copy()
+        array.reshape(-1)[0] = value
+        arrays[name] = Array(array)
+
+    return edited(change)
+
+
+def torn(arrays):
+    whole = arrays["params"]
+    arrays["params"] = Array(whole.dtype, whole.shape, whole.stype, whole.data[:200])
+
+
+def lying(arrays):
+    """The header is right, the bytes are of another array."""
+    whole = arrays["params"]
+    other = Array(whole.numpy().astype("float64"))
+    arrays["params"] = Array(whole.dtype, whole.shape, whole.stype, other.data)
+
+
+def misdirected(reply):
+    reply.metadata.__dict__["_reply_to_message_id"] = "0" * 64
+    return [reply]
+
+
+def in_its_place(reply):
+    reply.metadata.__dict__["_src_node_id"] = 4242
+    return [reply]
+
+
+def without(record):
+    def fault(reply):
+        del reply.content[record]
+        return [reply]
+
+    return fault
+
+
+def unavailable(reply):
+    """What Flower's server says when a node has gone: it is the sender itself."""
+    error = Message(Error(5, "node unavailable"), reply_to=reply)
+    error.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+    error.metadata.__dict__["_src_node_id"] = 1
+    return [error]
+
+
+FAULTS = {
+    "dropped": (lambda reply: [], "no answer within"),
+    "of another round": (note(round_number=1), "round_number of the answer is 1"),
+    "of another experiment": (note(experiment="second"), "experiment of the answer is 'second'"),
+    "of another client": (note(client="77"), "client of the answer is '77'"),
+    "without a round": (note(round_number="2"), "round_number is '2'"),
+    "of negative cost": (note(num_gradients=-3), "num_gradients is -3"),
+    "to no message of ours": (misdirected, "which is none of this round's"),
+    "from another node": (in_its_place, "node 4242 answers in its place"),
+    "an error of the server's": (unavailable, "error 5: node unavailable"),
+    "without tensors": (without("arrays"), "no record 'arrays'"),
+    "without a note": (without("about"), "no record 'about'"),
+    "lacks a tensor": (edited(lambda arrays: arrays.pop("params")), "lacks params"),
+    "has one too many": (edited(lambda arrays: arrays.update(extra=arrays["params"])), "also has extra"),
+    "other shape": (
+        edited(lambda arrays: arrays.update(params=Array(arrays["params"].numpy()[:, :7].copy()))),
+        r"'params' is float32 \(1, 7\); expected float32 \(1, 650\)",
+    ),
+    "other type": (
+        edited(lambda arrays: arrays.update(params=Array(arrays["params"].numpy().astype("float64")))),
+        "'params' is float64",
+    ),
+    "torn": (edited(torn), "'params' cannot be read"),
+    "lying header": (edited(lying), "'params' is torch.float64"),
+    "NaN in the model": (entry("params", math.nan), "params holds NaN"),
+    "infinity in the model": (entry("params", math.inf), "params holds infinity"),
+    "negative variance": (entry("intra_variance", -0.5), r"intra_variance is -0\.5"),
+    "infinite variance": (entry("intra_variance", math.inf), "intra_variance holds infinity"),
+    "no examples": (entry("num_examples", 0.0), "num_examples is 0"),
+    "NaN examples": (entry("num_examples", math.nan), "num_examples holds NaN"),
+    "negative steps": (entry("num_local_steps", -1), "num_local_steps is -1"),
+}
+
+
+@pytest.fixture
+def heard(caplog):
+    caplog.set_level(logging.WARNING, logger="selffl")
+    return caplog
+
+
+def reference(setting, left_out):
+    """What the method makes of round 2 of the cohort engine without the answer of ``left_out``."""
+    source = ModelSource(
+        setting.federation, FlatModel(setting.module), nn.functional.cross_entropy, SETTINGS["learning_rate"],
+        SETTINGS["batch_size"], SEED,
+    )  # fmt: skip
+    engine = CohortEngine(setting.method, source, SETTINGS["participation"], SEED)
+    reports = []
+    state = engine.advance(engine.start(source.model.params), 1)
+    engine.advance(state, 1, reports.append)
+    kept = [place for place, client in enumerate(reports[0].clients.tolist()) if client != left_out]
+    parts = {name: tensor[kept] for name, tensor in tensors_of(reports[0].upload).items()}
+    upload = type(reports[0].upload)(**parts)
+    return setting.method.server_round(state.server, reports[0].clients[kept], upload)
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_wrong_answer_is_left_out_and_the_round_goes_on_with_the_rest(kind, federation, tmp_path, heard):
+    fault, reason = FAULTS[kind]
+    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+    victim = int(sample_cohort(SEED, 2, NUM_CLIENTS, 0.5)[1])
+
+    def stands_between(message, answer):
+        reply = answer(message)
+        if message.metadata.group_id != "2" or NODES[message.metadata.dst_node_id] != victim:
+            return [reply]
+        return [over_the_wire(reply) for reply in fault(reply)]
+
+    state = setting.run(WireGrid(setting.client(), NODES, stands_between), rounds=2)
+    heard_of = [record.getMessage() for record in heard.records]
+    heard.clear()
+    assert any(re.search(reason, line) for line in heard_of), heard_of
+    if "none of this round's" not in reason:
+        assert any(f"client {victim} is left out" in line for line in heard_of)
+    for name, tensor in tensors_of(reference(setting, victim)).items():
+        torch.testing.assert_close(tensors_of(state.server)[name], tensor, rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_answer_that_comes_twice_counts_once(federation, tmp_path, heard):
+    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+
+    def twice(message, answer):
+        reply = answer(message)
+        return [reply, over_the_wire(reply)]
+
+    state = setting.run(WireGrid(setting.client(), NODES, twice))
+    assert_same((state, setting.personal()), setting.cohort(), bits=True)
+    assert "it has answered before; the first answer counts" in heard.text
+
+
+def test_an_answer_that_comes_a_round_late_counts_in_none(federation, tmp_path, heard):
+    setting, kept = Setting(federation, tmp_path, algorithm("fedavg")), []
+    victim = int(sample_cohort(SEED, 1, NUM_CLIENTS, 0.5)[0])
+
+    def late(message, answer):
+        reply = answer(message)
+        if message.metadata.group_id == "1" and NODES[message.metadata.dst_node_id] == victim:
+            kept.append(reply)
+            return []
+        if message.metadata.group_id == "2" and kept:
+            return [kept.pop(), reply]
+        return [reply]
+
+    state = setting.run(WireGrid(setting.client(), NODES, late), rounds=2)
+    assert "which is none of this round's" in heard.text
+    assert not kept
+    assert state.num_rounds.sum() == 7
+
+
+def test_a_client_that_fails_is_left_out_with_its_reason(federation, tmp_path, heard):
+    setting = Setting(federation, tmp_path, algorithm("fedavg"))
+    victim = int(sample_cohort(SEED, 2, NUM_CLIENTS, 0.5)[0])
+
+    def rows(client):
+        if client == victim and grid.received[-1].metadata.group_id == "2":
+            raise OSError("the disk is gone")
+        return of_client(federation, client)
+
+    app = client_app(setting.module, rows, "fedavg", memory_dir=tmp_path)
+    grid = WireGrid(app, NODES)
+    state = setting.run(grid, rounds=2)
+    assert f"client {victim} is left out: error 2" in heard.text
+    assert "the disk is gone" in heard.text
+    assert state.num_rounds.sum() == 7
+
+
+def test_a_client_that_is_not_connected_is_left_out(federation, tmp_path, heard):
+    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+    victim = int(sample_cohort(SEED, 1, NUM_CLIENTS, 0.5)[0])
+    some = {node: client for node, client in NODES.items() if client != victim}
+    state = setting.run(WireGrid(setting.client(), some), rounds=1)
+    assert f"client {victim} is left out: it is not connected" in heard.text
+    assert "7 of 8 clients are connected" in heard.text
+    assert state.num_rounds.tolist()[victim] == 0
+
+
+# -------------------------------------------------------------------------------------------------------------- quorum
+
+
+def only_half(message, answer):
+    """In round 2 two of four clients answer."""
+    left_out = sample_cohort(SEED, 2, NUM_CLIENTS, 0.5)[:2].tolist()
+    is_lost = message.metadata.group_id == "2" and NODES[message.metadata.dst_node_id] in left_out
+    reply = answer(message)
+    return [] if is_lost else [reply]
+
+
+def test_half_of_the_cohort_is_enough_for_half_a_quorum(federation, tmp_path):
+    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+    assert setting.run(WireGrid(setting.client(), NODES, only_half), quorum=0.5).num_rounds.sum() == 14
+
+
+def test_too_few_answers_end_the_run_and_nothing_is_lost(federation, tmp_path):
+    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+    with pytest.raises(QuorumError, match="2 of 4 clients answered in round 2; expected 3 or more"):
+        setting.run(WireGrid(setting.client(), NODES, only_half), quorum=0.75, out=tmp_path / "server")
+    state = setting.run(WireGrid(setting.client(), NODES), quorum=0.75, out=tmp_path / "server")
+    assert_same((state, setting.personal()), setting.cohort(), bits=True)
+
+
+def test_too_few_answers_can_be_skipped(federation, tmp_path, heard):
+    setting = Setting(federation, tmp_path, algorithm("fedavg"))
+    grid = WireGrid(setting.client(), NODES, only_half)
+    state = setting.run(grid, rounds=2, quorum=0.75, shortfall="skip")
+    assert state.round_number == 2
+    assert state.server.params.equal(setting.cohort(rounds=1)[0].server.params)
+    assert "the round is skipped" in heard.text
+
+
+def test_nobody_there_is_no_round(federation, tmp_path):
+    setting = Setting(federation, tmp_path, algorithm("fedavg"))
+    with pytest.raises(QuorumError, match="0 of 4 clients answered in round 1"):
+        setting.run(WireGrid(setting.client(), {}), rounds=1)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"algorithm": algorithm("ditto")}, "algorithm is 'self-fl'; expected 'ditto'"),
+        ({"algorithm": algorithm("self-fl", max_local_steps=7)}, '"max_local_steps": 7'),
+    ],
+)
+def test_a_client_with_another_method_does_not_train(changed, reason, federation, tmp_path, heard):
+    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+    with pytest.raises(QuorumError):
+        setting.run(WireGrid(setting.client(**changed), NODES), rounds=1)
+    assert reason in heard.text
+
+
+def test_a_client_with_another_model_is_none_of_ours(federation, tmp_path, heard):
+    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+    other = client_app(network(), lambda client: of_client(federation, client), "self-fl", memory_dir=tmp_path)
+    with pytest.raises(QuorumError):
+        setting.run(WireGrid(other, NODES), rounds=1)
+    assert "is left out: the fingerprint of client" in heard.text
+
+
+def test_strangers_and_pretenders_are_left_out(federation, tmp_path, heard):
+    setting = Setting(federation, tmp_path, algorithm("fedavg"))
+
+    def rows(client):
+        return of_client(federation, client if client < NUM_CLIENTS else 0)
+
+    app = client_app(setting.module, rows, "fedavg", memory_dir=tmp_path / "clients")
+    state = setting.run(WireGrid(app, {**NODES, 77: 99, 78: 3}))
+    assert "client '99' is not in the list of 8 clients" in heard.text
+    assert "node 78 says that it is client 3, as node" in heard.text
+    assert_same((state, setting.personal()), setting.cohort(), bits=True)
+
+
+@pytest.mark.parametrize("clients", [[], ["a", "a"], [1, "1"], ["a", 1]])
+def test_ids_that_cannot_number_clients_are_refused(clients):
+    with pytest.raises(ConfigError):
+        server_app(linear(), "fedavg", clients)
