@@ -74,7 +74,7 @@ class WireGrid(Grid):
                 replies += self.fault(message, self.answer)
             else:
                 replies.append(self.answer(message))
-        return replies
+        return replies[::-1]  # in no order that anybody may count on
 
     def answer(self, message):
         node = message.metadata.dst_node_id

@@ -1,0 +1,153 @@
+"""Records over the wire and back: the same bits, or an error that says what does not fit."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from wire import WireGrid, over_the_wire, sealed
+
+from selffl.algorithms import ALGORITHMS, algorithm
+from selffl.algorithms.contract import map_tensors, tensors_of
+from selffl.engines.flower.messages import Answer, Order, fingerprint, options_of, read, write
+from selffl.engines.flower.records import pack, stacked, templates, unpack
+from selffl.errors import DataError
+from selffl.training.flat import FlatModel
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: Tensor
+    is_there: Tensor
+
+
+@dataclass(frozen=True)
+class Outer:
+    params: Tensor
+    inner: Inner
+    small: Tensor
+    label: str = "no tensor"
+
+
+def record(num_clients=3):
+    params = torch.randn(num_clients, 5)
+    params[0, :4] = torch.tensor([torch.nan, torch.inf, -0.0, 1e-45])
+    return Outer(
+        params,
+        Inner(torch.tensor([2**62 + 1, -7, 0])[:num_clients], torch.tensor([True, False, True])[:num_clients]),
+        torch.rand(num_clients, 0, 2, dtype=torch.float64),
+    )
+
+
+def sent(arrays):
+    WireGrid(None, {})
+    message = Message(RecordDict({"arrays": arrays}), 5, "train", ttl=60.0)
+    return over_the_wire(sealed(message, is_reply=False)).content.array_records["arrays"]
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.uint8) if tensor.numel() else tensor
+
+
+def test_a_client_of_a_cohort_arrives_with_its_bits():
+    whole = record()
+    template = map_tensors(lambda tensor: torch.zeros_like(tensor[:1]), whole)
+    parts = [unpack(template, sent(pack(whole, client))) for client in range(3)]
+    for name, tensor in tensors_of(stacked(parts)).items():
+        expected = tensors_of(whole)[name]
+        assert tensor.dtype == expected.dtype
+        assert tensor.shape == expected.shape
+        assert bits(tensor).equal(bits(expected)), name
+    assert parts[0].label == "no tensor"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_types_are_kept(dtype):
+    tensor = torch.arange(6).reshape(1, 6).to(dtype)
+    one = Inner(tensor, tensor > 2)
+    assert unpack(one, sent(pack(one))).count.equal(tensor)
+
+
+def test_tensors_that_jump_through_memory_and_scalars_are_sent_as_they_look():
+    one = Inner(torch.arange(12).reshape(3, 4).T[1:2], torch.tensor(True).expand(1))
+    assert unpack(one, sent(pack(one))).count.equal(one.count)
+    scalar = Inner(torch.tensor(3), torch.tensor(False))
+    assert unpack(scalar, sent(pack(scalar))).count.shape == ()
+
+
+def test_a_type_that_numpy_does_not_have_is_refused():
+    with pytest.raises(DataError, match="bfloat16"):
+        pack(Inner(torch.zeros(1, dtype=torch.bfloat16), torch.ones(1)))
+
+
+def test_a_record_without_tensors_is_an_empty_message():
+    method = algorithm("fedavg")
+    memory = method.newcomer(torch.zeros(1, 3))
+    assert unpack(memory, sent(pack(memory))) == memory
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda a: a.pop("inner.count"), "lacks inner.count; expected params, inner.count, inner.is_there, small"),
+        (lambda a: a.update(more=a["params"]), "also has more"),
+        (lambda a: a.update(params=Array(a["params"].numpy()[0])), r"'params' is float32 \(5,\); expected .* \(1, 5\)"),
+        (lambda a: a.update({"inner.count": a["inner.is_there"]}), "'inner.count' is bool .* expected int64"),
+        (lambda a: a.update(params=Array("float32", (1, 5), "numpy.ndarray", b"\x93NUMPY")), "cannot be read"),
+        (lambda a: a.update(params=Array("float32", (1, 5), "pickle", b"c")), "cannot be read"),
+        (lambda a: a.update(params=Array("float32", (1, 5), "numpy.ndarray", a["small"].data)), "is torch.float64"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_that_says_so(change, reason):
+    one = record(1)
+    arrays = ArrayRecord(dict(pack(one)))
+    change(arrays)
+    with pytest.raises(DataError, match=reason):
+        unpack(one, sent(arrays))
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_templates_are_what_the_method_makes_of_one_client(name):
+    model = FlatModel(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)))
+    before = model.params.clone()
+    found = templates(algorithm(name), model.params, model.layers)
+    for part in found:
+        assert all(tensor.shape[0] == 1 for tensor in tensors_of(part).values())
+    assert found.upload.params.shape == (1, 23)
+    assert model.params.equal(before)
+
+
+def test_a_note_is_read_as_it_was_written_and_nothing_else_is():
+    order = Order(1, "x", 3, "7", 7, 2**63 - 1, 0.1, 10, "ditto", options_of(algorithm("ditto")), "f")
+    WireGrid(None, {})
+    message = Message(RecordDict({"about": write(order)}), 5, "train", ttl=60.0)
+    content = over_the_wire(sealed(message, is_reply=False)).content
+    assert read(Order, content) == order
+    with pytest.raises(DataError, match="num_gradients is None in the message; expected int"):
+        read(Answer, content)
+    content["about"]["number"] = True
+    with pytest.raises(DataError, match="number is True"):
+        read(Order, content)
+
+
+def test_options_are_told_apart_and_equal_ones_are_equal():
+    assert options_of(algorithm("self-fl")) == options_of(algorithm("self-fl", form="paper"))
+    assert options_of(algorithm("self-fl")) != options_of(algorithm("self-fl-exact"))
+
+
+def test_a_fingerprint_sees_shapes_types_and_frozen_values_but_no_trained_ones():
+    def flat(change=lambda module: None, size=3, dtype=torch.float32):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, size), nn.Linear(size, 2)).to(dtype)
+        module[1].bias.requires_grad_(False)
+        with torch.no_grad():
+            change(module)
+        return fingerprint(FlatModel(module))
+
+    assert flat() == flat(lambda module: module[0].weight.add_(1))
+    others = [flat(size=4), flat(dtype=torch.float64), flat(lambda module: module[1].bias.add_(1))]
+    assert len({flat(), *others}) == 4
