@@ -2,4 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("flwr") else ["src/selffl/engines/flower/*", "tests/engines/flower/wire.py"]
+NEED_FLOWER = ["src/selffl/engines/flower/*", "src/selffl/runs/flower.py", "tests/engines/flower/wire.py"]
+collect_ignore_glob = [] if find_spec("flwr") else NEED_FLOWER

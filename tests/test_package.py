@@ -3,6 +3,8 @@
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -185,3 +187,17 @@ def test_importing_the_package_reaches_neither_studies_nor_reports():
     layers = {layer_of(path) for path in reached}
     assert {"maths", "algorithms", "data"} <= layers
     assert not layers & {"studies", "reports", "cli"}
+
+
+def test_flower_is_imported_by_its_engine_alone_and_not_by_the_package():
+    """It is optional, and its pins are tight."""
+    users = set()
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            users |= {name_of(path) for name in names if name.split(".")[0] == "flwr"}
+    assert users
+    assert {user.rpartition("/")[0] for user in users} == {"engines/flower"}
+    probe = "import sys, selffl; sys.exit('flwr' in sys.modules or 'selffl.engines.flower' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0

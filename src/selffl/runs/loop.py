@@ -114,7 +114,7 @@ def go_on(
     def note(report: RoundReport) -> None:
         nonlocal spent
         spent += int(report.num_gradients.sum())
-        found, taking_part = _rows_of(report, ids)
+        found, taking_part = rows_of(report, ids)
         row = dict.fromkeys(history_columns(config)) | found
         row |= {"gradient_evaluations": spent, "seconds": round(time.perf_counter() - began, 3)}
         records.history.append(row)
@@ -144,11 +144,11 @@ def go_on(
         except DivergedError:
             publish()
             if folder is not None:
-                folder.add_evaluation(replace(records, summary=summary(training, records, "diverged")))
+                folder.add_evaluation(replace(records, summary=summary(config, len(ids), records, "diverged")))
             raise
         publish()
         status = "finished" if stop == config.rounds else "running"
-        records.summary = summary(training, records, status)
+        records.summary = summary(config, len(ids), records, status)
         if folder is not None:
             folder.add_evaluation(records)
             now = time.perf_counter()
@@ -170,10 +170,11 @@ def _evaluate(training: Training, state: RunState, records: Records) -> None:
         fitted = training.evaluation(state, training.source.federation.train)
         for metric in config.metrics:
             records.history[-1][f"train_{metric}"] = or_none(fitted.weighted(metric, "personal"))
-    records.clients = _client_rows(training, state, records, found)
+    rows = training.federation.train.num_examples, training.evaluated.num_examples
+    records.clients = client_rows(config, training.federation.clients, *rows, state, records, found)
 
 
-def _rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
+def rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
     """A round as a row of the history, and its clients as rows of their own."""
     row: Row = {"round": report.round_number, "clients": report.clients.shape[-1]}
     taking_part: list[Row] = []
@@ -196,15 +197,23 @@ def _rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Ro
     return row, taking_part
 
 
-def _client_rows(training: Training, state: RunState, records: Records, found: Evaluation) -> list[Row]:
+def client_rows(
+    config: RunConfig,
+    clients: Sequence[Hashable],
+    num_train: Tensor,
+    num_test: Tensor,
+    state: RunState,
+    records: Records,
+    found: Evaluation,
+) -> list[Row]:
     """One row per client, as of now."""
     columns: dict[str, list[Any]] = {
-        "client": list(training.federation.clients),
-        "num_train": training.federation.train.num_examples.tolist(),
-        "num_test": training.evaluated.num_examples.tolist(),
+        "client": list(clients),
+        "num_train": num_train.tolist(),
+        "num_test": num_test.tolist(),
         **{
             f"{prefix}{metric}": _or_none(found.of_clients(metric, view))
-            for metric in training.config.metrics
+            for metric in config.metrics
             for prefix, view in (("", "personal"), ("global_", "global"))
         },
         "rounds": state.num_rounds.tolist(),
@@ -221,9 +230,8 @@ def _or_none(values: Tensor) -> list[float | None]:
     return [or_none(value) for value in values.tolist()]
 
 
-def summary(training: Training, records: Records, status: str) -> Row:
+def summary(config: RunConfig, num_clients: int, records: Records, status: str) -> Row:
     """The run in one row: the numbers of its last evaluation."""
-    config = training.config
     # The accuracies are named for every task, so that a script finds them (empty) where there are none.
     names = list(dict.fromkeys([*score_names(("accuracy",)), *_score_names(config)]))
     scored = next((row for row in reversed(records.history) if any(row.get(name) is not None for name in names)), {})
@@ -238,7 +246,7 @@ def summary(training: Training, records: Records, status: str) -> Row:
         "seconds": last.get("seconds", 0.0),
         "evaluated_in_round": scored.get("round"),
         "evaluated_on": config.evaluate_on,
-        "clients": training.federation.num_clients,
+        "clients": num_clients,
         "participation": config.participation,
         "status": status,
     }

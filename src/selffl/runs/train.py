@@ -156,7 +156,7 @@ def train(
         DataError: rows that the model cannot take.
         DivergedError: training left the finite numbers; what was recorded until then is kept.
     """
-    name, method = _method(algorithm)
+    name, method = named_method(algorithm)
     if not isinstance(federation, Federation):
         raise ConfigError(
             f"federation is a {type(federation).__name__}; expected a Federation, such as "
@@ -205,7 +205,7 @@ def train(
         fingerprint="",  # taken when the run is written
         model=recipe,
         loss=_name_of(loss),
-        has_own_method=not _is_named(name, method),
+        has_own_method=not is_named(name, method),
     )
     training = Training(config, method, module, loss, federation)
     state = training.engine.start(_first(training, start))
@@ -286,7 +286,7 @@ def load(
     records = _records(place, training.federation)
     if records.summary.get("rounds") != state.round_number:  # it went on after the checkpoint, and was interrupted
         records = replace(records.up_to(state.round_number), clients=[])
-        records.summary = summary(training, records, "running")
+        records.summary = summary(training.config, training.federation.num_clients, records, "running")
     return _run(training, state, records)
 
 
@@ -393,18 +393,19 @@ def _federation(path: Path, config: RunConfig, given: Federation | None) -> Fede
     return found
 
 
-def _method(chosen: str | Method) -> tuple[str, Method]:
+def named_method(chosen: str | Method) -> tuple[str, Method]:
     """A method and the name it is recorded by: the registry's, the most particular that fits."""
     if isinstance(chosen, str):
         return chosen, algorithm(chosen)
     if isinstance(chosen, type) or not hasattr(chosen, "client_round"):
         raise ConfigError(f"algorithm is {chosen!r}; expected a name such as 'self-fl', or a method with options.")
-    presets = {name: getattr(make, "keywords", {}) for name, make in ALGORITHMS.items() if _is_named(name, chosen)}
+    presets = {name: getattr(make, "keywords", {}) for name, make in ALGORITHMS.items() if is_named(name, chosen)}
     fitting = [name for name, preset in presets.items() if all(getattr(chosen, key) == preset[key] for key in preset)]
     return max(fitting, key=lambda name: len(presets[name]), default=chosen.name), chosen
 
 
-def _is_named(name: str, method: Method) -> bool:
+def is_named(name: str, method: Method) -> bool:
+    """Whether the registry makes methods of that kind under that name."""
     return name in ALGORITHMS and type(ALGORITHMS[name]()) is type(method)
 
 

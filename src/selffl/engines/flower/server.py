@@ -22,13 +22,15 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
+from flwr.serverapp import ServerApp as ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
@@ -122,6 +124,10 @@ class Scores:
 
 class Watcher(Protocol):
     """Whoever keeps the records of a run."""
+
+    def is_evaluated(self, round_number: int) -> bool:
+        """Whether it has heard of that round's evaluation."""
+        ...
 
     def trained(self, report: RoundReport, state: RunState) -> None:
         """A round is over, and ``state`` is what it left."""
@@ -327,6 +333,13 @@ class SelfFLStrategy(Strategy):
         }
         return MetricRecord({"clients": len(found), **averages})  # type: ignore[arg-type]
 
+    def evaluate(self, grid: Grid) -> None:
+        """Evaluate where training stands, if that round has an evaluation."""
+        messages = self.configure_evaluate(self.state.round_number, ArrayRecord(), ConfigRecord(), grid)
+        if messages:
+            replies = grid.send_and_receive(messages, timeout=self._settings.round_seconds)
+            self.aggregate_evaluate(self.state.round_number, replies)
+
     def summary(self) -> None:
         """Say what is run."""
         _log.info(
@@ -525,7 +538,7 @@ def server_app(
     experiment: str | None = None,
     population: Population | None = None,
     dtype: torch.dtype = torch.float32,
-    watcher: Callable[[RunState], Watcher] | None = None,
+    watcher: Callable[[RunState], AbstractContextManager[Watcher]] | None = None,
     on_end: Callable[[SelfFLStrategy], None] | None = None,
 ) -> ServerApp:
     """The app that the server runs.
@@ -552,7 +565,8 @@ def server_app(
         experiment: name under which clients keep their memories; none: a new one, kept in the checkpoint.
         population: what is known of the clients beforehand (clusters, variances), in the order of their sorted ids.
         dtype: of the parameters; the clients have to have the same.
-        watcher: whoever keeps records, made from the state that the run begins or goes on from.
+        watcher: whoever keeps records, from the state that the run begins or goes on from to its end
+            (`selffl.runs.flower` has one that writes what `selffl.train` writes).
         on_end: called with the strategy after the last round.
     """
     method = method_of(algorithm) if isinstance(algorithm, str) else algorithm
@@ -587,25 +601,28 @@ def server_app(
             if experiment not in (None, kept):
                 raise ConfigError(f"experiment is {experiment!r}; expected {kept!r}, as the checkpoint has it.")
             name = kept
-        strategy = SelfFLStrategy(
-            flat,
-            method,
-            ids,
-            settings,
-            experiment=name,
-            state=state,
-            save=None if checkpoint is None else lambda state: checkpoint.save(state, name),
-            watcher=None if watcher is None else watcher(state),
-        )
-        if checkpoint is not None and before is None:
-            # The name has to outlive a first round that does not end: clients may have kept memories under it.
-            checkpoint.save(state, name)
-        wait_for_clients(strategy.roster, grid, len(ids), settings.connect_seconds)
-        left = settings.rounds - state.round_number
-        if left > 0:
-            strategy.start(grid, pack(Shared(state.server.params)), left, settings.round_seconds)
-        if on_end is not None:
-            on_end(strategy)
+        with nullcontext() if watcher is None else watcher(state) as watching:
+            strategy = SelfFLStrategy(
+                flat,
+                method,
+                ids,
+                settings,
+                experiment=name,
+                state=state,
+                save=None if checkpoint is None else lambda state: checkpoint.save(state, name),
+                watcher=watching,
+            )
+            if checkpoint is not None and before is None:
+                # The name has to outlive a first round that does not end: clients may have kept memories under it.
+                checkpoint.save(state, name)
+            wait_for_clients(strategy.roster, grid, len(ids), settings.connect_seconds)
+            if watching is not None and state.round_number and not watching.is_evaluated(state.round_number):
+                strategy.evaluate(grid)  # the run was stopped after the round and before its evaluation
+            left = settings.rounds - state.round_number
+            if left > 0:
+                strategy.start(grid, pack(Shared(state.server.params)), left, settings.round_seconds)
+            if on_end is not None:
+                on_end(strategy)
 
     return app
 

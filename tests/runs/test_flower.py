@@ -1,0 +1,153 @@
+"""The records of a run over Flower are those that `selffl.train` writes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
+sys.path.append(str(Path(__file__).parent.parent / "engines" / "flower"))
+
+from flwr.app import Context, RecordDict
+from wire import RUN, WireGrid
+
+import selffl
+from selffl.data import load
+from selffl.data.federation import Federation, Rows
+from selffl.engines.flower.client import client_app
+from selffl.errors import ConfigError, DivergedError
+from selffl.runs import folder as files
+from selffl.runs.flower import server_app
+
+SETTINGS = {"rounds": 4, "participation": 0.5, "learning_rate": 0.05, "batch_size": 5, "seed": 3, "evaluate_every": 2}
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(64, 10)
+
+
+def own(federation):
+    def rows(client):
+        parts = []
+        for part in (federation.train, federation.test):
+            low, high = int(part.offset[client]), int(part.offset[client + 1])
+            parts.append(Rows(part.features[low:high], part.labels[low:high], torch.tensor([0, high - low])))
+        return Federation([client], *parts)
+
+    return rows
+
+
+def run(federation, folder, name, module=None, loss=nn.functional.cross_entropy, grid=None, **changed):
+    module = module or linear()
+    app = client_app(module, own(federation), name, memory_dir=folder / "clients", loss=loss)
+    grid = grid or (lambda app: WireGrid(app, {100 + m: m for m in range(federation.num_clients)}))
+    given = {**SETTINGS, "connect_seconds": 0, **changed}
+    server = server_app(module, name, range(federation.num_clients), out=folder / "run", data="digits", **given)
+    server(grid(app), Context(RUN, 1, {}, RecordDict(), {}))
+    return files.read_records(folder / "run")
+
+
+def assert_same_row(found, expected, within=1e-12, but=("seconds",)):
+    assert list(found) == list(expected)
+    for name in expected.keys() - set(but):
+        is_number = isinstance(expected[name], int | float) and found[name] is not None
+        wanted = pytest.approx(expected[name], rel=within) if is_number else expected[name]
+        assert found[name] == wanted, name
+
+
+def assert_same_records(found, expected):
+    for part in ("history", "participation", "clients"):
+        ours, theirs = getattr(found, part), getattr(expected, part)
+        assert len(ours) == len(theirs)
+        for row, wanted in zip(ours, theirs, strict=True):
+            assert_same_row(row, wanted)
+    assert_same_row(found.summary, expected.summary)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return load("digits", num_clients=8, seed=2)
+
+
+@pytest.mark.parametrize("name", ["self-fl-exact", "fedavg"])
+def test_records_are_those_of_train(name, federation, tmp_path):
+    found = run(federation, tmp_path, name)
+    selffl.train(linear(), federation, name, out=tmp_path / "train", **SETTINGS)
+    assert_same_records(found, files.read_records(tmp_path / "train"))
+    assert found.summary["status"] == "finished"
+    assert files.read_config(tmp_path / "run").algorithm == name
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_records(federation, tmp_path):
+    """Stopped in round 3; and, once more, after round 4 and before its evaluation."""
+
+    class Stops(WireGrid):
+        def __init__(self, app, nodes, kind, round_number):
+            super().__init__(app, nodes)
+            self.kind, self.round_number = kind, str(round_number)
+
+        def answer(self, message):
+            if (message.metadata.message_type, message.metadata.group_id) == (self.kind, self.round_number):
+                raise KeyboardInterrupt
+            return super().answer(message)
+
+    nodes = {100 + m: m for m in range(8)}
+    for kind, number in (("train", 3), ("evaluate", 4)):
+        with pytest.raises(KeyboardInterrupt):
+            run(federation, tmp_path, "self-fl", grid=lambda app, k=kind, n=number: Stops(app, nodes, k, n))
+        assert files.read_records(tmp_path / "run").summary["status"] == "running"
+    found = run(federation, tmp_path, "self-fl")
+    selffl.train(linear(), federation, "self-fl", out=tmp_path / "train", **SETTINGS)
+    assert_same_records(found, files.read_records(tmp_path / "train"))
+
+
+def test_values_and_two_classes_have_their_own_metrics(tmp_path):
+    torch.manual_seed(1)
+    x, client = torch.randn(160, 5), torch.arange(160) % 8
+    y = x @ torch.randn(5) + 0.1 * torch.randn(160)
+    kinds = {
+        "values": (y, nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)), nn.functional.mse_loss),
+        "classes": ((y > 0).long(), nn.Linear(5, 2), nn.functional.cross_entropy),
+    }
+    for kind, (labels, module, loss) in kinds.items():
+        federation = Federation.from_arrays(x, labels, client, test_fraction=0.3)
+        found = run(federation, tmp_path / kind, "ditto", module, loss)
+        selffl.train(module, federation, "ditto", loss=loss, out=tmp_path / kind / "train", **SETTINGS)
+        expected = files.read_records(tmp_path / kind / "train")
+        # A module of one layer in a Sequential goes by vmap in a cohort and by autograd alone.
+        assert_same_row(found.summary, expected.summary, within=1e-4, but=("seconds", "data"))
+
+
+def test_a_client_that_does_not_answer_leaves_empty_cells(federation, tmp_path):
+    nodes = {100 + m: m for m in range(7)}
+    found = run(federation, tmp_path, "fedavg", grid=lambda app: WireGrid(app, nodes))
+    assert found.clients[7]["accuracy"] is None
+    assert found.clients[7]["num_test"] == 0
+    assert found.summary["weighted_accuracy"] > 0.3
+
+
+def test_a_round_that_was_skipped_has_a_row(federation, tmp_path):
+    def nobody(message, answer):
+        return [] if message.metadata.group_id == "2" else [answer(message)]
+
+    def grid(app):
+        return WireGrid(app, {100 + m: m for m in range(8)}, nobody)
+
+    found = run(federation, tmp_path, "fedavg", grid=grid, shortfall="skip")
+    assert [row["clients"] for row in found.history] == [4, 0, 4, 4]
+
+
+def test_a_run_that_diverges_says_so(federation, tmp_path):
+    def grid(app):
+        return WireGrid(app, {100 + m: m for m in range(8)})
+
+    with pytest.raises((DivergedError, selffl.QuorumError)):
+        run(federation, tmp_path, "fedavg", nn.Linear(64, 10), learning_rate=1e38, grid=grid)
+
+
+def test_two_servers_do_not_write_one_folder(federation, tmp_path):
+    with files.locked(tmp_path / "run"), pytest.raises(ConfigError, match="another process is writing"):
+        run(federation, tmp_path, "fedavg")
