@@ -1,6 +1,7 @@
 """The records of a run over Flower are those that `selffl.train` writes."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import selffl
 from selffl.data import load
 from selffl.data.federation import Federation, Rows
 from selffl.engines.flower.client import client_app
-from selffl.errors import ConfigError, DivergedError
+from selffl.errors import ConfigError, DivergedError, QuorumError
 from selffl.runs import folder as files
 from selffl.runs.flower import server_app
 
@@ -140,12 +141,20 @@ def test_a_round_that_was_skipped_has_a_row(federation, tmp_path):
     assert [row["clients"] for row in found.history] == [4, 0, 4, 4]
 
 
-def test_a_run_that_diverges_says_so(federation, tmp_path):
-    def grid(app):
-        return WireGrid(app, {100 + m: m for m in range(8)})
+def test_clients_that_diverge_keep_nothing_and_say_so(federation, tmp_path):
+    with pytest.raises(QuorumError, match=r"0 of 4 .* in round 1; .* \(client \d: error 2: .*DivergedError"):
+        run(federation, tmp_path, "self-fl", learning_rate=1e38)
+    assert not list((tmp_path / "clients").rglob("*.safetensors"))
 
-    with pytest.raises((DivergedError, selffl.QuorumError)):
-        run(federation, tmp_path, "fedavg", nn.Linear(64, 10), learning_rate=1e38, grid=grid)
+
+def test_a_server_that_diverges_says_so(federation, tmp_path, monkeypatch):
+    def lost(self, server, clients, upload):
+        return replace(server, params=server.params * torch.inf)
+
+    monkeypatch.setattr("selffl.algorithms.fedavg.FedAvg.server_round", lost)
+    with pytest.raises(DivergedError, match="not finite after round 1"):
+        run(federation, tmp_path, "fedavg")
+    assert files.read_records(tmp_path / "run").summary["status"] == "diverged"
 
 
 def test_two_servers_do_not_write_one_folder(federation, tmp_path):

@@ -34,7 +34,7 @@ from selffl.engines.flower.messages import (
     read,
     write,
 )
-from selffl.engines.flower.records import Templates, pack, templates, unpack
+from selffl.engines.flower.records import Templates, models_of, pack, templates, unpack
 from selffl.errors import ConfigError, DataError, DivergedError
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.training.blocks import Gradients, Loss, check_gradients
@@ -100,6 +100,13 @@ class Site:
         before = memory.before(order.round_number)
         task = self._task(rows, order, order.round_number)
         upload, after = self.algorithm.client_round(unpack(expected.broadcast, arrays), before, task)
+        num_params = self.model.params.numel()
+        for name, params in {**models_of(after, num_params), **models_of(upload, num_params)}.items():
+            if not params.isfinite().all():  # kept, they would spoil every round to come
+                raise DivergedError(
+                    f"{name} of client {order.client} is not finite after round {order.round_number}; expected finite "
+                    "numbers. Lower the learning rate or the penalty."
+                )
         memory.keep(order.round_number, before, after)
         answer = Answer(order.experiment, order.round_number, order.client, int(task.num_gradients.sum()))
         return answer, pack(upload)

@@ -61,6 +61,11 @@ def stacked(parts: Sequence[Record]) -> Record:
     return map_tensors(lambda *tensors: torch.cat(tensors, dim=0), *parts)
 
 
+def models_of(record: Any, num_params: int) -> dict[str, Tensor]:
+    """Those tensors of a client's record that are models: ``[1, P]``."""
+    return {name: tensor for name, tensor in tensors_of(record).items() if tensor.shape == (1, num_params)}
+
+
 def _array(name: str, tensor: Tensor) -> Array:
     if tensor.dtype not in DTYPES.values():
         raise DataError(f"{name!r} is {tensor.dtype}, which NumPy does not have; expected one of {', '.join(DTYPES)}.")

@@ -55,7 +55,7 @@ from selffl.engines.flower.messages import (
     read,
     write,
 )
-from selffl.engines.flower.records import pack, stacked, templates, unpack
+from selffl.engines.flower.records import models_of, pack, stacked, templates, unpack
 from selffl.errors import ConfigError, DataError, QuorumError
 from selffl.state.checkpoint import filled, load_tensors, save_tensors
 from selffl.training.flat import FlatModel
@@ -64,6 +64,7 @@ Method = Algorithm[Any, Any, Any, Any]
 Found = TypeVar("Found")
 
 CHECKPOINT = "checkpoint.safetensors"
+QUERY_SECONDS = 60.0  # that a new node has to say who it is, at least
 POLL_SECONDS = 1.0  # between two looks at who is connected
 
 _log = logging.getLogger(__name__)
@@ -152,6 +153,7 @@ class Roster:
         self._numbers = {client: number for number, client in enumerate(ids)}
         self._ids, self._fingerprint, self._seconds = ids, model, seconds
         self._claims: dict[int, int | None] = {}  # node: number of its client; none if it is not one of ours
+        self._doubled: set[int] = set()  # nodes whose client another node had claimed before
 
     def locate(self, grid: Grid) -> dict[int, int]:
         """Node of each client that is connected, by the client's number."""
@@ -163,10 +165,12 @@ class Roster:
             if number is None:
                 continue
             if number in found:
-                _log.warning(
-                    "node %d says that it is client %s, as node %d does; it is left out.",
-                    node, self._ids[number], found[number],
-                )  # fmt: skip
+                if node not in self._doubled:
+                    _log.warning(
+                        "node %d says that it is client %s, as node %d does; it is left out while that one is there.",
+                        node, self._ids[number], found[number],
+                    )  # fmt: skip
+                self._doubled.add(node)
                 continue
             found[number] = node
         return found
@@ -179,11 +183,14 @@ class Roster:
             Message(RecordDict({ABOUT: ConfigRecord(question)}), node, MessageType.QUERY, ttl=self._seconds)  # type: ignore[arg-type]
             for node in nodes
         ]
-        replies = list(grid.send_and_receive(messages, timeout=self._seconds))
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-        for reply in replies:
-            node = asked.get(reply.metadata.reply_to_message_id)
-            if node is None or node in self._claims:
+        replies = {
+            reply.metadata.reply_to_message_id: reply
+            for reply in grid.send_and_receive(messages, timeout=self._seconds)
+        }
+        for message in messages:  # in their order: which reply is first is chance
+            node, reply = message.metadata.dst_node_id, replies.get(message.metadata.message_id)
+            if reply is None:
+                _log.warning("node %d has not said who it is within %g seconds.", node, self._seconds)
                 continue
             if reply.has_error():  # it may do better the next time
                 _log.warning("node %d cannot say who it is: %s", node, reply.error.reason)
@@ -234,9 +241,12 @@ class SelfFLStrategy(Strategy):
         self._fingerprint = fingerprint(model)
         self._template = templates(algorithm, model.params, model.layers).upload
         self._save, self._watcher = save, watcher
-        self.roster = Roster(self.ids, self._fingerprint, settings.round_seconds)
+        # A node that hangs should not hold up every round for as long as training may take.
+        patience = min(settings.round_seconds, max(settings.connect_seconds, QUERY_SECONDS))
+        self.roster = Roster(self.ids, self._fingerprint, patience)
         self._sent: dict[int, Message] = {}  # by client's number
         self._cohort: Tensor | None = None  # of the round that is under way
+        self._reasons: list[str] = []  # why clients were left out of it
         self._metrics: tuple[str, ...] | None = None
 
     # ------------------------------------------------------------------------------------------------------ a round
@@ -245,7 +255,7 @@ class SelfFLStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """One message for each client of the cohort that is connected.  A list: Flower goes through it twice."""
-        number = self.state.round_number + 1
+        number, self._reasons = self.state.round_number + 1, []
         self._cohort = sample_cohort(self._settings.seed, number, len(self.ids), self._settings.participation)
         nodes = self.roster.locate(grid)
         there = [client for client in self._cohort.tolist() if client in nodes]
@@ -273,9 +283,8 @@ class SelfFLStrategy(Strategy):
                 f"{len(found)} of {len(self._cohort)} clients answered in round {number}; expected {needed} or more"
             )
             if self._settings.shortfall == "raise":
-                raise QuorumError(
-                    f"{problem}. See the log for reasons; lower the quorum, wait longer, or skip such rounds."
-                )
+                why = f" ({self._reasons[0]})" if self._reasons else ""
+                raise QuorumError(f"{problem}{why}. The log has every reason; lower the quorum, or wait longer.")
             _log.warning("%s; the round is skipped.", problem)
             self.state = replace(self.state, round_number=number)
             if self._watcher is not None:
@@ -393,11 +402,10 @@ class SelfFLStrategy(Strategy):
     def _upload(self, content: RecordDict, client: int) -> tuple[Any, int]:
         """A client's upload and what it cost, once they are seen to be numbers that training can give."""
         upload = unpack(self._template, arrays_of(content))
-        num_params = self.state.server.params.shape[-1]
+        models = models_of(upload, self.state.server.params.shape[-1])
         for name, tensor in tensors_of(upload).items():
             field = name.rpartition(".")[2]
-            is_model = tensor.ndim == 2 and tensor.shape[-1] == num_params
-            is_count = field.startswith("num_")
+            is_model, is_count = name in models, field.startswith("num_")
             # NaN may stand for "unknown" outside a model and a count.
             if (is_model or is_count) and tensor.isnan().any():
                 raise DataError(f"{name} holds NaN; expected finite numbers.")
@@ -457,6 +465,7 @@ class SelfFLStrategy(Strategy):
         return torch.tensor(numbers, dtype=torch.int64, device=self.state.num_gradients.device)
 
     def _reject(self, number: int, client: int, reason: str) -> None:
+        self._reasons.append(f"client {self.ids[client]}: {reason}")
         _log.warning("round %d: client %s is left out: %s", number, self.ids[client], reason)
 
     def _saved(self) -> None:
