@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # The tensors of demo and tests are small: one thread per process is faster than two that wait for each other.
 RUN := OMP_NUM_THREADS=1 $(BIN)
 
-.PHONY: demo test quick lint types check docs results clean
+.PHONY: demo test quick lint types check docs flower results clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -30,6 +30,11 @@ check: lint types test
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# The engine on Flower, whose pins clash with ours: in an environment of its own.
+flower: .venv-flower/.installed
+	FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 \
+		.venv-flower/bin/python -m pytest -q tests/engines/flower tests/runs/test_flower.py
+
 # Every number on docs/results.md that two cores can make in half an hour, anew.  The others (mnist, cifar10,
 # augmented-images, mnist-sparse, step-histogram, step-trajectory) need the data and 16 cores or a GPU
 # (`selffl paper run mnist --processes 16`, `selffl paper run cifar10 --device cuda --processes 16`); their records are
@@ -40,7 +45,7 @@ results: $(VENV)/.installed
 	$(RUN)/selffl paper page runs/paper --out docs/results.md
 
 clean:
-	rm -rf $(VENV) site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-flower site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -52,3 +57,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable ".[dev,docs]"
 	@touch $@ $(VENV)/.installed
+
+.venv-flower/.installed: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower]" pytest hypothesis
+	@touch $@

@@ -18,8 +18,8 @@ from selffl.algorithms.contract import Population, tensors_of
 from selffl.data import load
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, sample_cohort
-from selffl.engines.flower.client import client_app, personal_model
-from selffl.engines.flower.server import server_app
+from selffl.engines.flower.client import client_app, client_of, personal_model
+from selffl.engines.flower.server import numbered, server_app
 from selffl.errors import ConfigError, QuorumError
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
@@ -497,3 +497,18 @@ def test_strangers_and_pretenders_are_left_out(federation, tmp_path, heard):
 def test_ids_that_cannot_number_clients_are_refused(clients):
     with pytest.raises(ConfigError):
         server_app(linear(), "fedavg", clients)
+
+
+def test_numbers_follow_the_sorted_ids_as_numbers_or_as_text():
+    assert numbered([10, 9, 1]) == [1, 9, 10]
+    assert numbered(["10", "9", "1"]) == ["1", "10", "9"]
+
+
+def test_a_node_says_which_client_it_is_by_name_or_by_number():
+    def context(**config):
+        return Context(RUN, 5, {name.replace("_", "-"): value for name, value in config.items()}, RecordDict(), {})
+
+    assert client_of(context(client_id="anna", partition_id=3)) == "anna"
+    assert client_of(context(partition_id=3)) == 3
+    with pytest.raises(ConfigError, match="neither client-id nor partition-id"):
+        client_of(context(other=3))

@@ -59,7 +59,8 @@ def client_of(context: Context) -> Hashable:
     """The id of the client on a node: ``client-id`` of its node configuration, or else ``partition-id``."""
     for name in ("client-id", "partition-id"):
         if name in context.node_config:
-            return context.node_config[name]
+            client: Hashable = context.node_config[name]
+            return client
     raise ConfigError(
         "the node has neither client-id nor partition-id; expected one of them in its configuration. Start the node "
         "with --node-config 'client-id=\"…\"'."

@@ -585,7 +585,7 @@ def server_app(
         rounds, participation, learning_rate, batch_size, seed, every, quorum, shortfall, round_seconds, connect_seconds
     )  # fmt: skip
     flat = FlatModel(copy.deepcopy(model).to(dtype))
-    known = population or Population(len(ids), layers=flat.layers)
+    known = replace(population or Population(len(ids)), layers=flat.layers)
     if known.num_clients != len(ids):
         raise ConfigError(f"the population has {known.num_clients} clients; expected {len(ids)}, one for each id.")
     identity = {
