@@ -24,6 +24,20 @@ def test_code_blocks_run_as_they_stand(block, tmp_path, monkeypatch):
     exec(compile(block, "documentation", "exec"), {"__name__": "documentation"})
 
 
+def test_the_worked_example_prints_what_the_page_says(capsys):
+    page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+    code, said = re.search(r"^```python\n(.*?)^```\n.*?^```\n(.*?)^```", page, re.M | re.S).groups()
+    exec(compile(code, "documentation", "exec"), {"__name__": "documentation"})
+    found, expected = (
+        [re.split(r"[:,]? ", line) for line in text.splitlines()] for text in (capsys.readouterr().out, said)
+    )
+    assert [[word for word in line if not word[0].isdigit()] for line in found] == [
+        [word for word in line if not word[0].isdigit()] for line in expected
+    ]
+    numbers = [[float(word) for line in lines for word in line if word[0].isdigit()] for lines in (found, expected)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.01)  # the last digits are a library's
+
+
 def test_every_public_name_has_a_place_on_the_api_page():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     missing = [name for name in selffl.__all__ if f"selffl.{name}" not in page]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from selffl.data.columns import checked_rows, cluster_of_client, column_of, numbered, parts_by_lot, rows_of_dataset
 from selffl.data.folder import read_folder
 from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.state.checkpoint import load_tensors, save_tensors
@@ -75,12 +75,16 @@ class Rows:
     @classmethod
     def of_one(cls, x: Any, y: Any) -> Rows:
         """The rows of a single client, in the order given; the rest as in `Federation.from_arrays`."""
-        features, labels = _checked(x, y)
+        features, labels = checked_rows(x, y)
         return cls(features, labels, torch.tensor([0, len(labels)]))
 
-    def to(self, device: torch.device | str) -> Rows:
-        """The same rows on a device."""
-        return Rows(self.features.to(device), self.labels.to(device), self.offset.to(device))
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
+        """The same rows on a device, features (and targets that are not classes) in a precision, if one is given."""
+
+        def moved(values: Tensor) -> Tensor:
+            return values.to(device, dtype if values.is_floating_point() else None)
+
+        return Rows(moved(self.features), moved(self.labels), self.offset.to(device))
 
 
 @dataclass(frozen=True)
@@ -187,18 +191,18 @@ class Federation:
         check_share("test_fraction", test_fraction)
         check_share("validation_fraction", validation_fraction)
         check_seed(seed)
-        column = _column(client)
-        features, labels = _checked(x, y, column)
+        column = column_of(client)
+        features, labels = checked_rows(x, y, column)
         if len(column) == 0:
             raise DataError("there are no rows; expected at least one.")
-        ids, owner = _numbered("client", column)
+        ids, owner = numbered("client", column)
         group = owner
         if stratify:
             if labels.is_floating_point() or labels.ndim != 1:
                 raise ConfigError(f"stratify wants classes; y is {labels.dtype} of shape {tuple(labels.shape)}.")
             group = owner * (int(labels.max()) + 1) + labels.cpu().numpy()
         lot = np.random.default_rng(seed).random(len(owner))
-        part = _parts_by_lot(lot, group, (test_fraction, validation_fraction))
+        part = parts_by_lot(lot, group, (test_fraction, validation_fraction))
         order = np.lexsort((lot, owner))  # a random order within each client
 
         def pack(number: int) -> Rows:
@@ -213,7 +217,7 @@ class Federation:
             train,
             test,
             validation if validation_fraction else None,
-            None if cluster is None else _cluster_of_client(cluster, owner, ids),
+            None if cluster is None else cluster_of_client(cluster, owner, ids),
         )
 
     @classmethod
@@ -258,7 +262,7 @@ class Federation:
 
         Every item is read once, so that random transforms are frozen as they fall.
         """
-        x, y = _of_dataset(dataset, len(_column(client)))
+        x, y = rows_of_dataset(dataset, len(column_of(client)))
         return cls.from_arrays(
             x,
             y,
@@ -270,9 +274,9 @@ class Federation:
             cluster=cluster,
         )
 
-    def to(self, device: torch.device | str) -> Federation:
-        """The same federation with its tensors on a device."""
-        moved = {name: rows.to(device) for name, rows in self.parts.items()}
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Federation:
+        """The same federation with its tensors on a device, rows in a precision as `Rows.to` has it."""
+        moved = {name: rows.to(device, dtype) for name, rows in self.parts.items()}
         return replace(self, cluster=None if self.cluster is None else self.cluster.to(device), **moved)  # type: ignore[arg-type]
 
     def pooled(self) -> Federation:
@@ -368,133 +372,3 @@ class Federation:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _parts_by_lot(
-    lot: npt.NDArray[np.float64], group: npt.NDArray[np.int64], shares: Sequence[float]
-) -> npt.NDArray[np.int64]:
-    """The number of each row's part: within each group and by lot, share after share of it, and then the rest.
-
-    Shares are rounded to nearest, and one row of each group is left for the rest.
-    """
-    order = np.lexsort((lot, group))
-    _, start, position, count = np.unique(group[order], return_index=True, return_inverse=True, return_counts=True)
-    rank = np.arange(len(group)) - start[position]
-    part = np.zeros(len(group), dtype=np.int64)
-    taken = np.zeros_like(count)
-    for share in shares:
-        taken = np.minimum(taken + np.rint(share * count).astype(np.int64), count - 1)
-        part[order] += rank >= taken[position]
-    return part
-
-
-def _column(client: Any) -> npt.NDArray[Any]:
-    column = np.asarray(client)
-    if column.ndim != 1:
-        raise DataError(f"client has shape {column.shape}; expected one id per row.")
-    return column
-
-
-def _numbered(name: str, column: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArray[np.int64]]:
-    """The sorted different values of a column of ids, and the number of each row's."""
-    if column.dtype.kind in "fO" and any(value is None or value != value for value in column.tolist()):
-        raise DataError(f"the {name} column holds NaN; expected an id in every row. Name or drop those rows.")
-    try:
-        ids, number = np.unique(column, return_inverse=True)
-    except TypeError:
-        raise DataError(f"the {name} column mixes kinds of ids; expected all numbers or all strings.") from None
-    return ids.tolist(), number
-
-
-def _cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any]) -> Tensor:
-    """Cluster numbers ``[M]`` from one label per row, which has to be the same for all rows of a client."""
-    column = np.asarray(cluster)
-    if column.shape != owner.shape:
-        raise DataError(f"cluster has shape {column.shape}; expected one label for each of {len(owner)} rows.")
-    labels, number = _numbered("cluster", column)
-    found = np.zeros(len(ids), dtype=np.int64)
-    found[owner] = number
-    wrong = np.flatnonzero(found[owner] != number)
-    if len(wrong):
-        client = owner[wrong[0]]
-        both = sorted({labels[k] for k in number[owner == client]})
-        raise DataError(
-            f"client {ids[client]!r} is in the clusters {', '.join(map(repr, both))}; expected one cluster for all of "
-            "a client's rows."
-        )
-    return torch.from_numpy(found)
-
-
-def _checked(x: Any, y: Any, client: npt.NDArray[Any] | None = None) -> tuple[Tensor, Tensor]:
-    """Features and labels, as many of each (and of ``client``), all of them finite."""
-    features, labels = _tensor("x", x), _classes(_tensor("y", y))
-    if len({len(features), len(labels), len(labels if client is None else client)}) != 1:
-        counts = f"x has {len(features)} rows, y {len(labels)}"
-        counts = counts.replace(", y", " and y") if client is None else f"{counts} and client {len(client)}"
-        raise DataError(f"{counts}; expected as many of each.")
-    for name, values in (("x", features), ("y", labels)):
-        if values.is_floating_point() and not torch.isfinite(values).all():
-            bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0])
-            raise DataError(f"{name} holds NaN or infinity, first in row {bad}; expected finite numbers.")
-    return features, labels
-
-
-def _classes(labels: Tensor) -> Tensor:
-    """Whole-number labels as int64, once they are seen to be class numbers; targets as they are."""
-    if labels.is_floating_point():
-        return labels
-    labels = labels.to(torch.int64)
-    if len(labels) and labels.numel() and labels.min() < 0:
-        row = int((labels.reshape(len(labels), -1) < 0).any(1).nonzero()[0])
-        raise DataError(
-            f"y is {int(labels[row].min())} in row {row}; expected classes from 0 up, or floating-point targets."
-        )
-    return labels
-
-
-def _of_dataset(dataset: torch.utils.data.Dataset[Any], num_ids: int) -> tuple[Tensor, Tensor]:
-    """All features and all labels of a torch data set."""
-    if not hasattr(dataset, "__len__"):
-        raise DataError(
-            f"{type(dataset).__name__} has no length; expected a data set of numbered items, and a client id for each."
-        )
-    if len(dataset) != num_ids:
-        raise DataError(f"the data set has {len(dataset)} items and client {num_ids}; expected as many of each.")
-    if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
-        x, y = dataset.tensors
-        return x, y
-    features: Tensor | None = None
-    labels: list[Any] = []
-    for item in range(num_ids):
-        try:
-            x, y = dataset[item]
-            x = torch.as_tensor(x)
-            labels.append(y.tolist() if isinstance(y, Tensor) else y)
-        except (TypeError, ValueError, RuntimeError):
-            raise DataError(
-                f"item {item} of {type(dataset).__name__} is no pair of numbers; expected (features, label). Give the "
-                "data set a transform that makes tensors."
-            ) from None
-        if features is None:
-            features = torch.empty((num_ids, *x.shape), dtype=x.dtype)
-        if x.shape != features.shape[1:]:
-            raise DataError(
-                f"item {item} has features of shape {tuple(x.shape)}; expected {tuple(features.shape[1:])}, as item 0."
-            )
-        features[item] = x
-    if features is None:
-        raise DataError("there are no rows; expected at least one.")
-    return features, _tensor("y", labels)
-
-
-def _tensor(name: str, values: Any) -> Tensor:
-    """An array of numbers as a tensor of its own."""
-    if isinstance(values, Tensor) and values.ndim > 0:
-        return values
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise DataError(f"{name} has rows of different lengths; expected a table of numbers.") from None
-    if array.dtype.kind not in "biuf" or array.ndim == 0:
-        raise DataError(f"{name} is of type {array.dtype} and shape {array.shape}; expected numbers, one row each.")
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from selffl.algorithms.contract import Population
 from selffl.engines.cohort import RoundReport, RunState
 from selffl.engines.flower.client import VIEWS
-from selffl.engines.flower.server import Scores, SelfFLStrategy, ServerApp, numbered
+from selffl.engines.flower.server import ServerApp, numbered
 from selffl.engines.flower.server import server_app as plain_app
+from selffl.engines.flower.strategy import Scores, SelfFLStrategy
 from selffl.errors import DivergedError
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
@@ -86,9 +87,7 @@ class Recorder:
         self._begin()
 
     def _begin(self) -> None:
-        columns = history_columns(self._config)
-        self.records.history = [{name: row.get(name) for name in columns} for row in self.records.history]
-        self._folder = RunFolder(self._path, columns)
+        self._folder = RunFolder(self._path, history_columns(self._config))
         self._path.mkdir(parents=True, exist_ok=True)
         self._folder.begin(self._config, self.records)
 

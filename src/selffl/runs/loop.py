@@ -46,7 +46,7 @@ class Training:
         self.module = copy.deepcopy(module)  # whatever the user does with it later
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
-        rows = _prepared(federation, device, dtype)
+        rows = federation.to(device, dtype)
         parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
         measures = [check_rows(self.model, loss, part, list(rows.clients)) for part in parts]
         self.measure = measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
@@ -261,16 +261,3 @@ def history_columns(config: RunConfig) -> list[str]:
     """Columns of a run's history."""
     first = ["round", "clients", "gradient_evaluations", "seconds"]
     return [*first, "num_local_steps", "intra_variance", "inter_variance", *_score_names(config)]
-
-
-def _prepared(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:
-    """The federation on the run's device, its features (and targets that are not classes) in the run's precision."""
-
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    def rows(part: Rows | None) -> Rows | None:
-        return part and Rows(cast(part.features), cast(part.labels), part.offset)
-
-    parts = {name: rows(getattr(federation, name)) for name in ("train", "test", "validation")}
-    return replace(federation, **parts).to(device)  # type: ignore[arg-type]

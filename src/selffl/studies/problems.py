@@ -25,14 +25,12 @@ class WarmUp:
         is_pooled: Whether on all training rows as one client's, which is ordinary training.
         num_local_steps: Steps a round, unless the problem counts epochs.
         learning_rate: η; none: the problem's.
-        batch_size: B; none: the problem's.
     """
 
     rounds: int
     is_pooled: bool = False
     num_local_steps: int = 20
     learning_rate: float | None = None
-    batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Problem:
             "rounds": warm.rounds,
             "participation": 1.0 if warm.is_pooled else self.participation,
             "learning_rate": warm.learning_rate or self.learning_rate,
-            "batch_size": warm.batch_size or self.batch_size,
+            "batch_size": self.batch_size,
             "model_options": self.model_options,
             "evaluate_every": warm.rounds,
         }

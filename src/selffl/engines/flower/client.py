@@ -167,18 +167,13 @@ class Site:
         else:
             x_train, y_train, x_test, y_test = data
             parts = [Rows.of_one(x_train, y_train), Rows.of_one(x_test, y_test)]
-        train, test = (self._cast(part) for part in parts)
+        train, test = (part.to(self.model.params.device, self.model.params.dtype) for part in parts)
         measures = [
             check_rows(self.model, self.loss, part, [client])
             for part in (train, test)
             if len(part.labels) or part is train
         ]
         return train, test, measures[0] if all(m == measures[0] for m in measures) else by_loss(self.loss)
-
-    def _cast(self, rows: Rows) -> Rows:
-        like = self.model.params
-        cast = [t.to(like.dtype) if t.is_floating_point() else t for t in (rows.features, rows.labels)]
-        return Rows(cast[0], cast[1], rows.offset).to(like.device)
 
     def _check(self, client: Hashable, order: Order) -> None:
         """Refuse an order that is for another client, or for other settings than this site's."""

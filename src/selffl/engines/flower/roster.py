@@ -1,0 +1,104 @@
+"""Which client sits on which node: nodes are asked, for their ids are random."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp import ServerApp as ServerApp
+
+from selffl.engines.flower.messages import (
+    ABOUT,
+    PROTOCOL,
+    Introduction,
+    read,
+)
+from selffl.errors import ConfigError, DataError
+
+POLL_SECONDS = 1.0  # between two looks at who is connected
+
+_log = logging.getLogger(__name__)
+
+
+class Roster:
+    """Which client sits on which node.
+
+    Node ids are random, and a node that comes back may have another: nodes that are new are asked who they are.
+    """
+
+    def __init__(self, ids: Sequence[str], model: str, seconds: float) -> None:
+        self._numbers = {client: number for number, client in enumerate(ids)}
+        self._ids, self._fingerprint, self._seconds = ids, model, seconds
+        self._claims: dict[int, int | None] = {}  # node: number of its client; none if it is not one of ours
+        self._doubled: set[int] = set()  # nodes whose client another node had claimed before
+
+    def locate(self, grid: Grid) -> dict[int, int]:
+        """Node of each client that is connected, by the client's number."""
+        nodes = list(grid.get_node_ids())
+        self._ask(grid, [node for node in nodes if node not in self._claims])
+        self._claims = {node: claim for node, claim in self._claims.items() if node in nodes}
+        found: dict[int, int] = {}
+        for node, number in self._claims.items():  # in the order in which they came
+            if number is None:
+                continue
+            if number in found:
+                if node not in self._doubled:
+                    _log.warning(
+                        "node %d says that it is client %s, as node %d does; it is left out while that one is there.",
+                        node, self._ids[number], found[number],
+                    )  # fmt: skip
+                self._doubled.add(node)
+                continue
+            found[number] = node
+        return found
+
+    def _ask(self, grid: Grid, nodes: Sequence[int]) -> None:
+        if not nodes:
+            return
+        question = {"protocol": PROTOCOL}
+        messages = [
+            Message(RecordDict({ABOUT: ConfigRecord(question)}), node, MessageType.QUERY, ttl=self._seconds)  # type: ignore[arg-type]
+            for node in nodes
+        ]
+        replies = {
+            reply.metadata.reply_to_message_id: reply
+            for reply in grid.send_and_receive(messages, timeout=self._seconds)
+        }
+        for message in messages:  # in their order: which reply is first is chance
+            node, reply = message.metadata.dst_node_id, replies.get(message.metadata.message_id)
+            if reply is None:
+                _log.warning("node %d has not said who it is within %g seconds.", node, self._seconds)
+                continue
+            if reply.has_error():  # it may do better the next time
+                _log.warning("node %d cannot say who it is: %s", node, reply.error.reason)
+                continue
+            try:
+                self._claims[node] = self._claim(read(Introduction, reply.content))
+            except (DataError, ConfigError) as error:
+                self._claims[node] = None
+                _log.warning("node %d is left out: %s", node, error)
+
+    def _claim(self, introduction: Introduction) -> int:
+        for name, expected in (("protocol", PROTOCOL), ("fingerprint", self._fingerprint)):
+            found = getattr(introduction, name)
+            if found != expected:
+                raise ConfigError(
+                    f"the {name} of client {introduction.client} is {found!r}; expected {expected!r}, as the server "
+                    "has it."
+                )
+        if introduction.client not in self._numbers:
+            raise ConfigError(f"client {introduction.client!r} is not in the list of {len(self._numbers)} clients.")
+        return self._numbers[introduction.client]
+
+
+def wait_for_clients(roster: Roster, grid: Grid, number: int, seconds: float) -> None:
+    """Until all are connected, or the time is over; who is missing then is missing from the rounds it is drawn for."""
+    end = time.monotonic() + seconds
+    while len(found := roster.locate(grid)) < number:
+        if time.monotonic() >= end:
+            _log.warning("%d of %d clients are connected after %g seconds.", len(found), number, seconds)
+            return
+        time.sleep(min(POLL_SECONDS, seconds))

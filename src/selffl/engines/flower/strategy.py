@@ -1,0 +1,392 @@
+"""The server's side over Flower: who takes part, what each is sent, which answers count, and what becomes of them.
+
+The rounds, cohorts and random numbers are those of the cohort engine: a client is known by its number, the position of
+its id among all ids in sorted order, never by the node it sits on, whose id is random.
+
+**Answers** are read one by one.  One that cannot be used (an error, another round, another client, a wrong shape,
+numbers that no training gives) is logged with the client's id and the reason, and left out; the method gets the rest,
+and exactly the clients they came from.
+
+**Too few answers.**  A round counts if at least ``quorum`` (a share) of its cohort has answered.  If not, the run stops
+with a `QuorumError`, and its checkpoint is that of the round before: started again, the server asks for the same round,
+and clients that had answered answer the same again.  With ``shortfall="skip"`` the round is over instead and leaves the
+global model as it was; clients that had answered keep what they learned.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp import ServerApp as ServerApp
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from selffl.algorithms import Algorithm
+from selffl.algorithms.contract import tensors_of
+from selffl.algorithms.options import above, at_least, one_of
+from selffl.data.federation import check_seed
+from selffl.engines.cohort import RoundReport, RunState, check_finite, sample_cohort
+from selffl.engines.flower.client import VIEWS, Shared
+from selffl.engines.flower.messages import (
+    ABOUT,
+    ARRAYS,
+    PROTOCOL,
+    Answer,
+    Order,
+    arrays_of,
+    fingerprint,
+    metrics_of,
+    options_of,
+    read,
+    write,
+)
+from selffl.engines.flower.records import models_of, pack, stacked, templates, unpack
+from selffl.engines.flower.roster import Roster
+from selffl.errors import ConfigError, DataError, QuorumError
+from selffl.training.flat import FlatModel
+
+Method = Algorithm[Any, Any, Any, Any]
+Found = TypeVar("Found")
+
+QUERY_SECONDS = 60.0  # that a new node has to say who it is, at least
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all rounds have in common.
+
+    Attributes:
+        rounds: How many.
+        participation: C, the share of clients in a round.
+        learning_rate: η.
+        batch_size: B.
+        seed: Of cohorts and minibatches.
+        evaluate_every: Rounds between evaluations; the last round always has one; 0: only that.
+        quorum: Share of a round's cohort that has to answer.
+        shortfall: What happens if fewer do: ``raise`` ends the run, ``skip`` goes on to the next round.
+        round_seconds: How long answers are waited for.
+        connect_seconds: How long clients are waited for before the first round.
+    """
+
+    rounds: int
+    participation: float
+    learning_rate: float
+    batch_size: int
+    seed: int
+    evaluate_every: int
+    quorum: float
+    shortfall: Literal["raise", "skip"]
+    round_seconds: float
+    connect_seconds: float
+
+    def __post_init__(self) -> None:
+        at_least("rounds", self.rounds, 1)
+        at_least("batch_size", self.batch_size, 1)
+        at_least("evaluate_every", self.evaluate_every, 0)
+        above("participation", self.participation, 0.0, at_most=1.0)
+        above("learning_rate", self.learning_rate, 0.0)
+        above("quorum", self.quorum, 0.0, at_most=1.0)
+        above("round_seconds", self.round_seconds, 0.0)
+        above("connect_seconds", self.connect_seconds, 0.0, inclusive=True)
+        one_of("shortfall", self.shortfall, ("raise", "skip"))
+        check_seed(self.seed)
+        if self.seed >= 1 << 63:
+            raise ConfigError(f"seed is {self.seed}; expected less than 2^63, which is what a message can hold.")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one client found on its test rows: sums over them, or for AUC the value itself."""
+
+    num_train: int
+    num_test: int
+    metrics: tuple[str, ...]
+    totals: Mapping[str, float]  # "personal.accuracy": the sum over rows
+
+
+class Watcher(Protocol):
+    """Whoever keeps the records of a run."""
+
+    def is_evaluated(self, round_number: int) -> bool:
+        """Whether it has heard of that round's evaluation."""
+        ...
+
+    def trained(self, report: RoundReport, state: RunState) -> None:
+        """A round is over, and ``state`` is what it left."""
+        ...
+
+    def skipped(self, state: RunState) -> None:
+        """A round is over that too few clients answered."""
+        ...
+
+    def evaluated(self, state: RunState, scores: Mapping[int, Scores]) -> None:
+        """The clients, by number, have said how they do."""
+        ...
+
+
+class SelfFLStrategy(Strategy):
+    """Any of the library's methods as a Flower strategy.
+
+    Rounds are numbered by the state, not by Flower's loop, which begins at 1 again when a run is resumed.
+
+    Attributes:
+        state: Where training stands; memories are with the clients.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        algorithm: Method,
+        clients: Sequence[Hashable],
+        settings: Settings,
+        *,
+        experiment: str,
+        state: RunState,
+        save: Callable[[RunState], None] | None = None,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.state = state
+        self.ids = [str(client) for client in clients]
+        self._algorithm, self._settings, self._experiment = algorithm, settings, experiment
+        self._fingerprint = fingerprint(model)
+        self._template = templates(algorithm, model.params, model.layers).upload
+        self._save, self._watcher = save, watcher
+        # A node that hangs should not hold up every round for as long as training may take.
+        patience = min(settings.round_seconds, max(settings.connect_seconds, QUERY_SECONDS))
+        self.roster = Roster(self.ids, self._fingerprint, patience)
+        self._sent: dict[int, Message] = {}  # by client's number
+        self._cohort: Tensor | None = None  # of the round that is under way
+        self._reasons: list[str] = []  # why clients were left out of it
+        self._metrics: tuple[str, ...] | None = None
+
+    # ------------------------------------------------------------------------------------------------------ a round
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """One message for each client of the cohort that is connected.  A list: Flower goes through it twice."""
+        number, self._reasons = self.state.round_number + 1, []
+        self._cohort = sample_cohort(self._settings.seed, number, len(self.ids), self._settings.participation)
+        nodes = self.roster.locate(grid)
+        there = [client for client in self._cohort.tolist() if client in nodes]
+        for client in self._cohort.tolist():
+            if client not in nodes:
+                self._reject(number, client, "it is not connected")
+        # Absent clients are nobody's others: the message is that to a cohort of those who get it.
+        broadcast = self._algorithm.broadcast(self.state.server, self._at(there)) if there else None
+        self._sent = {
+            client: self._message(MessageType.TRAIN, number, client, nodes[client], pack(broadcast, place))
+            for place, client in enumerate(there)
+        }
+        return list(self._sent.values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The method's server step over the answers that count, in ascending order of clients."""
+        number = self.state.round_number + 1
+        found = self._accepted(number, replies, self._upload)
+        assert self._cohort is not None
+        needed = max(math.ceil(self._settings.quorum * len(self._cohort) - 1e-9), 1)
+        if len(found) < needed:
+            problem = (
+                f"{len(found)} of {len(self._cohort)} clients answered in round {number}; expected {needed} or more"
+            )
+            if self._settings.shortfall == "raise":
+                why = f" ({self._reasons[0]})" if self._reasons else ""
+                raise QuorumError(f"{problem}{why}. The log has every reason; lower the quorum, or wait longer.")
+            _log.warning("%s; the round is skipped.", problem)
+            self.state = replace(self.state, round_number=number)
+            if self._watcher is not None:
+                self._watcher.skipped(self.state)
+            self._saved()
+            return None, None
+        clients = self._at(sorted(found))
+        upload = stacked([found[client][0] for client in sorted(found)])
+        spent = self._at([found[client][1] for client in sorted(found)])
+        server = self._algorithm.server_round(self.state.server, clients, upload)
+        check_finite(self._algorithm, server, number)
+        self.state = RunState(
+            number,
+            server,
+            None,
+            self.state.num_gradients.index_add(0, clients, spent),
+            self.state.num_rounds.index_add(0, clients, torch.ones_like(clients)),
+        )
+        if self._watcher is not None:
+            self._watcher.trained(RoundReport(number, clients, upload, server, spent), self.state)
+        self._saved()
+        metrics = {"round": number, "clients": len(found), "gradient-evaluations": int(spent.sum())}
+        return pack(Shared(server.params)), MetricRecord(metrics)  # type: ignore[arg-type]
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """The global model to everybody who is connected, if this round has an evaluation."""
+        number, every = self.state.round_number, self._settings.evaluate_every
+        if number != self._settings.rounds and (every == 0 or number % every):
+            self._sent = {}
+            return []
+        shared = pack(Shared(self.state.server.params))
+        self._sent = {
+            client: self._message(MessageType.EVALUATE, number, client, node, shared)
+            for client, node in sorted(self.roster.locate(grid).items())
+        }
+        return list(self._sent.values())
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """What the clients found, averaged over their rows for Flower's own log."""
+        if not self._sent:
+            return None
+        found = self._accepted(self.state.round_number, replies, self._scores)
+        if not found:
+            return None
+        if self._watcher is not None:
+            self._watcher.evaluated(self.state, found)
+        names = [f"{view}.{metric}" for view in VIEWS for metric in self._metrics or ()]
+        rows = sum(scores.num_test for scores in found.values())
+        averages = {
+            name: sum(scores.totals[name] for scores in found.values()) / max(rows, 1)
+            for name in names
+            if not name.endswith((".auc", ".error"))  # which are not means over rows
+        }
+        return MetricRecord({"clients": len(found), **averages})  # type: ignore[arg-type]
+
+    def evaluate(self, grid: Grid) -> None:
+        """Evaluate where training stands, if that round has an evaluation."""
+        messages = self.configure_evaluate(self.state.round_number, ArrayRecord(), ConfigRecord(), grid)
+        if messages:
+            replies = grid.send_and_receive(messages, timeout=self._settings.round_seconds)
+            self.aggregate_evaluate(self.state.round_number, replies)
+
+    def summary(self) -> None:
+        """Say what is run."""
+        _log.info(
+            "%s, %d clients, experiment %s, from round %d to %d",
+            self._algorithm.name, len(self.ids), self._experiment, self.state.round_number + 1, self._settings.rounds,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------------ answers
+
+    def _accepted(
+        self, number: int, replies: Iterable[Message], reading: Callable[[RecordDict, int], Found]
+    ) -> dict[int, Found]:
+        """What the replies say, by client's number; those that cannot be used are logged and left out."""
+        # By the message that is answered: an error that Flower writes itself has another sender than the client.
+        asked = {message.metadata.message_id: client for client, message in self._sent.items()}
+        found: dict[int, Found] = {}
+        heard: set[int] = set()
+        for reply in replies:
+            client = asked.get(reply.metadata.reply_to_message_id)
+            if client is not None:
+                heard.add(client)
+            if client is None:
+                _log.warning(
+                    "round %d: a reply of node %d is left out: it answers message %r, which is none of this round's.",
+                    number, reply.metadata.src_node_id, reply.metadata.reply_to_message_id,
+                )  # fmt: skip
+            elif reply.has_error():
+                self._reject(number, client, f"error {reply.error.code}: {reply.error.reason}")
+            elif reply.metadata.src_node_id != self._sent[client].metadata.dst_node_id:
+                self._reject(number, client, f"node {reply.metadata.src_node_id} answers in its place")
+            elif client in found:
+                self._reject(number, client, "it has answered before; the first answer counts")
+            else:
+                try:
+                    self._check(read(Answer, reply.content), number, client)
+                    found[client] = reading(reply.content, client)
+                except DataError as error:
+                    self._reject(number, client, str(error))
+        for client in sorted(self._sent.keys() - heard):
+            self._reject(number, client, f"no answer within {self._settings.round_seconds:g} seconds")
+        return found
+
+    def _check(self, answer: Answer, number: int, client: int) -> None:
+        expected = {"experiment": self._experiment, "round_number": number, "client": self.ids[client]}
+        for name, value in expected.items():
+            if getattr(answer, name) != value:
+                raise DataError(f"the {name} of the answer is {getattr(answer, name)!r}; expected {value!r}.")
+        if answer.num_gradients < 0:
+            raise DataError(f"num_gradients is {answer.num_gradients}; expected 0 or more.")
+
+    def _upload(self, content: RecordDict, client: int) -> tuple[Any, int]:
+        """A client's upload and what it cost, once they are seen to be numbers that training can give."""
+        upload = unpack(self._template, arrays_of(content))
+        models = models_of(upload, self.state.server.params.shape[-1])
+        for name, tensor in tensors_of(upload).items():
+            field = name.rpartition(".")[2]
+            is_model, is_count = name in models, field.startswith("num_")
+            # NaN may stand for "unknown" outside a model and a count.
+            if (is_model or is_count) and tensor.isnan().any():
+                raise DataError(f"{name} holds NaN; expected finite numbers.")
+            if (is_model or is_count or field.endswith("variance")) and tensor.isinf().any():
+                raise DataError(f"{name} holds infinity; expected finite numbers.")
+            if (is_count or field.endswith("variance")) and (tensor < 0).any():
+                raise DataError(f"{name} is {float(tensor.min()):g}; expected 0 or more.")
+            if field == "num_examples" and (tensor == 0).any():
+                raise DataError(f"{name} is 0; expected rows to have been trained on.")
+        return upload, read(Answer, content).num_gradients
+
+    def _scores(self, content: RecordDict, client: int) -> Scores:
+        """What a client found, once it is seen to be possible."""
+        record = metrics_of(content)
+        counts = {name: record.get(name) for name in ("num_train", "num_test")}
+        values = {name: value for name, value in record.items() if name not in counts}
+        metrics = tuple(name.removeprefix("personal.") for name in values if name.startswith("personal."))
+        expected = {f"{view}.{metric}" for view in VIEWS for metric in self._metrics or metrics}
+        if values.keys() != expected or not metrics:
+            raise DataError(f"the metrics are {', '.join(values)}; expected {', '.join(sorted(expected))}.")
+        for name, count in counts.items():
+            if type(count) is not int or count < 0:
+                raise DataError(f"{name} is {count!r}; expected a whole number, 0 or more.")
+        totals = {}
+        for name, value in values.items():
+            metric = name.rpartition(".")[2]
+            most = {"accuracy": float(counts["num_test"] or 0), "auc": 1.0}.get(metric, math.inf)  # type: ignore[arg-type]
+            is_unknown = metric == "auc" and isinstance(value, float) and math.isnan(value)
+            least = -math.inf if metric == "loss" else 0.0
+            if type(value) is not float or not (is_unknown or (math.isfinite(value) and least <= value <= most)):
+                raise DataError(f"{name} is {value!r}; expected a number that {metric} can be.")
+            totals[name] = value
+        self._metrics = self._metrics or metrics
+        return Scores(int(counts["num_train"] or 0), int(counts["num_test"] or 0), metrics, totals)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------------------------------------------------- pieces
+
+    def _message(self, kind: str, number: int, client: int, node: int, arrays: ArrayRecord) -> Message:
+        order = Order(
+            protocol=PROTOCOL,
+            experiment=self._experiment,
+            round_number=number,
+            client=self.ids[client],
+            number=client,
+            seed=self._settings.seed,
+            learning_rate=float(self._settings.learning_rate),
+            batch_size=self._settings.batch_size,
+            algorithm=self._algorithm.name,
+            options=options_of(self._algorithm),
+            fingerprint=self._fingerprint,
+        )
+        content = RecordDict({ABOUT: write(order), ARRAYS: arrays})
+        # Nobody waits for an answer any longer than that: it need not be kept for one who comes later.
+        return Message(content, node, kind, ttl=self._settings.round_seconds, group_id=str(number))
+
+    def _at(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.state.num_gradients.device)
+
+    def _reject(self, number: int, client: int, reason: str) -> None:
+        self._reasons.append(f"client {self.ids[client]}: {reason}")
+        _log.warning("round %d: client %s is left out: %s", number, self.ids[client], reason)
+
+    def _saved(self) -> None:
+        if self._save is not None:
+            self._save(self.state)
