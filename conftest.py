@@ -2,5 +2,10 @@
 
 from importlib.util import find_spec
 
-NEED_FLOWER = ["src/selffl/engines/flower/*", "src/selffl/runs/flower.py", "tests/engines/flower/wire.py"]
+NEED_FLOWER = [
+    "src/selffl/engines/flower/*",
+    "src/selffl/runs/flower.py",
+    "src/selffl/flower.py",
+    "tests/engines/flower/wire.py",
+]
 collect_ignore_glob = [] if find_spec("flwr") else NEED_FLOWER

@@ -26,6 +26,7 @@ LAYERS = (
     ("training",),  # a task is made from a federation
     ("engines",),
     ("runs",),
+    ("flower",),  # the two apps by their public names
     ("studies",),
     ("reports",),
     ("cli",),

@@ -17,10 +17,10 @@ from wire import RUN, WireGrid
 import selffl
 from selffl.data import load
 from selffl.data.federation import Federation, Rows
-from selffl.engines.flower.client import client_app
 from selffl.errors import ConfigError, DivergedError, QuorumError
+from selffl.flower import client_app, personal_model, server_app
 from selffl.runs import folder as files
-from selffl.runs.flower import server_app
+from selffl.state.checkpoint import load_tensors
 
 SETTINGS = {"rounds": 4, "participation": 0.5, "learning_rate": 0.05, "batch_size": 5, "seed": 3, "evaluate_every": 2}
 
@@ -41,13 +41,13 @@ def own(federation):
     return rows
 
 
-def run(federation, folder, name, module=None, loss=nn.functional.cross_entropy, grid=None, **changed):
+def run(federation, folder, name, module=None, loss=nn.functional.cross_entropy, grid=None, config=None, **changed):
     module = module or linear()
     app = client_app(module, own(federation), name, memory_dir=folder / "clients", loss=loss)
     grid = grid or (lambda app: WireGrid(app, {100 + m: m for m in range(federation.num_clients)}))
     given = {**SETTINGS, "connect_seconds": 0, **changed}
     server = server_app(module, name, range(federation.num_clients), out=folder / "run", data="digits", **given)
-    server(grid(app), Context(RUN, 1, {}, RecordDict(), {}))
+    server(grid(app), Context(RUN, 1, {}, RecordDict(), config or {}))
     return files.read_records(folder / "run")
 
 
@@ -160,3 +160,72 @@ def test_a_server_that_diverges_says_so(federation, tmp_path, monkeypatch):
 def test_two_servers_do_not_write_one_folder(federation, tmp_path):
     with files.locked(tmp_path / "run"), pytest.raises(ConfigError, match="another process is writing"):
         run(federation, tmp_path, "fedavg")
+
+
+# ----------------------------------------------------------------------------------------------- the run configuration
+
+
+def test_the_run_configuration_counts(federation, tmp_path):
+    config = {
+        "algorithm": "ditto", "rounds": 2, "participation": 1, "learning-rate": 0.1, "batch-size": 7, "seed": 5,
+        "evaluate-every": 1, "out": str(tmp_path / "elsewhere"), "experiment": "named", "mine": "whatever",
+    }  # fmt: skip
+    app = client_app(linear(), own(federation), "fedavg", memory_dir=tmp_path / "clients")
+    grid = WireGrid(app, {100 + m: m for m in range(8)}, run_config=config)
+    server = server_app(linear(), "fedavg", range(8), connect_seconds=0, data="digits")
+    server(grid, Context(RUN, 1, {}, RecordDict(), config))
+    expected = selffl.train(
+        linear(), federation, "ditto", rounds=2, participation=1.0, learning_rate=0.1, batch_size=7, seed=5,
+        evaluate_every=1, out=tmp_path / "train",
+    )  # fmt: skip
+    assert_same_records(files.read_records(tmp_path / "elsewhere"), files.read_records(tmp_path / "train"))
+    found = personal_model(linear(), tmp_path / "clients", "named", 3)
+    assert all(map(torch.equal, found.parameters(), expected.personal_model(3).parameters()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("rounds", "ten", "rounds is 'ten' in the run configuration; expected int"),
+        ("rounds", 1.5, "expected int"),
+        ("rounds", True, "expected int"),
+        ("rounds", 0, "rounds is 0"),
+        ("participation", "half", "expected float"),
+        ("quorum", 2.0, "quorum is 2"),
+        ("shortfall", "wait", "shortfall is 'wait'"),
+        ("algorithm", "dito", "ditto"),
+        ("algorithm", 3, "expected the name of a method"),
+    ],
+)
+def test_a_wrong_run_configuration_is_refused(name, value, reason, federation, tmp_path):
+    with pytest.raises(ConfigError, match=reason):
+        run(federation, tmp_path, "fedavg", config={name: value})
+    assert not (tmp_path / "run").exists()
+
+
+def test_memories_lie_where_the_node_says(federation, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    def trained(nodes):
+        app = client_app(linear(), own(federation), "ditto")
+        server = server_app(
+            linear(), "ditto", range(8), connect_seconds=0, experiment="e", **SETTINGS | {"rounds": 1}
+        )  # fmt: skip
+        server(WireGrid(app, nodes), Context(RUN, 1, {}, RecordDict(), {}))
+
+    trained({100 + m: {"client-id": m, "memory-dir": str(tmp_path / "node")} for m in range(8)})
+    assert len(list((tmp_path / "node").rglob("*-model.safetensors"))) == 8
+    trained({100 + m: m for m in range(8)})
+    assert len(list((tmp_path / "home" / ".selffl" / "memory").rglob("*-model.safetensors"))) == 8
+    monkeypatch.setenv("SELFFL_MEMORY", str(tmp_path / "environment"))
+    trained({100 + m: m for m in range(8)})
+    assert len(list((tmp_path / "environment").rglob("*-model.safetensors"))) == 8
+
+
+def test_the_global_model_lies_by_name_when_the_run_has_ended(federation, tmp_path):
+    run(federation, tmp_path, "fedavg")
+    tensors, about = load_tensors(tmp_path / "run" / "model.safetensors")
+    expected = selffl.train(linear(), federation, "fedavg", **SETTINGS).global_model().state_dict()
+    assert about["round"] == 4
+    assert tensors.keys() == expected.keys()
+    assert all(tensors[name].equal(expected[name]) for name in expected)

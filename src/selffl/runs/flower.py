@@ -6,29 +6,32 @@ a row and no personal model leaves a client.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
 from selffl.algorithms.contract import Population
 from selffl.engines.cohort import RoundReport, RunState
-from selffl.engines.flower.client import VIEWS
-from selffl.engines.flower.server import ServerApp, numbered
-from selffl.engines.flower.server import server_app as plain_app
-from selffl.engines.flower.strategy import Scores, SelfFLStrategy
-from selffl.errors import DivergedError
+from selffl.engines.flower.client import VIEWS, algorithm_of
+from selffl.engines.flower.server import Server, numbered
+from selffl.engines.flower.strategy import Scores, Settings
+from selffl.errors import ConfigError, DivergedError
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
-from selffl.runs.loop import Method, client_rows, history_columns, rows_of, summary
+from selffl.runs.loop import Method, client_rows, every_of, history_columns, rows_of, summary
 from selffl.runs.train import is_named, named_method
+from selffl.training.flat import FlatModel
 from selffl.training.metrics import Measure
 
 
@@ -137,7 +140,7 @@ def server_app(
     algorithm: str | Method,
     clients: Sequence[Hashable],
     *,
-    out: str | Path,
+    out: str | Path | None = None,
     rounds: int = 200,
     participation: float = 0.1,
     learning_rate: float = 0.03,
@@ -152,28 +155,105 @@ def server_app(
     population: Population | None = None,
     dtype: torch.dtype = torch.float32,
     data: str = "remote",
-    on_end: Callable[[SelfFLStrategy], None] | None = None,
 ) -> ServerApp:
-    """The server of `selffl.engines.flower.server`, whose arguments these are, with records in the folder ``out``.
+    """The app that the server runs.
 
-    ``data`` is what the records call the clients' rows, which the server does not see.
+    ``out``, ``experiment``, ``algorithm`` (a name) and every setting from ``rounds`` to ``connect_seconds`` may also be
+    given in the app's run configuration, with a dash for each underscore (``flwr run . --run-config "rounds=20"``),
+    which then counts.  A run whose ``out`` holds a checkpoint of the same run goes on from there: Flower does not
+    resume a run, so it is submitted again (`selffl flower resume`).
+
+    Args:
+        model: the module, with the first values of its parameters.
+        algorithm: a name, or a method with options; the clients have to have the same.
+        clients: the ids of all clients, whether they take part today or not; their sorted order numbers them.
+        out: folder, on the server, for the records that `selffl.train` writes and a checkpoint after every round; none:
+            nothing is written.
+        rounds: how many.
+        participation: C, the share of clients in a round.
+        learning_rate: η.
+        batch_size: B.
+        seed: of cohorts and minibatches.
+        evaluate_every: rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
+        quorum: share of a round's cohort that has to answer for the round to count.
+        shortfall: what happens if fewer do: ``raise`` ends the run with a `QuorumError`, ``skip`` goes on to the next
+            round with the global model as it was.
+        round_seconds: how long answers are waited for.
+        connect_seconds: how long clients are waited for before the first round.
+        experiment: name under which clients keep their memories; none: a new one, kept in the checkpoint.
+        population: what is known of the clients beforehand (clusters, variances), in the order of their sorted ids.
+        dtype: of the parameters; the clients have to have the same.
+        data: what the records call the clients' rows, which the server does not see.
     """
-    name, method = named_method(algorithm)
-    ids, path = numbered(clients), Path(out)
-    every = max(rounds // 20, 1) if evaluate_every is None else evaluate_every
+    given = {
+        "rounds": rounds,
+        "participation": participation,
+        "learning_rate": learning_rate,
+        "batch_size": batch_size,
+        "seed": seed,
+        "evaluate_every": evaluate_every,
+        "quorum": quorum,
+        "shortfall": shortfall,
+        "round_seconds": round_seconds,
+        "connect_seconds": connect_seconds,
+        "experiment": experiment,
+        "out": None if out is None else str(out),
+    }
+    ids = numbered(clients)
+    module = copy.deepcopy(model).to(dtype)
+
+    def server_of(run_config: Mapping[str, Any]) -> tuple[str, Server]:
+        name, method = named_method(algorithm_of(run_config, algorithm))
+        chosen = overridden(given, run_config)
+        experiment, place = chosen.pop("experiment"), chosen.pop("out")
+        chosen["evaluate_every"] = every_of(chosen["rounds"], chosen["evaluate_every"])
+        place = None if place is None else Path(place)
+        return name, Server(FlatModel(module), method, ids, Settings(**chosen), place, experiment, population)
+
+    server_of({})  # what is wrong here should be said before anybody connects
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        name, server = server_of(context.run_config)
+        server.run(grid, None if server.out is None else recording(server, name, data))
+
+    return app
+
+
+def overridden(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with those of a run configuration in their place, whose names have dashes."""
+    kinds: dict[str, type[int | str]] = dict.fromkeys(("rounds", "batch_size", "seed", "evaluate_every"), int)
+    kinds |= dict.fromkeys(("shortfall", "experiment", "out"), str)
+    found = dict(given)
+    for name in given:
+        key, kind = name.replace("_", "-"), kinds.get(name, float)
+        if key not in run_config:
+            continue
+        value: Any = run_config[key]
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ConfigError(f"{key} is {value!r} in the run configuration; expected {kind.__name__}.")
+        found[name] = float(value) if kind is float else value
+    return found
+
+
+def recording(server: Server, algorithm: str, data: str) -> Callable[[RunState], AbstractContextManager[Recorder]]:
+    """Who keeps the records of a server's run, from the state it starts from."""
+    settings, method, path = server.settings, server.algorithm, server.out
+    assert path is not None
     config = RunConfig(
-        algorithm=name,
+        algorithm=algorithm,
         options=dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
-        rounds=rounds,
-        participation=participation,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        seed=seed,
+        rounds=settings.rounds,
+        participation=settings.participation,
+        learning_rate=settings.learning_rate,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
         device="remote",
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(server.model.params.dtype).removeprefix("torch."),
         chunk_size=1,
         gradients="auto",
-        evaluate_every=every,
+        evaluate_every=settings.evaluate_every,
         evaluate_on="test",
         evaluate_train=False,
         fine_tune=(),
@@ -183,37 +263,17 @@ def server_app(
         fingerprint="",
         model=None,
         loss=None,
-        has_own_method=not is_named(name, method),
+        has_own_method=not is_named(algorithm, method),
     )
 
     @contextmanager
     def recorded(state: RunState) -> Iterator[Recorder]:
         with files.locked(path):
-            recorder = Recorder(path, config, ids, state)
+            recorder = Recorder(path, config, server.clients, state)
             try:
                 yield recorder
             except DivergedError:
                 recorder.conclude("diverged")
                 raise
 
-    return plain_app(
-        model,
-        method,
-        ids,
-        rounds=rounds,
-        participation=participation,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        seed=seed,
-        out=path,
-        evaluate_every=every,
-        quorum=quorum,
-        shortfall=shortfall,
-        round_seconds=round_seconds,
-        connect_seconds=connect_seconds,
-        experiment=experiment,
-        population=population,
-        dtype=dtype,
-        watcher=recorded,
-        on_end=on_end,
-    )
+    return recorded

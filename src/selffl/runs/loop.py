@@ -257,6 +257,11 @@ def _score_names(config: RunConfig) -> list[str]:
     return score_names(config.metrics, config.fine_tune) + trained
 
 
+def every_of(rounds: int, evaluate_every: int | None) -> int:
+    """Rounds between evaluations; a twentieth of all where nobody has said."""
+    return max(rounds // 20, 1) if evaluate_every is None else evaluate_every
+
+
 def history_columns(config: RunConfig) -> list[str]:
     """Columns of a run's history."""
     first = ["round", "clients", "gradient_evaluations", "seconds"]

@@ -21,7 +21,7 @@ from selffl.models import build
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
-from selffl.runs.loop import Method, OnRound, Training, go_on, history_columns, summary
+from selffl.runs.loop import Method, OnRound, Training, every_of, go_on, history_columns, summary
 from selffl.state.checkpoint import load_tensors
 from selffl.training.blocks import Gradients, Loss
 
@@ -182,7 +182,7 @@ def train(
     if chunk_size is not None:
         at_least("chunk_size", chunk_size, 1)
     _check_device(device)
-    every = max(rounds // 20, 1) if evaluate_every is None else evaluate_every
+    every = every_of(rounds, evaluate_every)
     config = RunConfig(
         algorithm=name,
         options=dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},

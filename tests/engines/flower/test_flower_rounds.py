@@ -19,7 +19,8 @@ from selffl.data import load
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.engines.flower.client import client_app, client_of, personal_model
-from selffl.engines.flower.server import numbered, server_app
+from selffl.engines.flower.server import Server, numbered
+from selffl.engines.flower.strategy import Settings
 from selffl.errors import ConfigError, QuorumError
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
@@ -61,19 +62,18 @@ class Setting:
     def __init__(self, federation, folder, method, module=None):
         self.federation, self.folder, self.method = federation, folder, method
         self.module = module or linear()
-        self.ended = None
 
     def client(self, **changed):
         given = {"algorithm": self.method, "memory_dir": self.folder / "clients", **changed}
         return client_app(self.module, lambda client: of_client(self.federation, client), **given)
 
     def run(self, grid, rounds=ROUNDS, **changed):
-        def end(strategy):
-            self.ended = strategy
-
-        given = {**SETTINGS, "experiment": "first", "connect_seconds": 0, "quorum": 0.5, **changed}
-        app = server_app(self.module, self.method, range(NUM_CLIENTS), rounds=rounds, on_end=end, **given)
-        app(grid, Context(RUN, 1, {}, RecordDict(), {}))
+        of_run = {name: changed.pop(name) for name in ("out", "population") if name in changed}
+        of_run["experiment"] = changed.pop("experiment", "first")
+        usual = {"evaluate_every": 1, "quorum": 0.5, "shortfall": "raise", "round_seconds": 3600, "connect_seconds": 0}
+        settings = Settings(rounds, **{**SETTINGS, **usual, **changed})
+        server = Server(FlatModel(self.module), self.method, numbered(range(NUM_CLIENTS)), settings, **of_run)
+        self.ended = server.run(grid)
         return self.ended.state
 
     def personal(self):
@@ -496,7 +496,7 @@ def test_strangers_and_pretenders_are_left_out(federation, tmp_path, heard):
 @pytest.mark.parametrize("clients", [[], ["a", "a"], [1, "1"], ["a", 1]])
 def test_ids_that_cannot_number_clients_are_refused(clients):
     with pytest.raises(ConfigError):
-        server_app(linear(), "fedavg", clients)
+        numbered(clients)
 
 
 def test_numbers_follow_the_sorted_ids_as_numbers_or_as_text():

@@ -34,15 +34,15 @@ def sealed(message, is_reply):
 
 
 class WireGrid(Grid):
-    """Nodes that each run ``app``, by node id: ``clients`` gives the id of the client on each.
+    """Nodes that each run ``app``, by node id: ``clients`` gives the id of the client on each, or its configuration.
 
     ``fault(message, answer)`` is given every message that is sent to train, and a function that has the client answer;
     it returns the replies that arrive.
     """
 
-    def __init__(self, app, clients, fault=None):
+    def __init__(self, app, clients, fault=None, run_config=None):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, SUPERLINK_NODE_ID
-        self.app, self.clients, self.fault = app, dict(clients), fault
+        self.app, self.clients, self.fault, self.run_config = app, dict(clients), fault, run_config or {}
         self.received = []  # every message as the nodes saw it
 
     def set_run(self, run):
@@ -80,7 +80,9 @@ class WireGrid(Grid):
         node = message.metadata.dst_node_id
         arrived = over_the_wire(message)
         self.received.append(arrived)
-        context = Context(RUN, node, {"partition-id": self.clients[node]}, RecordDict(), {})
+        config = self.clients[node]
+        config = config if isinstance(config, dict) else {"partition-id": config}
+        context = Context(RUN, node, config, RecordDict(), self.run_config)
         try:
             reply = self.app(arrived, context)
         except Exception as error:  # as a node of Flower's does

@@ -6,7 +6,8 @@ Nothing of a client but its upload leaves it: of its test rows a sum per metric,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+import os
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,20 @@ def client_of(context: Context) -> Hashable:
         "the node has neither client-id nor partition-id; expected one of them in its configuration. Start the node "
         "with --node-config 'client-id=\"…\"'."
     )
+
+
+def memory_of(context: Context) -> Path:
+    """Where a node keeps memories: its ``memory-dir``, or else ``$SELFFL_MEMORY``, or else ``~/.selffl/memory``."""
+    stated = context.node_config.get("memory-dir") or os.environ.get("SELFFL_MEMORY")
+    return Path(str(stated)) if stated else Path.home() / ".selffl" / "memory"
+
+
+def algorithm_of(run_config: Mapping[str, Any], given: str | Method) -> str | Method:
+    """The method: the one that the run configuration names, or else the app's own."""
+    name = run_config.get("algorithm", given)
+    if name is not given and not isinstance(name, str):
+        raise ConfigError(f"algorithm is {name!r} in the run configuration; expected the name of a method.")
+    return name
 
 
 @dataclass(frozen=True)
@@ -145,7 +160,7 @@ class Site:
         return ClientMemory(self.memory_dir, experiment, client, expected.memory)
 
     def _keep_model(self, order: Order, params: Tensor) -> None:
-        path = model_path(self.memory_dir, order.experiment, order.client)
+        path = ClientMemory(self.memory_dir, order.experiment, order.client, None).model_path
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {"experiment": order.experiment, "client": order.client, "round": order.round_number}
         save_tensors(path, self.model.parts(params), about)
@@ -193,15 +208,9 @@ class Site:
                 )
 
 
-def model_path(memory_dir: Path, experiment: str, client: str) -> Path:
-    """Where a client's personal model lies, as of its last evaluation."""
-    memory = ClientMemory(memory_dir, experiment, client, None)
-    return memory.path.with_name(memory.path.stem + "-model.safetensors")
-
-
 def personal_model(model: nn.Module, memory_dir: str | Path, experiment: str, client: Hashable) -> nn.Module:
     """A client's own model, as of its last evaluation: read on its own disk, for it never leaves it."""
-    tensors, _ = load_tensors(model_path(Path(memory_dir), experiment, str(client)))
+    tensors, _ = load_tensors(ClientMemory(Path(memory_dir), experiment, str(client), None).model_path)
     flat = FlatModel(copy.deepcopy(model))
     return flat.load(flat.flatten(tensors).to(next(iter(tensors.values())).dtype))
 
@@ -211,7 +220,7 @@ def client_app(
     load_data: Callable[[Any], Data],
     algorithm: str | Method = "self-fl",
     *,
-    memory_dir: str | Path,
+    memory_dir: str | Path | None = None,
     loss: Loss = nn.functional.cross_entropy,
     identify: Callable[[Context], Hashable] = client_of,
     device: str = "cpu",
@@ -224,8 +233,10 @@ def client_app(
         model: the module; its trained values are the server's to send.
         load_data: the rows of a client by its id, as ``(x_train, y_train, x_test, y_test)`` or as a `Federation` of
             that one client; called for every message, since Flower may start a process for each.
-        algorithm: a name, or a method with options; the server has to have the same.
-        memory_dir: a folder that outlives the process: there the client's memory is kept.
+        algorithm: a name, or a method with options; the server has to have the same. A name in the run configuration
+            (``algorithm``) takes its place.
+        memory_dir: a folder that outlives the process: there the client's memory is kept. None: ``memory-dir`` of the
+            node's configuration, or else ``$SELFFL_MEMORY``, or else ``~/.selffl/memory``.
         loss: ``loss(outputs, labels)``, the mean over a minibatch.
         identify: the client's id, from Flower's context of the node.
         device: where it is computed.
@@ -233,31 +244,34 @@ def client_app(
         gradients: as in `selffl.train`.
     """
     check_gradients(gradients)
-    site = Site(
-        FlatModel(copy.deepcopy(model).to(torch.device(device), dtype)),
-        method_of(algorithm) if isinstance(algorithm, str) else algorithm,
-        load_data,
-        Path(memory_dir),
-        loss,
-        gradients,
-    )
+    flat = FlatModel(copy.deepcopy(model).to(torch.device(device), dtype))
+    if isinstance(algorithm, str):
+        method_of(algorithm)  # a name that there is not should be said at once
+
+    def site_of(context: Context) -> Site:
+        method = algorithm_of(context.run_config, algorithm)
+        place = memory_of(context) if memory_dir is None else Path(memory_dir)
+        return Site(
+            flat, method_of(method) if isinstance(method, str) else method, load_data, place, loss, gradients
+        )  # fmt: skip
+
     app = ClientApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        introduction = site.introduction(identify(context))
+        introduction = site_of(context).introduction(identify(context))
         return Message(RecordDict({ABOUT: write(introduction)}), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         order = read(Order, message.content)
-        answer, arrays = site.train(identify(context), order, arrays_of(message.content))
+        answer, arrays = site_of(context).train(identify(context), order, arrays_of(message.content))
         return Message(RecordDict({ABOUT: write(answer), ARRAYS: arrays}), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         order = read(Order, message.content)
-        answer, metrics = site.evaluate(identify(context), order, arrays_of(message.content))
+        answer, metrics = site_of(context).evaluate(identify(context), order, arrays_of(message.content))
         return Message(RecordDict({ABOUT: write(answer), METRICS: metrics}), reply_to=message)
 
     return app

@@ -55,6 +55,11 @@ class ClientMemory:
         """The file; there is none before the first round."""
         return self.folder / file_name(self.experiment) / f"{file_name(self.client)}.safetensors"
 
+    @property
+    def model_path(self) -> Path:
+        """Where the client's personal model lies, as of its last evaluation."""
+        return self.path.with_name(self.path.stem + "-model.safetensors")
+
     def latest(self) -> tuple[Any, int]:
         """The memory after the last round the client took part in, and that round's number; 0 if there is none."""
         both, round_number = self._read()

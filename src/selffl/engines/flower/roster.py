@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp import ServerApp as ServerApp
 
 from selffl.engines.flower.messages import (
     ABOUT,

@@ -1,24 +1,20 @@
-"""The server as a Flower app: where a run begins or goes on, and what is kept of it."""
+"""The server of a run over Flower: where it begins or goes on, and what is kept of it."""
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from flwr.app import Context
 from flwr.serverapp import Grid
-from flwr.serverapp import ServerApp as ServerApp
-from torch import Tensor, nn
+from torch import Tensor
 
-from selffl.algorithms import algorithm as method_of
 from selffl.algorithms.contract import Population, tensors_of
 from selffl.engines.cohort import RunState
 from selffl.engines.flower.client import Shared
@@ -34,6 +30,7 @@ from selffl.state.checkpoint import filled, load_tensors, save_tensors
 from selffl.training.flat import FlatModel
 
 CHECKPOINT = "checkpoint.safetensors"
+MODEL = "model.safetensors"  # the global model by its parameters' names, when the run has ended
 
 
 class Checkpoint:
@@ -91,94 +88,61 @@ def start_state(algorithm: Method, params: Tensor, population: Population) -> Ru
     return RunState(0, algorithm.start(params, population), None, none, none.clone())
 
 
-def server_app(
-    model: nn.Module,
-    algorithm: str | Method,
-    clients: Sequence[Hashable],
-    *,
-    rounds: int = 200,
-    participation: float = 0.1,
-    learning_rate: float = 0.03,
-    batch_size: int = 10,
-    seed: int = 0,
-    out: str | Path | None = None,
-    evaluate_every: int | None = None,
-    quorum: float = 0.5,
-    shortfall: Literal["raise", "skip"] = "raise",
-    round_seconds: float = 3600.0,
-    connect_seconds: float = 60.0,
-    experiment: str | None = None,
-    population: Population | None = None,
-    dtype: torch.dtype = torch.float32,
-    watcher: Callable[[RunState], AbstractContextManager[Watcher]] | None = None,
-    on_end: Callable[[SelfFLStrategy], None] | None = None,
-) -> ServerApp:
-    """The app that the server runs.
+@dataclass(frozen=True)
+class Server:
+    """What a server is to run, before anybody is connected.
 
     A run whose ``out`` holds a checkpoint of the same run goes on from there: Flower does not resume a run, so it is
     submitted again.
 
-    Args:
-        model: the module, with the first values of its parameters.
-        algorithm: a name, or a method with options; the clients have to have the same.
-        clients: the ids of all clients, whether they take part today or not; their sorted order numbers them.
-        rounds: how many.
-        participation: C, the share of clients in a round.
-        learning_rate: η.
-        batch_size: B.
-        seed: of cohorts and minibatches.
-        out: folder for the checkpoint, written after every round; none: nothing is written.
-        evaluate_every: rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
-        quorum: share of a round's cohort that has to answer for the round to count.
-        shortfall: what happens if fewer do: ``raise`` ends the run with a `QuorumError`, ``skip`` goes on to the next
-            round with the global model as it was.
-        round_seconds: how long answers are waited for.
-        connect_seconds: how long clients are waited for before the first round.
-        experiment: name under which clients keep their memories; none: a new one, kept in the checkpoint.
-        population: what is known of the clients beforehand (clusters, variances), in the order of their sorted ids.
-        dtype: of the parameters; the clients have to have the same.
-        watcher: whoever keeps records, from the state that the run begins or goes on from to its end
-            (`selffl.runs.flower` has one that writes what `selffl.train` writes).
-        on_end: called with the strategy after the last round.
+    Attributes:
+        model: The module with the first values of its parameters, flat.
+        algorithm: The method; the clients have to have the same.
+        clients: The ids of all clients, whether they take part today or not, as `numbered` gives them.
+        settings: What all rounds have in common.
+        out: Folder for the checkpoint, written after every round; none: nothing is written.
+        experiment: Name under which clients keep their memories; none: a new one, kept in the checkpoint.
+        population: What is known of the clients beforehand (clusters, variances), in the order of their ids.
     """
-    method = method_of(algorithm) if isinstance(algorithm, str) else algorithm
-    ids = numbered(clients)
-    every = max(rounds // 20, 1) if evaluate_every is None else evaluate_every
-    settings = Settings(
-        rounds, participation, learning_rate, batch_size, seed, every, quorum, shortfall, round_seconds, connect_seconds
-    )  # fmt: skip
-    flat = FlatModel(copy.deepcopy(model).to(dtype))
-    known = replace(population or Population(len(ids)), layers=flat.layers)
-    if known.num_clients != len(ids):
-        raise ConfigError(f"the population has {known.num_clients} clients; expected {len(ids)}, one for each id.")
-    identity = {
-        "algorithm": method.name,
-        "options": options_of(method),
-        "fingerprint": fingerprint(flat),
-        "clients": [str(client) for client in ids],
-        "participation": participation,
-        "learning_rate": learning_rate,
-        "batch_size": batch_size,
-        "seed": seed,
-    }
-    app = ServerApp()
 
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        state, name = start_state(method, flat.params, known), experiment or uuid.uuid4().hex
-        checkpoint = None if out is None else Checkpoint(Path(out) / CHECKPOINT, identity)
+    model: FlatModel
+    algorithm: Method
+    clients: Sequence[Hashable]
+    settings: Settings
+    out: Path | None = None
+    experiment: str | None = None
+    population: Population | None = None
+
+    def __post_init__(self) -> None:
+        known = self.population
+        if known is not None and known.num_clients != len(self.clients):
+            raise ConfigError(
+                f"the population has {known.num_clients} clients; expected {len(self.clients)}, one for each id."
+            )
+
+    def run(
+        self, grid: Grid, watcher: Callable[[RunState], AbstractContextManager[Watcher]] | None = None
+    ) -> SelfFLStrategy:
+        """All rounds that are left, with the nodes that ``grid`` reaches; the strategy holds the state they leave.
+
+        ``watcher`` keeps records, from the state that the run begins or goes on from to its end.
+        """
+        known = replace(self.population or Population(len(self.clients)), layers=self.model.layers)
+        state = start_state(self.algorithm, self.model.params, known)
+        name = self.experiment or uuid.uuid4().hex
+        checkpoint = None if self.out is None else Checkpoint(self.out / CHECKPOINT, self._identity())
         before = None if checkpoint is None else checkpoint.load(state)
         if before is not None:
             state, kept = before
-            if experiment not in (None, kept):
-                raise ConfigError(f"experiment is {experiment!r}; expected {kept!r}, as the checkpoint has it.")
+            if self.experiment not in (None, kept):
+                raise ConfigError(f"experiment is {self.experiment!r}; expected {kept!r}, as the checkpoint has it.")
             name = kept
         with nullcontext() if watcher is None else watcher(state) as watching:
             strategy = SelfFLStrategy(
-                flat,
-                method,
-                ids,
-                settings,
+                self.model,
+                self.algorithm,
+                self.clients,
+                self.settings,
                 experiment=name,
                 state=state,
                 save=None if checkpoint is None else lambda state: checkpoint.save(state, name),
@@ -187,13 +151,26 @@ def server_app(
             if checkpoint is not None and before is None:
                 # The name has to outlive a first round that does not end: clients may have kept memories under it.
                 checkpoint.save(state, name)
-            wait_for_clients(strategy.roster, grid, len(ids), settings.connect_seconds)
+            wait_for_clients(strategy.roster, grid, len(self.clients), self.settings.connect_seconds)
             if watching is not None and state.round_number and not watching.is_evaluated(state.round_number):
                 strategy.evaluate(grid)  # the run was stopped after the round and before its evaluation
-            left = settings.rounds - state.round_number
+            left = self.settings.rounds - state.round_number
             if left > 0:
-                strategy.start(grid, pack(Shared(state.server.params)), left, settings.round_seconds)
-            if on_end is not None:
-                on_end(strategy)
+                strategy.start(grid, pack(Shared(state.server.params)), left, self.settings.round_seconds)
+        if self.out is not None:
+            about = {"experiment": name, "round": strategy.state.round_number}
+            save_tensors(self.out / MODEL, self.model.parts(strategy.state.server.params), about)
+        return strategy
 
-    return app
+    def _identity(self) -> dict[str, Any]:
+        """What a run has to have in common with the checkpoint that it goes on from."""
+        return {
+            "algorithm": self.algorithm.name,
+            "options": options_of(self.algorithm),
+            "fingerprint": fingerprint(self.model),
+            "clients": [str(client) for client in self.clients],
+            "participation": self.settings.participation,
+            "learning_rate": self.settings.learning_rate,
+            "batch_size": self.settings.batch_size,
+            "seed": self.settings.seed,
+        }

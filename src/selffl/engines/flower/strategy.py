@@ -24,7 +24,6 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp import ServerApp as ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
