@@ -18,6 +18,7 @@ QUICK = {
     "self-fl-exact": {"initial_steps": 4},
     "self-fl-augmented": {"initial_steps": 4, "tolerance": 1e-3, "max_convergence_steps": 25},
     "self-fl-cluster": {"initial_steps": 4},
+    "self-fl-sums": {"initial_steps": 4},
     "fedrep": {"num_local_steps": 3, "head_steps": 3},
 }
 VARIANTS = {name: (name, QUICK.get(name, {"num_local_steps": 3})) for name in ALGORITHMS} | {
@@ -35,11 +36,16 @@ VARIANTS = {name: (name, QUICK.get(name, {"num_local_steps": 3})) for name in AL
         {"initial_steps": 4, "clusters": "variance", "num_clusters": 3, "others": "cohort"},
     ),
     "self-fl-cluster, known, by examples": ("self-fl-cluster", {"variances": "known", "uncertainty_weights": False}),
+    "self-fl-sums, with noise": (
+        "self-fl-sums",
+        {"initial_steps": 4, "clip": 1.0, "max_weight": 2.0, "noise_multiplier": 1e-3},
+    ),
     "apfl, fixed": ("apfl", {"num_local_steps": 3, "adaptive": False, "mixing": 0.3}),
     "pfedme, mixed": ("pfedme", {"num_local_steps": 2, "num_inner_steps": 3, "mixing": 0.5}),
     "perfedavg, hessian-free": ("perfedavg", {"num_local_steps": 2, "order": "hessian-free"}),
 }
 every_method = pytest.mark.parametrize("variant", VARIANTS)
+without_noise = pytest.mark.parametrize("variant", [name for name in VARIANTS if "noise" not in name])
 
 
 def method(variant):
@@ -141,7 +147,7 @@ def test_the_same_seed_gives_the_same_bits(variant):
     assert torch.equal(runs[0][2], runs[1][2])
 
 
-@every_method
+@without_noise
 def test_another_seed_gives_another_run_where_clients_are_sampled(variant):
     personal = [run(method(variant), federation(8), 6, participation=0.4, seed=seed)[2] for seed in (11, 12)]
     assert not torch.allclose(*personal, rtol=1e-3)
@@ -176,7 +182,7 @@ def test_a_lone_client_stays_finite_and_learns(variant, resample):
     assert (personal[0] - source.local_estimate[0]).norm() < 0.7 * before
 
 
-@every_method
+@without_noise
 def test_clients_that_agree_exactly_stay_finite(variant):
     """All at their common optimum: every variance that can be estimated is zero."""
     source = federation(4)
@@ -327,6 +333,7 @@ def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
         ("fedrep", {"num_local_steps": 7, "head_steps": 4}, 4 + 7),
         ("self-fl", {"initial_steps": 6}, 6),
         ("self-fl-cluster", {"initial_steps": 6}, 6),
+        ("self-fl-sums", {"initial_steps": 6}, 6),
         ("self-fl-exact", {"initial_steps": 6}, 6),
         ("self-fl", {"initial_steps": 6, "max_local_steps": 5}, 5),
         (
@@ -372,6 +379,7 @@ def test_gradients_of_self_fl_are_its_steps():
         ("fedrep", {"num_local_steps": 2, "head_steps": 3}, [0, 1, 2, 3, 4]),
         ("self-fl", {"initial_steps": 3}, [0, 1, 2]),
         ("self-fl-cluster", {"initial_steps": 3}, [0, 1, 2]),
+        ("self-fl-sums", {"initial_steps": 3}, [0, 1, 2]),
         (  # the steps to convergence are on minibatches that no planned step can have seen
             "self-fl-augmented",
             {"initial_steps": 3, "max_local_steps": 5, "max_convergence_steps": 4},

@@ -243,6 +243,28 @@ def test_self_fl_equals_its_twin(name, case, setting):
     assert_self_fl_agrees(*agreed)
 
 
+SUMS = {
+    "as Self-FL's": {"initial_steps": 5},
+    "exact, mean": {"form": "exact", "variance_scale": "mean", "max_local_steps": 90, "smoothing": 1},
+    "all others": {"others": "all", "smoothing": 0.5, "initial_steps": 3},
+    "bounded": {"clip": 0.05, "max_weight": 1.0, "initial_steps": 5},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("case", SUMS)
+def test_self_fl_by_sums_equals_its_twin(case, setting):
+    options, name = SUMS[case], "self-fl-sums"
+    told = self_fl_twin_options(setting, options, name)
+    told = {key: told[key] for key in ("smoothing", "max_local_steps", "initial_steps", "form", "variance_scale")}
+    told["others"] = options.get("others", "cohort")
+    told |= {key: options[key] for key in ("clip", "max_weight") if key in options}
+    _, state, expected = compared(name, options, setting, twins.run_self_fl_sums, **told)
+    scale = max(expected["inter_variance"], expected["usual"])
+    assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9, abs=1e-12)
+    assert state.server.intra_variance.item() == pytest.approx(expected["usual"], rel=1e-9, abs=1e-9 * scale)
+
+
 AUGMENTED = {
     "tight": {"tolerance": 1e-4, "max_convergence_steps": 400, "smoothing": 1},
     "loose": {"tolerance": 3e-3, "max_convergence_steps": 35, "others": "all"},

@@ -1,6 +1,6 @@
 """The methods once more, one client at a time, in plain Python: the oracle of test_twins.py and test_cnn_twins.py.
 
-Written from the publications and the decisions D1–D15, with nothing but floats and lists; the first of them *before*
+Written from the publications and the decisions D1–D16, with nothing but floats and lists; the first of them *before*
 the library's own algorithms were read. A model is a list of P floats. What a client's rows say of it is one function
 of the problem, so that the same twin runs on the Gaussian loss and on a network.
 
@@ -462,3 +462,52 @@ def run_self_fl(
         gradients.append(round_gradients)
     result = outcome(model, personal_or_global(personal, model, num_clients), history, steps, gradients)
     return result | {"reported": reported, "inter_variance": inter_variance}
+
+
+def run_self_fl_sums(
+    problem, *, smoothing, max_local_steps, initial_steps, form="paper", variance_scale="sum", others="cohort",
+    clip=math.inf, max_weight=math.inf,
+):  # fmt: skip
+    """D16, with every client's model at hand: the centre and the spread are taken about the weighted mean itself.
+
+    The average client's total variance is the harmonic mean of the last cohort's, moved as σ_0² has moved since.
+    """
+    num_clients = len(problem["examples"])
+    model, inter_variance, usual = problem["start"], 0.0, 0.0  # usual: σ² of an average client
+    personal, recorded = {}, {m: [] for m in range(num_clients)}
+    history, steps, gradients = [], [], []
+    for t, cohort in enumerate(problem["cohorts"]):
+        average = inter_variance + usual
+        number = len(cohort) if others == "cohort" else num_clients
+        uploads, weights, round_steps = [], [], []
+        for m in cohort:
+            gradient, rate = problem["gradient"](t, m), problem["rates"][m]
+            begin, num_steps, weight = model, min(initial_steps, max_local_steps), 1.0
+            if len(recorded[m]) >= 2 and average > 0.0:
+                intra_variance = spread(recorded[m], "mean")
+                others_weight = (number - 1) / average
+                begin = initial_model(model, recorded[m][-1], 1.0 / (inter_variance + intra_variance), others_weight)
+                per_row = rate / (problem["batch_size"] or 1)
+                num_steps = steps_of(intra_variance, inter_variance, others_weight, per_row, form, max_local_steps)
+                weight = min(average / (inter_variance + intra_variance), max_weight)
+            trained = descend(begin, gradient, rate, num_steps)
+            personal[m] = trained
+            recorded[m] = [*recorded[m], trained]
+            change = [x - y for x, y in zip(trained, model, strict=True)]
+            shrunk = min(1.0, clip / norm(change)) if norm(change) else 1.0
+            uploads.append([y + shrunk * d for y, d in zip(model, change, strict=True)])
+            weights.append(weight)
+            round_steps.append(num_steps)
+        centre = mean_model(uploads, weights)
+        harmonic = average * len(cohort) / math.fsum(weights)
+        usual = max(harmonic - inter_variance, 0.0)
+        if len(cohort) > 1:
+            distance = [math.fsum((x - c) ** 2 for x, c in zip(model_m, centre, strict=True)) for model_m in uploads]
+            inter_variance = math.fsum(w * d for w, d in zip(weights, distance, strict=True)) / math.fsum(weights)
+            inter_variance *= len(cohort) if variance_scale == "sum" else 1
+        model = blend(model, centre, smoothing)
+        history.append(model)
+        steps.append(round_steps)
+        gradients.append(round_steps)
+    result = outcome(model, personal_or_global(personal, model, num_clients), history, steps, gradients)
+    return result | {"usual": usual, "inter_variance": inter_variance}

@@ -20,6 +20,7 @@ from selffl.algorithms.pfedme import PFedMe
 from selffl.algorithms.self_fl import SelfFL
 from selffl.algorithms.self_fl_augmented import SelfFLAugmented
 from selffl.algorithms.self_fl_cluster import SelfFLCluster
+from selffl.algorithms.self_fl_sums import SelfFLSums
 from selffl.errors import unknown_name
 
 ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
@@ -27,6 +28,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "self-fl-exact": partial(SelfFL, form="exact"),
     "self-fl-augmented": SelfFLAugmented,
     "self-fl-cluster": SelfFLCluster,
+    "self-fl-sums": SelfFLSums,
     "local": Local,
     "fedavg": FedAvg,
     "fedavg-equal": partial(FedAvg, weighting="equal"),
@@ -76,5 +78,6 @@ __all__ = [
     "SelfFL",
     "SelfFLAugmented",
     "SelfFLCluster",
+    "SelfFLSums",
     "algorithm",
 ]

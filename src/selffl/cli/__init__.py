@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from selffl._version import __version__
-from selffl.cli import console, data, posterior, run, studies
+from selffl.cli import console, data, flower, posterior, run, studies
 from selffl.errors import SelfFLError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
 for part in (studies, run, posterior):
     app.add_typer(part.app)
 app.add_typer(data.data_app, name="data")
+app.add_typer(flower.flower_app, name="flower")
 
 INTERRUPTED = 130  # the shell's code for it
 STOPPED = "stopped. What was finished is kept."

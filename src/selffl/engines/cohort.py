@@ -13,6 +13,7 @@ from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm, LocalTask, Population, map_tensors, tensors_of
 from selffl.algorithms.options import above, at_least
+from selffl.engines.noise import keyed, noised
 from selffl.errors import DivergedError
 from selffl.randomness import uniform
 from selffl.state.memory import MemoryStore
@@ -189,6 +190,7 @@ class CohortEngine:
                 counts.write(rows, counts.read(rows).plus(spent[-1]))
                 uploads.append(upload)
             upload = map_tensors(lambda *parts: torch.cat(parts, dim=len(shape)), *uploads)
+            upload = noised(self.algorithm, upload, len(shape), keyed(self.seed, number))
             server = self.algorithm.server_round(server, clients, upload)
             check_finite(self.algorithm, server, number)
             if on_round is not None:

@@ -178,12 +178,13 @@ def rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row
     """A round as a row of the history, and its clients as rows of their own."""
     row: Row = {"round": report.round_number, "clients": report.clients.shape[-1]}
     taking_part: list[Row] = []
+    if hasattr(report.server, "inter_variance"):
+        row["inter_variance"] = float(report.server.inter_variance)
     if isinstance(report.upload, SelfFLUpload):
         variance, steps = report.upload.intra_variance, report.upload.num_local_steps
         known = variance[~variance.isnan()]
         row["num_local_steps"] = float(steps.double().mean())
         row["intra_variance"] = float(known.double().mean()) if len(known) else None
-        row["inter_variance"] = float(report.server.inter_variance)
         columns = {
             "client": [ids[client] for client in report.clients.tolist()],
             "num_local_steps": steps.tolist(),

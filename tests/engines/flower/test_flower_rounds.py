@@ -153,9 +153,9 @@ def test_clients_and_server_that_start_anew_in_the_middle_change_nothing(name, f
     # Other processes, on other nodes; the experiment's name comes from the checkpoint.
     elsewhere = {node + 1: client for node, client in NODES.items()}
     state = setting.run(WireGrid(setting.client(), elsewhere), out=tmp_path / "server", experiment=None)
-    assert setting.ended._experiment not in ("", "first")
+    assert setting.ended.experiment not in ("", "first")
     setting_personal = [
-        personal_model(setting.module, tmp_path / "clients", setting.ended._experiment, m) for m in range(NUM_CLIENTS)
+        personal_model(setting.module, tmp_path / "clients", setting.ended.experiment, m) for m in range(NUM_CLIENTS)
     ]
     personal = torch.stack([FlatModel(model).params for model in setting_personal])
     assert_same((state, personal), setting.cohort(), bits=True)

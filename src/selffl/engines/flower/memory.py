@@ -8,10 +8,11 @@ it: the client's clock advances once, and the answer is the same.  Either both m
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from selffl.algorithms.contract import tensors_of
 from selffl.errors import CheckpointError, ConfigError
@@ -96,3 +97,24 @@ class ClientMemory:
                 f"{self.client} in experiment {self.experiment}."
             )
         return filled(_Both(self.newcomer, self.newcomer), tensors), round_number
+
+
+def memories(folder: Path) -> Iterator[tuple[ClientMemory, int | None, int | None, str | None]]:
+    """Each client's memory in a folder, the rounds of memory and personal model, and what is wrong with them."""
+    owners: dict[Path, list[Path]] = {}
+    for path in sorted(folder.glob("*/*.safetensors")):
+        stem = path.stem.removesuffix("-model")
+        owners.setdefault(path.with_name(f"{stem}.safetensors"), []).append(path)
+    for own, paths in owners.items():
+        rounds: dict[Path, int] = {}
+        # The names of the files are good enough where their contents cannot be read.
+        names = [unquote(part.rpartition("-")[0]) for part in (own.parent.name, own.stem)]
+        problem = None
+        for path in paths:
+            try:
+                _, about = load_tensors(path)
+                rounds[path], names = int(about["round"]), [about["experiment"], about["client"]]
+            except (CheckpointError, KeyError, TypeError, ValueError) as error:
+                problem = f"damaged: {error}" if not isinstance(error, CheckpointError) else str(error)
+        memory = ClientMemory(folder, names[0], names[1], None)
+        yield memory, rounds.get(own), rounds.get(own.with_name(f"{own.stem}-model.safetensors")), problem

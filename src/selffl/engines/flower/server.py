@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.serverapp import Grid
@@ -25,12 +26,25 @@ from selffl.engines.flower.messages import (
 from selffl.engines.flower.records import pack
 from selffl.engines.flower.roster import wait_for_clients
 from selffl.engines.flower.strategy import Method, SelfFLStrategy, Settings, Watcher
+from selffl.engines.noise import noise_scale
 from selffl.errors import ConfigError
 from selffl.state.checkpoint import filled, load_tensors, save_tensors
 from selffl.training.flat import FlatModel
 
 CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"  # the global model by its parameters' names, when the run has ended
+
+
+class Names(NamedTuple):
+    """What a run goes by, and has to go on by.
+
+    Attributes:
+        experiment: Name under which clients keep their memories.
+        cohort_seed: Decides who takes part.
+    """
+
+    experiment: str
+    cohort_seed: int
 
 
 class Checkpoint:
@@ -40,8 +54,8 @@ class Checkpoint:
         self.path, self._identity = path, json.loads(json.dumps(identity))
         self._began = time.perf_counter()
 
-    def load(self, template: RunState) -> tuple[RunState, str] | None:
-        """Where the run stands, and the experiment's id; none if it has not begun."""
+    def load(self, template: RunState) -> tuple[RunState, Names] | None:
+        """Where the run stands, and what it goes by; none if it has not begun."""
         if not self.path.exists():
             return None
         tensors, about = load_tensors(self.path)
@@ -53,13 +67,14 @@ class Checkpoint:
                     "folder, or the same settings."
                 )
         self._began -= float(about["seconds"])
-        return replace(filled(template, tensors), round_number=int(about["round"])), str(about["experiment"])
+        names = Names(str(about["experiment"]), int(about["cohort_seed"]))
+        return replace(filled(template, tensors), round_number=int(about["round"])), names
 
-    def save(self, state: RunState, experiment: str) -> None:
+    def save(self, state: RunState, names: Names) -> None:
         """Keep the state, all or nothing."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"round": state.round_number, "seconds": self.seconds, "experiment": experiment}
-        save_tensors(self.path, tensors_of(state), {**about, "identity": self._identity})
+        about = {"round": state.round_number, "seconds": self.seconds, "identity": self._identity}
+        save_tensors(self.path, tensors_of(state), {**about, **names._asdict()})
 
     @property
     def seconds(self) -> float:
@@ -129,28 +144,33 @@ class Server:
         """
         known = replace(self.population or Population(len(self.clients)), layers=self.model.layers)
         state = start_state(self.algorithm, self.model.params, known)
-        name = self.experiment or uuid.uuid4().hex
+        # Noise hides a client the better for nobody knowing whether it took part.
+        is_secret = bool(noise_scale(self.algorithm))
+        names = Names(self.experiment or uuid.uuid4().hex, secrets.randbits(62) if is_secret else self.settings.seed)
         checkpoint = None if self.out is None else Checkpoint(self.out / CHECKPOINT, self._identity())
         before = None if checkpoint is None else checkpoint.load(state)
         if before is not None:
             state, kept = before
-            if self.experiment not in (None, kept):
-                raise ConfigError(f"experiment is {self.experiment!r}; expected {kept!r}, as the checkpoint has it.")
-            name = kept
+            if self.experiment not in (None, kept.experiment):
+                raise ConfigError(
+                    f"experiment is {self.experiment!r}; expected {kept.experiment!r}, as the checkpoint has it."
+                )
+            names = kept
         with nullcontext() if watcher is None else watcher(state) as watching:
             strategy = SelfFLStrategy(
                 self.model,
                 self.algorithm,
                 self.clients,
                 self.settings,
-                experiment=name,
+                experiment=names.experiment,
                 state=state,
-                save=None if checkpoint is None else lambda state: checkpoint.save(state, name),
+                cohort_seed=names.cohort_seed,
+                save=None if checkpoint is None else lambda state: checkpoint.save(state, names),
                 watcher=watching,
             )
             if checkpoint is not None and before is None:
                 # The name has to outlive a first round that does not end: clients may have kept memories under it.
-                checkpoint.save(state, name)
+                checkpoint.save(state, names)
             wait_for_clients(strategy.roster, grid, len(self.clients), self.settings.connect_seconds)
             if watching is not None and state.round_number and not watching.is_evaluated(state.round_number):
                 strategy.evaluate(grid)  # the run was stopped after the round and before its evaluation
@@ -158,7 +178,7 @@ class Server:
             if left > 0:
                 strategy.start(grid, pack(Shared(state.server.params)), left, self.settings.round_seconds)
         if self.out is not None:
-            about = {"experiment": name, "round": strategy.state.round_number}
+            about = {"experiment": names.experiment, "round": strategy.state.round_number}
             save_tensors(self.out / MODEL, self.model.parts(strategy.state.server.params), about)
         return strategy
 

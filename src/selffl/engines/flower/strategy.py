@@ -48,6 +48,7 @@ from selffl.engines.flower.messages import (
 )
 from selffl.engines.flower.records import models_of, pack, stacked, templates, unpack
 from selffl.engines.flower.roster import Roster
+from selffl.engines.noise import noised, secret
 from selffl.errors import ConfigError, DataError, QuorumError
 from selffl.training.flat import FlatModel
 
@@ -139,6 +140,7 @@ class SelfFLStrategy(Strategy):
 
     Attributes:
         state: Where training stands; memories are with the clients.
+        experiment: Name under which the clients keep them.
     """
 
     def __init__(
@@ -150,14 +152,16 @@ class SelfFLStrategy(Strategy):
         *,
         experiment: str,
         state: RunState,
+        cohort_seed: int,
         save: Callable[[RunState], None] | None = None,
         watcher: Watcher | None = None,
     ) -> None:
         self.state = state
         self.ids = [str(client) for client in clients]
-        self._algorithm, self._settings, self._experiment = algorithm, settings, experiment
+        self._algorithm, self._settings, self.experiment = algorithm, settings, experiment
         self._fingerprint = fingerprint(model)
         self._template = templates(algorithm, model.params, model.layers).upload
+        self._cohort_seed = cohort_seed
         self._save, self._watcher = save, watcher
         # A node that hangs should not hold up every round for as long as training may take.
         patience = min(settings.round_seconds, max(settings.connect_seconds, QUERY_SECONDS))
@@ -174,7 +178,7 @@ class SelfFLStrategy(Strategy):
     ) -> list[Message]:
         """One message for each client of the cohort that is connected.  A list: Flower goes through it twice."""
         number, self._reasons = self.state.round_number + 1, []
-        self._cohort = sample_cohort(self._settings.seed, number, len(self.ids), self._settings.participation)
+        self._cohort = sample_cohort(self._cohort_seed, number, len(self.ids), self._settings.participation)
         nodes = self.roster.locate(grid)
         there = [client for client in self._cohort.tolist() if client in nodes]
         for client in self._cohort.tolist():
@@ -212,6 +216,7 @@ class SelfFLStrategy(Strategy):
         clients = self._at(sorted(found))
         upload = stacked([found[client][0] for client in sorted(found)])
         spent = self._at([found[client][1] for client in sorted(found)])
+        upload = noised(self._algorithm, upload, 0, secret)
         server = self._algorithm.server_round(self.state.server, clients, upload)
         check_finite(self._algorithm, server, number)
         self.state = RunState(
@@ -271,7 +276,7 @@ class SelfFLStrategy(Strategy):
         """Say what is run."""
         _log.info(
             "%s, %d clients, experiment %s, from round %d to %d",
-            self._algorithm.name, len(self.ids), self._experiment, self.state.round_number + 1, self._settings.rounds,
+            self._algorithm.name, len(self.ids), self.experiment, self.state.round_number + 1, self._settings.rounds,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------ answers
@@ -310,7 +315,7 @@ class SelfFLStrategy(Strategy):
         return found
 
     def _check(self, answer: Answer, number: int, client: int) -> None:
-        expected = {"experiment": self._experiment, "round_number": number, "client": self.ids[client]}
+        expected = {"experiment": self.experiment, "round_number": number, "client": self.ids[client]}
         for name, value in expected.items():
             if getattr(answer, name) != value:
                 raise DataError(f"the {name} of the answer is {getattr(answer, name)!r}; expected {value!r}.")
@@ -364,7 +369,7 @@ class SelfFLStrategy(Strategy):
     def _message(self, kind: str, number: int, client: int, node: int, arrays: ArrayRecord) -> Message:
         order = Order(
             protocol=PROTOCOL,
-            experiment=self._experiment,
+            experiment=self.experiment,
             round_number=number,
             client=self.ids[client],
             number=client,

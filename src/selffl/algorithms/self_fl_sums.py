@@ -1,0 +1,184 @@
+"""Self-FL by sums: the server learns three sums over the cohort and nothing of any single client.
+
+Not in the paper.  In Algorithm 1 the server weighs clients by 1/(sigma_0^2 + sigma_m^2), and so has to be told each
+sigma_m^2 and each model.  Here sigma_0^2 is one round old, so that a client can weigh its own change d_m = theta_m -
+theta^{t-1}, and sends w_m d_m, w_m and w_m ||d_m||^2.  From their sums alone (D16):
+
+    theta^t     = theta^{t-1} + D / W                 D = sum w_m d_m, W = sum w_m, Q = sum w_m ||d_m||^2
+    sigma_0^2   = Q / W - ||D / W||^2                 times n where variances are summed (D2)
+    w_m         = r / (sigma_0^2 + sigma_m^2)         r = sigma_0^2 + v, what an average client's total is
+    v           = r n / W - sigma_0^2                 so that r is the last cohort's harmonic mean of totals
+    1 / S_m     = r / (n - 1)                         as if the others were average clients
+
+Changes rather than models are summed: the same by algebra, and Q does not lose the digits of sigma_0^2 in ||theta||^2.
+
+**Noise.**  With ``clip`` S and ``max_weight`` W0 a client's part has ||d_m|| <= S and 0 <= w_m <= W0, and replacing one
+client by another moves the three sums, measured in units of S W0, sqrt(2) W0 and sqrt(2) S^2 W0, by at most 2 in all
+(docs/privacy.md has the proof).  ``noise_multiplier`` z adds normal noise of z times that to each, once a round, before
+anybody but the server sees anything of them.  What is published is made of these sums alone: the global model,
+sigma_0^2 and r.  How much that protects is `selffl.privacy.epsilon`'s to say.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.options import above
+from selffl.algorithms.self_fl import SelfFL, SelfFLBroadcast, SelfFLMemory
+from selffl.algorithms.solver import descend
+from selffl.errors import ConfigError
+
+LEAST_WEIGHT = 0.1  # of a noisy W, by client: noise may carry it to zero and below
+SENSITIVITY = 2.0  # of the three sums in their units, if one client is replaced by another
+UNIT_OF_SCALARS = math.sqrt(2.0)  # the largest at which two more sums cost the model's nothing
+
+
+@dataclass(frozen=True)
+class SumsServer:
+    """What the server knows."""
+
+    params: Tensor  # theta^t [..., P]
+    inter_variance: Tensor  # sigma_0^2 [...]
+    intra_variance: Tensor  # v [...], of an average client; 0 while none is known
+    num_clients: Tensor  # M [...]
+
+
+@dataclass(frozen=True)
+class SumsBroadcast(SelfFLBroadcast):
+    """What a client is sent: the model and three numbers that are the same for everybody."""
+
+    total_variance: Tensor  # r [..., C]
+
+
+@dataclass(frozen=True)
+class SumsUpload:
+    """What a client adds to the sums."""
+
+    change: Tensor  # w_m d_m [..., C, P]
+    weight: Tensor  # w_m [..., C]
+    square: Tensor  # w_m ||d_m||^2 [..., C]
+
+
+@dataclass(frozen=True)
+class SelfFLSums(SelfFL):
+    """Options of Self-FL, and what bounds and hides a client's part.
+
+    ``others`` says whether the others are as many as this round's ``cohort``, or as ``all`` clients.
+
+    Attributes:
+        clip: S, the most that a client's change may measure; longer ones are shortened.  The personal model is not.
+        max_weight: W0, the most that a client may weigh; an average one weighs 1.
+        noise_multiplier: z, the noise on the sums by what one client can move them; needs both bounds.
+    """
+
+    name: ClassVar[str] = "self-fl-sums"
+
+    clip: float | None = None
+    max_weight: float | None = None
+    noise_multiplier: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option in ("clip", "max_weight"):
+            if getattr(self, option) is not None:
+                above(option, getattr(self, option), 0.0, alternative=", or None")
+        above("noise_multiplier", self.noise_multiplier, 0.0, inclusive=True)
+        if self.noise_multiplier and (self.clip is None or self.max_weight is None):
+            raise ConfigError(
+                f"noise_multiplier is {self.noise_multiplier:g} without clip and max_weight; expected both, for noise "
+                "hides only what is bounded."
+            )
+        if self.variances == "known":
+            raise ConfigError("variances is 'known'; expected 'estimated': the server does not know single clients.")
+        if not self.uncertainty_weights:
+            raise ConfigError(
+                "uncertainty_weights is False; expected True: numbers of examples are not among the sums. Use fedavg."
+            )
+
+    def start(self, params: Tensor, population: Population) -> SumsServer:  # type: ignore[override]
+        """sigma_0^2 = 0, and nothing known of the clients."""
+        nothing = torch.zeros_like(params[..., 0])
+        return SumsServer(params, nothing, nothing, torch.full_like(nothing, population.num_clients))
+
+    def broadcast(self, server: SumsServer, clients: Tensor) -> SumsBroadcast:  # type: ignore[override]
+        """The same to everybody: the model, sigma_0^2, r, and 1/S_m as if the others were average clients."""
+        total = server.inter_variance + server.intra_variance
+        number = torch.full_like(total, clients.shape[-1]) if self.others == "cohort" else server.num_clients
+        rest = torch.where(total > 0, total / (number - 1), torch.nan)  # before the first spread nothing is known
+
+        def to_each(value: Tensor) -> Tensor:
+            return value.unsqueeze(-1).expand(clients.shape)
+
+        return SumsBroadcast(
+            params=server.params.unsqueeze(-2).expand(*clients.shape, -1),
+            inter_variance=to_each(server.inter_variance),
+            others_variance=to_each(rest),
+            intra_variance=to_each(torch.full_like(total, torch.nan)),
+            total_variance=to_each(total),
+        )
+
+    def client_round(  # type: ignore[override]
+        self, broadcast: SumsBroadcast, memory: SelfFLMemory, task: LocalTask
+    ) -> tuple[SumsUpload, SelfFLMemory]:
+        """Local training as Self-FL's; then the client weighs its own change."""
+        plan = self.plan(broadcast, memory, task)
+        trained = descend(task, plan.start, plan.num_local_steps)
+        weight = self.own_weight(broadcast, plan.intra_variance)
+        change = trained - broadcast.params
+        length = change.norm(dim=-1)
+        if self.clip is not None:
+            change = change * (self.clip / length.clamp(min=self.clip)).unsqueeze(-1)
+            length = length.clamp(max=self.clip)
+        upload = SumsUpload(weight.unsqueeze(-1) * change, weight, weight * length.square())
+        return upload, SelfFLMemory(trained, memory.spread.update(trained))
+
+    def own_weight(self, broadcast: SumsBroadcast, intra_variance: Tensor) -> Tensor:
+        """r / (sigma_0^2 + sigma_m^2) ``[..., C]``; 1, as an average client, while sigma_m^2 or r is unknown."""
+        own = broadcast.inter_variance + intra_variance
+        is_known = (own > 0) & (broadcast.total_variance > 0)
+        weight = torch.where(is_known, broadcast.total_variance / own.masked_fill(~is_known, 1.0), 1.0)
+        return weight if self.max_weight is None else weight.clamp(max=self.max_weight)
+
+    def server_round(  # type: ignore[override]
+        self, server: SumsServer, clients: Tensor, upload: SumsUpload
+    ) -> SumsServer:
+        """Everything from the three sums (D16)."""
+        number = clients.shape[-1]
+        change = upload.change.double().sum(-2)
+        weight, square = upload.weight.double().sum(-1), upload.square.double().sum(-1)
+        excess = 0.0  # what noise adds to ||D||^2
+        if self.noise_multiplier:
+            weight = weight.clamp(min=LEAST_WEIGHT * number)
+            excess = change.shape[-1] * self.noise_scale()["change"] ** 2
+        step = change / weight.unsqueeze(-1)
+        inter = server.inter_variance
+        if number > 1:  # a cohort of one has no spread; the last sigma_0^2 stays (D8)
+            spread = square / weight - step.square().sum(-1) + excess / weight.square()
+            spread = spread.clamp(min=0.0) * (number if self.variance_scale == "sum" else 1)
+            inter = spread.to(server.inter_variance)
+        total = server.inter_variance + server.intra_variance
+        intra = (total * number / weight - server.inter_variance).clamp(min=0.0).to(server.intra_variance)
+        share = (
+            torch.as_tensor(number) / server.num_clients if self.smoothing == "participation" else float(self.smoothing)
+        )
+        share = torch.as_tensor(share).to(step).unsqueeze(-1)
+        return SumsServer((server.params + share * step).to(server.params), inter, intra, server.num_clients)
+
+    def noise_scale(self) -> dict[str, float]:
+        """Standard deviation of the noise on each sum, by the field of `SumsUpload`; none without noise."""
+        if not self.noise_multiplier:
+            return {}
+        assert self.clip is not None
+        assert self.max_weight is not None
+        unit = SENSITIVITY * self.noise_multiplier * self.max_weight
+        return {
+            "change": unit * self.clip,
+            "weight": unit * UNIT_OF_SCALARS,
+            "square": unit * UNIT_OF_SCALARS * self.clip**2,
+        }

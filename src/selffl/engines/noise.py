@@ -1,0 +1,69 @@
+"""Noise on a method's sums, between the clients and the server's step: what one client adds cannot be told from it.
+
+A method whose server uses nothing but sums over the cohort says how much noise each of them gets.  To a sum it does not
+matter where the noise comes in, so it is added to the first client's part.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selffl.algorithms.contract import Algorithm, tensors_of
+from selffl.randomness import normal
+
+Upload = TypeVar("Upload")
+Draw = Callable[[str, torch.Size], Tensor]  # standard normal numbers for a field, of a shape
+
+
+@runtime_checkable
+class NoisySums(Protocol):
+    """A method whose uploads are summed, and nothing else."""
+
+    def noise_scale(self) -> dict[str, float]:
+        """Standard deviation of the noise on the sum of each field; empty: none."""
+        ...
+
+
+def noise_scale(algorithm: Algorithm[Any, Any, Any, Any]) -> dict[str, float]:
+    """What a method wants; nothing, for most."""
+    return algorithm.noise_scale() if isinstance(algorithm, NoisySums) else {}
+
+
+def noised(algorithm: Algorithm[Any, Any, Any, Any], upload: Upload, axis: int, draw: Draw) -> Upload:
+    """The cohort's upload, clients on ``axis``, with the noise that the method asks for on each of its sums."""
+    found = {}
+    for name, scale in noise_scale(algorithm).items():
+        tensor = tensors_of(upload)[name].clone()
+        first = tensor.select(axis, 0)
+        first += (scale * draw(name, first.shape)).to(first)
+        found[name] = tensor
+    return replace(upload, **found) if found else upload  # type: ignore[type-var]
+
+
+def keyed(seed: int | Tensor, round_number: int) -> Draw:
+    """Numbers that a simulation can repeat.  Whoever knows the seed can take them off again: they protect nobody."""
+    seeds = torch.as_tensor(seed)
+
+    def draw(name: str, shape: torch.Size) -> Tensor:
+        rest = shape[seeds.dim() :]
+        own = seeds.reshape((*seeds.shape, *(1 for _ in rest)))
+        places = torch.arange(rest.numel()).reshape(rest)
+        return normal(own, "noise", round_number, zlib.crc32(name.encode()), places)
+
+    return draw
+
+
+def secret(name: str, shape: torch.Size) -> Tensor:
+    """Numbers from the operating system's generator, which nobody can repeat."""
+    words = np.frombuffer(os.urandom(8 * shape.numel()), dtype=np.uint64) >> np.uint64(12)
+    uniform = (torch.from_numpy(words.astype(np.float64)) + 0.5) * 2.0**-52
+    found: Tensor = torch.special.ndtri(uniform).reshape(shape)
+    return found

@@ -1,0 +1,84 @@
+"""How much noise protects: the (ε, δ) of a run with `self-fl-sums`.  Needs ``selffl[privacy]``.
+
+One client more or less known about: two federations are neighbours if they differ in one client, data and all
+(*replace-one*).  Each round draws a fixed number of clients without replacement, in secret, and publishes the three
+sums of `selffl.algorithms.self_fl_sums` with normal noise of ``noise_multiplier`` times their sensitivity; the rounds
+are composed by Rényi's divergence in Google's ``dp-accounting`` (Wang, Balle and Kasiviswanathan, AISTATS 2019, for the
+draw).  docs/privacy.md says what the guarantee covers, and what it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from selffl.algorithms.options import above, at_least
+from selffl.engines.cohort import cohort_size
+from selffl.errors import ConfigError
+
+
+def epsilon(noise_multiplier: float, *, num_clients: int, participation: float, rounds: int, delta: float) -> float:
+    """ε at ``delta`` of a whole run, for replacing one client; infinite without noise.
+
+    Args:
+        noise_multiplier: of `self-fl-sums`.
+        num_clients: M.
+        participation: C, the share of clients drawn in each round.
+        rounds: how many.
+        delta: δ, well below 1/M.
+    """
+    _check(num_clients, participation, rounds, delta)
+    above("noise_multiplier", noise_multiplier, 0.0, inclusive=True)
+    if noise_multiplier == 0:
+        return math.inf
+    accountant = _accountant()
+    accountant.compose(_event(noise_multiplier, num_clients, participation, rounds))
+    return float(accountant.get_epsilon(delta))
+
+
+def noise_for(epsilon: float, *, num_clients: int, participation: float, rounds: int, delta: float) -> float:
+    """The least noise multiplier that keeps a run within ``epsilon`` at ``delta``."""
+    _check(num_clients, participation, rounds, delta)
+    above("epsilon", epsilon, 0.0)
+    library = _library()
+    found = library.calibrate_dp_mechanism(
+        _accountant,
+        lambda noise: _event(noise, num_clients, participation, rounds),
+        epsilon,
+        delta,
+        library.LowerEndpointAndGuess(1e-2, 1.0),
+    )
+    return float(found)
+
+
+def _check(num_clients: int, participation: float, rounds: int, delta: float) -> None:
+    at_least("num_clients", num_clients, 1)
+    above("participation", participation, 0.0, at_most=1.0)
+    at_least("rounds", rounds, 1)
+    above("delta", delta, 0.0)
+    if delta >= 1:
+        raise ConfigError(f"delta is {delta!r}; expected a number below 1, and well below 1 / num_clients.")
+
+
+def _library() -> Any:
+    try:
+        import dp_accounting
+    except ImportError:
+        raise ConfigError(
+            "dp-accounting is not here; expected it. Install it: pip install 'selffl[privacy]'."
+        ) from None
+    return dp_accounting
+
+
+def _accountant() -> Any:
+    library = _library()
+    return library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_ONE)
+
+
+def _event(noise_multiplier: float, num_clients: int, participation: float, rounds: int) -> Any:
+    library = _library()
+    each = library.GaussianDpEvent(noise_multiplier)
+    size = cohort_size(num_clients, participation)
+    if size < num_clients:
+        each = library.SampledWithoutReplacementDpEvent(num_clients, size, each)
+    return library.SelfComposedDpEvent(each, rounds)
