@@ -2,6 +2,7 @@
 
 SelfFLError
 ├── ConfigError       an option, a name or a combination that cannot work
+│   └── RefusedError  an order that a client of a federation does not follow
 ├── DataError         rows, columns or arrays that are not what they should be
 ├── CheckpointError   a saved run that is damaged, incomplete or of another version
 ├── DivergedError     training left the finite numbers
@@ -34,6 +35,10 @@ class CheckpointError(SelfFLError):
 
 class DivergedError(SelfFLError):
     """Training left the finite numbers."""
+
+
+class RefusedError(ConfigError):
+    """An order that a client of a federation does not follow; its text holds no data and may be sent to the server."""
 
 
 class QuorumError(SelfFLError):

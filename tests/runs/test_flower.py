@@ -21,6 +21,7 @@ from selffl.errors import ConfigError, DivergedError, QuorumError
 from selffl.flower import client_app, personal_model, server_app
 from selffl.runs import folder as files
 from selffl.state.checkpoint import load_tensors
+from selffl.state.files import locked
 
 SETTINGS = {"rounds": 4, "participation": 0.5, "learning_rate": 0.05, "batch_size": 5, "seed": 3, "evaluate_every": 2}
 
@@ -45,7 +46,7 @@ def run(federation, folder, name, module=None, loss=nn.functional.cross_entropy,
     module = module or linear()
     app = client_app(module, own(federation), name, memory_dir=folder / "clients", loss=loss)
     grid = grid or (lambda app: WireGrid(app, {100 + m: m for m in range(federation.num_clients)}))
-    given = {**SETTINGS, "connect_seconds": 0, **changed}
+    given = {**SETTINGS, "connect_seconds": 0, "round_seconds": 20.0, **changed}
     server = server_app(module, name, range(federation.num_clients), out=folder / "run", data="digits", **given)
     server(grid(app), Context(RUN, 1, {}, RecordDict(), config or {}))
     return files.read_records(folder / "run")
@@ -158,7 +159,7 @@ def test_a_server_that_diverges_says_so(federation, tmp_path, monkeypatch):
 
 
 def test_two_servers_do_not_write_one_folder(federation, tmp_path):
-    with files.locked(tmp_path / "run"), pytest.raises(ConfigError, match="another process is writing"):
+    with locked(tmp_path / "run"), pytest.raises(ConfigError, match="another process is writing"):
         run(federation, tmp_path, "fedavg")
 
 

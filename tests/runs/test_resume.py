@@ -17,8 +17,9 @@ from selffl.algorithms import ALGORITHMS
 from selffl.data import load as load_data
 from selffl.errors import CheckpointError, ConfigError
 from selffl.runs import loop
-from selffl.runs.folder import RunFolder, locked, read_records
+from selffl.runs.folder import RunFolder, read_records
 from selffl.state.checkpoint import load_tensors
+from selffl.state.files import locked
 
 ROUNDS = 60
 KILLED = """

@@ -11,7 +11,7 @@ import torch
 import selffl
 from selffl.data import sentiment, text
 from selffl.errors import ConfigError
-from selffl.runs.folder import locked
+from selffl.state.files import locked
 from selffl.studies import STUDIES, comparison, problems
 from selffl.studies import text as module
 from selffl.studies.arms import Arm, run_arms

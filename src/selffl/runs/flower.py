@@ -25,7 +25,7 @@ from selffl.engines.cohort import RoundReport, RunState
 from selffl.engines.flower.client import VIEWS, algorithm_of
 from selffl.engines.flower.server import Server, numbered
 from selffl.engines.flower.strategy import Scores, Settings
-from selffl.errors import ConfigError, DivergedError
+from selffl.errors import CheckpointError, ConfigError, DivergedError
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
@@ -74,24 +74,44 @@ def reported(scores: Mapping[int, Scores], num_clients: int) -> ReportedEvaluati
 
 
 class Recorder:
-    """Writes a run's folder as the run goes."""
+    """Writes a run's folder as the run goes; where the run is, the server's checkpoint says."""
 
     def __init__(self, path: Path, config: RunConfig, clients: Sequence[Hashable], state: RunState) -> None:
         self._config, self._clients = config, clients
         self._path, self.records = path, Records()
-        if state.round_number and (path / files.CONFIG).is_file():
-            self.records = files.read_records(path).up_to(state.round_number)
-            self._config = replace(config, metrics=files.read_config(path).metrics)
-            ids = {str(client): client for client in clients}
-            for row in (*self.records.clients, *self.records.participation):
-                row["client"] = ids[row["client"]]
+        self.metrics: tuple[str, ...] | None = None
+        if (path / files.CONFIG).is_file():
+            self._take_up(state.round_number)
+        elif state.round_number:
+            raise CheckpointError(
+                f"{path} holds a checkpoint of round {state.round_number} and no {files.CONFIG}; expected both. "
+                "Put it back, or start another run in another folder."
+            )
         last: Row = self.records.history[-1] if self.records.history else {}
         self._began = time.perf_counter() - (last.get("seconds") or 0.0)
+        path.mkdir(parents=True, exist_ok=True)
         self._begin()
+
+    def _take_up(self, round_number: int) -> None:
+        """The records of the rounds until the checkpoint, all of which have to be there."""
+        earlier = files.read_config(self._path)
+        if earlier.device != self._config.device:
+            raise ConfigError(f"{self._path} holds a run that is not over Flower; give another folder.")
+        self.records = files.read_records(self._path).up_to(round_number)
+        if [row["round"] for row in self.records.history] != list(range(1, round_number + 1)):
+            raise CheckpointError(
+                f"{self._path / files.HISTORY} lacks rounds before the checkpoint of round {round_number}; expected "
+                "all. Start another run in another folder."
+            )
+        ids = {str(client): client for client in self._clients}
+        for row in (*self.records.clients, *self.records.participation):
+            row["client"] = ids[row["client"]]
+        if any(row.get(f"weighted_{earlier.metrics[0]}") is not None for row in self.records.history):
+            self.metrics = earlier.metrics
+            self._config = replace(self._config, metrics=earlier.metrics)
 
     def _begin(self) -> None:
         self._folder = RunFolder(self._path, history_columns(self._config))
-        self._path.mkdir(parents=True, exist_ok=True)
         self._folder.begin(self._config, self.records)
 
     def is_evaluated(self, round_number: int) -> bool:
@@ -117,17 +137,19 @@ class Recorder:
 
     def evaluated(self, state: RunState, scores: Mapping[int, Scores]) -> None:
         """The scores of the moment beside the last round, the rows of the clients, and the summary."""
-        found = reported(scores, len(self._clients))
-        self._config = replace(self._config, metrics=found.measure.metrics)
-        self.records.history[-1] |= found.scores()
-        heard = [scores.get(client) for client in range(len(self._clients))]
-        num_train = torch.tensor([0 if own is None else own.num_train for own in heard])
-        self.records.clients = client_rows(
-            self._config, self._clients, num_train, found.num_rows, state, self.records, found
-        )
-        status = "finished" if state.round_number == self._config.rounds else "running"
+        if scores:
+            found = reported(scores, len(self._clients))
+            self.metrics = found.measure.metrics
+            self._config = replace(self._config, metrics=self.metrics)
+            self.records.history[-1] |= found.scores()
+            heard = [scores.get(client) for client in range(len(self._clients))]
+            num_train = torch.tensor([0 if own is None else own.num_train for own in heard])
+            self.records.clients = client_rows(
+                self._config, self._clients, num_train, found.num_rows, state, self.records, found
+            )
+        # The history last: it says that the round is evaluated, and a run that goes on believes it.
+        self.conclude("finished" if state.round_number == self._config.rounds else "running")
         self._begin()  # anew: the last row has changed, and the first evaluation says what is measured
-        self.conclude(status)
 
     def conclude(self, status: str) -> None:
         """Write the clients and the summary."""
@@ -151,6 +173,7 @@ def server_app(
     shortfall: Literal["raise", "skip"] = "raise",
     round_seconds: float = 3600.0,
     connect_seconds: float = 60.0,
+    max_examples: int = 10**9,
     experiment: str | None = None,
     population: Population | None = None,
     dtype: torch.dtype = torch.float32,
@@ -158,7 +181,7 @@ def server_app(
 ) -> ServerApp:
     """The app that the server runs.
 
-    ``out``, ``experiment``, ``algorithm`` (a name) and every setting from ``rounds`` to ``connect_seconds`` may also be
+    ``out``, ``experiment``, ``algorithm`` (a name) and every setting from ``rounds`` to ``max_examples`` may also be
     given in the app's run configuration, with a dash for each underscore (``flwr run . --run-config "rounds=20"``),
     which then counts.  A run whose ``out`` holds a checkpoint of the same run goes on from there: Flower does not
     resume a run, so it is submitted again (`selffl flower resume`).
@@ -178,8 +201,9 @@ def server_app(
         quorum: share of a round's cohort that has to answer for the round to count.
         shortfall: what happens if fewer do: ``raise`` ends the run with a `QuorumError`, ``skip`` goes on to the next
             round with the global model as it was.
-        round_seconds: how long answers are waited for.
-        connect_seconds: how long clients are waited for before the first round.
+        round_seconds: how long enough of a round's clients are waited for, and again their answers.
+        connect_seconds: how long all clients are waited for before the first round.
+        max_examples: the most rows that a client may claim to have; many methods weigh clients by that.
         experiment: name under which clients keep their memories; none: a new one, kept in the checkpoint.
         population: what is known of the clients beforehand (clusters, variances), in the order of their sorted ids.
         dtype: of the parameters; the clients have to have the same.
@@ -196,6 +220,7 @@ def server_app(
         "shortfall": shortfall,
         "round_seconds": round_seconds,
         "connect_seconds": connect_seconds,
+        "max_examples": max_examples,
         "experiment": experiment,
         "out": None if out is None else str(out),
     }
@@ -223,7 +248,9 @@ def server_app(
 
 def overridden(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with those of a run configuration in their place, whose names have dashes."""
-    kinds: dict[str, type[int | str]] = dict.fromkeys(("rounds", "batch_size", "seed", "evaluate_every"), int)
+    kinds: dict[str, type[int | str]] = dict.fromkeys(
+        ("rounds", "batch_size", "seed", "evaluate_every", "max_examples"), int
+    )
     kinds |= dict.fromkeys(("shortfall", "experiment", "out"), str)
     found = dict(given)
     for name in given:
@@ -268,12 +295,11 @@ def recording(server: Server, algorithm: str, data: str) -> Callable[[RunState],
 
     @contextmanager
     def recorded(state: RunState) -> Iterator[Recorder]:
-        with files.locked(path):
-            recorder = Recorder(path, config, server.clients, state)
-            try:
-                yield recorder
-            except DivergedError:
-                recorder.conclude("diverged")
-                raise
+        recorder = Recorder(path, config, server.clients, state)
+        try:
+            yield recorder
+        except DivergedError:
+            recorder.conclude("diverged")
+            raise
 
     return recorded

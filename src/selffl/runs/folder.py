@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,22 +25,17 @@ import torch
 
 from selffl.algorithms.contract import tensors_of
 from selffl.engines.cohort import RunState
-from selffl.errors import CheckpointError, ConfigError
+from selffl.errors import CheckpointError
 from selffl.runs.environment import environment
 from selffl.state.checkpoint import filled, load_tensors, save_tensors
 from selffl.state.files import append_csv, read_csv, write_csv, write_json
 from selffl.training.blocks import Gradients
 
-try:
-    import fcntl
-except ImportError:  # not on Windows, where nothing keeps two processes apart
-    fcntl = None  # type: ignore[assignment]
-
 VERSION = 1
 
 CONFIG, SUMMARY, CHECKPOINT = "config.json", "summary.json", "checkpoint.safetensors"
 HISTORY, PARTICIPATION, CLIENTS = "history.csv", "participation.csv", "clients.csv"
-FEDERATION, MODULE, LOCK = "federation.safetensors", "module.pt", ".lock"
+FEDERATION, MODULE = "federation.safetensors", "module.pt"
 
 Row = dict[str, Any]
 
@@ -125,19 +119,6 @@ class RunFolder:
         """Everything training needs to go on from here."""
         about = {"round": state.round_number, "seconds": seconds}
         save_tensors(self.path / CHECKPOINT, tensors_of(state), about)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep a second process from writing the same run; the lock goes with the process, however that ends."""
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / LOCK).open("w") as file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"another process is writing the run in {path}; wait for it, or give another.") from None
-        yield
 
 
 def read_config(path: Path) -> RunConfig:

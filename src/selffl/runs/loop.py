@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from selffl.engines.cohort import CohortEngine, RoundReport, RunState
 from selffl.errors import ConfigError, DivergedError
 from selffl.runs.evaluation import Evaluation, evaluate, or_none, score_names
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
-from selffl.training.blocks import Loss
+from selffl.training.blocks import Loss, repeatable
 from selffl.training.evaluation import check_rows
 from selffl.training.flat import FlatModel
 from selffl.training.metrics import by_loss
@@ -84,18 +83,7 @@ class Training:
         return round_number == self.config.rounds or (every > 0 and round_number % every == 0)
 
 
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """Ask cuDNN for convolutions that sum in one order: with others the same seed gives other numbers each time."""
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = before
-
-
-@_repeatable()
+@repeatable()
 def go_on(
     training: Training,
     state: RunState,

@@ -23,6 +23,7 @@ from selffl.runs.evaluation import Evaluation
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.runs.loop import Method, OnRound, Training, every_of, go_on, history_columns, summary
 from selffl.state.checkpoint import load_tensors
+from selffl.state.files import locked
 from selffl.training.blocks import Gradients, Loss
 
 Warm = Mapping[str, Tensor]  # a state_dict
@@ -212,7 +213,7 @@ def train(
     if out is None:
         return _trained(training, state, Records(), None, 0.0, on_round)
     _refuse_if_taken(Path(out))
-    with files.locked(Path(out)):
+    with locked(Path(out)):
         folder = _begin(Path(out), training, Records(), state, keep_rows)
         return _trained(training, state, Records(), folder, 0.0, on_round)
 
@@ -258,7 +259,7 @@ def resume(
         )
     if state.round_number == training.config.rounds and found.summary.get("status") == "finished":
         return _run(training, state, found)
-    with files.locked(place):
+    with locked(place):
         folder = RunFolder(place, history_columns(training.config))
         folder.begin(training.config, records)
         return _trained(training, state, records, folder, seconds, on_round)

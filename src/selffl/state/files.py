@@ -3,19 +3,60 @@
 from __future__ import annotations
 
 import csv
+import glob
 import io
 import json
 import os
+import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from selffl.errors import ConfigError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where nothing keeps two processes apart
+    fcntl = None  # type: ignore[assignment]
+
+STALE_SECONDS = 24 * 3600.0  # after which nobody is still writing a file
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep a second process from writing the same run; the lock goes with the process, however that ends."""
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / LOCK).open("w") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"another process is writing the run in {path}; wait for it, or give another.") from None
+        yield
+
+
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Wait until no other process is between these lines for the same file, which need not exist yet."""
+    with path.with_name(path.name + LOCK).open("w") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` to write into; it takes the place of ``path`` once it is safe on the disk."""
-    partial = path.with_name(path.name + ".part")
+    """A temporary file beside ``path`` to write into; it takes the place of ``path`` once it is safe on the disk.
+
+    Each writer has its own: of two at once the later one wins, and neither publishes half of the other's.
+    """
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*.part"):  # of a process that was killed
+        if time.time() - left.stat().st_mtime > STALE_SECONDS:
+            left.unlink(missing_ok=True)
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(6)}.part")
     try:
         yield partial
         _sync(partial)
@@ -53,6 +94,8 @@ def append_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[
     """Add rows to the end of a table that `write_csv` began."""
     with path.open("a", newline="", encoding="utf-8") as file:
         csv.DictWriter(file, columns, lineterminator="\n").writerows(rows)
+        file.flush()
+        os.fsync(file.fileno())  # a checkpoint that follows is on the disk, and counts on these rows
 
 
 def read_csv(path: Path, as_text: Sequence[str] = ()) -> list[dict[str, Any]]:

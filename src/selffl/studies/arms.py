@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from selffl.errors import DivergedError
-from selffl.runs.folder import Records, Row, locked, read_records
+from selffl.runs.folder import Records, Row, read_records
 from selffl.state.checkpoint import load_tensors, save_tensors
+from selffl.state.files import locked
 from selffl.studies.problems import Problem
 from selffl.studies.result import Estimate, Job
 

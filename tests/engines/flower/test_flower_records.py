@@ -93,8 +93,11 @@ def test_a_record_without_tensors_is_an_empty_message():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda a: a.pop("inner.count"), "lacks inner.count; expected params, inner.count, inner.is_there, small"),
-        (lambda a: a.update(more=a["params"]), "also has more"),
+        (
+            lambda a: a.pop("inner.count"),
+            r"lacks \['inner.count'\]; expected params, inner.count, inner.is",
+        ),
+        (lambda a: a.update(more=a["params"]), r"also has \['more'\]"),
         (lambda a: a.update(params=Array(a["params"].numpy()[0])), r"'params' is float32 \(5,\); expected .* \(1, 5\)"),
         (lambda a: a.update({"inner.count": a["inner.is_there"]}), "'inner.count' is bool .* expected int64"),
         (lambda a: a.update(params=Array("float32", (1, 5), "numpy.ndarray", b"\x93NUMPY")), "cannot be read"),
@@ -117,12 +120,12 @@ def test_templates_are_what_the_method_makes_of_one_client(name):
     found = templates(algorithm(name), model.params, model.layers)
     for part in found:
         assert all(tensor.shape[0] == 1 for tensor in tensors_of(part).values())
-    assert found.upload.params.shape == (1, 23)
+    assert (1, 23) in {tuple(tensor.shape) for tensor in tensors_of(found.upload).values()}
     assert model.params.equal(before)
 
 
 def test_a_note_is_read_as_it_was_written_and_nothing_else_is():
-    order = Order(1, "x", 3, "7", 7, 2**63 - 1, 0.1, 10, "ditto", options_of(algorithm("ditto")), "f")
+    order = Order(1, "x", "r", 3, "7", 7, 2**63 - 1, 0.1, 10, "ditto", options_of(algorithm("ditto")), "f")
     WireGrid(None, {})
     message = Message(RecordDict({"about": write(order)}), 5, "train", ttl=60.0)
     content = over_the_wire(sealed(message, is_reply=False)).content

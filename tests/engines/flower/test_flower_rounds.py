@@ -70,7 +70,8 @@ class Setting:
     def run(self, grid, rounds=ROUNDS, **changed):
         of_run = {name: changed.pop(name) for name in ("out", "population") if name in changed}
         of_run["experiment"] = changed.pop("experiment", "first")
-        usual = {"evaluate_every": 1, "quorum": 0.5, "shortfall": "raise", "round_seconds": 3600, "connect_seconds": 0}
+        usual = {"evaluate_every": 1, "quorum": 0.5, "shortfall": "raise", "round_seconds": 20.0, "connect_seconds": 0}
+        usual["max_examples"] = 10**9
         settings = Settings(rounds, **{**SETTINGS, **usual, **changed})
         server = Server(FlatModel(self.module), self.method, numbered(range(NUM_CLIENTS)), settings, **of_run)
         self.ended = server.run(grid)
@@ -153,9 +154,10 @@ def test_clients_and_server_that_start_anew_in_the_middle_change_nothing(name, f
     # Other processes, on other nodes; the experiment's name comes from the checkpoint.
     elsewhere = {node + 1: client for node, client in NODES.items()}
     state = setting.run(WireGrid(setting.client(), elsewhere), out=tmp_path / "server", experiment=None)
-    assert setting.ended.experiment not in ("", "first")
+    assert setting.ended.names.experiment not in ("", "first")
     setting_personal = [
-        personal_model(setting.module, tmp_path / "clients", setting.ended.experiment, m) for m in range(NUM_CLIENTS)
+        personal_model(setting.module, tmp_path / "clients", setting.ended.names.experiment, m)
+        for m in range(NUM_CLIENTS)
     ]
     personal = torch.stack([FlatModel(model).params for model in setting_personal])
     assert_same((state, personal), setting.cohort(), bits=True)
@@ -289,11 +291,11 @@ FAULTS = {
     "of negative cost": (note(num_gradients=-3), "num_gradients is -3"),
     "to no message of ours": (misdirected, "which is none of this round's"),
     "from another node": (in_its_place, "node 4242 answers in its place"),
-    "an error of the server's": (unavailable, "error 5: node unavailable"),
+    "an error of the server's": (unavailable, "error 5: 'node unavailable'"),
     "without tensors": (without("arrays"), "no record 'arrays'"),
     "without a note": (without("about"), "no record 'about'"),
-    "lacks a tensor": (edited(lambda arrays: arrays.pop("params")), "lacks params"),
-    "has one too many": (edited(lambda arrays: arrays.update(extra=arrays["params"])), "also has extra"),
+    "lacks a tensor": (edited(lambda arrays: arrays.pop("params")), r"lacks \['params'\]"),
+    "has one too many": (edited(lambda arrays: arrays.update(extra=arrays["params"])), r"also has \['extra'\]"),
     "other shape": (
         edited(lambda arrays: arrays.update(params=Array(arrays["params"].numpy()[:, :7].copy()))),
         r"'params' is float32 \(1, 7\); expected float32 \(1, 650\)",
@@ -305,10 +307,13 @@ FAULTS = {
     "torn": (edited(torn), "'params' cannot be read"),
     "lying header": (edited(lying), "'params' is torch.float64"),
     "NaN in the model": (entry("params", math.nan), "params holds NaN"),
-    "infinity in the model": (entry("params", math.inf), "params holds infinity"),
+    "infinity in the model": (entry("params", math.inf), "params holds NaN or infinity"),
     "negative variance": (entry("intra_variance", -0.5), r"intra_variance is -0\.5"),
-    "infinite variance": (entry("intra_variance", math.inf), "intra_variance holds infinity"),
+    "infinite variance": (entry("intra_variance", math.inf), "intra_variance holds NaN or infinity"),
     "no examples": (entry("num_examples", 0.0), "num_examples is 0"),
+    "more examples than may be": (entry("num_examples", 2e9), "num_examples is 2e.09; expected 1 to max_examples"),
+    "a model too long to square": (entry("params", 1e20), "params measures 1e.20; expected at most"),
+    "absurd cost": (note(num_gradients=2**62), "num_gradients is 4611686018427387904; expected 0 to"),
     "NaN examples": (entry("num_examples", math.nan), "num_examples holds NaN"),
     "negative steps": (entry("num_local_steps", -1), "num_local_steps is -1"),
 }
@@ -452,7 +457,7 @@ def test_too_few_answers_can_be_skipped(federation, tmp_path, heard):
 def test_nobody_there_is_no_round(federation, tmp_path):
     setting = Setting(federation, tmp_path, algorithm("fedavg"))
     with pytest.raises(QuorumError, match="0 of 4 clients answered in round 1"):
-        setting.run(WireGrid(setting.client(), {}), rounds=1)
+        setting.run(WireGrid(setting.client(), {}), rounds=1, round_seconds=0.3)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -476,7 +481,7 @@ def test_a_client_with_another_model_is_none_of_ours(federation, tmp_path, heard
     setting = Setting(federation, tmp_path, algorithm("self-fl"))
     other = client_app(network(), lambda client: of_client(federation, client), "self-fl", memory_dir=tmp_path)
     with pytest.raises(QuorumError):
-        setting.run(WireGrid(other, NODES), rounds=1)
+        setting.run(WireGrid(other, NODES), rounds=1, round_seconds=2.5)
     assert "is left out: the fingerprint of client" in heard.text
 
 

@@ -1,11 +1,15 @@
 """One client of a federation as a Flower app: a cohort of one that keeps its memory on its own disk.
 
-Nothing of a client but its upload leaves it: of its test rows a sum per metric, of its memory nothing.
+What leaves a client is what the method sends (with most, the model it has just trained), the numbers of its rows, the
+gradients it has spent, and of its test rows a sum per metric.  An error leaves it by its kind alone, unless its text is
+known to hold no data: the client's own log has the rest.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import logging
 import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -19,6 +23,7 @@ from torch import Tensor, nn
 
 from selffl.algorithms import Algorithm
 from selffl.algorithms import algorithm as method_of
+from selffl.algorithms.contract import tensors_of
 from selffl.data.federation import Federation, Rows
 from selffl.engines.flower.memory import ClientMemory
 from selffl.engines.flower.messages import (
@@ -30,15 +35,16 @@ from selffl.engines.flower.messages import (
     Introduction,
     Order,
     arrays_of,
+    differing,
     fingerprint,
     options_of,
     read,
     write,
 )
-from selffl.engines.flower.records import Templates, models_of, pack, templates, unpack
-from selffl.errors import ConfigError, DataError, DivergedError
+from selffl.engines.flower.records import Templates, check_dtype, models_of, pack, templates, unpack
+from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors, save_tensors
-from selffl.training.blocks import Gradients, Loss, check_gradients
+from selffl.training.blocks import Gradients, Loss, check_gradients, repeatable
 from selffl.training.evaluation import check_rows, numbers_of_rows
 from selffl.training.flat import FlatModel
 from selffl.training.metrics import Measure, auc, by_loss
@@ -47,6 +53,8 @@ from selffl.training.model import ModelTask
 Method = Algorithm[Any, Any, Any, Any]
 Data = Federation | tuple[Any, Any, Any, Any]  # of one client, or (x_train, y_train, x_test, y_test)
 VIEWS = ("personal", "global")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ def client_of(context: Context) -> Hashable:
         if name in context.node_config:
             client: Hashable = context.node_config[name]
             return client
-    raise ConfigError(
+    raise RefusedError(
         "the node has neither client-id nor partition-id; expected one of them in its configuration. Start the node "
         "with --node-config 'client-id=\"…\"'."
     )
@@ -112,13 +120,15 @@ class Site:
         self._check(client, order)
         rows, _, _ = self._rows(client)
         expected = self._templates()
-        memory = self._memory(order.experiment, order.client, expected)
+        memory = self._memory(order, expected)
         before = memory.before(order.round_number)
         task = self._task(rows, order, order.round_number)
         upload, after = self.algorithm.client_round(unpack(expected.broadcast, arrays), before, task)
-        num_params = self.model.params.numel()
-        for name, params in {**models_of(after, num_params), **models_of(upload, num_params)}.items():
-            if not params.isfinite().all():  # kept, they would spoil every round to come
+        models = models_of(upload, self.model.params.numel())
+        for name, tensor in {**tensors_of(upload), **tensors_of(after)}.items():
+            # Kept, they would spoil every round to come.  In an upload NaN may stand for what is not known yet.
+            is_whole = tensor.isfinite() if name in models or name in tensors_of(after) else ~tensor.isinf()
+            if not is_whole.all():
                 raise DivergedError(
                     f"{name} of client {order.client} is not finite after round {order.round_number}; expected finite "
                     "numbers. Lower the learning rate or the penalty."
@@ -132,7 +142,7 @@ class Site:
         self._check(client, order)
         rows, test, measure = self._rows(client)
         shared = unpack(Shared(self.model.params), arrays).params
-        remembered, _ = self._memory(order.experiment, order.client, self._templates()).latest()
+        remembered = self._memory(order, self._templates()).after(order.round_number)
         # The minibatches of a method that adapts before it is evaluated are those of the next round, as everywhere.
         task = self._task(rows, order, order.round_number + 1)
         personal = self.algorithm.personal(shared, remembered, task).expand(1, -1)
@@ -156,8 +166,8 @@ class Site:
     def _templates(self) -> Templates:
         return templates(self.algorithm, self.model.params, self.model.layers)
 
-    def _memory(self, experiment: str, client: str, expected: Templates) -> ClientMemory:
-        return ClientMemory(self.memory_dir, experiment, client, expected.memory)
+    def _memory(self, order: Order, expected: Templates) -> ClientMemory:
+        return ClientMemory(self.memory_dir, order.experiment, order.client, expected.memory, order.run)
 
     def _keep_model(self, order: Order, params: Tensor) -> None:
         path = ClientMemory(self.memory_dir, order.experiment, order.client, None).model_path
@@ -201,15 +211,17 @@ class Site:
         }
         for name, expected in own.items():
             found = getattr(order, name)
+            if found != expected and name == "options":
+                found, expected = differing(str(found), str(expected))
             if found != expected:
-                raise ConfigError(
+                raise RefusedError(
                     f"the server's {name} is {found!r}; expected {expected!r}, as client {client} has it. Give both "
                     "the same."
                 )
 
 
 def personal_model(model: nn.Module, memory_dir: str | Path, experiment: str, client: Hashable) -> nn.Module:
-    """A client's own model, as of its last evaluation: read on its own disk, for it never leaves it."""
+    """A client's own model, as of its last evaluation, read where it lies: on the client's own disk."""
     tensors, _ = load_tensors(ClientMemory(Path(memory_dir), experiment, str(client), None).model_path)
     flat = FlatModel(copy.deepcopy(model))
     return flat.load(flat.flatten(tensors).to(next(iter(tensors.values())).dtype))
@@ -244,6 +256,7 @@ def client_app(
         gradients: as in `selffl.train`.
     """
     check_gradients(gradients)
+    check_dtype(dtype)
     flat = FlatModel(copy.deepcopy(model).to(torch.device(device), dtype))
     if isinstance(algorithm, str):
         method_of(algorithm)  # a name that there is not should be said at once
@@ -258,20 +271,40 @@ def client_app(
     app = ClientApp()
 
     @app.query()
+    @discreet
     def query(message: Message, context: Context) -> Message:
         introduction = site_of(context).introduction(identify(context))
         return Message(RecordDict({ABOUT: write(introduction)}), reply_to=message)
 
     @app.train()
+    @discreet
     def train(message: Message, context: Context) -> Message:
         order = read(Order, message.content)
         answer, arrays = site_of(context).train(identify(context), order, arrays_of(message.content))
         return Message(RecordDict({ABOUT: write(answer), ARRAYS: arrays}), reply_to=message)
 
     @app.evaluate()
+    @discreet
     def evaluate(message: Message, context: Context) -> Message:
         order = read(Order, message.content)
         answer, metrics = site_of(context).evaluate(identify(context), order, arrays_of(message.content))
         return Message(RecordDict({ABOUT: write(answer), METRICS: metrics}), reply_to=message)
 
     return app
+
+
+def discreet(handler: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
+    """The handler with errors that tell their kind alone: Flower sends the server their text, and it may hold rows."""
+
+    @functools.wraps(handler)
+    def handled(message: Message, context: Context) -> Message:
+        try:
+            with repeatable():
+                return handler(message, context)
+        except (RefusedError, DivergedError):  # of our own words
+            raise
+        except Exception as error:
+            _log.exception("this message could not be answered; the server is told the kind of error alone.")
+            raise RuntimeError(f"{type(error).__name__}; the client's own log has the reason") from None
+
+    return handled

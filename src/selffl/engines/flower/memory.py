@@ -3,6 +3,9 @@
 The file holds the memory twice: after the last round that the client took part in, and before it.  A round that is
 asked for again, because the answer was lost or the server went back to its checkpoint, starts from the memory before
 it: the client's clock advances once, and the answer is the same.  Either both memories are written or neither is.
+
+Flower starts a process for every message, and one that was given up may still be running: what it finds in the end is
+not written over a later round's.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from selffl.algorithms.contract import tensors_of
-from selffl.errors import CheckpointError, ConfigError
+from selffl.errors import CheckpointError, RefusedError
 from selffl.state.checkpoint import filled, load_tensors, save_tensors
+from selffl.state.files import in_turn
 
 
 def file_name(name: str) -> str:
@@ -43,6 +47,7 @@ class ClientMemory:
         folder: Of all memories at this site.
         experiment: Whose rounds are counted.
         client: The client's id, as text.
+        run: What the server knows the run by: the same name for another run is no reason to go on from its memories.
         newcomer: The memory of a client that has not taken part, ``[1, ...]``.
     """
 
@@ -50,6 +55,7 @@ class ClientMemory:
     experiment: str
     client: str
     newcomer: Any
+    run: str = ""
 
     @property
     def path(self) -> Path:
@@ -66,11 +72,16 @@ class ClientMemory:
         both, round_number = self._read()
         return both.after, round_number
 
+    def after(self, round_number: int) -> Any:
+        """The memory as it was after round ``round_number``, if the client took part in one round since, or none."""
+        both, last = self._read()
+        return both.before if last > round_number else both.after
+
     def before(self, round_number: int) -> Any:
         """The memory that round ``round_number`` starts from."""
         both, last = self._read()
         if round_number < last:
-            raise ConfigError(
+            raise RefusedError(
                 f"client {self.client} is asked for round {round_number} of experiment {self.experiment} and has done "
                 f"round {last}; expected that round or a later one. Resume the server from its last checkpoint, or "
                 "start another experiment."
@@ -80,8 +91,15 @@ class ClientMemory:
     def keep(self, round_number: int, before: Any, after: Any) -> None:
         """Remember what round ``round_number`` started from and what it left."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"experiment": self.experiment, "client": self.client, "round": round_number}
-        save_tensors(self.path, tensors_of(_Both(before, after)), about)
+        about = {"experiment": self.experiment, "client": self.client, "round": round_number, "run": self.run}
+        with in_turn(self.path):
+            _, last = self._read()
+            if last > round_number:
+                raise RefusedError(
+                    f"client {self.client} has done round {last} of experiment {self.experiment} while it was still "
+                    f"busy with round {round_number}; what it found in that one is not kept."
+                )
+            save_tensors(self.path, tensors_of(_Both(before, after)), about)
 
     def _read(self) -> tuple[_Both, int]:
         if not self.path.exists():
@@ -95,6 +113,11 @@ class ClientMemory:
             raise CheckpointError(
                 f"{self.path} is the memory of client {owner[1]} in experiment {owner[0]}; expected client "
                 f"{self.client} in experiment {self.experiment}."
+            )
+        if about.get("run", "") != self.run:
+            raise RefusedError(
+                f"client {self.client} remembers another run of experiment {self.experiment}; expected the one that it "
+                "began with. Give the experiment another name, go on with that run, or remove the client's memory."
             )
         return filled(_Both(self.newcomer, self.newcomer), tensors), round_number
 

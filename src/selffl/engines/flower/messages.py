@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -15,11 +16,15 @@ from selffl.algorithms.contract import Algorithm
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
-PROTOCOL = 1  # of these messages; other numbers are refused
+PROTOCOL = 2  # of these messages; other numbers are refused
+
+MOST_SHOWN = 200  # characters of what others have sent
 
 ABOUT, ARRAYS, METRICS = "about", "arrays", "metrics"  # records of a message
 
 Note = TypeVar("Note")
+
+_AT = re.compile(r" at 0x[0-9a-f]+")  # where an object lies differs between processes
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Order:
     Attributes:
         protocol: `PROTOCOL` of the sender.
         experiment: Whose rounds are counted; another experiment, another memory.
+        run: Tells two runs of one experiment's name apart.
         round_number: From 1 up.
         client: The id of the client that is meant.
         number: Its number in the federation, which keys its random numbers.
@@ -42,6 +48,7 @@ class Order:
 
     protocol: int
     experiment: str
+    run: str
     round_number: int
     client: str
     number: int
@@ -73,6 +80,12 @@ class Answer:
     num_gradients: int
 
 
+def shown(value: object) -> str:
+    """What somebody else has sent, on one line of bounded length: it may be long, or look like lines of a log."""
+    text = repr(value)  # of a string: in quotes, with anything that a terminal would act on spelt out
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
 def write(note: Any) -> ConfigRecord:
     """A note of this file as Flower sends it."""
     return ConfigRecord(dataclasses.asdict(note))
@@ -88,7 +101,7 @@ def read(kind: type[Note], content: RecordDict) -> Note:
     for field in fields(kind):  # type: ignore[arg-type]
         value = record.get(field.name)
         if type(value) is not types[str(field.type)]:
-            raise DataError(f"{field.name} is {value!r} in the message; expected {field.type}.")
+            raise DataError(f"{field.name} is {shown(value)} in the message; expected {field.type}.")
         found[field.name] = value
     return kind(**found)
 
@@ -112,15 +125,26 @@ def metrics_of(content: RecordDict) -> MetricRecord:
 def options_of(algorithm: Algorithm[Any, Any, Any, Any]) -> str:
     """The options of a method as text that is equal for equal options."""
     options: dict[str, Any] = dataclasses.asdict(algorithm) if dataclasses.is_dataclass(algorithm) else {}
-    return json.dumps(options, sort_keys=True, default=repr)
+    return json.dumps(options, sort_keys=True, default=lambda option: _AT.sub("", repr(option)))
+
+
+def differing(one: str, other: str) -> tuple[str, str]:
+    """Those of two methods' options that are not the same, as text; or both as they are, if one cannot be read."""
+    try:
+        ours, theirs = json.loads(one), json.loads(other)
+        names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    except (ValueError, AttributeError):
+        return one, other
+    first, second = (json.dumps({name: part.get(name) for name in names}) for part in (ours, theirs))
+    return first, second
 
 
 def fingerprint(model: FlatModel) -> str:
-    """SHA-256 of the parameters' names, shapes and types, and of the values of those that are not trained.
+    """SHA-256 of the modules, of the parameters' names, shapes and types, and of the values that are not trained.
 
     Trained values travel; frozen ones do not, and have to be the same everywhere.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_AT.sub("", repr(model.module)).encode())
     for name, part in model.module.named_parameters():
         digest.update(f"{name}\0{part.dtype}\0{tuple(part.shape)}\0{part.requires_grad}\0".encode())
         if not part.requires_grad:

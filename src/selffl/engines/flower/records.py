@@ -15,7 +15,8 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm, Layer, LocalTask, Population, map_tensors, tensors_of
-from selffl.errors import DataError
+from selffl.engines.flower.messages import shown
+from selffl.errors import ConfigError, DataError
 from selffl.state.checkpoint import filled
 
 Record = TypeVar("Record")
@@ -27,6 +28,12 @@ DTYPES = {
         torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     )
 }  # fmt: skip
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Refuse parameters of a type that cannot travel."""
+    if dtype not in DTYPES.values() or not dtype.is_floating_point:
+        raise ConfigError(f"dtype is {dtype}; expected torch.float32, torch.float64 or torch.float16.")
 
 
 def pack(record: Any, client: int | None = None) -> ArrayRecord:
@@ -41,17 +48,17 @@ def unpack(template: Record, arrays: ArrayRecord) -> Record:
     for what, names in (("lacks", expected.keys() - arrays.keys()), ("also has", arrays.keys() - expected.keys())):
         if names:
             raise DataError(
-                f"the message {what} {', '.join(sorted(names))}; expected {', '.join(expected) or 'no tensors'}."
+                f"the message {what} {shown(sorted(names))}; expected {', '.join(expected) or 'no tensors'}."
             )
     found = {}
     for name, wanted in expected.items():
         # Told by the header, before anything is read: a wrong one may be large.
         dtype = str(wanted.dtype).removeprefix("torch.")
-        header = arrays[name].dtype, tuple(arrays[name].shape)
+        header = arrays[name].dtype[:20], tuple(arrays[name].shape)
         tensor = _tensor(name, arrays[name]) if header == (dtype, tuple(wanted.shape)) else None
         if tensor is None or tensor.dtype != wanted.dtype or tensor.shape != wanted.shape:
             seen = header if tensor is None else (tensor.dtype, tuple(tensor.shape))
-            raise DataError(f"{name!r} is {seen[0]} {seen[1]}; expected {dtype} {tuple(wanted.shape)}.")
+            raise DataError(f"{name!r} is {seen[0]} {shown(seen[1])}; expected {dtype} {tuple(wanted.shape)}.")
         found[name] = tensor
     return filled(template, found)
 

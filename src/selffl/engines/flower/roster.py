@@ -14,6 +14,7 @@ from selffl.engines.flower.messages import (
     PROTOCOL,
     Introduction,
     read,
+    shown,
 )
 from selffl.errors import ConfigError, DataError
 
@@ -25,24 +26,30 @@ _log = logging.getLogger(__name__)
 class Roster:
     """Which client sits on which node.
 
-    Node ids are random, and a node that comes back may have another: nodes that are new are asked who they are.
+    Node ids are random, and a node that comes back may have another: nodes that are new are asked who they are.  One
+    that is silent, or that is none of ours, is asked again after one look at the list of nodes, then after two, four
+    and so on: it may have been mended, and should not hold up every round.
     """
 
     def __init__(self, ids: Sequence[str], model: str, seconds: float) -> None:
         self._numbers = {client: number for number, client in enumerate(ids)}
         self._ids, self._fingerprint, self._seconds = ids, model, seconds
-        self._claims: dict[int, int | None] = {}  # node: number of its client; none if it is not one of ours
+        self._claims: dict[int, int] = {}  # node: number of its client
         self._doubled: set[int] = set()  # nodes whose client another node had claimed before
+        self._looks = 0
+        self._pauses: dict[int, tuple[int, int]] = {}  # node: the look at which it is asked again, and the pause before
 
     def locate(self, grid: Grid) -> dict[int, int]:
         """Node of each client that is connected, by the client's number."""
         nodes = list(grid.get_node_ids())
-        self._ask(grid, [node for node in nodes if node not in self._claims])
-        self._claims = {node: claim for node, claim in self._claims.items() if node in nodes}
+        self._looks += 1
+        for known in (self._claims, self._pauses):
+            for node in known.keys() - set(nodes):
+                del known[node]  # type: ignore[attr-defined]
+        due = [node for node in nodes if self._pauses.get(node, (0, 0))[0] <= self._looks]
+        self._ask(grid, [node for node in due if node not in self._claims])
         found: dict[int, int] = {}
         for node, number in self._claims.items():  # in the order in which they came
-            if number is None:
-                continue
             if number in found:
                 if node not in self._doubled:
                     _log.warning(
@@ -53,6 +60,10 @@ class Roster:
                 continue
             found[number] = node
         return found
+
+    def forget(self, node: int) -> None:
+        """Ask that node again who it is."""
+        self._claims.pop(node, None)
 
     def _ask(self, grid: Grid, nodes: Sequence[int]) -> None:
         if not nodes:
@@ -68,16 +79,16 @@ class Roster:
         }
         for message in messages:  # in their order: which reply is first is chance
             node, reply = message.metadata.dst_node_id, replies.get(message.metadata.message_id)
-            if reply is None:
-                _log.warning("node %d has not said who it is within %g seconds.", node, self._seconds)
-                continue
-            if reply.has_error():  # it may do better the next time
-                _log.warning("node %d cannot say who it is: %s", node, reply.error.reason)
-                continue
             try:
+                if reply is None:
+                    raise DataError(f"it has not said who it is within {self._seconds:g} seconds")
+                if reply.has_error():
+                    raise DataError(f"it cannot say who it is: {shown(reply.error.reason)}")
                 self._claims[node] = self._claim(read(Introduction, reply.content))
+                self._pauses.pop(node, None)
             except (DataError, ConfigError) as error:
-                self._claims[node] = None
+                pause = max(2 * self._pauses.get(node, (0, 0))[1], 1)
+                self._pauses[node] = self._looks + pause, pause
                 _log.warning("node %d is left out: %s", node, error)
 
     def _claim(self, introduction: Introduction) -> int:
@@ -85,11 +96,13 @@ class Roster:
             found = getattr(introduction, name)
             if found != expected:
                 raise ConfigError(
-                    f"the {name} of client {introduction.client} is {found!r}; expected {expected!r}, as the server "
-                    "has it."
+                    f"the {name} of client {shown(introduction.client)} is {shown(found)}; expected {expected!r}, as "
+                    "the server has it."
                 )
         if introduction.client not in self._numbers:
-            raise ConfigError(f"client {introduction.client!r} is not in the list of {len(self._numbers)} clients.")
+            raise ConfigError(
+                f"client {shown(introduction.client)} is not in the list of {len(self._numbers)} clients."
+            )
         return self._numbers[introduction.client]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from flwr.serverapp import Grid
@@ -23,28 +23,17 @@ from selffl.engines.flower.messages import (
     fingerprint,
     options_of,
 )
-from selffl.engines.flower.records import pack
+from selffl.engines.flower.records import check_dtype, pack
 from selffl.engines.flower.roster import wait_for_clients
-from selffl.engines.flower.strategy import Method, SelfFLStrategy, Settings, Watcher
+from selffl.engines.flower.strategy import Method, Names, SelfFLStrategy, Settings, Watcher
 from selffl.engines.noise import noise_scale
 from selffl.errors import ConfigError
 from selffl.state.checkpoint import filled, load_tensors, save_tensors
+from selffl.state.files import locked
 from selffl.training.flat import FlatModel
 
 CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"  # the global model by its parameters' names, when the run has ended
-
-
-class Names(NamedTuple):
-    """What a run goes by, and has to go on by.
-
-    Attributes:
-        experiment: Name under which clients keep their memories.
-        cohort_seed: Decides who takes part.
-    """
-
-    experiment: str
-    cohort_seed: int
 
 
 class Checkpoint:
@@ -67,7 +56,7 @@ class Checkpoint:
                     "folder, or the same settings."
                 )
         self._began -= float(about["seconds"])
-        names = Names(str(about["experiment"]), int(about["cohort_seed"]))
+        names = Names(str(about["experiment"]), str(about["run"]), int(about["cohort_seed"]))
         return replace(filled(template, tensors), round_number=int(about["round"])), names
 
     def save(self, state: RunState, names: Names) -> None:
@@ -134,6 +123,9 @@ class Server:
             raise ConfigError(
                 f"the population has {known.num_clients} clients; expected {len(self.clients)}, one for each id."
             )
+        if self.experiment == "":
+            raise ConfigError("experiment is ''; expected a name, or None for a new one.")
+        check_dtype(self.model.params.dtype)
 
     def run(
         self, grid: Grid, watcher: Callable[[RunState], AbstractContextManager[Watcher]] | None = None
@@ -142,45 +134,58 @@ class Server:
 
         ``watcher`` keeps records, from the state that the run begins or goes on from to its end.
         """
+        with nullcontext() if self.out is None else locked(self.out):
+            state, names, save = self._begin()
+            with nullcontext() if watcher is None else watcher(state) as watching:
+                strategy = SelfFLStrategy(
+                    self.model,
+                    self.algorithm,
+                    self.clients,
+                    self.settings,
+                    names=names,
+                    state=state,
+                    metrics=None if watching is None else watching.metrics,
+                    save=save,
+                    watcher=watching,
+                )
+                wait_for_clients(strategy.roster, grid, len(self.clients), self.settings.connect_seconds)
+                if watching is not None and state.round_number and not watching.is_evaluated(state.round_number):
+                    strategy.evaluate(grid)  # the run was stopped after the round and before its evaluation
+                left = self.settings.rounds - state.round_number
+                if left > 0:
+                    strategy.start(grid, pack(Shared(state.server.params)), left, self.settings.round_seconds)
+            if self.out is not None:
+                about = {"experiment": names.experiment, "round": strategy.state.round_number}
+                save_tensors(self.out / MODEL, self.model.parts(strategy.state.server.params), about)
+        return strategy
+
+    def _begin(self) -> tuple[RunState, Names, Callable[[RunState], None] | None]:
+        """Where the run begins or goes on, what it goes by, and how it is kept."""
         known = replace(self.population or Population(len(self.clients)), layers=self.model.layers)
         state = start_state(self.algorithm, self.model.params, known)
         # Noise hides a client the better for nobody knowing whether it took part.
         is_secret = bool(noise_scale(self.algorithm))
-        names = Names(self.experiment or uuid.uuid4().hex, secrets.randbits(62) if is_secret else self.settings.seed)
-        checkpoint = None if self.out is None else Checkpoint(self.out / CHECKPOINT, self._identity())
-        before = None if checkpoint is None else checkpoint.load(state)
-        if before is not None:
-            state, kept = before
-            if self.experiment not in (None, kept.experiment):
+        run = uuid.uuid4().hex
+        names = Names(self.experiment or run, run, secrets.randbits(62) if is_secret else self.settings.seed)
+        if self.out is None:
+            return state, names, None
+        checkpoint = Checkpoint(self.out / CHECKPOINT, self._identity())
+        before = checkpoint.load(state)
+        if before is None:
+            # The names have to outlive a first round that does not end: clients may have kept memories under them.
+            checkpoint.save(state, names)
+        else:
+            state, names = before
+            if self.experiment not in (None, names.experiment):
                 raise ConfigError(
-                    f"experiment is {self.experiment!r}; expected {kept.experiment!r}, as the checkpoint has it."
+                    f"experiment is {self.experiment!r}; expected {names.experiment!r}, as the checkpoint has it."
                 )
-            names = kept
-        with nullcontext() if watcher is None else watcher(state) as watching:
-            strategy = SelfFLStrategy(
-                self.model,
-                self.algorithm,
-                self.clients,
-                self.settings,
-                experiment=names.experiment,
-                state=state,
-                cohort_seed=names.cohort_seed,
-                save=None if checkpoint is None else lambda state: checkpoint.save(state, names),
-                watcher=watching,
-            )
-            if checkpoint is not None and before is None:
-                # The name has to outlive a first round that does not end: clients may have kept memories under it.
-                checkpoint.save(state, names)
-            wait_for_clients(strategy.roster, grid, len(self.clients), self.settings.connect_seconds)
-            if watching is not None and state.round_number and not watching.is_evaluated(state.round_number):
-                strategy.evaluate(grid)  # the run was stopped after the round and before its evaluation
-            left = self.settings.rounds - state.round_number
-            if left > 0:
-                strategy.start(grid, pack(Shared(state.server.params)), left, self.settings.round_seconds)
-        if self.out is not None:
-            about = {"experiment": names.experiment, "round": strategy.state.round_number}
-            save_tensors(self.out / MODEL, self.model.parts(strategy.state.server.params), about)
-        return strategy
+            if state.round_number > self.settings.rounds:
+                raise ConfigError(
+                    f"rounds is {self.settings.rounds}, and the run is at round {state.round_number}; expected that or "
+                    "more."
+                )
+        return state, names, lambda state: checkpoint.save(state, names)
 
     def _identity(self) -> dict[str, Any]:
         """What a run has to have in common with the checkpoint that it goes on from."""

@@ -5,21 +5,24 @@ its id among all ids in sorted order, never by the node it sits on, whose id is 
 
 **Answers** are read one by one.  One that cannot be used (an error, another round, another client, a wrong shape,
 numbers that no training gives) is logged with the client's id and the reason, and left out; the method gets the rest,
-and exactly the clients they came from.
+and exactly the clients they came from.  A client's first answer is its only one.
 
-**Too few answers.**  A round counts if at least ``quorum`` (a share) of its cohort has answered.  If not, the run stops
-with a `QuorumError`, and its checkpoint is that of the round before: started again, the server asks for the same round,
-and clients that had answered answer the same again.  With ``shortfall="skip"`` the round is over instead and leaves the
-global model as it was; clients that had answered keep what they learned.
+**Too few answers.**  A round is sent out once enough of its cohort are connected, or the time is over.  It counts if at
+least ``quorum`` (a share) of its cohort has answered.  If not, the run stops with a `QuorumError`, and its checkpoint
+is that of the round before: started again, the server asks for the same round, and clients that had answered answer the
+same again.  With ``shortfall="skip"`` the round is over instead and leaves the global model as it was; clients that had
+answered keep what they learned, as those do whose answers come too late.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -44,18 +47,23 @@ from selffl.engines.flower.messages import (
     metrics_of,
     options_of,
     read,
+    shown,
     write,
 )
 from selffl.engines.flower.records import models_of, pack, stacked, templates, unpack
-from selffl.engines.flower.roster import Roster
+from selffl.engines.flower.roster import POLL_SECONDS, Roster
 from selffl.engines.noise import noised, secret
 from selffl.errors import ConfigError, DataError, QuorumError
 from selffl.training.flat import FlatModel
+from selffl.training.metrics import HIGHER_IS_BETTER
 
 Method = Algorithm[Any, Any, Any, Any]
 Found = TypeVar("Found")
 
 QUERY_SECONDS = 60.0  # that a new node has to say who it is, at least
+MOST_GRADIENTS = 10**12  # that a client may say it has spent in a round
+MAYBE_UNKNOWN = ("intra_variance", "wanted_steps")  # of an upload: NaN while a client cannot know them
+MOST_LOSS = 1e15  # of a client's rows together: beyond that their sum could leave the finite numbers
 
 _log = logging.getLogger(__name__)
 
@@ -73,8 +81,9 @@ class Settings:
         evaluate_every: Rounds between evaluations; the last round always has one; 0: only that.
         quorum: Share of a round's cohort that has to answer.
         shortfall: What happens if fewer do: ``raise`` ends the run, ``skip`` goes on to the next round.
-        round_seconds: How long answers are waited for.
+        round_seconds: How long a round's clients are waited for, and again their answers.
         connect_seconds: How long clients are waited for before the first round.
+        max_examples: The most rows that a client may claim to have.
     """
 
     rounds: int
@@ -87,11 +96,13 @@ class Settings:
     shortfall: Literal["raise", "skip"]
     round_seconds: float
     connect_seconds: float
+    max_examples: int
 
     def __post_init__(self) -> None:
         at_least("rounds", self.rounds, 1)
         at_least("batch_size", self.batch_size, 1)
         at_least("evaluate_every", self.evaluate_every, 0)
+        at_least("max_examples", self.max_examples, 1)
         above("participation", self.participation, 0.0, at_most=1.0)
         above("learning_rate", self.learning_rate, 0.0)
         above("quorum", self.quorum, 0.0, at_most=1.0)
@@ -101,6 +112,20 @@ class Settings:
         check_seed(self.seed)
         if self.seed >= 1 << 63:
             raise ConfigError(f"seed is {self.seed}; expected less than 2^63, which is what a message can hold.")
+
+
+class Names(NamedTuple):
+    """What a run goes by, and has to go on by.
+
+    Attributes:
+        experiment: Name under which clients keep their memories.
+        run: Tells two runs of that name apart.
+        cohort_seed: Decides who takes part.
+    """
+
+    experiment: str
+    run: str
+    cohort_seed: int
 
 
 @dataclass(frozen=True)
@@ -116,6 +141,8 @@ class Scores:
 class Watcher(Protocol):
     """Whoever keeps the records of a run."""
 
+    metrics: tuple[str, ...] | None  # what the run measures; none before its first evaluation
+
     def is_evaluated(self, round_number: int) -> bool:
         """Whether it has heard of that round's evaluation."""
         ...
@@ -129,7 +156,7 @@ class Watcher(Protocol):
         ...
 
     def evaluated(self, state: RunState, scores: Mapping[int, Scores]) -> None:
-        """The clients, by number, have said how they do."""
+        """The clients, by number, have said how they do; perhaps none has."""
         ...
 
 
@@ -140,7 +167,7 @@ class SelfFLStrategy(Strategy):
 
     Attributes:
         state: Where training stands; memories are with the clients.
-        experiment: Name under which the clients keep them.
+        names: What the run goes by.
     """
 
     def __init__(
@@ -150,18 +177,17 @@ class SelfFLStrategy(Strategy):
         clients: Sequence[Hashable],
         settings: Settings,
         *,
-        experiment: str,
+        names: Names,
         state: RunState,
-        cohort_seed: int,
+        metrics: tuple[str, ...] | None = None,
         save: Callable[[RunState], None] | None = None,
         watcher: Watcher | None = None,
     ) -> None:
-        self.state = state
+        self.state, self.names = state, names
         self.ids = [str(client) for client in clients]
-        self._algorithm, self._settings, self.experiment = algorithm, settings, experiment
+        self._algorithm, self._settings = algorithm, settings
         self._fingerprint = fingerprint(model)
         self._template = templates(algorithm, model.params, model.layers).upload
-        self._cohort_seed = cohort_seed
         self._save, self._watcher = save, watcher
         # A node that hangs should not hold up every round for as long as training may take.
         patience = min(settings.round_seconds, max(settings.connect_seconds, QUERY_SECONDS))
@@ -169,7 +195,7 @@ class SelfFLStrategy(Strategy):
         self._sent: dict[int, Message] = {}  # by client's number
         self._cohort: Tensor | None = None  # of the round that is under way
         self._reasons: list[str] = []  # why clients were left out of it
-        self._metrics: tuple[str, ...] | None = None
+        self._metrics = metrics
 
     # ------------------------------------------------------------------------------------------------------ a round
 
@@ -178,19 +204,31 @@ class SelfFLStrategy(Strategy):
     ) -> list[Message]:
         """One message for each client of the cohort that is connected.  A list: Flower goes through it twice."""
         number, self._reasons = self.state.round_number + 1, []
-        self._cohort = sample_cohort(self._cohort_seed, number, len(self.ids), self._settings.participation)
-        nodes = self.roster.locate(grid)
-        there = [client for client in self._cohort.tolist() if client in nodes]
-        for client in self._cohort.tolist():
-            if client not in nodes:
+        self._cohort = sample_cohort(self.names.cohort_seed, number, len(self.ids), self._settings.participation)
+        nodes = self._connected(grid, self._cohort.tolist())
+        # To the whole cohort, whoever is there: a round that is asked for again asks the same of everybody.
+        broadcast = self._algorithm.broadcast(self.state.server, self._at(self._cohort.tolist()))
+        self._sent = {}
+        for place, client in enumerate(self._cohort.tolist()):
+            if client in nodes:
+                arrays = pack(broadcast, place)
+                self._sent[client] = self._message(MessageType.TRAIN, number, client, nodes[client], arrays)
+            else:
                 self._reject(number, client, "it is not connected")
-        # Absent clients are nobody's others: the message is that to a cohort of those who get it.
-        broadcast = self._algorithm.broadcast(self.state.server, self._at(there)) if there else None
-        self._sent = {
-            client: self._message(MessageType.TRAIN, number, client, nodes[client], pack(broadcast, place))
-            for place, client in enumerate(there)
-        }
         return list(self._sent.values())
+
+    def _connected(self, grid: Grid, cohort: Sequence[int]) -> dict[int, int]:
+        """Node of each client that is there, once there are enough of the cohort or the time is over."""
+        end = time.monotonic() + self._settings.round_seconds
+        while True:
+            nodes = self.roster.locate(grid)
+            left = end - time.monotonic()
+            if sum(client in nodes for client in cohort) >= self._needed(len(cohort)) or left <= 0:
+                return nodes
+            time.sleep(min(POLL_SECONDS, left))
+
+    def _needed(self, cohort_size: int) -> int:
+        return max(math.ceil(self._settings.quorum * cohort_size - 1e-9), 1)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -199,7 +237,7 @@ class SelfFLStrategy(Strategy):
         number = self.state.round_number + 1
         found = self._accepted(number, replies, self._upload)
         assert self._cohort is not None
-        needed = max(math.ceil(self._settings.quorum * len(self._cohort) - 1e-9), 1)
+        needed = self._needed(len(self._cohort))
         if len(found) < needed:
             problem = (
                 f"{len(found)} of {len(self._cohort)} clients answered in round {number}; expected {needed} or more"
@@ -251,11 +289,13 @@ class SelfFLStrategy(Strategy):
         """What the clients found, averaged over their rows for Flower's own log."""
         if not self._sent:
             return None
-        found = self._accepted(self.state.round_number, replies, self._scores)
+        found = self._agreeing(self._accepted(self.state.round_number, replies, self._scores))
         if not found:
-            return None
+            _log.warning("round %d: nobody has said how it does.", self.state.round_number)
         if self._watcher is not None:
             self._watcher.evaluated(self.state, found)
+        if not found:
+            return None
         names = [f"{view}.{metric}" for view in VIEWS for metric in self._metrics or ()]
         rows = sum(scores.num_test for scores in found.values())
         averages = {
@@ -276,8 +316,12 @@ class SelfFLStrategy(Strategy):
         """Say what is run."""
         _log.info(
             "%s, %d clients, experiment %s, from round %d to %d",
-            self._algorithm.name, len(self.ids), self.experiment, self.state.round_number + 1, self._settings.rounds,
-        )  # fmt: skip
+            self._algorithm.name,
+            len(self.ids),
+            self.names.experiment,
+            self.state.round_number + 1,
+            self._settings.rounds,
+        )
 
     # ------------------------------------------------------------------------------------------------------ answers
 
@@ -291,6 +335,7 @@ class SelfFLStrategy(Strategy):
         heard: set[int] = set()
         for reply in replies:
             client = asked.get(reply.metadata.reply_to_message_id)
+            is_second = client in heard
             if client is not None:
                 heard.add(client)
             if client is None:
@@ -299,10 +344,11 @@ class SelfFLStrategy(Strategy):
                     number, reply.metadata.src_node_id, reply.metadata.reply_to_message_id,
                 )  # fmt: skip
             elif reply.has_error():
-                self._reject(number, client, f"error {reply.error.code}: {reply.error.reason}")
+                self._reject(number, client, f"error {reply.error.code}: {shown(reply.error.reason)}")
+                self.roster.forget(self._sent[client].metadata.dst_node_id)  # another client may have moved there
             elif reply.metadata.src_node_id != self._sent[client].metadata.dst_node_id:
                 self._reject(number, client, f"node {reply.metadata.src_node_id} answers in its place")
-            elif client in found:
+            elif is_second:
                 self._reject(number, client, "it has answered before; the first answer counts")
             else:
                 try:
@@ -315,61 +361,89 @@ class SelfFLStrategy(Strategy):
         return found
 
     def _check(self, answer: Answer, number: int, client: int) -> None:
-        expected = {"experiment": self.experiment, "round_number": number, "client": self.ids[client]}
+        expected = {"experiment": self.names.experiment, "round_number": number, "client": self.ids[client]}
         for name, value in expected.items():
             if getattr(answer, name) != value:
-                raise DataError(f"the {name} of the answer is {getattr(answer, name)!r}; expected {value!r}.")
-        if answer.num_gradients < 0:
-            raise DataError(f"num_gradients is {answer.num_gradients}; expected 0 or more.")
+                raise DataError(f"the {name} of the answer is {shown(getattr(answer, name))}; expected {value!r}.")
+        if not 0 <= answer.num_gradients <= MOST_GRADIENTS:
+            raise DataError(f"num_gradients is {answer.num_gradients}; expected 0 to {MOST_GRADIENTS}.")
 
     def _upload(self, content: RecordDict, client: int) -> tuple[Any, int]:
         """A client's upload and what it cost, once they are seen to be numbers that training can give."""
         upload = unpack(self._template, arrays_of(content))
         models = models_of(upload, self.state.server.params.shape[-1])
+        # Squares of models are summed over coordinates and clients, and have to stay finite.
+        most = math.sqrt(torch.finfo(self.state.server.params.dtype).max / max(len(self.ids), 1)) / 100.0
         for name, tensor in tensors_of(upload).items():
             field = name.rpartition(".")[2]
-            is_model, is_count = name in models, field.startswith("num_")
-            # NaN may stand for "unknown" outside a model and a count.
-            if (is_model or is_count) and tensor.isnan().any():
-                raise DataError(f"{name} holds NaN; expected finite numbers.")
-            if (is_model or is_count or field.endswith("variance")) and tensor.isinf().any():
-                raise DataError(f"{name} holds infinity; expected finite numbers.")
-            if (is_count or field.endswith("variance")) and (tensor < 0).any():
+            if tensor.isinf().any() or (tensor.isnan().any() and field not in MAYBE_UNKNOWN):
+                raise DataError(f"{name} holds NaN or infinity; expected finite numbers.")
+            if name in models:
+                length = float(tensor.double().norm())
+                if length > most:
+                    raise DataError(f"{name} measures {length:g}; expected at most {most:g}, for squares to be finite.")
+            elif (tensor < 0).any():  # variances, counts, weights
                 raise DataError(f"{name} is {float(tensor.min()):g}; expected 0 or more.")
-            if field == "num_examples" and (tensor == 0).any():
-                raise DataError(f"{name} is 0; expected rows to have been trained on.")
+            if field == "num_examples" and not (tensor >= 1).all() & (tensor <= self._settings.max_examples).all():
+                raise DataError(
+                    f"{name} is {float(tensor.max()):g}; expected 1 to max_examples, {self._settings.max_examples}."
+                )
         return upload, read(Answer, content).num_gradients
 
     def _scores(self, content: RecordDict, client: int) -> Scores:
         """What a client found, once it is seen to be possible."""
         record = metrics_of(content)
         counts = {name: record.get(name) for name in ("num_train", "num_test")}
+        for name, count in counts.items():
+            if type(count) is not int or not 0 <= count <= self._settings.max_examples:
+                raise DataError(
+                    f"{name} is {shown(count)}; expected a whole number from 0 to {self._settings.max_examples}."
+                )
         values = {name: value for name, value in record.items() if name not in counts}
         metrics = tuple(name.removeprefix("personal.") for name in values if name.startswith("personal."))
-        expected = {f"{view}.{metric}" for view in VIEWS for metric in self._metrics or metrics}
-        if values.keys() != expected or not metrics:
-            raise DataError(f"the metrics are {', '.join(values)}; expected {', '.join(sorted(expected))}.")
-        for name, count in counts.items():
-            if type(count) is not int or count < 0:
-                raise DataError(f"{name} is {count!r}; expected a whole number, 0 or more.")
-        totals = {}
+        known = [metric for metric in metrics if metric in HIGHER_IS_BETTER]
+        if not metrics or len(known) < len(metrics) or values.keys() != {f"{v}.{m}" for v in VIEWS for m in metrics}:
+            raise DataError(
+                f"the metrics are {shown(list(values))}; expected some of {', '.join(HIGHER_IS_BETTER)}, personal "
+                "and global."
+            )
+        rows = int(counts["num_test"])  # type: ignore[arg-type]
         for name, value in values.items():
             metric = name.rpartition(".")[2]
-            most = {"accuracy": float(counts["num_test"] or 0), "auc": 1.0}.get(metric, math.inf)  # type: ignore[arg-type]
+            most = {"accuracy": float(rows), "auc": 1.0}.get(metric, MOST_LOSS)
+            least = -most if metric == "loss" else 0.0
+            if rows == 0 and metric != "auc":  # a sum over nothing
+                least = most = 0.0
             is_unknown = metric == "auc" and isinstance(value, float) and math.isnan(value)
-            least = -math.inf if metric == "loss" else 0.0
-            if type(value) is not float or not (is_unknown or (math.isfinite(value) and least <= value <= most)):
-                raise DataError(f"{name} is {value!r}; expected a number that {metric} can be.")
-            totals[name] = value
-        self._metrics = self._metrics or metrics
-        return Scores(int(counts["num_train"] or 0), int(counts["num_test"] or 0), metrics, totals)  # type: ignore[arg-type]
+            if type(value) is not float or not (is_unknown or least <= value <= most):
+                raise DataError(f"{name} is {shown(value)}; expected a number that {metric} can be.")
+        totals = {name: float(value) for name, value in values.items()}  # type: ignore[arg-type]
+        return Scores(int(counts["num_train"]), rows, metrics, totals)  # type: ignore[arg-type]
+
+    def _agreeing(self, found: dict[int, Scores]) -> dict[int, Scores]:
+        """Those who measure alike: as the run does, which is as most do when it is first evaluated.
+
+        What is measured follows from a client's labels, and a few may all have labels of another kind.
+        """
+        if self._metrics is None and found:
+            counted = Counter(scores.metrics for scores in found.values())
+            self._metrics = max(sorted(counted), key=lambda metrics: counted[metrics])
+        for client, scores in list(found.items()):
+            if scores.metrics != self._metrics:
+                expected = ", ".join(self._metrics or ())
+                self._reject(
+                    self.state.round_number, client, f"it measures {', '.join(scores.metrics)}; expected {expected}"
+                )
+                del found[client]
+        return found
 
     # ------------------------------------------------------------------------------------------------------- pieces
 
     def _message(self, kind: str, number: int, client: int, node: int, arrays: ArrayRecord) -> Message:
         order = Order(
             protocol=PROTOCOL,
-            experiment=self.experiment,
+            experiment=self.names.experiment,
+            run=self.names.run,
             round_number=number,
             client=self.ids[client],
             number=client,
