@@ -5,6 +5,7 @@ from selffl.studies.convergence import CONVERGENCE
 from selffl.studies.images import DEMO, IMAGES
 from selffl.studies.limits import LIMITS
 from selffl.studies.result import Study, StudyResult
+from selffl.studies.sums import SUMS
 from selffl.studies.synthetic import AUGMENTED_SYNTHETIC, SYNTHETIC_HETEROGENEOUS, SYNTHETIC_HOMOGENEOUS
 from selffl.studies.text import TEXT
 
@@ -19,6 +20,7 @@ STUDIES: dict[str, Study] = {
         *IMAGES,
         *TEXT,
         *AUDIO,
+        *SUMS,
     )
 }
 
