@@ -113,9 +113,11 @@ def _noise(job: Job) -> StudyResult:
 
 
 def _epsilon(problem: Problem, noise_multiplier: float, num_clients: int) -> str:
-    drawn = {"num_clients": num_clients, "participation": problem.participation}
+    drawn = problem.participation
     try:
-        found = epsilon(noise_multiplier, **drawn, rounds=problem.rounds, delta=DELTA)
+        found = epsilon(
+            noise_multiplier, num_clients=num_clients, participation=drawn, rounds=problem.rounds, delta=DELTA
+        )
     except ConfigError:
         return "not computed: dp-accounting is missing"
     return f"{found:.1f}"
