@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import minimize_scalar
 
 from selffl.errors import ConfigError, DataError, unknown_name
 from selffl.maths.border import finite_tensor, variance_tensor
@@ -109,6 +108,8 @@ def reml(estimate: Floats, variance: Floats) -> float:
 
     def cost(log_variance: float) -> float:
         return -restricted_log_likelihood(math.exp(log_variance), estimate, variance)
+
+    from scipy.optimize import minimize_scalar  # here: a third of a second for every process that Flower starts
 
     best = int(np.argmin([cost(point) for point in grid]))
     bracket = (float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)]))

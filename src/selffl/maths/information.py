@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from selffl.errors import ConfigError, DataError
@@ -83,6 +82,8 @@ def local_fit(loss: NegativeLogLikelihood, start: Any, *rows: Any) -> LocalFit:
 
     def hessian(point: np.ndarray) -> np.ndarray:
         return observed_information(loss, torch.from_numpy(point), *tensors).numpy()
+
+    from scipy.optimize import minimize  # here: a third of a second for every process that Flower starts
 
     # A trust region finds the valley from anywhere; Newton's steps then find its bottom to the last digit.
     found = minimize(

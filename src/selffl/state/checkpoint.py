@@ -67,6 +67,16 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, json.loads(header["about"])
 
 
+def load_about(path: Path) -> dict[str, Any]:
+    """The JSON object of such a file alone, unchecked: for one that `load_tensors` has seen a moment ago."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            found: dict[str, Any] = json.loads((file.metadata() or {})["about"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); expected a whole checkpoint.") from None
+    return found
+
+
 def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
     digest = hashlib.sha256(about.encode())
     for name in sorted(tensors):

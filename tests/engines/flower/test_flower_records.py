@@ -14,7 +14,7 @@ from wire import WireGrid, over_the_wire, sealed
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.contract import map_tensors, tensors_of
 from selffl.engines.flower.messages import Answer, Order, fingerprint, options_of, read, write
-from selffl.engines.flower.records import pack, stacked, templates, unpack
+from selffl.engines.flower.records import pack, stacked, templates, unpack, upload_template
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
@@ -118,9 +118,10 @@ def test_templates_are_what_the_method_makes_of_one_client(name):
     model = FlatModel(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)))
     before = model.params.clone()
     found = templates(algorithm(name), model.params, model.layers)
-    for part in found:
+    upload = upload_template(algorithm(name), model.params, model.layers)
+    for part in (*found, upload):
         assert all(tensor.shape[0] == 1 for tensor in tensors_of(part).values())
-    assert (1, 23) in {tuple(tensor.shape) for tensor in tensors_of(found.upload).values()}
+    assert (1, 23) in {tuple(tensor.shape) for tensor in tensors_of(upload).values()}
     assert model.params.equal(before)
 
 

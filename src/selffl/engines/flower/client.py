@@ -41,7 +41,7 @@ from selffl.engines.flower.messages import (
     read,
     write,
 )
-from selffl.engines.flower.records import Templates, check_dtype, models_of, pack, templates, unpack
+from selffl.engines.flower.records import Templates, check_dtype, is_finite, models_of, pack, templates, unpack
 from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.training.blocks import Gradients, Loss, check_gradients, repeatable
@@ -124,11 +124,10 @@ class Site:
         before = memory.before(order.round_number)
         task = self._task(rows, order, order.round_number)
         upload, after = self.algorithm.client_round(unpack(expected.broadcast, arrays), before, task)
+        # Kept, they would spoil every round to come.  In an upload NaN may stand for what is not known yet.
         models = models_of(upload, self.model.params.numel())
-        for name, tensor in {**tensors_of(upload), **tensors_of(after)}.items():
-            # Kept, they would spoil every round to come.  In an upload NaN may stand for what is not known yet.
-            is_whole = tensor.isfinite() if name in models or name in tensors_of(after) else ~tensor.isinf()
-            if not is_whole.all():
+        for name, tensor in (*tensors_of(after).items(), *models.items()):
+            if not is_finite(tensor):
                 raise DivergedError(
                     f"{name} of client {order.client} is not finite after round {order.round_number}; expected finite "
                     "numbers. Lower the learning rate or the penalty."
@@ -146,7 +145,7 @@ class Site:
         # The minibatches of a method that adapts before it is evaluated are those of the next round, as everywhere.
         task = self._task(rows, order, order.round_number + 1)
         personal = self.algorithm.personal(shared, remembered, task).expand(1, -1)
-        if not personal.isfinite().all():
+        if not is_finite(personal):
             raise DivergedError(
                 f"the personal model of client {order.client} is not finite after round {order.round_number}; "
                 "expected finite numbers. Lower the learning rate or the penalty."

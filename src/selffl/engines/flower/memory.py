@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from selffl.algorithms.contract import tensors_of
 from selffl.errors import CheckpointError, RefusedError
-from selffl.state.checkpoint import filled, load_tensors, save_tensors
+from selffl.state.checkpoint import filled, load_about, load_tensors, save_tensors
 from selffl.state.files import in_turn
 
 
@@ -93,7 +93,7 @@ class ClientMemory:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         about = {"experiment": self.experiment, "client": self.client, "round": round_number, "run": self.run}
         with in_turn(self.path):
-            _, last = self._read()
+            last = int(load_about(self.path)["round"]) if self.path.exists() else 0
             if last > round_number:
                 raise RefusedError(
                     f"client {self.client} has done round {last} of experiment {self.experiment} while it was still "

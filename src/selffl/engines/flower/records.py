@@ -68,6 +68,11 @@ def stacked(parts: Sequence[Record]) -> Record:
     return map_tensors(lambda *tensors: torch.cat(tensors, dim=0), *parts)
 
 
+def is_finite(params: Tensor) -> bool:
+    """Whether all numbers are finite: their sum says so in a tenth of the time, unless it overflows."""
+    return bool(params.sum().isfinite()) or bool(params.isfinite().all())
+
+
 def models_of(record: Any, num_params: int) -> dict[str, Tensor]:
     """Those tensors of a client's record that are models: ``[1, P]``."""
     return {name: tensor for name, tensor in tensors_of(record).items() if tensor.shape == (1, num_params)}
@@ -101,22 +106,29 @@ class _Idle(LocalTask):
 
 
 class Templates(NamedTuple):
-    """What a method's records look like for one client."""
+    """What a client's records look like, but for its upload."""
 
     broadcast: Any
     memory: Any
-    upload: Any
 
 
 def templates(algorithm: Algorithm[Any, Any, Any, Any], params: Tensor, layers: tuple[Layer, ...]) -> Templates:
-    """Names, shapes and types of what one client is sent, keeps and sends, for a model ``params [P]``.
+    """Names, shapes and types of what one client is sent and keeps, for a model ``params [P]``.
 
-    Only the method knows its records, so it is asked: it runs one round of a lone client that has nothing to learn.
+    Only the method knows its records, so it is asked what it would send to a lone newcomer.
     """
     zero = torch.zeros(1, dtype=params.dtype, device=params.device)
     alone = Population(1, zero, zero[0], torch.zeros(1, dtype=torch.int64, device=params.device), layers)
     server = algorithm.start(params, alone)
     broadcast = algorithm.broadcast(server, torch.zeros(1, dtype=torch.int64, device=params.device))
-    memory = algorithm.newcomer(params.unsqueeze(0))
-    upload, _ = algorithm.client_round(broadcast, memory, _Idle(params))
-    return Templates(broadcast, memory, upload)
+    return Templates(broadcast, algorithm.newcomer(params.unsqueeze(0)))
+
+
+def upload_template(algorithm: Algorithm[Any, Any, Any, Any], params: Tensor, layers: tuple[Layer, ...]) -> Any:
+    """Likewise of what it sends: of one round of a lone client that has nothing to learn.
+
+    For the server, once a run: the round has all its steps over vectors ``[P]``, too many for every message.
+    """
+    found = templates(algorithm, params, layers)
+    upload, _ = algorithm.client_round(found.broadcast, found.memory, _Idle(params))
+    return upload

@@ -50,7 +50,7 @@ from selffl.engines.flower.messages import (
     shown,
     write,
 )
-from selffl.engines.flower.records import models_of, pack, stacked, templates, unpack
+from selffl.engines.flower.records import models_of, pack, stacked, unpack, upload_template
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
 from selffl.engines.noise import noised, secret
 from selffl.errors import ConfigError, DataError, QuorumError
@@ -187,7 +187,7 @@ class SelfFLStrategy(Strategy):
         self.ids = [str(client) for client in clients]
         self._algorithm, self._settings = algorithm, settings
         self._fingerprint = fingerprint(model)
-        self._template = templates(algorithm, model.params, model.layers).upload
+        self._template = upload_template(algorithm, model.params, model.layers)
         self._save, self._watcher = save, watcher
         # A node that hangs should not hold up every round for as long as training may take.
         patience = min(settings.round_seconds, max(settings.connect_seconds, QUERY_SECONDS))
