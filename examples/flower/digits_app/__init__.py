@@ -1,0 +1,1 @@
+"""Self-FL between three sites, on handwritten digits."""
