@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # The tensors of demo and tests are small: one thread per process is faster than two that wait for each other.
 RUN := OMP_NUM_THREADS=1 $(BIN)
 
-.PHONY: demo test quick lint types check docs flower results clean
+.PHONY: demo test quick lint types check docs flower flower-demo results clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -31,9 +31,14 @@ docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The engine on Flower, whose pins clash with ours: in an environment of its own.
+FLOWER := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 .venv-flower/bin
+
 flower: .venv-flower/.installed
-	FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 \
-		.venv-flower/bin/python -m pytest -q tests/engines/flower tests/runs/test_flower.py
+	$(FLOWER)/python -m pytest -q tests/engines/flower tests/runs/test_flower.py tests/runs/test_flower_kills.py tests/test_cli_flower.py tests/deploy
+
+# A server and three sites on this machine, with TLS and registered keys; one of them fails and comes back.
+flower-demo: .venv-flower/.installed
+	$(FLOWER)/python deploy/demo.py --out runs/flower-demo
 
 # Every number on docs/results.md that two cores can make in half an hour, anew.  The others (mnist, cifar10,
 # augmented-images, mnist-sparse, step-histogram, step-trajectory) need the data and 16 cores or a GPU
@@ -60,5 +65,5 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 
 .venv-flower/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower]" pytest hypothesis
+	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower,simulation]" pytest hypothesis
 	@touch $@

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from selffl.data import digits as digits_module
 from selffl.data.digits import digits
 from selffl.errors import ConfigError
 
@@ -156,3 +157,14 @@ def test_the_source_makes_it_again():
 def test_a_bad_test_share_is_refused():
     with pytest.raises(ConfigError, match="test_fraction is 1"):
         digits(test_fraction=1)
+
+
+def test_the_images_are_scikit_learns(monkeypatch):
+    images, labels = digits_module._images()
+    expected, shown = load_digits(return_X_y=True)
+    assert (images == expected).all()
+    assert (labels == shown).all()
+    assert labels.dtype == shown.dtype
+    monkeypatch.setattr(digits_module, "find_spec", lambda name: None)  # should the file ever move
+    again, _ = digits_module._images()
+    assert (again == expected).all()

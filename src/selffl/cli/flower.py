@@ -31,6 +31,10 @@ def flower_resume(
         str | None, typer.Option(help="Name of the SuperLink in Flower's configuration; without it, the default.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in all; without it, as many as before.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", metavar="KEY=VALUE", help="Further settings of the app, as for `flwr run`."),
+    ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Show the server's log until the run has ended.")] = False,
 ) -> None:
     """Start a new run of Flower's from the last checkpoint of an earlier one; clients go on with their memories.
@@ -51,6 +55,7 @@ def flower_resume(
     command = _flwr()
     # What the run was made with, whatever the app's configuration says today.
     given = {
+        **({} if config.has_own_method else {"algorithm": config.algorithm}),
         "out": str(run.resolve()),
         "experiment": about["experiment"],
         "rounds": wanted,
@@ -61,9 +66,11 @@ def flower_resume(
         "evaluate-every": config.evaluate_every,
     }
     words = [command, "run", str(app), *([connection] if connection else []), *(["--stream"] if stream else [])]
-    for name in given.keys() & declared:  # Flower takes no other; the app's own arguments stand for the rest
+    for name in sorted(given.keys() & declared):  # Flower takes no other; the app's own arguments stand for the rest
         # A JSON string is a TOML string.
         words += ["--run-config", f"{name}={json.dumps(given[name], ensure_ascii=False)}"]
+    for setting in settings or ():
+        words += ["--run-config", setting]
     if "out" not in declared:
         console.tell(console.err, f"The app does not let `out` be set; its own has to be {given['out']}.")
     console.tell(console.err, f"Experiment {about['experiment']}: from round {last + 1} to {wanted}.")

@@ -144,10 +144,12 @@ def paper_page(
 
 @app.command("report")
 def report_command(
-    folders: Annotated[list[Path], typer.Argument(help="Folders with study records.", metavar="DIR...")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of studies or of runs, here or over Flower.", metavar="DIR...")
+    ],
     target: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Make one self-contained HTML page from the records of finished studies.
+    """Make one self-contained HTML page from the records of studies and runs; a run may still be going on.
 
     Example: selffl report runs/paper -o report.html
     """
@@ -159,8 +161,12 @@ def write_report(folders: list[Path], target: Path) -> None:
     """One HTML page from all records in the folders."""
     from selffl.reports.page import html
     from selffl.reports.record import load_studies
+    from selffl.reports.runs import is_run, load_runs
 
-    studies = [entry for folder in folders for entry in load_studies(folder)]
+    studies = []
+    for folder in folders:
+        has_runs = folder.is_dir() and any(is_run(place) for place in (folder, *folder.iterdir()))
+        studies += load_runs(folder) if has_runs else load_studies(folder)
     target.write_text(html(studies, "Self-FL, measured"), encoding="utf-8")
     console.tell(console.out, f"Report: {target}")
 

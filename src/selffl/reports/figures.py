@@ -112,6 +112,12 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
             axis.bar(places, series.y, width, yerr=series.error, color=colours[series.name], label=series.name)
             axis.set_xticks(range(len(series.x)), [f"{value:g}" for value in series.x])
             continue
+        if chart.kind == "points":
+            marker = MARKERS[index % len(MARKERS)]
+            axis.scatter(
+                series.x, series.y, s=22, marker=marker, color=colours[series.name], alpha=0.75, label=series.name
+            )
+            continue
         _draw_series(axis, series, colours[series.name], MARKERS[index % len(MARKERS)], shift)
     axis.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     if chart.log_x:

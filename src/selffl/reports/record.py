@@ -33,6 +33,7 @@ class StudyRecord:
     figures: list[dict[str, str]]  # name, caption; NAME.png and NAME.svg lie beside
     config: dict[str, Any]
     environment: dict[str, str]
+    verdict: str = ""  # in a few words, where no claims are put to the test
     version: int = RECORD_VERSION
 
 
@@ -71,7 +72,7 @@ def load_studies(folder: Path) -> list[tuple[Path, StudyRecord]]:
     if not paths:
         raise DataError(
             f"{folder} holds no {RECORD}; expected what `selffl paper run`, `selffl compare` or `selffl demo` has "
-            "written. A single run has history.csv, clients.csv and summary.json instead."
+            "written."
         )
     found = [(path.parent, _load(path)) for path in paths]
     order = list(STUDIES)  # as the paper goes; anything else before it

@@ -258,6 +258,8 @@ def overridden(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[
         if key not in run_config:
             continue
         value: Any = run_config[key]
+        if value == "" and name in ("experiment", "out"):  # Flower takes no key that an app does not declare
+            continue
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ConfigError(f"{key} is {value!r} in the run configuration; expected {kind.__name__}.")
         found[name] = float(value) if kind is float else value

@@ -39,7 +39,7 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     x_ticks: Sequence[float] | None = None
-    kind: Literal["lines", "bars"] = "lines"
+    kind: Literal["lines", "bars", "points"] = "lines"
     dodge: float = 0.0  # shift of each line along x, so that those that coincide can all be seen
 
 

@@ -189,9 +189,7 @@ class SelfFLStrategy(Strategy):
         self._fingerprint = fingerprint(model)
         self._template = upload_template(algorithm, model.params, model.layers)
         self._save, self._watcher = save, watcher
-        # A node that hangs should not hold up every round for as long as training may take.
-        patience = min(settings.round_seconds, max(settings.connect_seconds, QUERY_SECONDS))
-        self.roster = Roster(self.ids, self._fingerprint, patience)
+        self.roster = Roster(self.ids, self._fingerprint, max(settings.connect_seconds, QUERY_SECONDS))
         self._sent: dict[int, Message] = {}  # by client's number
         self._cohort: Tensor | None = None  # of the round that is under way
         self._reasons: list[str] = []  # why clients were left out of it
