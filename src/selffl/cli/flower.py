@@ -49,7 +49,10 @@ def flower_resume(
     if config.device != "remote" or "experiment" not in about:
         raise ConfigError(f"{run} is no run over Flower; go on with it by `selffl run --resume` or `selffl.resume`.")
     last, wanted = int(about["round"]), rounds or config.rounds
-    if last >= wanted:
+    # The global model comes last, after the last evaluation.
+    model = run / "model.safetensors"
+    is_over = last == wanted and model.is_file() and load_tensors(model)[1].get("round") == last
+    if last > wanted or is_over:
         raise ConfigError(f"the run in {run} has done {last} of {wanted} rounds; give more by --rounds to go on.")
     declared = _declared(app)
     command = _flwr()
@@ -65,6 +68,9 @@ def flower_resume(
         "seed": config.seed,
         "evaluate-every": config.evaluate_every,
     }
+    for name in ("out", "experiment"):
+        if '"' in str(given[name]):
+            raise ConfigError(f"{name} is {given[name]}; expected no quotation marks, which `flwr run` cannot take.")
     words = [command, "run", str(app), *([connection] if connection else []), *(["--stream"] if stream else [])]
     for name in sorted(given.keys() & declared):  # Flower takes no other; the app's own arguments stand for the rest
         # A JSON string is a TOML string.

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,9 @@ def replacing(path: Path) -> Iterator[Path]:
     Each writer has its own: of two at once the later one wins, and neither publishes half of the other's.
     """
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.part"):  # of a process that was killed
-        if time.time() - left.stat().st_mtime > STALE_SECONDS:
-            left.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # its writer has ended meanwhile
+            if time.time() - left.stat().st_mtime > STALE_SECONDS:
+                left.unlink()
     partial = path.with_name(f"{path.name}.{secrets.token_hex(6)}.part")
     try:
         yield partial

@@ -1,18 +1,20 @@
 """A client's memory on disk: whole or not there, one clock tick a round, and nobody else's."""
 
+import threading
+import time
+
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
-
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.contract import map_tensors, tensors_of
-from selffl.engines.flower.memory import ClientMemory, file_name
-from selffl.errors import CheckpointError, ConfigError
+from selffl.engines.flower import memory as module
+from selffl.engines.flower.memory import ClientMemory, file_name, memories
+from selffl.errors import CheckpointError, ConfigError, RefusedError
 
 
-def memory_of(folder, client="anna", experiment="first", name="self-fl"):
-    return ClientMemory(folder, experiment, client, algorithm(name).newcomer(torch.zeros(1, 4)))
+def memory_of(folder, client="anna", experiment="first", name="self-fl", run=""):
+    return ClientMemory(folder, experiment, client, algorithm(name).newcomer(torch.zeros(1, 4)), run)
 
 
 def plus(memory, number):
@@ -109,3 +111,110 @@ def test_a_kill_while_writing_leaves_the_last_memory(tmp_path, monkeypatch):
         memory.keep(2, memory.before(2), plus(memory.newcomer, 2))
     monkeypatch.undo()
     assert memory.latest()[1] == 1
+
+
+# ------------------------------------------------------------------------------------------------- several processes
+
+
+def test_a_stale_process_does_not_write_over_a_later_round(tmp_path):
+    stale, fresh = memory_of(tmp_path), memory_of(tmp_path)
+    stale.keep(2, stale.newcomer, plus(stale.newcomer, 2))
+    before = stale.before(3)  # the server gives it up, and the node is started anew
+    fresh.keep(4, fresh.before(4), plus(fresh.newcomer, 4))
+    with pytest.raises(RefusedError, match="client anna has done round 4 of experiment first while it was still busy"):
+        stale.keep(3, before, plus(stale.newcomer, 3))
+    found, last = fresh.latest()
+    assert last == 4
+    assert same(found, plus(fresh.newcomer, 4))
+    assert same(fresh.before(4), plus(fresh.newcomer, 2))
+
+
+def test_a_process_that_waits_for_its_turn_sees_what_was_kept_before_it(tmp_path, monkeypatch):
+    """The stale one comes while the later round is being written: it has to look once it is its turn, not before."""
+    stale, fresh, plain, errors = memory_of(tmp_path), memory_of(tmp_path), module.save_tensors, []
+    fresh.keep(2, fresh.newcomer, plus(fresh.newcomer, 2))
+
+    def ends():
+        try:
+            stale.keep(3, stale.newcomer, plus(stale.newcomer, 3))
+        except RefusedError as error:
+            errors.append(error)
+
+    other = threading.Thread(target=ends)
+
+    def slow(path, tensors, about):
+        if about["round"] == 4:
+            other.start()
+            other.join(0.2)
+            assert other.is_alive()
+        plain(path, tensors, about)
+
+    monkeypatch.setattr(module, "save_tensors", slow)
+    fresh.keep(4, fresh.before(4), plus(fresh.newcomer, 4))
+    other.join()
+    assert len(errors) == 1
+    assert fresh.latest()[1] == 4
+
+
+def test_processes_that_keep_at_once_leave_a_whole_file(tmp_path):
+    found, end = [], time.monotonic() + 0.5
+
+    def busy(number):
+        memory = memory_of(tmp_path)
+        try:
+            while time.monotonic() < end:
+                memory.keep(5, memory.newcomer, plus(memory.newcomer, number))
+                first = tensors_of(memory.latest()[0])["params"]
+                found.append(float(first[0, 0]))
+        except BaseException as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=busy, args=(number,)) for number in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) <= {1.0, 2.0, 3.0}
+    memory = memory_of(tmp_path)
+    assert memory.latest()[1] == 5
+    assert {path.suffix for path in memory.path.parent.iterdir()} == {".safetensors", ".lock"}
+
+
+def test_an_evaluation_of_an_earlier_round_has_the_memory_before_the_later_one(tmp_path):
+    memory = memory_of(tmp_path)
+    assert memory.after(1) is memory.newcomer
+    memory.keep(1, memory.newcomer, plus(memory.newcomer, 1))
+    memory.keep(3, memory.before(3), plus(memory.newcomer, 3))
+    for round_number, number in ((1, 1), (2, 1), (3, 3), (4, 3)):
+        assert same(memory.after(round_number), plus(memory.newcomer, number))
+
+
+def test_another_run_of_the_same_name_is_refused(tmp_path):
+    first, second = memory_of(tmp_path, run="a"), memory_of(tmp_path, run="b")
+    first.keep(1, first.newcomer, plus(first.newcomer, 1))
+    content = first.path.read_bytes()
+    for asked in (second.latest, lambda: second.before(2), lambda: second.after(2)):
+        with pytest.raises(RefusedError) as found:
+            asked()
+        assert str(found.value) == (
+            "client anna remembers another run of experiment first; expected the one that it began with. Give the "
+            "experiment another name, go on with that run, or remove the client's memory."
+        )
+    with pytest.raises(RefusedError):
+        second.keep(2, second.newcomer, second.newcomer)
+    assert first.path.read_bytes() == content
+    assert memory_of(tmp_path, run="a").latest()[1] == 1
+
+
+def test_a_folder_of_memories_is_listed_with_what_is_damaged(tmp_path):
+    for client, number in (("anna", 1), ("berta/2", 7)):
+        memory = memory_of(tmp_path, client, run="a")
+        memory.keep(number, memory.newcomer, memory.newcomer)
+    memory = memory_of(tmp_path, "käthe", "../second")
+    memory.keep(3, memory.newcomer, memory.newcomer)
+    memory.path.write_bytes(memory.path.read_bytes()[:-1])
+    found = {(own.experiment, own.client): (own.path, last, model, why) for own, last, model, why in memories(tmp_path)}
+    assert found.keys() == {("first", "anna"), ("first", "berta/2"), ("../second", "käthe")}
+    assert found["first", "berta/2"] == (memory_of(tmp_path, "berta/2").path, 7, None, None)
+    assert found["../second", "käthe"][:3] == (memory.path, None, None)
+    assert "damaged" in found["../second", "käthe"][3]

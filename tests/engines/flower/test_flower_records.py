@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -94,12 +95,13 @@ def test_a_record_without_tensors_is_an_empty_message():
     ("change", "reason"),
     [
         (
-            lambda a: a.pop("inner.count"),
-            r"lacks \['inner.count'\]; expected params, inner.count, inner.is",
+            lambda a: a.pop("numbers.int64"),
+            r"lacks \['numbers.int64'\]; expected params, small, numbers.int64, numbers.bool",
         ),
         (lambda a: a.update(more=a["params"]), r"also has \['more'\]"),
         (lambda a: a.update(params=Array(a["params"].numpy()[0])), r"'params' is float32 \(5,\); expected .* \(1, 5\)"),
-        (lambda a: a.update({"inner.count": a["inner.is_there"]}), "'inner.count' is bool .* expected int64"),
+        (lambda a: a.update({"numbers.int64": a["numbers.bool"]}), "'numbers.int64' is bool .* expected int64"),
+        (lambda a: a.update({"numbers.int64": Array(np.zeros(2, np.int64))}), r"\(2,\); expected int64 \(1,\)"),
         (lambda a: a.update(params=Array("float32", (1, 5), "numpy.ndarray", b"\x93NUMPY")), "cannot be read"),
         (lambda a: a.update(params=Array("float32", (1, 5), "pickle", b"c")), "cannot be read"),
         (lambda a: a.update(params=Array("float32", (1, 5), "numpy.ndarray", a["small"].data)), "is torch.float64"),

@@ -11,7 +11,7 @@ from torch import nn
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
 
 from flwr.app import Array, Context, Error, Message, RecordDict
-from wire import RUN, WireGrid, over_the_wire
+from wire import RUN, WireGrid, over_the_wire, set_numbers
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.contract import Population, tensors_of
@@ -236,12 +236,7 @@ def note(**values):
 def entry(name, value):
     """A fault that sets the first number of a tensor."""
 
-    def change(arrays):
-        array = arrays[name].numpy().copy()
-        array.reshape(-1)[0] = value
-        arrays[name] = Array(array)
-
-    return edited(change)
+    return edited(lambda arrays: set_numbers(arrays, name, value, only_first=True))
 
 
 def torn(arrays):

@@ -93,7 +93,9 @@ class ClientMemory:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         about = {"experiment": self.experiment, "client": self.client, "round": round_number, "run": self.run}
         with in_turn(self.path):
-            last = int(load_about(self.path)["round"]) if self.path.exists() else 0
+            kept: dict[str, Any] = load_about(self.path) if self.path.exists() else {"round": 0, "run": self.run}
+            self._check_run(kept)
+            last = int(kept["round"])
             if last > round_number:
                 raise RefusedError(
                     f"client {self.client} has done round {last} of experiment {self.experiment} while it was still "
@@ -114,12 +116,15 @@ class ClientMemory:
                 f"{self.path} is the memory of client {owner[1]} in experiment {owner[0]}; expected client "
                 f"{self.client} in experiment {self.experiment}."
             )
+        self._check_run(about)
+        return filled(_Both(self.newcomer, self.newcomer), tensors), round_number
+
+    def _check_run(self, about: dict[str, Any]) -> None:
         if about.get("run", "") != self.run:
             raise RefusedError(
                 f"client {self.client} remembers another run of experiment {self.experiment}; expected the one that it "
                 "began with. Give the experiment another name, go on with that run, or remove the client's memory."
             )
-        return filled(_Both(self.newcomer, self.newcomer), tensors), round_number
 
 
 def memories(folder: Path) -> Iterator[tuple[ClientMemory, int | None, int | None, str | None]]:

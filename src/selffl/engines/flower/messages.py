@@ -16,7 +16,7 @@ from selffl.algorithms.contract import Algorithm
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
-PROTOCOL = 2  # of these messages; other numbers are refused
+PROTOCOL = 3  # of these messages; other numbers are refused
 
 MOST_SHOWN = 200  # characters of what others have sent
 

@@ -137,6 +137,10 @@ class Server:
         with nullcontext() if self.out is None else locked(self.out):
             state, names, save = self._begin()
             with nullcontext() if watcher is None else watcher(state) as watching:
+                if save is not None and state.round_number == 0:
+                    # The names have to outlive a first round that does not end: clients may have kept memories under
+                    # them.  Not before the watcher has seen that the folder is a run's of its own.
+                    save(state)
                 strategy = SelfFLStrategy(
                     self.model,
                     self.algorithm,
@@ -171,10 +175,7 @@ class Server:
             return state, names, None
         checkpoint = Checkpoint(self.out / CHECKPOINT, self._identity())
         before = checkpoint.load(state)
-        if before is None:
-            # The names have to outlive a first round that does not end: clients may have kept memories under them.
-            checkpoint.save(state, names)
-        else:
+        if before is not None:
             state, names = before
             if self.experiment not in (None, names.experiment):
                 raise ConfigError(

@@ -272,10 +272,10 @@ class SelfFLStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """The global model to everybody who is connected, if this round has an evaluation."""
-        number, every = self.state.round_number, self._settings.evaluate_every
-        if number != self._settings.rounds and (every == 0 or number % every):
-            self._sent = {}
+        self._sent = {}
+        if not self._is_evaluated():
             return []
+        number = self.state.round_number
         shared = pack(Shared(self.state.server.params))
         self._sent = {
             client: self._message(MessageType.EVALUATE, number, client, node, shared)
@@ -285,7 +285,7 @@ class SelfFLStrategy(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """What the clients found, averaged over their rows for Flower's own log."""
-        if not self._sent:
+        if not self._is_evaluated():
             return None
         found = self._agreeing(self._accepted(self.state.round_number, replies, self._scores))
         if not found:
@@ -305,10 +305,14 @@ class SelfFLStrategy(Strategy):
 
     def evaluate(self, grid: Grid) -> None:
         """Evaluate where training stands, if that round has an evaluation."""
-        messages = self.configure_evaluate(self.state.round_number, ArrayRecord(), ConfigRecord(), grid)
-        if messages:
+        if self._is_evaluated():
+            messages = self.configure_evaluate(self.state.round_number, ArrayRecord(), ConfigRecord(), grid)
             replies = grid.send_and_receive(messages, timeout=self._settings.round_seconds)
             self.aggregate_evaluate(self.state.round_number, replies)
+
+    def _is_evaluated(self) -> bool:
+        number, every = self.state.round_number, self._settings.evaluate_every
+        return number == self._settings.rounds or (every > 0 and number % every == 0)
 
     def summary(self) -> None:
         """Say what is run."""
