@@ -19,7 +19,8 @@ sys.path.insert(0, str(ROOT / "deploy"))
 from local_federation import LocalFederation  # noqa: E402
 
 SETTINGS = {"participation": 1.0, "learning_rate": 0.05, "batch_size": 5, "seed": 3, "evaluate_every": 0}
-WHOLE = 3  # rounds in which all answer, though the server dies in one of them
+METHOD, OTHERS = "self-fl-exact", ("self-fl", "ditto", "fedavg")
+WHOLE = 4  # rounds in which all answer, though the server dies in one of them; in the last of them variances are known
 VICTIM = 2
 
 
@@ -43,6 +44,7 @@ class Scenario:
                 self.refusals()
                 self.server_dies()
                 self.node_dies()
+                self.other_methods()
             finally:
                 self.found["seconds"] = time.monotonic() - self.began
                 text = json.dumps(self.found, indent=1)
@@ -104,7 +106,7 @@ class Scenario:
 
     def server_dies(self) -> None:
         federation = self.federation
-        run = federation.submit(rounds=WHOLE, round_seconds=60, **SETTINGS)
+        run = federation.submit(algorithm=METHOD, rounds=WHOLE, round_seconds=60, **SETTINGS)
         federation.wait_for_round(run, 1)
         since = federation.position(0)
         federation.wait_for_log(0, "Receiving: train message", since)
@@ -131,7 +133,7 @@ class Scenario:
         federation = self.federation
         before = self.memories(VICTIM)
         since = federation.position(VICTIM)
-        run = federation.submit(rounds=WHOLE + 1, round_seconds=30, **SETTINGS)
+        run = federation.submit(algorithm=METHOD, rounds=WHOLE + 1, round_seconds=30, **SETTINGS)
         federation.wait_for_log(VICTIM, "Receiving: train message", since)
         since = federation.position(VICTIM)
         federation.kill_node(VICTIM)
@@ -144,10 +146,24 @@ class Scenario:
         self.found["restarts"] = re.findall(r"supervise: .*", federation.read_log(VICTIM, since))
         self.found["is intact"] = self.memories(VICTIM) == before
         self.found["remembered without"] = self.remembered()
-        run = federation.submit(rounds=WHOLE + 2, round_seconds=60, **SETTINGS)
+        run = federation.submit(algorithm=METHOD, rounds=WHOLE + 2, round_seconds=60, **SETTINGS)
         self.found["round with"] = federation.wait_for_round(run, WHOLE + 2)
         federation.wait_for_end(run)
         self.found["remembered with"] = self.remembered()
+
+    # -------------------------------------------------------------------------------------------------- other methods
+
+    def other_methods(self) -> None:
+        """Side by side: a server has several runs at once, and a site several memories."""
+        federation = self.federation
+        runs = {
+            name: federation.submit(out=f"runs/{name}", algorithm=name, rounds=2, round_seconds=120, **SETTINGS)
+            for name in OTHERS
+        }
+        for run in runs.values():
+            federation.wait_for_round(run, 2)
+            federation.wait_for_end(run)
+        self.found["others"] = {name: str(run.out) for name, run in runs.items()}
 
     def memories(self, client: int) -> dict[str, str]:
         """What a client's disk holds, byte by byte."""

@@ -28,7 +28,7 @@ from selffl.state.checkpoint import load_tensors
 HERE = Path(__file__).resolve().parent
 APART = ["unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 SETTINGS = {"participation": 1.0, "learning_rate": 0.05, "batch_size": 5, "seed": 3, "evaluate_every": 0}  # as there
-WHOLE = 3
+METHOD, WHOLE = "self-fl-exact", 4
 
 
 def is_possible():
@@ -60,9 +60,24 @@ def found(place):
 @pytest.fixture(scope="module")
 def undisturbed():
     """The same rounds in one process, by `selffl.train`."""
+    return trained(METHOD, WHOLE)
+
+
+def trained(method, rounds):
     torch.manual_seed(0)
     model = nn.Linear(64, 10)
-    return model, selffl.train(model, load("digits", num_clients=3), "self-fl", rounds=WHOLE, **SETTINGS)
+    return model, selffl.train(model, load("digits", num_clients=3), method, rounds=rounds, **SETTINGS)
+
+
+def assert_same_bits(out, memory, model, run):
+    """The global model in a server's folder and the personal models on the sites' disks are those of ``run``."""
+    tensors, about = load_tensors(out / files.CHECKPOINT)
+    assert about["round"] == run.summary["rounds"]
+    assert tensors["server.params"].equal(run._state.server.params)
+    for client in range(3):
+        kept = personal_model(model, memory / f"site-{client}", about["experiment"], client)
+        for name, expected in run.personal_model(client).state_dict().items():
+            assert kept.state_dict()[name].equal(expected), (client, name)
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -112,14 +127,8 @@ def test_the_server_died_in_a_round(found):
 
 
 def test_models_have_the_bits_of_an_undisturbed_run(place, undisturbed):
-    model, run = undisturbed
-    tensors, about = load_tensors(place / "whole" / files.CHECKPOINT)
-    assert about["round"] == WHOLE
-    assert tensors["server.params"].equal(run._state.server.params)
-    for client in range(3):
-        kept = personal_model(model, place / "whole-memory" / f"site-{client}", about["experiment"], client)
-        for name, expected in run.personal_model(client).state_dict().items():
-            assert kept.state_dict()[name].equal(expected), (client, name)
+    assert_same_bits(place / "whole", place / "whole-memory", *undisturbed)
+    assert undisturbed[1].history[-1]["intra_variance"] is not None  # or the exact form would do what the paper's does
 
 
 def test_no_round_counts_twice(place, undisturbed):
@@ -166,3 +175,11 @@ def test_its_memory_is_intact_and_it_takes_part_again(found):
 def test_the_others_kept_their_rounds_in_order(found):
     with (Path(found["out"]) / "history.csv").open(newline="") as file:
         assert [row["round"] for row in csv.DictReader(file)] == [str(n) for n in range(1, WHOLE + 3)]
+
+
+# -------------------------------------------------------------------------------------------------------- other methods
+
+
+@pytest.mark.parametrize("method", ["self-fl", "ditto", "fedavg"])
+def test_other_methods_have_their_bits_too(method, found, place):
+    assert_same_bits(Path(found["others"][method]), place / "memory", *trained(method, 2))
