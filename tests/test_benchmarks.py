@@ -20,6 +20,7 @@ TINY = {
         "--clients", "2", "--rows", "3", "--steps", "2", "--batch", "2", "--words", "7", "--length", "3",
         "--hidden", "4", "--ways", "auto", "vmap", "loop", "--turns", "1", "--threads", "1",
     ],
+    "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
 }  # fmt: skip
 ROWS = {
@@ -28,6 +29,7 @@ ROWS = {
         f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop", "selffl unfold")
     ],
     "lstm_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
+    "flower_rounds": ["Flower FedAvg, softmax"],
     "memory": ["import torch", "whole run, above it"],
 }
 
@@ -42,6 +44,8 @@ def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_a_benchmark_prints_its_ratios_and_writes_its_file(name, tmp_path):
+    if name == "flower_rounds":
+        pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
     command = [sys.executable, str(FOLDER / f"{name}.py"), *TINY[name], "--json", str(tmp_path / "out.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

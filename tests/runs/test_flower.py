@@ -17,6 +17,7 @@ from wire import RUN, WireGrid
 import selffl
 from selffl.data import load
 from selffl.data.federation import Federation, Rows
+from selffl.engines.cohort import sample_cohort
 from selffl.errors import ConfigError, DivergedError, QuorumError
 from selffl.flower import client_app, personal_model, server_app
 from selffl.runs import folder as files
@@ -230,3 +231,31 @@ def test_the_global_model_lies_by_name_when_the_run_has_ended(federation, tmp_pa
     assert about["round"] == 4
     assert tensors.keys() == expected.keys()
     assert all(tensors[name].equal(expected[name]) for name in expected)
+
+
+# ------------------------------------------------------------------------------------------------------------- noise
+
+
+def test_noise_and_cohorts_cannot_be_repeated_by_who_knows_the_seed(federation, tmp_path):
+    """Clients are told the seed: from it they must learn neither the noise nor who else takes part."""
+    method = selffl.algorithm("self-fl-sums", clip=1.0, max_weight=2.0, noise_multiplier=0.01)
+    run(federation, tmp_path / "first", method)
+    run(federation, tmp_path / "second", method)
+    (first, one), (second, two) = (
+        load_tensors(tmp_path / name / "run" / files.CHECKPOINT) for name in ("first", "second")
+    )
+    assert not first["server.params"].equal(second["server.params"])
+    assert one["cohort_seed"] not in (two["cohort_seed"], SETTINGS["seed"])
+    expected = selffl.train(linear(), federation, method, **SETTINGS)
+    assert not first["server.params"].equal(expected._state.server.params)
+
+
+def test_a_run_with_noise_goes_on_with_the_cohorts_it_began_with(federation, tmp_path):
+    method = selffl.algorithm("self-fl-sums", clip=1.0, max_weight=2.0, noise_multiplier=0.01)
+    run(federation, tmp_path, method, rounds=2)
+    _, before = load_tensors(tmp_path / "run" / files.CHECKPOINT)
+    run(federation, tmp_path, method, rounds=4)
+    tensors, after = load_tensors(tmp_path / "run" / files.CHECKPOINT)
+    assert after["cohort_seed"] == before["cohort_seed"]
+    drawn = torch.cat([sample_cohort(after["cohort_seed"], number, 8, 0.5) for number in (1, 2, 3, 4)])
+    assert tensors["num_rounds"].equal(torch.bincount(drawn, minlength=8))

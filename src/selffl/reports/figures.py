@@ -13,8 +13,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from selffl.studies.result import Chart, Figure, Series
 
@@ -122,17 +123,24 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
     axis.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     if chart.log_x:
         axis.set_xscale("log")
+        _mark_round_numbers(axis.xaxis, [value for series in chart.series for value in series.x])
+    elif chart.kind == "lines" and all(float(value).is_integer() for series in chart.series for value in series.x):
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no round 2.5
     if chart.log_y:
         axis.set_yscale("log")
-        values = [value for series in chart.series for value in series.y if value > 0 and math.isfinite(value)]
-        if values and max(values) / min(values) < 30:
-            # Less than a decade and a half has too few powers of ten to read: mark round numbers instead.
-            axis.yaxis.set_major_locator(FixedLocator(_round_numbers(min(values), max(values))))
-            axis.yaxis.set_major_formatter(ScalarFormatter())
-            axis.yaxis.set_minor_locator(NullLocator())
+        _mark_round_numbers(axis.yaxis, [value for series in chart.series for value in series.y])
     if chart.x_ticks is not None:
         axis.set_xticks(list(chart.x_ticks), [f"{tick:g}" for tick in chart.x_ticks])
         axis.xaxis.set_minor_locator(NullLocator())
+
+
+def _mark_round_numbers(axis: Axis, found: Sequence[float]) -> None:
+    """Less than a decade and a half has too few powers of ten to read: mark round numbers instead."""
+    values = [value for value in found if value > 0 and math.isfinite(value)]
+    if values and max(values) / min(values) < 30:
+        axis.set_major_locator(FixedLocator(_round_numbers(min(values), max(values))))
+        axis.set_major_formatter(ScalarFormatter())
+        axis.set_minor_locator(NullLocator())
 
 
 def _round_numbers(low: float, high: float) -> list[float]:

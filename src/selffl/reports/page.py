@@ -52,7 +52,7 @@ def lead(studies: Recorded) -> str:
     """The verdict in one sentence."""
     count = Counter(claim["verdict"] for _, record in studies for claim in record.claims)
     if not count:
-        told = [f"{capfirst(record.title)}: {record.verdict}." for _, record in studies if record.verdict]
+        told = [f"{record.title}: {record.verdict}." for _, record in studies if record.verdict]
         return " ".join(told) or "No claims were put to the test here."
     words = {
         "holds": ("holds", "hold"),

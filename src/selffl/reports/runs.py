@@ -135,9 +135,11 @@ def _by_size(config: RunConfig, records: Records, scale: float, unit: str) -> li
     for column, name in ((metric, "personal models"), (f"global_{metric}", "global model")):
         known = [(row["num_train"], scale * row[column]) for row in records.clients if row.get(column) is not None]
         lines.append(Series(name, [x for x, _ in known], [y for _, y in known]))
-    if not any(line.x for line in lines):
+    sizes = [size for line in lines for size in line.x]
+    if not sizes:
         return []
-    return [Chart("By client", "training rows", metric + unit, lines, log_x=True, kind="points")]
+    is_wide = min(sizes) > 0 and max(sizes) > 10 * min(sizes)
+    return [Chart("By client", "training rows", metric + unit, lines, log_x=is_wide, kind="points")]
 
 
 def _table(config: RunConfig, records: Records) -> list[dict[str, str]]:
