@@ -34,7 +34,8 @@ docs: $(VENV)/.installed-dev
 FLOWER := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 .venv-flower/bin
 
 flower: .venv-flower/.installed
-	$(FLOWER)/python -m pytest -q tests/engines/flower tests/runs/test_flower.py tests/runs/test_flower_kills.py tests/test_cli_flower.py tests/deploy
+	$(FLOWER)/python -m pytest -q tests/engines/flower tests/runs/test_flower.py tests/runs/test_flower_kills.py \
+		tests/test_cli_flower.py tests/deploy "tests/test_benchmarks.py::test_a_benchmark_prints_its_ratios_and_writes_its_file[flower_rounds]"
 
 # A server and three sites on this machine, with TLS and registered keys; one of them fails and comes back.
 flower-demo: .venv-flower/.installed
