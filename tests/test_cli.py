@@ -86,6 +86,7 @@ COMMANDS = [
     *(("demo",), ("run",), ("compare",), ("posterior",), ("report",)),
     *(("paper", "list"), ("paper", "run"), ("paper", "page")),
     *(("data", "list"), ("data", "check"), ("data", "fetch"), ("data", "show")),
+    *(("flower", "resume"), ("flower", "list"), ("flower", "export")),
 ]
 
 
@@ -97,9 +98,9 @@ def test_every_commands_help_has_an_example_of_that_command(run, command, option
 
 
 def test_no_command_is_without_a_test_of_its_help(run):
-    shown = "".join(succeed(run(*group, "--help")).out for group in ((), ("paper",), ("data",)))
+    shown = "".join(succeed(run(*group, "--help")).out for group in ((), ("paper",), ("data",), ("flower",)))
     listed = re.findall(r"^│ (\w+)\s{2,}\w", shown, re.M)
-    assert sorted({*listed} - {"paper", "data"}) == sorted({command[-1] for command in COMMANDS})
+    assert sorted({*listed} - {"paper", "data", "flower"}) == sorted({command[-1] for command in COMMANDS})
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

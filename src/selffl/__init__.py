@@ -6,7 +6,7 @@ Self-Aware Personalized Federated Learning (NeurIPS 2022), and beyond.
 from selffl._version import __version__
 from selffl.algorithms import algorithm
 from selffl.data.federation import Federation
-from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError, QuorumError, SelfFLError
+from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError, QuorumError, RefusedError, SelfFLError
 from selffl.maths.heterogeneity import estimate_inter_variance
 from selffl.maths.information import LocalFit, local_fit
 from selffl.maths.posterior import Posterior, posterior
@@ -21,6 +21,7 @@ __all__ = [
     "LocalFit",
     "Posterior",
     "QuorumError",
+    "RefusedError",
     "Run",
     "SelfFLError",
     "__version__",

@@ -2,10 +2,10 @@
 
 SelfFLError
 ├── ConfigError       an option, a name or a combination that cannot work
-│   └── RefusedError  an order that a client of a federation does not follow
 ├── DataError         rows, columns or arrays that are not what they should be
 ├── CheckpointError   a saved run that is damaged, incomplete or of another version
 ├── DivergedError     training left the finite numbers
+├── RefusedError      an order over the network that a client does not follow
 └── QuorumError       too few clients answered in a round over the network
 
 Every message says what was found, what was expected, and what to do, in one line.
@@ -37,8 +37,8 @@ class DivergedError(SelfFLError):
     """Training left the finite numbers."""
 
 
-class RefusedError(ConfigError):
-    """An order that a client of a federation does not follow; its text holds no data and may be sent to the server."""
+class RefusedError(SelfFLError):
+    """An order over the network that a client does not follow; its text holds no data and may be sent to the server."""
 
 
 class QuorumError(SelfFLError):

@@ -505,6 +505,8 @@ def test_every_study_has_a_name_of_its_own():
         "augmented-wakeword",
         "wakeword-clusters",
         "wakeword-participation",
+        "sums",
+        "sums-noise",
     ]
     assert all(study.id == name for name, study in STUDIES.items())
     assert DEMO.id not in STUDIES

@@ -10,7 +10,7 @@ from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.contract import map_tensors, tensors_of
 from selffl.engines.flower import memory as module
 from selffl.engines.flower.memory import ClientMemory, file_name, memories
-from selffl.errors import CheckpointError, ConfigError, RefusedError
+from selffl.errors import CheckpointError, RefusedError
 
 
 def memory_of(folder, client="anna", experiment="first", name="self-fl", run=""):
@@ -53,7 +53,7 @@ def test_a_round_asked_for_again_starts_where_it_started(tmp_path):
         assert same(memory.before(4), one)
         memory.keep(4, memory.before(4), two)
     assert same(memory.before(5), two)
-    with pytest.raises(ConfigError, match="asked for round 3 of experiment first and has done round 4"):
+    with pytest.raises(RefusedError, match="asked for round 3 of experiment first and has done round 4"):
         memory.before(3)
 
 

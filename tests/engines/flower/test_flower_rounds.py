@@ -21,7 +21,7 @@ from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.engines.flower.client import client_app, client_of, personal_model
 from selffl.engines.flower.server import Server, numbered
 from selffl.engines.flower.strategy import Settings
-from selffl.errors import ConfigError, QuorumError
+from selffl.errors import ConfigError, QuorumError, RefusedError
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
@@ -510,5 +510,5 @@ def test_a_node_says_which_client_it_is_by_name_or_by_number():
 
     assert client_of(context(client_id="anna", partition_id=3)) == "anna"
     assert client_of(context(partition_id=3)) == 3
-    with pytest.raises(ConfigError, match="neither client-id nor partition-id"):
+    with pytest.raises(RefusedError, match="neither client-id nor partition-id"):
         client_of(context(other=3))
