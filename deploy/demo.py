@@ -122,7 +122,8 @@ class Demo:
         page = self.federation.folder / "report.html"
         subprocess.run([Path(sys.executable).with_name("selffl"), "report", run.out, "--out", page], check=True)
         self._console.print(f"\nrecords   {run.out}")
-        self._console.print(f"memories  {self.federation.folder / 'memory'}   (selffl flower list DIR)")
+        memories = self.federation.folder / "memory"
+        self._console.print(f"memories  {memories}   (selffl flower list {memories / 'site-0'})")
         self._console.print(f"logs      {self.federation.folder / 'logs'}")
 
 

@@ -131,6 +131,9 @@ def flower_list(
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
         return
+    if not found:
+        console.tell(console.out, f"Nothing is remembered in {folder} (a folder of one site: its node's memory-dir).")
+        return
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("experiment", "client", "last round", "model of round", "size"):
         table.add_column(name, justify="left" if name in ("experiment", "client") else "right")
