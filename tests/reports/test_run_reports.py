@@ -11,7 +11,7 @@ from selffl import cli
 from selffl.data import load
 from selffl.errors import DataError
 from selffl.reports.page import html
-from selffl.reports.runs import is_run, load_runs
+from selffl.reports.runs import _series, is_run, load_runs
 from selffl.runs.folder import read_records
 
 
@@ -44,6 +44,12 @@ def test_the_table_begins_with_those_who_gain_least(folder):
     gains = [rows[line["client"]]["accuracy"] - rows[line["client"]]["global_accuracy"] for line in record.table]
     assert len(record.table) == 40
     assert gains == sorted(gains)
+
+
+def test_a_score_of_nothing_is_drawn_too():
+    rows = [{"round": 1, "worst10_accuracy": 0.0}, {"round": 2, "worst10_accuracy": None}]
+    found = _series("worst", rows, "worst10_accuracy", 100.0)
+    assert (list(found.x), list(found.y)) == ([1], [0.0])
 
 
 def test_other_metrics_than_accuracy_are_drawn(tmp_path):

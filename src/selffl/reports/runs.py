@@ -112,8 +112,8 @@ def _figures(config: RunConfig, records: Records) -> list[Figure]:
                 "variance",
                 True,
                 [
-                    _series("σ₀², between clients", records.history, "inter_variance"),
-                    _series("mean σₘ², within", records.history, "intra_variance"),
+                    _series("σ₀², between clients", records.history, "inter_variance", is_logarithmic=True),
+                    _series("mean σₘ², within", records.history, "intra_variance", is_logarithmic=True),
                 ],
             ),
         )
@@ -124,8 +124,10 @@ def _figures(config: RunConfig, records: Records) -> list[Figure]:
     return found
 
 
-def _series(name: str, rows: Sequence[Row], column: str, scale: float = 1.0) -> Series:
-    known = [(row["round"], scale * row[column]) for row in rows if row.get(column) not in (None, 0.0)]
+def _series(name: str, rows: Sequence[Row], column: str, scale: float = 1.0, *, is_logarithmic: bool = False) -> Series:
+    """A column by round, where it is known; a zero has no place on a logarithmic axis."""
+    known = [(row["round"], scale * row[column]) for row in rows if row.get(column) is not None]
+    known = [(x, y) for x, y in known if y > 0 or not is_logarithmic]
     return Series(name, [x for x, _ in known], [y for _, y in known])
 
 

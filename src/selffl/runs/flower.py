@@ -1,7 +1,7 @@
 """A run over Flower with the records of `selffl.train`: the same files, made of what the clients report.
 
-Per client the server learns how many rows there are and a sum over the test rows for each metric; no row, no answer to
-a row and no personal model leaves a client.
+Beside the uploads, the server learns of each client how many rows there are and a sum over the test rows for each
+metric; no row and no answer to a row leaves a client.
 """
 
 from __future__ import annotations
