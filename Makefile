@@ -12,8 +12,9 @@ RUN := OMP_NUM_THREADS=1 $(BIN)
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
 
+# A process per core; what one file shares it computes once.
 test: $(VENV)/.installed-dev
-	$(RUN)/python -m pytest --cov=src/selffl/maths --cov=src/selffl/algorithms --cov-branch --cov-fail-under=95 --cov-report=term
+	$(RUN)/python -m pytest --numprocesses=logical --dist=loadfile --cov=src/selffl/maths --cov=src/selffl/algorithms --cov-branch --cov-fail-under=95 --cov-report=term
 
 quick: $(VENV)/.installed-dev
 	$(RUN)/python -m pytest -m "not slow" -q

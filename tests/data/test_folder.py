@@ -188,10 +188,10 @@ def test_columns_of_a_parquet_file_must_be_numbers(tmp_path):
         refused(tmp_path, message)
 
 
-def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_says_so(tmp_path, monkeypatch):
     write_parquet(tmp_path / "a", *clients()["ward 2"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(tmp_path, r"needs pyarrow, which is not installed; install selffl\[parquet\]")
+    refused(tmp_path, r"needs pyarrow, which is not installed; install it, or save")
 
 
 def test_shares_are_checked(tmp_path):

@@ -7,13 +7,13 @@ and one scalar per client, its last reported sigma_m^2 (D5).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import ModelUpload, average, check_epochs
+from selffl.algorithms.averaging import ModelUpload, check_epochs
 from selffl.algorithms.contract import LocalTask, Population
 from selffl.algorithms.options import above, at_least, one_of, true_or_false
 from selffl.algorithms.solver import descend
@@ -217,13 +217,16 @@ class SelfFL:
         if self.variances == "estimated" and clients.shape[-1] > 1:
             inter = Spread.of(upload.params).variance(self.variance_scale)
         intra = server.intra_variance.scatter(-1, clients, upload.intra_variance.to(server.intra_variance))
-        if self.uncertainty_weights:
-            total = inter.unsqueeze(-1) + assumed(intra).gather(-1, clients)
-            weight, _ = relative_precision(total.unsqueeze(-1))
-            estimate = weighted_mean(upload.params, weight)
-        else:
-            estimate = average(upload, "examples")
-        return SelfFLServer(self.smoothed(server, estimate, clients), inter, intra)
+        known = replace(server, inter_variance=inter, intra_variance=intra)
+        estimate = weighted_mean(upload.params, self.weights(known, clients, upload).unsqueeze(-1))
+        return replace(known, params=self.smoothed(server, estimate, clients))
+
+    def weights(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> Tensor:
+        """What each client of the cohort weighs, ``[..., C]``, relative to each other, once its variance is known."""
+        if not self.uncertainty_weights:
+            return upload.num_examples.to(upload.params)
+        total = server.inter_variance.unsqueeze(-1) + assumed(server.intra_variance).gather(-1, clients)
+        return relative_precision(total.unsqueeze(-1))[0].squeeze(-1)
 
     def smoothed(self, server: SelfFLServer, estimate: Tensor, clients: Tensor) -> Tensor:
         """The new global model: the old one, moved towards the new estimate (D9)."""

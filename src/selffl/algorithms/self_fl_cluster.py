@@ -145,6 +145,10 @@ class SelfFLCluster(SelfFL):
             examples,
         )
 
+    def weights(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> Tensor:
+        """Not a number: a client speaks through the representative of its cluster, beside those of absent ones."""
+        return torch.full_like(upload.intra_variance, torch.nan)
+
 
 def _membership(cluster: Tensor, number: int) -> Tensor:
     """Whether each client ``[..., C]`` is in each cluster: ``[..., K, C]``."""

@@ -141,15 +141,16 @@ class Federation:
             return None
         return 1 + max(int(rows.labels.max()) for rows in self.parts.values() if rows.labels.numel())
 
-    def class_counts(self) -> Tensor:
-        """How many rows of each class a client has in all parts together, ``[clients, classes]``."""
+    def class_counts(self, *names: str) -> Tensor:
+        """How many rows of each class a client has in the parts named, or in all, ``[clients, classes]``."""
         classes = self.num_classes
         if classes is None or self.train.labels.ndim != 1:
             raise DataError(
                 f"labels are {self.train.labels.dtype} of shape {tuple(self.train.labels.shape)}; expected one class "
                 "number per row to count."
             )
-        cells = torch.cat([rows.owner * classes + rows.labels for rows in self.parts.values()])
+        chosen = [self.parts[name] for name in names or self.parts]
+        cells = torch.cat([rows.owner * classes + rows.labels for rows in chosen])
         return torch.bincount(cells, minlength=self.num_clients * classes).view(self.num_clients, classes)
 
     @classmethod

@@ -137,7 +137,7 @@ def _read_parquet(path: Path, label: str) -> ClientFile:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise DataError(
-            f"{path} needs pyarrow, which is not installed; install selffl[parquet], or save the tables as CSV."
+            f"{path} needs pyarrow, which is not installed; install it, or save the tables as CSV."
         ) from None
     try:
         table = parquet.read_table(path)

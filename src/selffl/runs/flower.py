@@ -76,8 +76,10 @@ def reported(scores: Mapping[int, Scores], num_clients: int) -> ReportedEvaluati
 class Recorder:
     """Writes a run's folder as the run goes; where the run is, the server's checkpoint says."""
 
-    def __init__(self, path: Path, config: RunConfig, clients: Sequence[Hashable], state: RunState) -> None:
-        self._config, self._clients = config, clients
+    def __init__(
+        self, path: Path, config: RunConfig, method: Method, clients: Sequence[Hashable], state: RunState
+    ) -> None:
+        self._config, self._method, self._clients = config, method, clients
         self._path, self.records = path, Records()
         self.metrics: tuple[str, ...] | None = None
         if (path / files.CONFIG).is_file():
@@ -121,7 +123,7 @@ class Recorder:
 
     def trained(self, report: RoundReport, state: RunState) -> None:
         """One more row of the history, and one for each client that took part."""
-        self._add(state, *rows_of(report, self._clients))
+        self._add(state, *rows_of(self._method, report, self._clients))
 
     def skipped(self, state: RunState) -> None:
         """A row that says that nobody took part."""
@@ -145,7 +147,7 @@ class Recorder:
             heard = [scores.get(client) for client in range(len(self._clients))]
             num_train = torch.tensor([0 if own is None else own.num_train for own in heard])
             self.records.clients = client_rows(
-                self._config, self._clients, num_train, found.num_rows, state, self.records, found
+                self._config, self._method, self._clients, num_train, found.num_rows, state, self.records, found
             )
         # The history last: it says that the round is evaluated, and a run that goes on believes it.
         self.conclude("finished" if state.round_number == self._config.rounds else "running")
@@ -297,7 +299,7 @@ def recording(server: Server, algorithm: str, data: str) -> Callable[[RunState],
 
     @contextmanager
     def recorded(state: RunState) -> Iterator[Recorder]:
-        recorder = Recorder(path, config, server.clients, state)
+        recorder = Recorder(path, config, method, server.clients, state)
         try:
             yield recorder
         except DivergedError:

@@ -6,6 +6,8 @@
     history.csv              one line per round
     participation.csv        one line per client and round it took part in
     clients.csv              one line per client, as of the last evaluation
+    partition.csv            one line per client and class that it holds, where labels are classes
+    *.parquet                the first three of these tables once more, with their types, when the run has ended
     summary.json             the numbers of the run, as of the last evaluation
     checkpoint.safetensors   everything training needs to go on
     federation.safetensors   the rows, if they are the user's own
@@ -28,13 +30,13 @@ from selffl.engines.cohort import RunState
 from selffl.errors import CheckpointError
 from selffl.runs.environment import environment
 from selffl.state.checkpoint import filled, load_tensors, save_tensors
-from selffl.state.files import append_csv, read_csv, write_csv, write_json
+from selffl.state.files import append_csv, read_csv, write_csv, write_json, write_parquet
 from selffl.training.blocks import Gradients
 
 VERSION = 1
 
 CONFIG, SUMMARY, CHECKPOINT = "config.json", "summary.json", "checkpoint.safetensors"
-HISTORY, PARTICIPATION, CLIENTS = "history.csv", "participation.csv", "clients.csv"
+HISTORY, PARTICIPATION, CLIENTS, PARTITION = "history.csv", "participation.csv", "clients.csv", "partition.csv"
 FEDERATION, MODULE = "federation.safetensors", "module.pt"
 
 Row = dict[str, Any]
@@ -95,7 +97,9 @@ class RunFolder:
 
     path: Path
     history_columns: Sequence[str]
-    participation_columns: Sequence[str] = ("round", "client", "num_local_steps", "wanted_steps", "intra_variance")
+    participation_columns: Sequence[str] = (
+        "round", "client", "num_local_steps", "wanted_steps", "intra_variance", "weight",
+    )  # fmt: skip
 
     def begin(self, config: RunConfig, records: Records) -> None:
         """Write what is known before the first round, or what an interrupted run had found until its checkpoint."""
@@ -111,8 +115,12 @@ class RunFolder:
         append_csv(self.path / HISTORY, [row], self.history_columns)
 
     def add_evaluation(self, records: Records) -> None:
-        """The clients and the summary, as of now."""
+        """The clients and the summary, as of now; of a run that has ended, all tables once more as Parquet."""
         write_csv(self.path / CLIENTS, records.clients)
+        if records.summary.get("status") != "running":
+            tables = ((HISTORY, records.history), (PARTICIPATION, records.participation), (CLIENTS, records.clients))
+            for name, rows in tables:
+                write_parquet((self.path / name).with_suffix(".parquet"), rows)
         write_json(self.path / SUMMARY, records.summary)
 
     def add_checkpoint(self, state: RunState, seconds: float) -> None:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from selffl.algorithms import Algorithm
-from selffl.algorithms.self_fl import SelfFLUpload
+from selffl.algorithms.self_fl import SelfFL, SelfFLServer, SelfFLUpload, assumed
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RoundReport, RunState
 from selffl.errors import ConfigError, DivergedError
+from selffl.maths.posterior import posterior
 from selffl.runs.evaluation import Evaluation, evaluate, or_none, score_names
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.training.blocks import Loss, repeatable
@@ -102,7 +103,7 @@ def go_on(
     def note(report: RoundReport) -> None:
         nonlocal spent
         spent += int(report.num_gradients.sum())
-        found, taking_part = rows_of(report, ids)
+        found, taking_part = rows_of(training.method, report, ids)
         row = dict.fromkeys(history_columns(config)) | found
         row |= {"gradient_evaluations": spent, "seconds": round(time.perf_counter() - began, 3)}
         records.history.append(row)
@@ -159,10 +160,13 @@ def _evaluate(training: Training, state: RunState, records: Records) -> None:
         for metric in config.metrics:
             records.history[-1][f"train_{metric}"] = or_none(fitted.weighted(metric, "personal"))
     rows = training.federation.train.num_examples, training.evaluated.num_examples
-    records.clients = client_rows(config, training.federation.clients, *rows, state, records, found)
+    records.clients = client_rows(config, training.method, training.federation.clients, *rows, state, records, found)
+    if training.federation.cluster is not None:
+        for row, cluster in zip(records.clients, training.federation.cluster.tolist(), strict=True):
+            row["cluster"] = cluster
 
 
-def rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
+def rows_of(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
     """A round as a row of the history, and its clients as rows of their own."""
     row: Row = {"round": report.round_number, "clients": report.clients.shape[-1]}
     taking_part: list[Row] = []
@@ -178,7 +182,11 @@ def rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row
             "num_local_steps": steps.tolist(),
             "wanted_steps": _or_none(report.upload.wanted_steps),
             "intra_variance": _or_none(variance),
+            "weight": [None] * len(steps),
         }
+        if isinstance(method, SelfFL):
+            weight = method.weights(report.server, report.clients, report.upload).double()
+            columns["weight"] = _or_none(weight / weight.sum())
         taking_part = [
             {"round": report.round_number, **dict(zip(columns, values, strict=True))}
             for values in zip(*columns.values(), strict=True)
@@ -188,6 +196,7 @@ def rows_of(report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row
 
 def client_rows(
     config: RunConfig,
+    method: Method,
     clients: Sequence[Hashable],
     num_train: Tensor,
     num_test: Tensor,
@@ -212,7 +221,31 @@ def client_rows(
         last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
         for name in ("num_local_steps", "intra_variance"):
             columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
+    if isinstance(method, SelfFL) and isinstance(state.server, SelfFLServer):
+        columns["predicted_gain"] = _or_none(predicted_gain(method, state.server))
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def predicted_gain(method: SelfFL, server: SelfFLServer) -> Tensor:
+    """Factor by which the others shrink each client's variance, ``[M]``, by the method's own posterior; else NaN."""
+    intra, inter = server.intra_variance.double().cpu(), server.inter_variance.double().cpu()
+    gain = torch.as_tensor(posterior(torch.zeros_like(intra), assumed(intra), inter, method.form).gain)
+    return gain.masked_fill(intra.isnan() | gain.isinf(), torch.nan)
+
+
+def partition_rows(federation: Federation) -> list[Row]:
+    """How many rows of each class each client holds, for training and for testing; nothing where there are no classes.
+
+    A class that a client does not hold has no line.
+    """
+    if federation.num_classes is None or federation.train.labels.ndim != 1:
+        return []
+    counts = torch.stack([federation.class_counts(part) for part in ("train", "test")], -1)
+    held = counts.sum(-1).nonzero()
+    return [
+        {"client": federation.clients[client], "class": label, "num_train": train, "num_test": test}
+        for (client, label), (train, test) in zip(held.tolist(), counts[tuple(held.T)].tolist(), strict=True)
+    ]
 
 
 def _or_none(values: Tensor) -> list[float | None]:

@@ -21,9 +21,9 @@ from selffl.models import build
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
-from selffl.runs.loop import Method, OnRound, Training, every_of, go_on, history_columns, summary
+from selffl.runs.loop import Method, OnRound, Training, every_of, go_on, history_columns, partition_rows, summary
 from selffl.state.checkpoint import load_tensors
-from selffl.state.files import locked
+from selffl.state.files import locked, write_csv
 from selffl.training.blocks import Gradients, Loss
 
 Warm = Mapping[str, Tensor]  # a state_dict
@@ -331,6 +331,8 @@ def _begin(path: Path, training: Training, records: Records, state: RunState, ke
         parts["method"] = training.method
     if parts:
         files.save_module(path, parts)
+    if held := partition_rows(training.federation):
+        write_csv(path / files.PARTITION, held)
     if config.source is None and keep_rows:
         training.federation.save(path / files.FEDERATION)
     if config.checkpoint_every or state.round_number:

@@ -91,6 +91,26 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[s
         writer.writerows(rows)
 
 
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a table with its types, all or nothing; a column of several types is one of text.
+
+    Where the sources are used without what they ask for (pyarrow), the CSV files are all there is.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        return
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(key for row in rows for key in row):
+        cells = [row.get(name) for row in rows]
+        kinds = {type(cell) for cell in cells} - {type(None)}
+        is_plain = kinds <= {int, float} or (len(kinds) == 1 and kinds <= {str, bool})
+        columns[name] = pa.array(cells if is_plain else [None if cell is None else str(cell) for cell in cells])
+    with replacing(path) as partial:
+        parquet.write_table(pa.table(columns), partial)
+
+
 def append_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Add rows to the end of a table that `write_csv` began."""
     with path.open("a", newline="", encoding="utf-8") as file:

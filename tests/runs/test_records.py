@@ -1,0 +1,139 @@
+"""What a run writes down beside its scores, against numbers that plain NumPy and pandas make of the same run."""
+
+import csv
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import selffl
+from selffl.data import load
+
+SETTINGS = {"rounds": 6, "participation": 0.5, "learning_rate": 0.03, "evaluate_every": 2}
+
+
+@pytest.fixture(scope="module")
+def fed():
+    return load("digits", num_clients=12, seed=0)
+
+
+@pytest.fixture(scope="module")
+def folder(fed, tmp_path_factory):
+    place = tmp_path_factory.mktemp("runs") / "exact"
+    selffl.train("softmax", fed, "self-fl-exact", out=place, **SETTINGS)
+    return place
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_weights_are_those_of_the_aggregation(folder):
+    history, rows = pd.read_csv(folder / "history.csv"), pd.read_csv(folder / "participation.csv")
+    known = {}
+    for number in history["round"]:
+        cohort = rows[rows["round"] == number]
+        known |= dict(zip(cohort["client"], cohort["intra_variance"], strict=True))
+        heard = [value for value in known.values() if not np.isnan(value)]
+        own = [known[c] if not np.isnan(known[c]) else np.mean(heard) if heard else 0.0 for c in cohort["client"]]
+        precision = 1 / (history.loc[history["round"] == number, "inter_variance"].item() + np.array(own))
+        assert cohort["weight"].to_numpy() == pytest.approx(precision / precision.sum(), rel=1e-4)
+    assert rows["weight"].std() > 0  # the last rounds know who is unsure
+
+
+def test_without_uncertainty_clients_weigh_their_rows(fed):
+    method = selffl.algorithm("self-fl", uncertainty_weights=False)
+    run = selffl.train("softmax", fed, method, **SETTINGS)
+    size = dict(zip(fed.clients, fed.train.num_examples.tolist(), strict=True))
+    for number in range(1, 7):
+        cohort = [row for row in run.participation if row["round"] == number]
+        whole = sum(size[row["client"]] for row in cohort)
+        assert [row["weight"] for row in cohort] == pytest.approx([size[row["client"]] / whole for row in cohort])
+
+
+def test_methods_that_choose_no_steps_leave_no_weights(fed):
+    run = selffl.train("softmax", fed, "fedavg", **SETTINGS)
+    assert run.participation == []
+    assert "predicted_gain" not in run.clients[0]
+    clustered = selffl.train(
+        "softmax", fed.with_clusters([m % 3 for m in range(12)]), "self-fl-cluster", rounds=2, participation=1.0
+    )
+    assert {row["weight"] for row in clustered.participation} == {None}
+    assert [row["cluster"] for row in clustered.clients] == [m % 3 for m in range(12)]
+
+
+@pytest.mark.parametrize("form", ["paper", "exact"])
+def test_the_predicted_gain_is_that_of_a_dense_gaussian_model(fed, form):
+    """Var(theta_m | own data) / Var(theta_m | all data), from the joint covariance of everything, by a plain solve."""
+    run = selffl.train("softmax", fed, selffl.algorithm("self-fl", form=form), **SETTINGS)
+    intra = np.array([np.nan if row["intra_variance"] is None else row["intra_variance"] for row in run.clients])
+    inter = run.history[-1]["inter_variance"]
+    gains = [row["predicted_gain"] for row in run.clients]
+    assert any(gain is not None and gain > 1.001 for gain in gains)
+    assumed = np.where(np.isnan(intra), np.nanmean(intra), intra)
+    for m, gain in enumerate(gains):
+        if np.isnan(intra[m]):
+            assert gain is None
+            continue
+        others = 1 / np.sum(np.delete(1 / (inter + assumed), m))
+        prior = others + (inter if form == "exact" else 0.0)
+        joint = np.array([[prior, prior], [prior, prior + assumed[m]]])  # of theta_m and its estimate
+        left = joint[0, 0] - joint[0, 1] ** 2 / joint[1, 1]
+        assert gain == pytest.approx(assumed[m] / left, rel=1e-4)
+
+
+def test_the_partition_is_what_the_clients_hold(fed, folder):
+    owners = np.repeat(fed.clients, fed.train.num_examples.numpy())
+    expected = pd.DataFrame({"client": owners, "class": fed.train.labels.numpy()}).value_counts().to_dict()
+    found = pd.read_csv(folder / "partition.csv")
+    assert {(row.client, row._2): row.num_train for row in found.itertuples() if row.num_train} == expected
+    assert found["num_test"].sum() == len(fed.test.labels)
+    assert (found["num_train"] + found["num_test"]).min() > 0
+
+
+def test_values_have_no_partition(tmp_path):
+    fed = selffl.Federation.from_arrays(np.ones((8, 2)), np.arange(8.0), list("aabbaabb"), test_fraction=0.25)
+    selffl.train(one_output(), fed, "fedavg", rounds=1, loss=mean_square, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "partition.csv").exists()
+    assert (tmp_path / "run" / "history.parquet").exists()
+
+
+def one_output():
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
+
+
+def mean_square(outputs, labels):
+    return (outputs - labels).square().mean()
+
+
+@pytest.mark.parametrize("name", ["history", "participation", "clients"])
+def test_tables_are_there_as_parquet_too(folder, name):
+    plain, typed = pd.read_csv(folder / f"{name}.csv"), pd.read_parquet(folder / f"{name}.parquet")
+    assert list(plain.columns) == list(typed.columns)
+    pd.testing.assert_frame_equal(plain, typed, check_dtype=False)
+
+
+def test_mixed_ids_are_text_in_parquet(tmp_path):
+    from selffl.state.files import write_parquet
+
+    write_parquet(tmp_path / "t.parquet", [{"client": 7, "x": 1, "y": None}, {"client": "b", "x": 2.5}])
+    found = pd.read_parquet(tmp_path / "t.parquet")
+    assert found["client"].tolist() == ["7", "b"]
+    assert found["x"].tolist() == [1.0, 2.5]
+    assert found["y"].isna().all()
+
+
+def test_an_interrupted_run_has_its_csv_files(fed, tmp_path):
+    def stop(row):
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        selffl.train("softmax", fed, "self-fl", out=tmp_path / "run", on_round=stop, **SETTINGS)
+    assert not (tmp_path / "run" / "history.parquet").exists()
+    assert len(table(tmp_path / "run" / "history.csv")) == 3
+    selffl.resume(tmp_path / "run")
+    assert len(pd.read_parquet(tmp_path / "run" / "history.parquet")) == 6
