@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,10 +107,8 @@ def _header(path: Path, lines: Iterator[list[str]]) -> tuple[tuple[int, int, int
     if not names:
         raise DataError(f"{path} is empty; expected a header with the columns {', '.join(COLUMNS)}, then rows.")
     missing = [name for name in COLUMNS if name not in names]
-    for sign, word in ((";", "semicolons"), ("\t", "tabs")):
-        if missing and len(names) == 1 and sign in names[0]:
-            raise DataError(f"{path}, line 1: the columns are separated by {word}; expected commas.")
     if missing:
+        check_commas(path, names)
         shown = ", ".join(names[:6])
         advice = "Add a header line." if len(missing) == len(COLUMNS) else "Rename or add the column."
         raise DataError(f"{path}, line 1: no column {' or '.join(missing)} among: {shown}. {advice}")
@@ -118,6 +116,13 @@ def _header(path: Path, lines: Iterator[list[str]]) -> tuple[tuple[int, int, int
         raise DataError(f"{path}, line 1: a column appears twice among: {', '.join(names)}. Keep one of each.")
     client, estimate, variance = (names.index(name) for name in COLUMNS)
     return (client, estimate, variance), len(names)
+
+
+def check_commas(path: Path, names: Sequence[str]) -> None:
+    """Refuse a header of a single column that was meant to be several."""
+    for sign, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(names) == 1 and sign in names[0]:
+            raise DataError(f"{path}, line 1: the columns are separated by {word}; expected commas.")
 
 
 def _row(fields: list[str], positions: tuple[int, int, int], width: int) -> tuple[str, float, float]:

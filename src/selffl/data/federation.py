@@ -16,6 +16,8 @@ from torch import Tensor
 
 from selffl.data.columns import checked_rows, cluster_of_client, column_of, numbered, parts_by_lot, rows_of_dataset
 from selffl.data.folder import read_folder
+from selffl.data.huggingface import rows_of_huggingface
+from selffl.data.tables import Columns, TableRows, labelled, read_table, rows_of_frame
 from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.state.checkpoint import load_tensors, save_tensors
 
@@ -101,6 +103,7 @@ class Federation:
         cluster: Number of each client's cluster ``[M]``, from 0 up, where clients are grouped.
         source: The call that makes it again, ``{"name": ..., **options}`` for `selffl.data.load`; none for a user's own
             rows.
+        classes: Their names, where labels had names: class k is ``classes[k]``.
     """
 
     clients: Sequence[Hashable]
@@ -109,6 +112,7 @@ class Federation:
     validation: Rows | None = None
     cluster: Tensor | None = None
     source: Mapping[str, Any] | None = None
+    classes: Sequence[str] | None = None
 
     def __repr__(self) -> str:
         """What it holds, in a line."""
@@ -133,12 +137,14 @@ class Federation:
 
     @property
     def num_classes(self) -> int | None:
-        """Largest label + 1 over all rows; none where labels are floating-point targets.
+        """Largest label + 1 over all rows, or as many as have names; none where labels are floating-point targets.
 
         Nobody need hold every class, nor a client more than one.
         """
         if self.train.labels.is_floating_point():
             return None
+        if self.classes is not None:
+            return len(self.classes)
         return 1 + max(int(rows.labels.max()) for rows in self.parts.values() if rows.labels.numel())
 
     def class_counts(self, *names: str) -> Tensor:
@@ -235,7 +241,7 @@ class Federation:
 
         All files are of one kind: ``.npz`` with the arrays x and y, ``.csv`` or ``.parquet`` with a column of labels
         and all others features, in the order of the first file (by name).  Features of tables are float32; labels are
-        classes where they are whole numbers in every file.
+        classes where they are whole numbers in every file, and names of classes where they are text.
 
         Args:
             path: the folder; hidden files in it do not count.
@@ -244,8 +250,126 @@ class Federation:
             validation_fraction: as in `from_arrays`.
             label: name of the column of labels in tables.
         """
-        x, y, client = read_folder(Path(path), label)
-        return cls.from_arrays(x, y, client, test_fraction, seed, validation_fraction=validation_fraction)
+        x, y, client, classes = read_folder(Path(path), label)
+        fed = cls.from_arrays(x, y, client, test_fraction, seed, validation_fraction=validation_fraction)
+        return replace(fed, classes=classes)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        client: Hashable = "client",
+        label: Hashable = "label",
+        features: Sequence[Hashable] | None = None,
+        *,
+        test_fraction: float = 0.1,
+        seed: int = 0,
+        validation_fraction: float = 0.0,
+        stratify: bool = False,
+        cluster: Hashable | None = None,
+    ) -> Federation:
+        """A DataFrame of pandas or polars, or a Table of pyarrow, with a row each and a column of clients.
+
+        Features become float32.  Labels that are text, or categories of text, are numbered in sorted order, and
+        `classes` has their names.
+
+        Args:
+            frame: the table; missing values are refused, never filled in.
+            client: the column that says whose row it is.
+            label: the column of labels or targets.
+            features: the columns of features, in this order; none: all others.
+            test_fraction: as in `from_arrays`, and so are seed, validation_fraction and stratify.
+            seed: of the choice of test rows.
+            validation_fraction: share of each client's rows for choosing a method's options.
+            stratify: take the shares of each client's rows of each class.
+            cluster: the column of the clients' clusters, if they are grouped.
+
+        Examples:
+            >>> import pyarrow, selffl
+            >>> table = pyarrow.table({"site": list("abab"), "age": [31, 48, 27, 60], "ill": ["no", "yes", "no", "no"]})
+            >>> fed = selffl.Federation.from_frame(table, client="site", label="ill", test_fraction=0)
+            >>> fed.clients, fed.classes, fed.train.features.shape
+            (['a', 'b'], ['no', 'yes'], torch.Size([4, 1]))
+        """
+        rows = rows_of_frame(frame, Columns(label, client, features, cluster))
+        return cls._from_table("the frame", rows, test_fraction, seed, validation_fraction, stratify)
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: Path | str,
+        client: str = "client",
+        label: str = "label",
+        features: Sequence[str] | None = None,
+        *,
+        test_fraction: float = 0.1,
+        seed: int = 0,
+        validation_fraction: float = 0.0,
+        stratify: bool = False,
+        cluster: str | None = None,
+    ) -> Federation:
+        """One file with a header, a row each and a column of clients: ``.csv``, or ``.parquet`` by pyarrow.
+
+        Nothing else is needed to read CSV.  Ids are whole numbers where all of them are written as such, else text;
+        the rest as in `from_frame`.
+        """
+        rows = read_table(Path(path), Columns(label, client, features, cluster))
+        return cls._from_table(str(path), rows, test_fraction, seed, validation_fraction, stratify)
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        data: Any,
+        client: str | None = None,
+        label: str = "label",
+        features: str | Sequence[str] | None = None,
+        *,
+        split: str = "train",
+        test_fraction: float = 0.1,
+        seed: int = 0,
+        validation_fraction: float = 0.0,
+        stratify: bool = False,
+    ) -> Federation:
+        """Data sets of Hugging Face: one with a column of clients, or one for each client, as flwr-datasets has them.
+
+        A column of images becomes numbers from 0 to 1, ``[channels, height, width]``; one of lists keeps their shape,
+        and whole numbers stay whole (words, say); columns of numbers are put beside each other as float32.  The names
+        of a ClassLabel become `classes`, all of them, in its order; other text in sorted order.
+
+        Args:
+            data: a ``datasets.Dataset`` with the column ``client``; or a mapping of ids to data sets, or a sequence of
+                them, whose ids are 0, 1, …; or a ``FederatedDataset`` of flwr-datasets.
+            client: the column that says whose row it is, of a single data set.
+            label: the column of labels or targets.
+            features: the column, or the columns, of features; none: all others.
+            split: of a ``FederatedDataset``, which of its partitioned splits.
+            test_fraction: as in `from_arrays`, and so are seed, validation_fraction and stratify.
+            seed: of the choice of test rows.
+            validation_fraction: share of each client's rows for choosing a method's options.
+            stratify: take the shares of each client's rows of each class.
+        """
+        rows, classes = rows_of_huggingface(data, client, label, features, split)
+        fed = cls._from_table("the data set", rows, test_fraction, seed, validation_fraction, stratify)
+        return fed if classes is None else replace(fed, classes=classes)
+
+    @classmethod
+    def _from_table(
+        cls, place: str, rows: TableRows, test_fraction: float, seed: int, validation_fraction: float, stratify: bool
+    ) -> Federation:
+        if len(rows.y) == 0:
+            raise DataError(f"{place} has no rows; expected at least one.")
+        y, classes = labelled(rows.y)
+        fed = cls.from_arrays(
+            rows.x,
+            y,
+            rows.client,
+            test_fraction,
+            seed,
+            validation_fraction=validation_fraction,
+            stratify=stratify,
+            cluster=rows.cluster,
+        )
+        return replace(fed, classes=classes)
 
     @classmethod
     def from_dataset(
@@ -309,9 +433,11 @@ class Federation:
     def fingerprint(self) -> str:
         """SHA-256 of ids, rows, labels, offsets and their types: equal federations, equal fingerprints, on any device.
 
-        What runs store to say which rows they saw; the source is no part of it.
+        What runs store to say which rows they saw; the source is no part of it, names of classes are.
         """
         digest = hashlib.sha256(repr(list(self.clients)).encode())
+        if self.classes is not None:
+            digest.update(repr(list(self.classes)).encode())
         for name, tensor in self._tensors():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -328,7 +454,10 @@ class Federation:
             raise DataError(f"client {odd!r} is a {type(odd).__name__}; expected strings or numbers to save.")
         source = None if self.source is None else dict(self.source)
         try:
-            save_tensors(path, dict(self._tensors()), {"kind": KIND, "clients": ids, "source": source})
+            about = {"kind": KIND, "clients": ids, "source": source}
+            if self.classes is not None:
+                about["classes"] = list(self.classes)
+            save_tensors(path, dict(self._tensors()), about)
         except Exception as error:  # safetensors has its own kind of error for a folder that is not there
             raise DataError(f"{path} cannot be written ({_one_line(error)}); expected a file in a folder.") from None
 
@@ -343,7 +472,7 @@ class Federation:
             tensors, about = load_tensors(path)
             if about.get("kind") != KIND:
                 raise DataError(f"{path} calls itself {about.get('kind')!r}, not {KIND!r}; {advice}.")
-            clients, source = about["clients"], about["source"]
+            clients, source, classes = about["clients"], about["source"], about.get("classes")
             parts = [
                 Rows(*(tensors[f"{part}.{field}"] for field in FIELDS)) if f"{part}.labels" in tensors else None
                 for part in ("train", "test", "validation")
@@ -354,7 +483,7 @@ class Federation:
         train, test, validation = parts
         if train is None or test is None:
             raise DataError(f"{path} lacks training or test rows; {advice}. Save it again.")
-        fed = cls(clients, train, test, validation, tensors.get("cluster"), source)
+        fed = cls(clients, train, test, validation, tensors.get("cluster"), source, classes)
         for name, rows in fed.parts.items():
             if len(rows.offset) != len(clients) + 1 or not int(rows.offset[-1]) == len(rows.labels) == len(
                 rows.features

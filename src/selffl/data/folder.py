@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.estimates import RowError, as_number, csv_lines
+from selffl.data.tables import TABLES, Columns, in_short, labelled, read_table
 from selffl.errors import DataError
 
 Array = npt.NDArray[Any]
@@ -26,11 +25,14 @@ class ClientFile:
     path: Path
     x: Array
     y: Array
-    names: tuple[str, ...] | None = None
+    names: tuple[Hashable, ...] | None = None
 
 
-def read_folder(folder: Path, label: str = "label") -> tuple[Array, Array, list[str]]:
-    """Features, labels and the client id of each row, from all files of a folder; they must be of one kind."""
+def read_folder(folder: Path, label: str = "label") -> tuple[Array, Array, list[str], list[str] | None]:
+    """Features, labels, the client id of each row and the names of classes, if they have any.
+
+    From all files of a folder, which must be of one kind.
+    """
     kinds = ", ".join(READERS)
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; expected one with a file ({kinds}) per client.")
@@ -51,7 +53,8 @@ def read_folder(folder: Path, label: str = "label") -> tuple[Array, Array, list[
             raise DataError(f"client {path.stem!r} has no rows in {path}; expected at least one. Remove the file.")
         clients.append(_like_the_first(read, clients[0]) if clients else read)
     ids = [client.path.stem for client in clients for _ in range(len(client.x))]
-    return np.concatenate([client.x for client in clients]), _labels([client.y for client in clients]), ids
+    y, classes = _labels(clients)
+    return np.concatenate([client.x for client in clients]), y, ids, classes
 
 
 def _like_the_first(read: ClientFile, first: ClientFile) -> ClientFile:
@@ -75,10 +78,15 @@ def _like_the_first(read: ClientFile, first: ClientFile) -> ClientFile:
     return read
 
 
-def _labels(parts: Sequence[Array]) -> Array:
-    """All labels: classes if they are in every file, else targets."""
-    every = np.concatenate(parts)
-    return every if every.dtype.kind in "biu" else every.astype(np.float32)
+def _labels(clients: Sequence[ClientFile]) -> tuple[Array, list[str] | None]:
+    """All labels: classes if they are in every file, else targets; where they are names of classes, the names."""
+    texts, numbers = ([file for file in clients if (file.y.dtype.kind == "O") is is_text] for is_text in (True, False))
+    if texts and numbers:
+        raise DataError(
+            f"the labels of {texts[0].path} are names of classes, those of {numbers[0].path.name} numbers; expected "
+            "the same in every file."
+        )
+    return labelled(np.concatenate([file.y for file in clients]))
 
 
 def _read_npz(path: Path, label: str) -> ClientFile:
@@ -94,7 +102,7 @@ def _read_npz(path: Path, label: str) -> ClientFile:
             x, y = file["x"], file["y"]
     except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, zlib.error) as error:
         # AttributeError and TypeError: NumPy found a single array in the file, or something pickled.
-        raise DataError(f"{path} cannot be read ({_short(error)}); expected an .npz with arrays x and y.") from None
+        raise DataError(f"{path} cannot be read ({in_short(error)}); expected an .npz with arrays x and y.") from None
     for name, values in (("x", x), ("y", y)):
         if values.dtype.kind not in "biuf" or values.ndim == 0:
             raise DataError(
@@ -108,84 +116,12 @@ def _read_npz(path: Path, label: str) -> ClientFile:
     return ClientFile(path, x, y)
 
 
-def _read_csv(path: Path, label: str) -> ClientFile:
-    values = array("d")
-    classes = True  # until a label is not written as a whole number
-    with csv_lines(path) as lines:
-        names = [name.strip() for name in next((fields for fields in lines if fields), [])]
-        where = _check_names(path, names, label)
-        for fields in lines:
-            if not fields:
-                continue  # an empty line is no row
-            if len(fields) != len(names):
-                raise DataError(
-                    f"{path}, line {lines.line_num}: {len(fields)} field(s); expected {len(names)}, as in the header."
-                )
-            try:
-                values.extend(as_number(name, text) for name, text in zip(names, fields, strict=True))
-            except RowError as problem:
-                raise DataError(f"{path}, line {lines.line_num}: {problem}.") from None
-            classes = classes and fields[where].strip().lstrip("+-").isdecimal()
-    table = np.frombuffer(values, dtype=np.float64).reshape(-1, len(names))
-    y = table[:, where].astype(np.int64 if classes else np.float32)
-    x = np.delete(table, where, axis=1).astype(np.float32)
-    return ClientFile(path, x, y, tuple(name for name in names if name != label))
-
-
-def _read_parquet(path: Path, label: str) -> ClientFile:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(
-            f"{path} needs pyarrow, which is not installed; install it, or save the tables as CSV."
-        ) from None
-    try:
-        table = parquet.read_table(path)
-    except (ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read ({_short(error)}); expected a Parquet file.") from None
-    names = list(table.column_names)
-    _check_names(path, names, label)
-    columns = {}
-    for name in names:
-        column = table[name]
-        if column.null_count:
-            raise DataError(
-                f"{path}: column {name!r} has {column.null_count} missing value(s); expected a number each."
-            )
-        values = column.to_numpy()
-        if values.dtype.kind not in "biuf":
-            raise DataError(f"{path}: column {name!r} is of type {column.type}; expected numbers.")
-        if not np.isfinite(values).all():
-            row = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise DataError(
-                f"{path}: column {name!r} holds NaN or infinity, first in row {row}; expected finite numbers."
-            )
-        columns[name] = values
-    y = columns.pop(label)
-    return ClientFile(path, np.stack(list(columns.values()), axis=1).astype(np.float32), y, tuple(columns))
-
-
-def _check_names(path: Path, names: Sequence[str], label: str) -> int:
-    """Where the labels are among the columns."""
-    if not names:
-        raise DataError(f"{path} is empty; expected a header with the column {label!r} and features, then rows.")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"{path}: the column {twice!r} appears twice; expected names that differ.")
-    if label not in names:
-        shown = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
-        raise DataError(f"{path} has no column {label!r} among: {shown}. Name the column of labels with label=.")
-    if len(names) < 2:
-        raise DataError(f"{path} has no column beside {label!r}; expected features.")
-    return names.index(label)
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
+def _read_table(path: Path, label: str) -> ClientFile:
+    found = read_table(path, Columns(label))
+    return ClientFile(path, found.x, found.y, found.names)
 
 
 READERS: dict[str, Callable[[Path, str], ClientFile]] = {
     ".npz": _read_npz,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
+    **dict.fromkeys(TABLES, _read_table),
 }

@@ -1,0 +1,159 @@
+"""Data sets of Hugging Face, and partitions of flwr-datasets, as features, labels and ids.
+
+Neither package is imported: whoever has such a data set has its package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selffl.data.tables import Array, Columns, TableRows, arrow_table, objects
+from selffl.errors import ConfigError, DataError, unknown_name
+
+GREY = ("1", "L", "LA")  # modes of images with one channel
+DEEP = ("I", "F")  # and those with more than 8 bits of it, by how they begin
+
+
+def rows_of_huggingface(
+    data: Any, client: str | None, label: str, features: str | Sequence[str] | None, split: str
+) -> tuple[TableRows, list[str] | None]:
+    """Rows of all clients, and the names of a ClassLabel; the arguments are those of `Federation.from_huggingface`."""
+    chosen = [features] if isinstance(features, str) else features
+    if _is_dataset(data):
+        if client is None:
+            raise ConfigError(
+                f"client is None, and data is a single data set with the columns {', '.join(data.column_names)}; "
+                "expected the name of the one that says whose row it is."
+            )
+        return _rows("the data set", data, Columns(label, client, chosen)), _names(data, label)
+    if client is not None:
+        raise ConfigError(
+            f"client is {client!r}, but data is no single data set; expected none where every client has one of its "
+            "own. Leave client out."
+        )
+    parts: list[TableRows] = []
+    ids: list[Hashable] = []
+    names: list[str] | None = None
+    for name, partition in _partitions(data, split):
+        place = f"the data set of client {name!r}"
+        if not _is_dataset(partition):
+            raise DataError(f"{place} is a {type(partition).__name__}; expected a datasets.Dataset.")
+        rows = _rows(place, partition, Columns(label, None, chosen))
+        if len(rows.y) == 0:
+            raise DataError(f"{place} has no rows; expected at least one. Leave it out.")
+        if parts and (rows.names, rows.x.shape[1:]) != (parts[0].names, parts[0].x.shape[1:]):
+            found, first = (
+                f"{', '.join(map(str, part.names))} of shape {part.x.shape[1:]}" for part in (rows, parts[0])
+            )
+            raise DataError(f"{place} has the features {found}; expected {first}, as the first.")
+        if parts and _names(partition, label) != names:
+            raise DataError(f"{place} has other names of classes than the first; expected the same in all.")
+        names = _names(partition, label)
+        parts.append(rows)
+        ids.append(name)
+    if not parts:
+        raise DataError("data holds no data sets; expected one for each client.")
+    if len({part.y.dtype.kind == "O" for part in parts}) > 1:
+        raise DataError(f"the labels {label!r} are text with some clients and numbers with others; expected one kind.")
+    owner = np.repeat(np.arange(len(ids)), [len(part.y) for part in parts])
+    x, y = (np.concatenate([getattr(part, field) for part in parts]) for field in ("x", "y"))
+    return TableRows(parts[0].names, x, y, objects(ids)[owner]), names
+
+
+def _is_dataset(data: Any) -> bool:
+    return _is_a(data, "Dataset")
+
+
+def _is_a(data: Any, name: str) -> bool:
+    return any(kind.__name__ == name and kind.__module__.split(".")[0] == "datasets" for kind in type(data).__mro__)
+
+
+def _partitions(data: Any, split: str) -> Iterator[tuple[Hashable, Any]]:
+    """Ids and data sets of the clients."""
+    if _is_a(data, "DatasetDict"):
+        raise ConfigError(
+            f"data is a DatasetDict with the splits {', '.join(map(repr, data))}; expected one of them, for splits are "
+            "no clients. Pass data['train'], say."
+        )
+    if _is_a(data, "IterableDataset"):
+        raise ConfigError("data is an IterableDataset; expected a Dataset. Load it without streaming=True.")
+    if hasattr(data, "load_partition") and hasattr(data, "partitioners"):  # a FederatedDataset of flwr-datasets
+        if split not in data.partitioners:
+            raise unknown_name("partitioned split", split, data.partitioners)
+        yield 0, data.load_partition(0, split)  # some partitioners do not know how many there are before
+        for number in range(1, data.partitioners[split].num_partitions):
+            yield number, data.load_partition(number, split)
+    elif isinstance(data, Mapping):
+        yield from data.items()
+    elif isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        yield from enumerate(data)
+    else:
+        advice = " Load it with datasets.load_dataset first." if isinstance(data, str | Path) else ""
+        raise ConfigError(
+            f"data is a {type(data).__name__}; expected a datasets.Dataset, a mapping of ids to them, a sequence of "
+            f"them, or a FederatedDataset of flwr-datasets.{advice}"
+        )
+
+
+def _names(dataset: Any, label: str) -> list[str] | None:
+    kind = dataset.features.get(label)
+    return list(kind.names) if type(kind).__name__ == "ClassLabel" else None
+
+
+def _rows(place: str, dataset: Any, columns: Columns) -> TableRows:
+    features = columns.features_of(place, dataset.column_names)
+    kinds = {name: type(dataset.features[name]).__name__ for name in features}
+    is_plain = [kind in ("Value", "ClassLabel") for kind in kinds.values()]
+    if len(features) > 1 and not all(is_plain):
+        shown = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+        raise DataError(
+            f"the features of {place} are {shown}; expected columns of numbers, or one of images or lists. Choose with "
+            "features=."
+        )
+    plain = [*columns.kept.values(), *(features if all(is_plain) else ())]
+    table = arrow_table(place, dataset.select_columns(plain).with_format("arrow")[:])
+    if all(is_plain):
+        x = table.numbers(features)
+    else:
+        x = (_images if kinds[features[0]] == "Image" else _arrays)(place, dataset, str(features[0]))
+    return TableRows(tuple(features), x, **table.labels_and_ids(columns))
+
+
+def _images(place: str, dataset: Any, name: str) -> Array:
+    """All images, float32 from 0 to 1, ``[rows, channels, height, width]``."""
+    found: Array | None = None
+    for row, item in enumerate(dataset.select_columns([name]).with_format(None)):
+        image = item[name]
+        if not hasattr(image, "convert"):
+            what = "missing" if image is None else f"a {type(image).__name__}"
+            raise DataError(
+                f"{place}: {name} is {what} in row {row}; expected an image. Drop the row, or decode the column with "
+                "cast_column."
+            )
+        if image.mode.startswith(DEEP):
+            raise DataError(f"{place}: {name} has the mode {image.mode} in row {row}; expected 8 bits a channel.")
+        pixels = np.atleast_3d(np.asarray(image.convert("L" if image.mode in GREY else "RGB"))).transpose(2, 0, 1)
+        if found is None:
+            found = np.empty((len(dataset), *pixels.shape), dtype=np.float32)
+        if pixels.shape != found.shape[1:]:
+            raise DataError(
+                f"{place}: {name} has the shape {pixels.shape} in row {row}; expected {found.shape[1:]}, as row 0. "
+                "Resize or convert the images with map()."
+            )
+        found[row] = pixels
+    return np.empty((0,), dtype=np.float32) if found is None else found / np.float32(255)
+
+
+def _arrays(place: str, dataset: Any, name: str) -> Array:
+    """All lists of a column as one array: float32, or int64 where they hold whole numbers."""
+    values = np.asarray(dataset.select_columns([name]).with_format("numpy")[:][name])
+    if values.dtype.kind not in "biuf":
+        raise DataError(
+            f"{place}: column {name!r} is of type {dataset.features[name]}; expected numbers, and lists of one length. "
+            "Pad or encode them with map()."
+        )
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
