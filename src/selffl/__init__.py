@@ -11,6 +11,7 @@ from selffl.maths.heterogeneity import estimate_inter_variance
 from selffl.maths.information import LocalFit, local_fit
 from selffl.maths.posterior import Posterior, posterior
 from selffl.runs.train import Run, load, resume, train
+from selffl.training.metrics import Metric
 
 __all__ = [
     "CheckpointError",
@@ -19,6 +20,7 @@ __all__ = [
     "DivergedError",
     "Federation",
     "LocalFit",
+    "Metric",
     "Posterior",
     "QuorumError",
     "RefusedError",

@@ -15,6 +15,7 @@ from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
 from selffl.algorithms.fedrep import FedRep
 from selffl.algorithms.local import Local
+from selffl.algorithms.optimisers import OPTIMISERS, SGD, Adam, Momentum, Optimiser
 from selffl.algorithms.perfedavg import PerFedAvg
 from selffl.algorithms.pfedme import PFedMe
 from selffl.algorithms.self_fl import SelfFL
@@ -63,6 +64,9 @@ def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "OPTIMISERS",
+    "SGD",
+    "Adam",
     "Algorithm",
     "Ditto",
     "FedAvg",
@@ -72,6 +76,8 @@ __all__ = [
     "Layer",
     "Local",
     "LocalTask",
+    "Momentum",
+    "Optimiser",
     "PFedMe",
     "PerFedAvg",
     "Population",

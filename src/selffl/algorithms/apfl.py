@@ -48,6 +48,7 @@ class APFL(LocalWork, SharedModel):
     """
 
     name: ClassVar[str] = "apfl"
+    only_sgd: ClassVar[str | None] = "the share alpha scales the own model's steps, and moves by a gradient step itself"
 
     mixing: float = 0.5
     adaptive: bool = True

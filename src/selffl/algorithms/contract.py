@@ -14,7 +14,8 @@ there are none.
 
 What a client keeps between rounds is its *memory*, a dataclass of tensors that the engine stores by client id.  What
 travels is a *broadcast* and an *upload*.  No function alters what it is given, draws a random number or knows a device:
-batches come from the task, which keys them by seed, round and client.
+batches come from the task, which keys them by seed, round and client.  A method whose local steps may be of any kind
+says so by ``only_sgd = None``, others why not (`selffl.algorithms.optimisers`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from selffl.algorithms.optimisers import SGD, Optimiser
 
 
 class Layer(NamedTuple):
@@ -62,6 +65,8 @@ class LocalTask(ABC):
     the block.  A minibatch is addressed by a number, ``draw``: asked for twice it is the same minibatch.  A task
     without a batch size has no minibatches: every draw is the whole data set, and counts as B = 1.
     """
+
+    optimiser: Optimiser = SGD()  # how the solver makes steps of gradients; one of its own where a task has been told
 
     def __init__(
         self, shape: torch.Size, num_examples: Tensor, learning_rate: float | Tensor, batch_size: int | None = None

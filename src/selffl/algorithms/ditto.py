@@ -38,6 +38,7 @@ class Ditto(LocalWork, WithPersonalModel):
     """
 
     name: ClassVar[str] = "ditto"
+    only_sgd: ClassVar[str | None] = None
 
     penalty: float = 1.0
     weighting: Weighting = "examples"

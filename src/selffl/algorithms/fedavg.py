@@ -37,6 +37,7 @@ class FedAvg(LocalWork, WithoutMemory):
     """
 
     name: ClassVar[str] = "fedavg"
+    only_sgd: ClassVar[str | None] = None
 
     weighting: Weighting = "examples"
 

@@ -67,6 +67,7 @@ class FedPer(LocalWork):
     """
 
     name: ClassVar[str] = "fedper"
+    only_sgd: ClassVar[str | None] = None
 
     head: str = ""
     weighting: Weighting = "examples"

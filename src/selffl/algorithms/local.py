@@ -32,6 +32,7 @@ class Local(LocalWork, WithPersonalModel):
     """
 
     name: ClassVar[str] = "local"
+    only_sgd: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,6 +39,7 @@ class PerFedAvg(LocalWork, WithoutMemory):
     """
 
     name: ClassVar[str] = "perfedavg"
+    only_sgd: ClassVar[str | None] = "its meta-gradient is that of one plain inner step"
 
     order: Literal["first", "hessian-free"] = "first"
     inner_learning_rate: float | None = None

@@ -40,6 +40,7 @@ class PFedMe(LocalWork, WithPersonalModel):
     """
 
     name: ClassVar[str] = "pfedme"
+    only_sgd: ClassVar[str | None] = "its outer step is a gradient of the Moreau envelope"
 
     num_inner_steps: int = 5
     penalty: float = 15.0

@@ -97,6 +97,9 @@ class SelfFL:
     """
 
     name: ClassVar[str] = "self-fl"
+    only_sgd: ClassVar[str | None] = (
+        "how long clients train follows from how fast plain gradient descent contracts, Eq. (19)"
+    )
 
     form: Form = "paper"
     variances: Literal["estimated", "known"] = "estimated"

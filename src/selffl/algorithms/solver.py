@@ -80,25 +80,29 @@ def descend(
 
     theta <- theta - eta (g(theta) + penalty (theta - anchor)), on minibatches ``first_draw``, ``first_draw + 1``, ...
     ``num_steps`` may differ between clients (``[..., clients]``).  Coordinates where ``frozen`` (true or false, as
-    ``start`` or expandable to it) stay what they are.
+    ``start`` or expandable to it) stay what they are.  The task's optimiser, where it is not plain SGD, makes a
+    direction of what stands in brackets; what it remembers of earlier steps begins anew here.
     """
     block = start.reshape(-1, start.shape[-1])
     given = {"anchor": anchor, "frozen": frozen}
     names = [name for name, values in given.items() if values is not None]
     beside = [values.expand_as(start).reshape_as(block) for values in given.values() if values is not None]
+    optimiser = task.optimiser
+    remembered = [torch.zeros_like(block) for _ in range(optimiser.num_states)]
 
     def step(number: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        params, own = states[0], dict(zip(names, states[1:], strict=True))
+        params, own = states[0], dict(zip(names, states[1:], strict=False))
         gradient = task.gradient(params, task.batch(first_draw + number, rows), rows)
         if "anchor" in own:
             pull = params - own["anchor"]
             gradient = torch.add(gradient, pull, alpha=penalty, out=pull)
         if "frozen" in own:
             gradient = gradient.masked_fill(own["frozen"], 0.0)
-        _step(params, gradient, rate_of(task, rows, learning_rate))
+        direction = optimiser.direction(gradient, states[1 + len(names) :], number)
+        _step(params, direction, rate_of(task, rows, learning_rate))
         return states
 
-    return iterate(task, num_steps, step, block, *beside)[0].reshape_as(start)
+    return iterate(task, num_steps, step, block, *beside, *remembered)[0].reshape_as(start)
 
 
 LOOK = 10  # steps between two looks at whether a client has converged, which cost more than steps

@@ -7,8 +7,8 @@ are kept apart from those before, under names of their own; the steps use traini
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, RunState
 from selffl.errors import DivergedError, unknown_name
 from selffl.training.evaluation import numbers_of_rows
-from selffl.training.metrics import HIGHER_IS_BETTER, Measure, auc
+from selffl.training.metrics import HIGHER_IS_BETTER, Measure, Metric, auc
 from selffl.training.model import ModelSource
 
 
@@ -48,22 +48,31 @@ class Evaluation:
     offset: Tensor  # [M + 1]
     numbers: dict[str, Tensor]  # view: [rows]
     by_size: Tensor  # clients, those with the most training rows first, [M]
+    own_metrics: Mapping[str, Metric] = field(default_factory=dict, kw_only=True)  # the user's own, by name
+    own_numbers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict, kw_only=True)  # view: metric: [M]
 
     def __repr__(self) -> str:
         """What there is, in a line."""
         views = ", ".join(self.numbers)
-        return f"Evaluation({', '.join(self.measure.metrics)} of {len(self.labels)} rows; views {views})"
+        return f"Evaluation({', '.join(self.metrics)} of {len(self.labels)} rows; views {views})"
 
     @property
     def num_rows(self) -> Tensor:
         """Of each client, ``[M]``."""
         return self.offset.diff()
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those of the task, and the user's own."""
+        return (*self.measure.metrics, *self.own_metrics)
+
     def of_clients(self, metric: str, view: str) -> Tensor:
         """Of each client ``[M]``; NaN where it has no rows, or no AUC for want of a second class."""
-        for what, name, known in (("metric", metric, self.measure.metrics), ("view", view, self.numbers)):
+        for what, name, known in (("metric", metric, self.metrics), ("view", view, self.numbers)):
             if name not in known:
                 raise unknown_name(what, name, known)
+        if metric in self.own_metrics:
+            return self.own_numbers[view][metric]
         if metric == "auc":
             sizes = self.num_rows.tolist()
             pairs = zip(self.numbers[view].split(sizes), self.labels.split(sizes), strict=True)  # type: ignore[no-untyped-call]
@@ -80,7 +89,9 @@ class Evaluation:
         """Over all rows, of all clients or some: they weigh as much as they have rows."""
         chosen = slice(None) if clients is None else clients
         rows, by_client = self.num_rows[chosen], self.of_clients(metric, view)
-        if metric == "auc":  # defined within a client: between clients scores need not be comparable
+        if (
+            metric == "auc" or metric in self.own_metrics
+        ):  # defined within a client: between clients scores need not be comparable
             found = by_client[chosen]
             is_there = ~found.isnan()
             return float((found * rows)[is_there].sum() / rows[is_there].sum())
@@ -93,13 +104,15 @@ class Evaluation:
     def worst(self, metric: str, view: str) -> float:
         """Mean of the worst tenth of clients, among those that have a number."""
         found = self.of_clients(metric, view)
-        ranked = found[~found.isnan()].sort(descending=not HIGHER_IS_BETTER[metric]).values
+        own = self.own_metrics.get(metric)
+        is_higher_better = HIGHER_IS_BETTER[metric] if own is None else own.higher_is_better
+        ranked = found[~found.isnan()].sort(descending=not is_higher_better).values
         return float(ranked[: max(len(ranked) // 10, 1)].mean())
 
     def scores(self) -> dict[str, float | None]:
         """The numbers of a summary, as `score_names` names them; None where there is nothing to test on."""
         found = {}
-        for metric in self.measure.metrics:
+        for metric in self.metrics:
             for view in self.numbers:
                 kind, plus, steps = view.partition("+")
                 prefix = f"{kind}_after_{steps}_" if plus else ""
@@ -129,20 +142,33 @@ def evaluate(
     rows: Rows,
     measure: Measure,
     fine_tune: Sequence[int] = (),
+    own_metrics: Mapping[str, Metric] | None = None,
 ) -> Evaluation:
     """Evaluate all clients on ``rows``, as many at a time as train at a time."""
     shared = state.server.params
+    num_clients, ids = source.federation.num_clients, list(source.federation.clients)
+    metrics = own_metrics or {}
     found: dict[str, list[Tensor]] = {}
+    by_client: dict[str, dict[str, Tensor]] = {}
 
     def note(view: str, params: Tensor, own: Rows) -> None:
-        found.setdefault(view, []).append(numbers_of_rows(source.model, params, own, measure, source.gradients).cpu())
+        values = by_client.setdefault(
+            view, {name: torch.full((num_clients,), torch.nan, dtype=torch.float64) for name in metrics}
+        )
 
-    num_clients = source.federation.num_clients
+        def measured(position: int, outputs: Tensor, labels: Tensor) -> None:
+            client = start + position
+            for name, metric in metrics.items():
+                values[name][client] = metric.of_client(name, ids[client], outputs, labels)
+
+        numbers = numbers_of_rows(source.model, params, own, measure, source.gradients, measured if metrics else None)
+        found.setdefault(view, []).append(numbers.cpu())
+
     size = engine.chunk_size or num_clients
     for start in range(0, num_clients, size):
         stop = min(start + size, num_clients)
         clients = torch.arange(start, stop, device=shared.device)
-        own = _of_clients(rows, start, stop)
+        own = of_clients(rows, start, stop)
         personal = engine.personal(state, clients)
         if not personal.isfinite().all():
             lost = int((~personal.isfinite().all(-1)).sum())
@@ -155,19 +181,31 @@ def evaluate(
         is_shared = personal.data_ptr() == shared.data_ptr()  # one model for everybody, expanded: no need to tune twice
         for kind, params in (("personal", personal), ("global", shared.expand(len(clients), -1))):
             task, done = source.task(clients, state.round_number + 1), 0
+            tuned = params
             for steps in sorted(fine_tune):
                 if kind == "global" and is_shared:
                     found.setdefault(f"global+{steps}", []).append(found[f"personal+{steps}"][-1])
+                    by_client[f"global+{steps}"] = by_client[f"personal+{steps}"]
                     continue
-                params = descend(task, params, steps - done, first_draw=done)
+                # Going on from where it was would lose what an optimiser remembers of the steps before.
+                first = 0 if task.optimiser.num_states else done
+                tuned = descend(task, tuned if first else params, steps - first, first_draw=first)
                 done = steps
-                note(f"{kind}+{steps}", params, own)
+                note(f"{kind}+{steps}", tuned, own)
     by_size = source.federation.train.num_examples.argsort(descending=True, stable=True)
     numbers = {view: torch.cat(parts) for view, parts in found.items()}
-    return Evaluation(measure, rows.labels.cpu(), rows.offset.cpu(), numbers, by_size.cpu())
+    return Evaluation(
+        measure,
+        rows.labels.cpu(),
+        rows.offset.cpu(),
+        numbers,
+        by_size.cpu(),
+        own_metrics=metrics,
+        own_numbers=by_client,
+    )
 
 
-def _of_clients(rows: Rows, start: int, stop: int) -> Rows:
+def of_clients(rows: Rows, start: int, stop: int) -> Rows:
     """Rows of clients ``start`` to ``stop - 1``."""
     low, high = int(rows.offset[start]), int(rows.offset[stop])
     return Rows(rows.features[low:high], rows.labels[low:high], rows.offset[start : stop + 1] - low)

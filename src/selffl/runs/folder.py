@@ -11,7 +11,7 @@
     summary.json             the numbers of the run, as of the last evaluation
     checkpoint.safetensors   everything training needs to go on
     federation.safetensors   the rows, if they are the user's own
-    module.pt                the user's own module, loss and method, pickled
+    module.pt                the user's own module, loss, method and metrics, pickled
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class RunConfig:
     model: dict[str, Any] | None  # the call that builds the model again
     loss: str | None  # a function of torch.nn.functional
     has_own_method: bool  # one that is not in the registry
-    metrics: tuple[str, ...] = ("accuracy",)  # that follow from the task
+    metrics: tuple[str, ...] = ("accuracy",)  # that follow from the task, and the user's own
+    own_metrics: dict[str, bool] = field(default_factory=dict)  # the user's own: whether higher is better
+    optimiser: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"})  # of local steps, with its options
 
 
 @dataclass
@@ -173,13 +175,14 @@ def read_checkpoint(path: Path, template: RunState) -> tuple[RunState, float]:
 
 
 def save_module(path: Path, parts: Mapping[str, Any]) -> None:
-    """Pickle what cannot be named: a user's own module, loss or method."""
+    """Pickle what cannot be named: a user's own module, loss, method or metrics."""
     try:
         torch.save(dict(parts), path / MODULE)
     except Exception as error:  # pickling fails in as many ways as there are objects
         (path / MODULE).unlink(missing_ok=True)
         raise CheckpointError(
-            f"the module, loss or method cannot be pickled ({error}); expected ones defined at the top of a module. "
+            f"the module, loss, method or metrics cannot be pickled ({error}); expected ones defined at the top of a "
+            "module. "
             "Define them there, or train without `out`."
         ) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from selffl.algorithms import Algorithm
+from selffl.algorithms.optimisers import check_optimiser, optimiser_of
 from selffl.algorithms.self_fl import SelfFL, SelfFLServer, SelfFLUpload, assumed
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RoundReport, RunState
 from selffl.errors import ConfigError, DivergedError
 from selffl.maths.posterior import posterior
-from selffl.runs.evaluation import Evaluation, evaluate, or_none, score_names
+from selffl.runs.evaluation import Evaluation, evaluate, of_clients, or_none, score_names
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.training.blocks import Loss, repeatable
-from selffl.training.evaluation import check_rows
+from selffl.training.evaluation import check_rows, numbers_of_rows
 from selffl.training.flat import FlatModel
-from selffl.training.metrics import by_loss
+from selffl.training.metrics import Metric, by_loss
 from selffl.training.model import ModelSource
 
 Method = Algorithm[Any, Any, Any, Any]
@@ -40,9 +41,16 @@ class Training:
     """What a run computes with: the rows and the model on their device, and the engine."""
 
     def __init__(
-        self, config: RunConfig, method: Method, module: nn.Module, loss: Loss, federation: Federation
+        self,
+        config: RunConfig,
+        method: Method,
+        module: nn.Module,
+        loss: Loss,
+        federation: Federation,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         self.method, self.loss, self.federation = method, loss, federation
+        self.metrics = dict(metrics or {})  # the user's own
         self.module = copy.deepcopy(module)  # whatever the user does with it later
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
@@ -50,9 +58,18 @@ class Training:
         parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
         measures = [check_rows(self.model, loss, part, list(rows.clients)) for part in parts]
         self.measure = measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
-        self.config = replace(config, metrics=self.measure.metrics)
+        self.config = replace(config, metrics=(*self.measure.metrics, *self.metrics))
+        optimiser = optimiser_of(**config.optimiser)
+        check_optimiser(optimiser, method)
         self.source = ModelSource(
-            rows, self.model, loss, config.learning_rate, config.batch_size, config.seed, config.gradients
+            rows,
+            self.model,
+            loss,
+            config.learning_rate,
+            config.batch_size,
+            config.seed,
+            config.gradients,
+            optimiser,
         )
         self.engine = CohortEngine(
             method, self.source, config.participation, config.seed, config.chunk_size or self._chunk_size()
@@ -61,15 +78,31 @@ class Training:
         if chosen is None:
             raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
         self.evaluated = chosen
+        self._try_metrics()
 
     def evaluation(self, state: RunState, rows: Rows | None = None, fine_tune: Sequence[int] = ()) -> Evaluation:
         """All clients on the rows that the run is evaluated on, or on others."""
         chosen = self.evaluated if rows is None else rows
-        return evaluate(self.engine, self.source, state, chosen, self.measure, fine_tune)
+        return evaluate(self.engine, self.source, state, chosen, self.measure, fine_tune, self.metrics)
+
+    def _try_metrics(self) -> None:
+        """Compute the user's own metrics once, of the first client that has rows: better now than after training."""
+        has_rows = self.evaluated.num_examples.nonzero()
+        if not self.metrics or not len(has_rows):
+            return
+        first = int(has_rows[0])
+
+        def measured(_: int, outputs: Tensor, labels: Tensor) -> None:
+            for name, metric in self.metrics.items():
+                metric.of_client(name, self.federation.clients[first], outputs, labels)
+
+        own = of_clients(self.evaluated, first, first + 1)
+        numbers_of_rows(self.model, self.model.params, own, self.measure, on_client=measured)
 
     def _chunk_size(self) -> int:
         """Clients that train at once, where nobody has said: as many as the cache holds, or on a GPU the memory."""
-        each, kind = COPIES * self.model.params.nbytes, torch.device(self.config.device).type
+        copies = COPIES + self.source.optimiser.num_states
+        each, kind = copies * self.model.params.nbytes, torch.device(self.config.device).type
         most = MEMORY_BYTES.get(kind, MEMORY_BYTES["cpu"]) // each
         wanted = max(CACHE_BYTES // each, FEWEST) if kind == "cpu" else most
         return max(min(wanted, most), 1)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from selffl.algorithms import ALGORITHMS, algorithm
+from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.options import above, at_least, one_of
 from selffl.data.federation import Federation, check_seed
 from selffl.data.registry import load as load_data
@@ -25,6 +26,7 @@ from selffl.runs.loop import Method, OnRound, Training, every_of, go_on, history
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked, write_csv
 from selffl.training.blocks import Gradients, Loss
+from selffl.training.metrics import own_metrics
 
 Warm = Mapping[str, Tensor]  # a state_dict
 
@@ -115,6 +117,8 @@ def train(
     dtype: torch.dtype = torch.float32,
     keep_rows: bool = True,
     on_round: OnRound | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    optimiser: str | Optimiser = "sgd",
 ) -> Run:
     """Train one model per client.
 
@@ -148,6 +152,12 @@ def train(
         dtype: of parameters and features.
         keep_rows: whether ``out`` gets a copy of the user's own rows, so that `resume` needs nothing else.
         on_round: called with each row of the history.
+        metrics: more to measure, by name: functions ``(outputs, labels) -> number`` of all of a client's evaluated
+            rows, metrics of torchmetrics, or a `selffl.Metric` that says whether higher is better.  A metric called f1
+            is reported beside the others: ``f1`` and ``global_f1`` of each client, ``weighted_f1`` and so on of all.
+        optimiser: of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
+            ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
+            It starts anew in every round.
 
     Returns:
         The run.
@@ -170,6 +180,8 @@ def train(
     if not callable(loss):
         raise ConfigError(f"loss is {loss!r}; expected a function, such as torch.nn.functional.cross_entropy.")
     check_seed(seed)
+    measured, steps_by = own_metrics(metrics), optimiser_of(optimiser)
+    check_optimiser(steps_by, method)
     module, recipe = _module(model, federation, seed, model_options or {})
     for option, value in (("rounds", rounds), ("batch_size", batch_size)):
         at_least(option, value, 1)
@@ -207,8 +219,10 @@ def train(
         model=recipe,
         loss=_name_of(loss),
         has_own_method=not is_named(name, method),
+        own_metrics={own: bool(metric.higher_is_better) for own, metric in measured.items()},
+        optimiser={"name": steps_by.name, **vars(steps_by)},
     )
-    training = Training(config, method, module, loss, federation)
+    training = Training(config, method, module, loss, federation, measured)
     state = training.engine.start(_first(training, start))
     if out is None:
         return _trained(training, state, Records(), None, 0.0, on_round)
@@ -228,6 +242,7 @@ def resume(
     rounds: int | None = None,
     device: str | None = None,
     on_round: OnRound | None = None,
+    metrics: Mapping[str, Any] | None = None,
 ) -> Run:
     """Take an interrupted run up again, from its last checkpoint; one that is finished is returned as it is.
 
@@ -240,9 +255,10 @@ def resume(
         rounds: go on to this round instead of the one first asked for.
         device: another device; the numbers may then differ in their last bits.
         on_round: called with each further row of the history.
+        metrics: the user's own metrics, likewise, by the names they have in the run.
     """
     place = Path(path)
-    training = _restored(place, _Given(model, loss, algorithm, federation), rounds, device)
+    training = _restored(place, _Given(model, loss, algorithm, federation, metrics), rounds, device)
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
     state, seconds = files.read_checkpoint(place, training.engine.start(training.model.params))
@@ -273,14 +289,15 @@ def load(
     algorithm: Method | None = None,
     federation: Federation | None = None,
     device: str | None = None,
+    metrics: Mapping[str, Any] | None = None,
 ) -> Run:
     """A saved run, as of its last checkpoint.
 
     A user's own module is unpickled, which runs code from the file: open only what you trust, or pass ``model``, and
-    nothing is unpickled (a loss or a method of the user's own has to be passed as well, then).
+    nothing is unpickled (a loss, a method or metrics of the user's own have to be passed as well, then).
     """
     place = Path(path)
-    training = _restored(place, _Given(model, loss, algorithm, federation), None, device)
+    training = _restored(place, _Given(model, loss, algorithm, federation, metrics), None, device)
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(f"{place} holds records but no models; expected a run with checkpoint_every above 0.")
     state, _ = files.read_checkpoint(place, training.engine.start(training.model.params))
@@ -329,6 +346,8 @@ def _begin(path: Path, training: Training, records: Records, state: RunState, ke
         parts["loss"] = training.loss
     if config.has_own_method:
         parts["method"] = training.method
+    if training.metrics:
+        parts["metrics"] = training.metrics
     if parts:
         files.save_module(path, parts)
     if held := partition_rows(training.federation):
@@ -351,6 +370,7 @@ class _Given:
     loss: Loss | None
     method: Method | None
     federation: Federation | None
+    metrics: Mapping[str, Any] | None = None
 
 
 def _restored(path: Path, given: _Given, rounds: int | None, device: str | None) -> Training:
@@ -368,6 +388,7 @@ def _restored(path: Path, given: _Given, rounds: int | None, device: str | None)
         "model": config.model is None and given.model is None,
         "loss": config.loss is None and given.loss is None,
         "algorithm": config.has_own_method and given.method is None,
+        "metrics": bool(config.own_metrics) and given.metrics is None,
     }
     if any(needed.values()):
         if given.model is not None:  # the user does not want anything unpickled
@@ -381,7 +402,11 @@ def _restored(path: Path, given: _Given, rounds: int | None, device: str | None)
         getattr(torch, config.dtype)
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"{path / files.CONFIG} is not the configuration of a run ({error}).") from None
-    return Training(config, method, module, loss, _federation(path, config, given.federation))
+    metrics = own_metrics(parts.get("metrics") if given.metrics is None else given.metrics)
+    if list(metrics) != list(config.own_metrics):
+        shown = [", ".join(names) or "none" for names in (metrics, config.own_metrics)]
+        raise ConfigError(f"the metrics are {shown[0]}; expected {shown[1]}, as the run in {path} has them.")
+    return Training(config, method, module, loss, _federation(path, config, given.federation), metrics)
 
 
 def _federation(path: Path, config: RunConfig, given: Federation | None) -> Federation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,35 +21,75 @@ ROOM = {"cpu": 1 << 21, "cuda": 1 << 24}
 FEWEST = 64  # features that a row counts as: of a few words, say, a model makes far more within itself
 
 
+OnClient = Callable[[int, Tensor, Tensor], None]  # (position, outputs [rows, ...], labels [rows, ...])
+
+
+class _ByClient:
+    """Outputs as they come, handed on client by client: no more wait than those of clients that are not through."""
+
+    def __init__(self, rows: Rows, on_client: OnClient) -> None:
+        self._rows, self._on_client, self._bounds = rows, on_client, rows.offset.tolist()
+        self._waiting: dict[int, list[Tensor]] = {}
+
+    def add(self, index: Tensor, outputs: Tensor) -> None:
+        """Outputs for the rows numbered ``index``, those of a client in their order and behind each other."""
+        owner = torch.searchsorted(self._rows.offset, index, right=True) - 1
+        clients, counts = owner.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
+        pieces = outputs.split(counts.tolist())  # type: ignore[no-untyped-call]
+        for client, piece in zip(clients.tolist(), pieces, strict=True):
+            waiting = self._waiting.setdefault(client, [])
+            waiting.append(piece)
+            low, high = self._bounds[client : client + 2]
+            if sum(map(len, waiting)) == high - low:
+                self._on_client(client, torch.cat(self._waiting.pop(client)), self._rows.labels[low:high])
+
+
 def numbers_of_rows(
-    model: FlatModel, params: Tensor, rows: Rows, measure: Measure, gradients: Gradients = "auto"
+    model: FlatModel,
+    params: Tensor,
+    rows: Rows,
+    measure: Measure,
+    gradients: Gradients = "auto",
+    on_client: OnClient | None = None,
 ) -> Tensor:
     """What ``measure`` makes of every row, ``[rows]``, with ``params [clients, P]`` or one ``[P]`` for all.
 
-    Clients of similar numbers of rows are evaluated together.
+    Clients of similar numbers of rows are evaluated together.  ``on_client(position, outputs, labels)`` is called once
+    for each client that has rows, with all of them, in no particular order of clients.
     """
     check_gradients(gradients)
     room = ROOM.get(params.device.type, ROOM["cpu"])
+    gathered = None if on_client is None else _ByClient(rows, on_client)
     with torch.no_grad():
         if params.ndim == 1:
-            found = _of_one_model(model, params, rows, measure, room)
+            found = _of_one_model(model, params, rows, measure, room, gathered)
         else:
-            found = _of_own_models(model, params, rows, measure, gradients, room)
+            found = _of_own_models(model, params, rows, measure, gradients, room, gathered)
     return found
 
 
-def _of_one_model(model: FlatModel, params: Tensor, rows: Rows, measure: Measure, room: int) -> Tensor:
+def _of_one_model(
+    model: FlatModel, params: Tensor, rows: Rows, measure: Measure, room: int, gathered: _ByClient | None
+) -> Tensor:
     """With one model nobody need be kept apart: as many rows at a time as there is room for."""
     step = max(room // max(rows.features[:1].numel(), FEWEST), 1)
-    found = [
-        measure.of_rows(model(params, rows.features[start : start + step]), rows.labels[start : start + step])
-        for start in range(0, len(rows.labels), step)
-    ]
+    found = []
+    for start in range(0, len(rows.labels), step):
+        outputs = model(params, rows.features[start : start + step])
+        found.append(measure.of_rows(outputs, rows.labels[start : start + step]))
+        if gathered is not None:
+            gathered.add(torch.arange(start, start + len(outputs), device=outputs.device), outputs)
     return torch.cat(found) if found else params.new_zeros(0)
 
 
 def _of_own_models(
-    model: FlatModel, params: Tensor, rows: Rows, measure: Measure, gradients: Gradients, room: int
+    model: FlatModel,
+    params: Tensor,
+    rows: Rows,
+    measure: Measure,
+    gradients: Gradients,
+    room: int,
+    gathered: _ByClient | None,
 ) -> Tensor:
     """Every client with its own model, block by block."""
     found: Tensor | None = None
@@ -74,6 +114,8 @@ def _of_own_models(
                 found = numbers.new_empty(len(rows.labels))
             is_own = (place < size).flatten()
             found[index.flatten()[is_own]] = numbers[is_own]
+            if gathered is not None:
+                gathered.add(index.flatten()[is_own], outputs[is_own])
     assert found is not None
     return found
 

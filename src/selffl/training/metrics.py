@@ -1,17 +1,22 @@
 """What is measured of a model's answers follows from what they are: classes, two classes, values, or none of these.
 
 Whatever the task, a row is reduced to *one number* at the model, which is all that is kept of it: whether it is right
-(classes), the log-odds of class 1 (two classes), its squared error (values), else its loss.
+(classes), the log-odds of class 1 (two classes), its squared error (values), else its loss.  Metrics of the user's own
+(`Metric`) see all outputs of a client at once, and leave one number for each client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import warnings
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selffl.errors import ConfigError
 from selffl.training.blocks import Loss
 
 # Where a larger number is a better one.
@@ -49,6 +54,94 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     _, place, count = scores.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
     rank = count.cumsum(0).double() - (count - 1) / 2  # equal scores share the mean of their ranks
     return float((rank[place[is_one]].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the user's own, taken over all of a client's rows at once.
+
+    Attributes:
+        function: ``(outputs [rows, ...], labels [rows, ...])`` to one number, NaN where there is none; or an object
+            with ``reset``, ``update`` and ``compute``, such as those of torchmetrics.  Tensors are on the run's device.
+        higher_is_better: Whether a larger number is a better one, which decides who is among the worst tenth; none:
+            as the object itself says (torchmetrics does), else true.
+    """
+
+    function: Any
+    higher_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, type):
+            name = self.function.__name__
+            raise ConfigError(f"a metric is the class {name}; expected a function or an instance, {name}(…).")
+        if not (callable(self.function) or self._is_stateful):
+            raise ConfigError(f"a metric is {self.function!r}; expected a function (outputs, labels) -> number.")
+        if self.higher_is_better is None:
+            said = getattr(self.function, "higher_is_better", None)
+            object.__setattr__(self, "higher_is_better", True if said is None else bool(said))
+
+    @property
+    def _is_stateful(self) -> bool:
+        return all(callable(getattr(self.function, name, None)) for name in ("reset", "update", "compute"))
+
+    def own(self) -> Metric:
+        """The same with a state of its own, whatever the user does with it later."""
+        return Metric(copy.deepcopy(self.function), self.higher_is_better) if self._is_stateful else self
+
+    def of_client(self, name: str, client: Hashable, outputs: Tensor, labels: Tensor) -> float:
+        """The number of one client; ``name`` and ``client`` are for the message if there is none."""
+        shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, {labels.dtype}"
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                found = self._computed(outputs, labels)
+            except Exception as error:  # a metric is the user's code
+                reason = " ".join(str(error).split())[:200] or "no message"
+                raise ConfigError(
+                    f"metric {name!r} fails for client {client!r} ({type(error).__name__}: {reason}); expected one "
+                    f"number of {shapes}."
+                ) from None
+        # torchmetrics warns that an AUROC of one class only is meaningless, and returns 0.
+        is_undefined = any("meaningless" in str(warning.message) for warning in said)
+        for warning in said if not is_undefined else ():
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        try:
+            return float("nan") if is_undefined else float(found)
+        except (TypeError, ValueError, RuntimeError):
+            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r}"[:80]
+            raise ConfigError(
+                f"metric {name!r} of client {client!r} is {what}; expected one number of {shapes}. Average over classes."
+            ) from None
+
+    def _computed(self, outputs: Tensor, labels: Tensor) -> Any:
+        if not self._is_stateful:
+            return self.function(outputs, labels)
+        if getattr(self.function, "device", outputs.device) != outputs.device:
+            self.function.to(outputs.device)
+        self.function.reset()
+        self.function.update(outputs, labels)
+        found = self.function.compute()
+        self.function.reset()  # it keeps nothing of a client
+        return found
+
+
+# Columns that a run's records have anyway, and how the names of scores begin.
+TAKEN = ("client", "cluster", "rounds", "round", "clients", "seconds", "gradient_evaluations")
+PREFIXES = ("weighted_", "top10_", "worst10_", "global_", "personal_", "train_", "num_")
+
+
+def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:
+    """The metrics that a user gives by name, once their names can be columns."""
+    if not isinstance(given or {}, Mapping):
+        raise ConfigError(f"metrics is a {type(given).__name__}; expected a dictionary, such as {{'f1': function}}.")
+    found = {}
+    for name, metric in (given or {}).items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise ConfigError(f"a metric is called {name!r}; expected letters, digits and underscores, such as 'f1'.")
+        if name in HIGHER_IS_BETTER or name in TAKEN or name.startswith(PREFIXES) or name.endswith("variance"):
+            raise ConfigError(f"a metric is called {name!r}, as something else in a run's records is; rename it.")
+        found[name] = (metric if isinstance(metric, Metric) else Metric(metric)).own()
+    return found
 
 
 def _is_right(outputs: Tensor, labels: Tensor) -> Tensor:

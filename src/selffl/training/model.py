@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import uniform
 from selffl.training.blocks import Gradients, Loss, check_gradients, gradient_of, rows_at
@@ -29,6 +30,7 @@ class ModelTask(LocalTask):
     def __init__(
         self, model: FlatModel, loss: Loss, rows: Rows, clients: Tensor, learning_rate: float, batch_size: int,
         seed: int, round_number: int, gradients: Gradients = "auto", keys: Tensor | None = None,
+        optimiser: Optimiser | None = None,
     ) -> None:  # fmt: skip
         clients = clients.to(rows.offset.device)
         super().__init__(clients.shape, rows.num_examples[clients], learning_rate, batch_size)
@@ -36,6 +38,7 @@ class ModelTask(LocalTask):
         self._keys = clients if keys is None else keys.to(clients)
         self._ahead: tuple[int, Tensor] | None = None
         self._gradient = gradient_of(model, loss, gradients)
+        self.optimiser = optimiser or self.optimiser
 
     def batch(self, draw: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Features ``[n, B, ...]`` and labels ``[n, B]``."""
@@ -83,6 +86,7 @@ class ModelSource:
         seed: Of the minibatches.
         gradients: How a block of clients is computed: ``vmap``, ``loop`` or ``unfold`` (`selffl.training.blocks`);
             ``auto`` takes what was measured to be quickest.  The numbers are the same to rounding.
+        optimiser: How local steps are made of gradients.
     """
 
     federation: Federation
@@ -92,6 +96,7 @@ class ModelSource:
     batch_size: int
     seed: int = 0
     gradients: Gradients = "auto"
+    optimiser: Optimiser = SGD()
 
     def __post_init__(self) -> None:
         check_gradients(self.gradients)
@@ -110,5 +115,5 @@ class ModelSource:
         """Training rows of the cohort ``clients [C]``; test rows are out of reach."""
         return ModelTask(
             self.model, self.loss, self.federation.train, clients, self.learning_rate, self.batch_size,
-            self.seed, round_number, self.gradients,
+            self.seed, round_number, self.gradients, optimiser=self.optimiser,
         )  # fmt: skip

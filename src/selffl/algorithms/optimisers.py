@@ -1,0 +1,134 @@
+"""How a local step is made of a gradient: plainly, with momentum, or by Adam; for all clients of a block at once.
+
+Steps are theta <- theta - eta d with a direction d that depends on the gradients so far.  What is remembered of them
+has a row per client, and begins anew with every call of the solver: none of it is sent, averaged or kept for a round.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.options import above, true_or_false
+from selffl.errors import ConfigError, unknown_name
+
+
+class Optimiser(ABC):
+    """A rule for local steps: a frozen dataclass of options."""
+
+    name: ClassVar[str]
+    num_states: ClassVar[int] = 0  # tensors like the parameters that it remembers
+
+    @abstractmethod
+    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int) -> Tensor:
+        """d ``[n, P]`` of step ``number``, from 0 up; ``states``, zeros at first, are written into."""
+
+
+@dataclass(frozen=True)
+class SGD(Optimiser):
+    """Plain gradient steps: d = g."""
+
+    name: ClassVar[str] = "sgd"
+
+    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int) -> Tensor:
+        """The gradient."""
+        return gradient
+
+
+@dataclass(frozen=True)
+class Momentum(Optimiser):
+    """Heavy ball, as in ``torch.optim.SGD``: v <- mu v + g; d = v, or g + mu v with ``nesterov``.
+
+    Attributes:
+        momentum: μ, from 0 up to, not including, 1.
+        nesterov: Whether to look ahead.
+    """
+
+    name: ClassVar[str] = "momentum"
+    num_states: ClassVar[int] = 1
+
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        _below_one("momentum", self.momentum)
+        true_or_false("nesterov", self.nesterov)
+
+    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int) -> Tensor:
+        """The velocity."""
+        (velocity,) = states
+        velocity.mul_(self.momentum).add_(gradient)
+        return torch.add(gradient, velocity, alpha=self.momentum) if self.nesterov else velocity
+
+
+@dataclass(frozen=True)
+class Adam(Optimiser):
+    """Kingma and Ba, ICLR 2015, Algorithm 1: d = m' / (sqrt(v') + eps), with both means freed of their bias to 0.
+
+    Attributes:
+        beta1: Of m, the mean of the gradients.
+        beta2: Of v, the mean of their squares.
+        eps: ε.
+    """
+
+    name: ClassVar[str] = "adam"
+    num_states: ClassVar[int] = 2
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _below_one("beta1", self.beta1)
+        _below_one("beta2", self.beta2)
+        above("eps", self.eps, 0.0)
+
+    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int) -> Tensor:
+        """The mean gradient over the root of the mean square."""
+        mean, square = states
+        mean.lerp_(gradient, 1 - self.beta1)
+        square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        bias, square_bias = 1 - self.beta1 ** (number + 1), 1 - self.beta2 ** (number + 1)
+        size = square.sqrt().div_(square_bias**0.5).add_(self.eps)
+        return torch.div(mean, size.mul_(bias), out=size)
+
+
+def _below_one(name: str, value: object) -> None:
+    above(name, value, 0.0, inclusive=True)
+    if value >= 1:  # type: ignore[operator]
+        raise ConfigError(f"{name} is {value!r}; expected a number from 0 up to, not including, 1.")
+
+
+OPTIMISERS: dict[str, type[Optimiser]] = {kind.name: kind for kind in (SGD, Momentum, Adam)}
+
+
+def optimiser_of(name: str | Optimiser, **options: Any) -> Optimiser:
+    """An optimiser by name, with options; one that is given stays what it is."""
+    if isinstance(name, Optimiser) and type(name) in OPTIMISERS.values():
+        return name
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"optimiser is {name!r}; expected {', '.join(map(repr, OPTIMISERS))}, or one with options such as "
+            "selffl.algorithms.Momentum(0.9). Those of torch.optim train one model at a time."
+        )
+    if name not in OPTIMISERS:
+        raise unknown_name("optimiser", name, OPTIMISERS)
+    return OPTIMISERS[name](**options)
+
+
+def check_optimiser(optimiser: Optimiser, method: Any) -> None:
+    """Refuse another than plain steps where the method cannot do without them.
+
+    ``only_sgd`` of a method says why it cannot, or is None where its local steps may be of any kind; a method that
+    does not say counts as one that cannot.
+    """
+    why = getattr(method, "only_sgd", "its class does not say, by only_sgd = None, that any steps will do")
+    if why is not None and not isinstance(optimiser, SGD):
+        raise ConfigError(
+            f"optimiser is {optimiser.name!r}, and {method.name} takes plain gradient steps: {why}. Expected 'sgd', or "
+            "a method such as fedavg, fedprox, ditto, local, fedper or fedrep."
+        )
