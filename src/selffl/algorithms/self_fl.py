@@ -97,9 +97,7 @@ class SelfFL:
     """
 
     name: ClassVar[str] = "self-fl"
-    only_sgd: ClassVar[str | None] = (
-        "how long clients train follows from how fast plain gradient descent contracts, Eq. (19)"
-    )
+    only_sgd: ClassVar[str | None] = "how long a client trains follows from how fast these contract, Eq. (19)"
 
     form: Form = "paper"
     variances: Literal["estimated", "known"] = "estimated"

@@ -89,9 +89,8 @@ class Evaluation:
         """Over all rows, of all clients or some: they weigh as much as they have rows."""
         chosen = slice(None) if clients is None else clients
         rows, by_client = self.num_rows[chosen], self.of_clients(metric, view)
-        if (
-            metric == "auc" or metric in self.own_metrics
-        ):  # defined within a client: between clients scores need not be comparable
+        # Defined within a client: between clients scores need not be comparable.
+        if metric == "auc" or metric in self.own_metrics:
             found = by_client[chosen]
             is_there = ~found.isnan()
             return float((found * rows)[is_there].sum() / rows[is_there].sum())

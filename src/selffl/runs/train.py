@@ -400,6 +400,7 @@ def _restored(path: Path, given: _Given, rounds: int | None, device: str | None)
         loss = given.loss or parts.get("loss") or getattr(nn.functional, str(config.loss))
         module = given.model or parts.get("module") or build(**(config.model or {}))
         getattr(torch, config.dtype)
+        optimiser_of(**config.optimiser)
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"{path / files.CONFIG} is not the configuration of a run ({error}).") from None
     metrics = own_metrics(parts.get("metrics") if given.metrics is None else given.metrics)

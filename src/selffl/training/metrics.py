@@ -110,7 +110,7 @@ class Metric:
         except (TypeError, ValueError, RuntimeError):
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r}"[:80]
             raise ConfigError(
-                f"metric {name!r} of client {client!r} is {what}; expected one number of {shapes}. Average over classes."
+                f"metric {name!r} of client {client!r} is {what}; expected one number of {shapes}. Average it."
             ) from None
 
     def _computed(self, outputs: Tensor, labels: Tensor) -> Any:
@@ -126,7 +126,7 @@ class Metric:
 
 
 # Columns that a run's records have anyway, and how the names of scores begin.
-TAKEN = ("client", "cluster", "rounds", "round", "clients", "seconds", "gradient_evaluations")
+TAKEN = ("client", "cluster", "predicted_gain", "rounds", "round", "clients", "seconds", "gradient_evaluations")
 PREFIXES = ("weighted_", "top10_", "worst10_", "global_", "personal_", "train_", "num_")
 
 

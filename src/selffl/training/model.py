@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ class ModelSource:
     batch_size: int
     seed: int = 0
     gradients: Gradients = "auto"
-    optimiser: Optimiser = SGD()
+    optimiser: Optimiser = field(default_factory=SGD)
 
     def __post_init__(self) -> None:
         check_gradients(self.gradients)
