@@ -171,7 +171,7 @@ def train(
     if not isinstance(federation, Federation):
         raise ConfigError(
             f"federation is a {type(federation).__name__}; expected a Federation, such as "
-            "selffl.Federation.from_arrays(x, y, client) makes."
+            "selffl.Federation.from_arrays(x, y, client) or .from_frame(frame, client, label) makes."
         )
     if isinstance(loss, type):
         raise ConfigError(f"loss is the class {loss.__name__}; expected a function or an instance, {loss.__name__}().")
