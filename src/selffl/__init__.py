@@ -10,6 +10,7 @@ from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError
 from selffl.maths.heterogeneity import estimate_inter_variance
 from selffl.maths.information import LocalFit, local_fit
 from selffl.maths.posterior import Posterior, posterior
+from selffl.runs.export import PersonalModels
 from selffl.runs.train import Run, load, resume, train
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "DivergedError",
     "Federation",
     "LocalFit",
+    "PersonalModels",
     "Posterior",
     "QuorumError",
     "RefusedError",

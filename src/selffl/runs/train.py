@@ -20,6 +20,7 @@ from selffl.errors import CheckpointError, ConfigError
 from selffl.models import build
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
+from selffl.runs.export import Precision, client_about, position_of, save_state_dict, write_personal
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.runs.loop import Method, OnRound, Training, every_of, go_on, history_columns, partition_rows, summary
 from selffl.state.checkpoint import load_tensors
@@ -60,12 +61,67 @@ class Run:
 
     def personal_model(self, client: Hashable) -> nn.Module:
         """The model of one client, by its id."""
-        ids = list(self._training.federation.clients)
-        if client not in ids:
-            some = ", ".join(map(repr, ids[:5])) + (", …" if len(ids) > 5 else "")
-            raise ConfigError(f"unknown client {client!r}; expected one of the {len(ids)} ids: {some}")
-        where = torch.tensor([ids.index(client)], device=self._state.num_gradients.device)
-        return self._training.model.load(self._training.engine.personal(self._state, where)[0])
+        return self._training.model.load(self._personal(position_of(client, list(self.federation.clients))))
+
+    def _personal(self, position: int) -> Tensor:
+        """One at a time, so that a model has the same bits whoever asks for it."""
+        where = torch.tensor([position], device=self._state.num_gradients.device)
+        return self._training.engine.personal(self._state, where)[0]
+
+    def export(
+        self,
+        path: str | Path,
+        clients: Sequence[Hashable] | None = None,
+        *,
+        precision: Precision = "exact",
+        full: bool = False,
+    ) -> None:
+        """Write personal models into one safetensors file: the global model, and of each client what differs from it.
+
+        `selffl.PersonalModels` reads it, without unpickling anything.
+
+        Args:
+            path: the file.
+            clients: whose models; none: everybody's.
+            precision: ``exact`` keeps every bit.  ``float16`` and ``bfloat16`` halve what a client's float32 parameters
+                take: differences to the global model are rounded to 11 or 8 significant bits, which no parameter feels
+                by more than 2⁻¹¹ or 2⁻⁸ of the largest difference in its tensor (and the rounding of its own type); the
+                largest error, as measured, is in the file.
+            full: write the whole model of one client as a plain state_dict instead, for
+                ``module.load_state_dict(safetensors.torch.load_file(path))`` where there is no selffl; a name that ends
+                in ``.pt`` gives a file for ``torch.load``.
+        """
+        if isinstance(clients, str):
+            raise ConfigError(f"clients is {clients!r}; expected a list of ids, such as [{clients!r}].")
+        ids = list(self.federation.clients)
+        chosen = ids if clients is None else list(dict.fromkeys(clients))
+        places = [position_of(client, ids) for client in chosen]
+        about = {"algorithm": self.config.algorithm, "data": self.config.data, "round": self._state.round_number}
+        if full:
+            if len(chosen) != 1 or precision != "exact":
+                raise ConfigError(
+                    f"full=True is given for {len(chosen)} clients in precision {precision!r}; expected one client, "
+                    "exact. Name it in clients, or leave out full."
+                )
+            save_state_dict(Path(path), self.personal_model(chosen[0]).state_dict(), about | {"client": chosen[0]})
+            return
+        known = {row["client"]: client_about(row) for row in self.clients}
+        variance = getattr(self._state.server, "inter_variance", None)
+        write_personal(
+            Path(path),
+            self.global_model(),
+            (self._training.model.parts(self._personal(place)) for place in places),
+            [ids[place] for place in places],
+            about
+            | {
+                "seed": self.config.seed,
+                "inter_variance": None if variance is None else float(variance),
+                "module": type(self._training.module).__name__,
+                "model": self.config.model,
+                "rows": [known.get(ids[place], {}) for place in places],
+            },
+            precision,
+        )
 
     def evaluate(self, *, fine_tune: Sequence[int] = ()) -> Evaluation:
         """The final models on the rows that the run was evaluated on: one number per row and view.
