@@ -125,6 +125,7 @@ def test_signs_of_zero_and_other_precisions_are_kept(tmp_path):
         exporting.write_personal(tmp_path / "zero", shared, own, ["a", "b"], about, precision)
         assert "rows.weight" in stored(tmp_path / "zero")
         assert PersonalModels(tmp_path / "zero").stored_bytes("b") == 0
+        assert PersonalModels(tmp_path / "zero").state_dict("a")["weight"].tolist() == [[0.0, 0.0]]
     exporting.write_personal(tmp_path / "zero", shared, own, ["a", "b"], about)
     found = PersonalModels(tmp_path / "zero").state_dict("a")["weight"]
     assert found.signbit().tolist() == [[True, False]]
