@@ -23,6 +23,7 @@ from selffl.runs.evaluation import Evaluation
 from selffl.runs.export import Precision, client_about, position_of, save_state_dict, write_personal
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.runs.loop import Method, OnRound, Training, every_of, go_on, history_columns, partition_rows, summary
+from selffl.runs.trackers import Choice, Tracker, followers, tracked, trackers_of
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked, write_csv
 from selffl.training.blocks import Gradients, Loss
@@ -171,6 +172,7 @@ def train(
     dtype: torch.dtype = torch.float32,
     keep_rows: bool = True,
     on_round: OnRound | None = None,
+    tracker: Choice | None = None,
 ) -> Run:
     """Train one model per client.
 
@@ -204,6 +206,8 @@ def train(
         dtype: of parameters and features.
         keep_rows: whether ``out`` gets a copy of the user's own rows, so that `resume` needs nothing else.
         on_round: called with each row of the history.
+        tracker: ``tensorboard``, ``mlflow`` or ``wandb``, which write files beside the run's (`selffl.runs.trackers`
+            says where), an object with ``begin``, ``log`` and ``end``, or several of these in a list.
 
     Returns:
         The run.
@@ -265,13 +269,14 @@ def train(
         has_own_method=not is_named(name, method),
     )
     training = Training(config, method, module, loss, federation)
+    trackers = trackers_of(tracker)
     state = training.engine.start(_first(training, start))
     if out is None:
-        return _trained(training, state, Records(), None, 0.0, on_round)
+        return _trained(training, state, Records(), None, 0.0, on_round, trackers)
     _refuse_if_taken(Path(out))
     with locked(Path(out)):
         folder = _begin(Path(out), training, Records(), state, keep_rows)
-        return _trained(training, state, Records(), folder, 0.0, on_round)
+        return _trained(training, state, Records(), folder, 0.0, on_round, trackers)
 
 
 def resume(
@@ -284,6 +289,7 @@ def resume(
     rounds: int | None = None,
     device: str | None = None,
     on_round: OnRound | None = None,
+    tracker: Choice | None = None,
 ) -> Run:
     """Take an interrupted run up again, from its last checkpoint; one that is finished is returned as it is.
 
@@ -296,8 +302,10 @@ def resume(
         rounds: go on to this round instead of the one first asked for.
         device: another device; the numbers may then differ in their last bits.
         on_round: called with each further row of the history.
+        tracker: as in `train`; none: those by name that follow the run already, which go on where they were.
     """
     place = Path(path)
+    trackers = followers(place) if tracker is None else trackers_of(tracker)
     training = _restored(place, _Given(model, loss, algorithm, federation), rounds, device)
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
@@ -318,7 +326,7 @@ def resume(
     with locked(place):
         folder = RunFolder(place, history_columns(training.config))
         folder.begin(training.config, records)
-        return _trained(training, state, records, folder, seconds, on_round)
+        return _trained(training, state, records, folder, seconds, on_round, trackers)
 
 
 def load(
@@ -354,8 +362,11 @@ def _trained(
     folder: RunFolder | None,
     seconds: float,
     on_round: OnRound | None,
+    trackers: Sequence[Tracker],
 ) -> Run:
-    return _run(training, go_on(training, state, records, folder, seconds, on_round), records)
+    place = None if folder is None else folder.path
+    with tracked(trackers, dataclasses.asdict(training.config), place, records, on_round) as note:
+        return _run(training, go_on(training, state, records, folder, seconds, note), records)
 
 
 def _run(training: Training, state: RunState, records: Records) -> Run:
