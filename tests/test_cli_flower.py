@@ -162,7 +162,7 @@ def test_a_model_is_taken_out_and_fits_the_module(ending, run, memory, tmp_path)
     assert all(map(torch.equal, other.parameters(), module(8).parameters()))
     if ending == ".safetensors":
         with safe_open(target, framework="pt") as file:
-            assert file.metadata() == {"experiment": "second", "client": "anna", "round": "8"}
+            assert file.metadata() == {"format": "pt", "experiment": "second", "client": "anna", "round": "8"}
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [target.name]
 
 

@@ -10,6 +10,7 @@ from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError
 from selffl.maths.heterogeneity import estimate_inter_variance
 from selffl.maths.information import LocalFit, local_fit
 from selffl.maths.posterior import Posterior, posterior
+from selffl.runs.export import PersonalModels
 from selffl.runs.train import Run, load, resume, train
 from selffl.training.metrics import Metric
 
@@ -21,6 +22,7 @@ __all__ = [
     "Federation",
     "LocalFit",
     "Metric",
+    "PersonalModels",
     "Posterior",
     "QuorumError",
     "RefusedError",

@@ -444,7 +444,7 @@ def test_a_run_says_what_it_is_in_a_line(fed):
 
 def test_an_unknown_client(fed):
     run = selffl.train("softmax", fed, "fedavg", rounds=1)
-    with pytest.raises(ConfigError, match=r"unknown client '3'; expected one of the 12 ids: 0, 1, 2, 3, 4, …"):
+    with pytest.raises(ConfigError, match=r"unknown client '3'; did you mean 3\? Expected one of the 12 ids: 0, 1, "):
         run.personal_model("3")
     with pytest.raises(ConfigError, match="unknown client 'nobody'"):
         run.personal_model("nobody")

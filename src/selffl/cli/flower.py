@@ -159,15 +159,11 @@ def flower_export(
 
     Example: selffl flower export /var/lib/selffl/memory --client anna --out anna.safetensors
     """
-    import torch
-    from safetensors.torch import save_file
-
     from selffl.engines.flower.memory import ClientMemory, memories
+    from selffl.runs.export import check_ending, save_state_dict
     from selffl.state.checkpoint import load_tensors
-    from selffl.state.files import replacing
 
-    if target.suffix not in (".safetensors", ".pt"):
-        raise ConfigError(f"--out is {target}; expected a name that ends in .safetensors or .pt.")
+    check_ending(target)
     console.check_target(target)
     _check_memory(folder)
     if experiment is None:
@@ -184,11 +180,7 @@ def flower_export(
             f"as {path}."
         )
     tensors, about = load_tensors(path)
-    with replacing(target) as partial:
-        if target.suffix == ".pt":
-            torch.save(tensors, partial)
-        else:
-            save_file(tensors, partial, {name: str(about[name]) for name in ("experiment", "client", "round")})
+    save_state_dict(target, tensors, {name: about[name] for name in ("experiment", "client", "round")})
     console.tell(console.out, f"Client {client} as of round {about['round']} of {experiment}: {target}")
 
 

@@ -37,6 +37,13 @@ def check_share(name: str, share: float) -> None:
         raise ConfigError(f"{name} is {share}; expected a share from 0 up to, not including, 1.")
 
 
+def check_ids(ids: Sequence[Hashable]) -> None:
+    """Refuse ids that a file could not give back as they were."""
+    odd = next((name for name in ids if type(name) not in (str, int, float, bool)), None)
+    if odd is not None:
+        raise DataError(f"client {odd!r} is a {type(odd).__name__}; expected strings or numbers to save.")
+
+
 Options = ParamSpec("Options")
 
 
@@ -449,9 +456,7 @@ class Federation:
         Ids must be strings or numbers, which the file can give back as they were.
         """
         path, ids = Path(path), list(self.clients)
-        odd = next((name for name in ids if type(name) not in (str, int, float, bool)), None)
-        if odd is not None:
-            raise DataError(f"client {odd!r} is a {type(odd).__name__}; expected strings or numbers to save.")
+        check_ids(ids)
         source = None if self.source is None else dict(self.source)
         try:
             about = {"kind": KIND, "clients": ids, "source": source}

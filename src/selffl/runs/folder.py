@@ -12,6 +12,7 @@
     checkpoint.safetensors   everything training needs to go on
     federation.safetensors   the rows, if they are the user's own
     module.pt                the user's own module, loss, method and metrics, pickled
+    trackers.json            the trackers that follow the run, if there are any; their files lie in folders beside it
 """
 
 from __future__ import annotations

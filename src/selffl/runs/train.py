@@ -21,8 +21,10 @@ from selffl.errors import CheckpointError, ConfigError
 from selffl.models import build
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
+from selffl.runs.export import Precision, client_about, position_of, save_state_dict, write_personal
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.runs.loop import Method, OnRound, Training, every_of, go_on, history_columns, partition_rows, summary
+from selffl.runs.trackers import Choice, Tracker, followers, tracked, trackers_of
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked, write_csv
 from selffl.training.blocks import Gradients, Loss
@@ -62,12 +64,67 @@ class Run:
 
     def personal_model(self, client: Hashable) -> nn.Module:
         """The model of one client, by its id."""
-        ids = list(self._training.federation.clients)
-        if client not in ids:
-            some = ", ".join(map(repr, ids[:5])) + (", …" if len(ids) > 5 else "")
-            raise ConfigError(f"unknown client {client!r}; expected one of the {len(ids)} ids: {some}")
-        where = torch.tensor([ids.index(client)], device=self._state.num_gradients.device)
-        return self._training.model.load(self._training.engine.personal(self._state, where)[0])
+        return self._training.model.load(self._personal(position_of(client, list(self.federation.clients))))
+
+    def _personal(self, position: int) -> Tensor:
+        """One at a time, so that a model has the same bits whoever asks for it."""
+        where = torch.tensor([position], device=self._state.num_gradients.device)
+        return self._training.engine.personal(self._state, where)[0]
+
+    def export(
+        self,
+        path: str | Path,
+        clients: Sequence[Hashable] | None = None,
+        *,
+        precision: Precision = "exact",
+        full: bool = False,
+    ) -> None:
+        """Write personal models into one safetensors file: the global model, and of each client what differs from it.
+
+        `selffl.PersonalModels` reads it, without unpickling anything.
+
+        Args:
+            path: the file.
+            clients: whose models; none: everybody's.
+            precision: ``exact`` keeps every bit.  ``float16`` and ``bfloat16`` halve what a client's float32 parameters
+                take: differences to the global model are rounded to 11 or 8 significant bits, which no parameter feels
+                by more than 2⁻¹¹ or 2⁻⁸ of the largest difference in its tensor (and the rounding of its own type); the
+                largest error, as measured, is in the file.
+            full: write the whole model of one client as a plain state_dict instead, for
+                ``module.load_state_dict(safetensors.torch.load_file(path))`` where there is no selffl; a name that ends
+                in ``.pt`` gives a file for ``torch.load``.
+        """
+        if isinstance(clients, str):
+            raise ConfigError(f"clients is {clients!r}; expected a list of ids, such as [{clients!r}].")
+        ids = list(self.federation.clients)
+        chosen = ids if clients is None else list(dict.fromkeys(clients))
+        places = [position_of(client, ids) for client in chosen]
+        about = {"algorithm": self.config.algorithm, "data": self.config.data, "round": self._state.round_number}
+        if full:
+            if len(chosen) != 1 or precision != "exact":
+                raise ConfigError(
+                    f"full=True is given for {len(chosen)} clients in precision {precision!r}; expected one client, "
+                    "exact. Name it in clients, or leave out full."
+                )
+            save_state_dict(Path(path), self.personal_model(chosen[0]).state_dict(), about | {"client": chosen[0]})
+            return
+        known = {row["client"]: client_about(row) for row in self.clients}
+        variance = getattr(self._state.server, "inter_variance", None)
+        write_personal(
+            Path(path),
+            self.global_model(),
+            (self._training.model.parts(self._personal(place)) for place in places),
+            [ids[place] for place in places],
+            about
+            | {
+                "seed": self.config.seed,
+                "inter_variance": None if variance is None else float(variance),
+                "module": type(self._training.module).__name__,
+                "model": self.config.model,
+                "rows": [known.get(ids[place], {}) for place in places],
+            },
+            precision,
+        )
 
     def evaluate(self, *, fine_tune: Sequence[int] = ()) -> Evaluation:
         """The final models on the rows that the run was evaluated on: one number per row and view.
@@ -119,6 +176,7 @@ def train(
     on_round: OnRound | None = None,
     metrics: Mapping[str, Any] | None = None,
     optimiser: str | Optimiser = "sgd",
+    tracker: Choice | None = None,
 ) -> Run:
     """Train one model per client.
 
@@ -158,6 +216,8 @@ def train(
         optimiser: of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
             ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
             It starts anew in every round.
+        tracker: ``tensorboard``, ``mlflow`` or ``wandb``, which write files beside the run's (`selffl.runs.trackers`
+            says where), an object with ``begin``, ``log`` and ``end``, or several of these in a list.
 
     Returns:
         The run.
@@ -223,13 +283,14 @@ def train(
         optimiser={"name": steps_by.name, **vars(steps_by)},
     )
     training = Training(config, method, module, loss, federation, measured)
+    trackers = trackers_of(tracker)
     state = training.engine.start(_first(training, start))
     if out is None:
-        return _trained(training, state, Records(), None, 0.0, on_round)
+        return _trained(training, state, Records(), None, 0.0, on_round, trackers)
     _refuse_if_taken(Path(out))
     with locked(Path(out)):
         folder = _begin(Path(out), training, Records(), state, keep_rows)
-        return _trained(training, state, Records(), folder, 0.0, on_round)
+        return _trained(training, state, Records(), folder, 0.0, on_round, trackers)
 
 
 def resume(
@@ -243,6 +304,7 @@ def resume(
     device: str | None = None,
     on_round: OnRound | None = None,
     metrics: Mapping[str, Any] | None = None,
+    tracker: Choice | None = None,
 ) -> Run:
     """Take an interrupted run up again, from its last checkpoint; one that is finished is returned as it is.
 
@@ -256,8 +318,10 @@ def resume(
         device: another device; the numbers may then differ in their last bits.
         on_round: called with each further row of the history.
         metrics: the user's own metrics, likewise, by the names they have in the run.
+        tracker: as in `train`; none: those by name that follow the run already, which go on where they were.
     """
     place = Path(path)
+    trackers = followers(place) if tracker is None else trackers_of(tracker)
     training = _restored(place, _Given(model, loss, algorithm, federation, metrics), rounds, device)
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
@@ -278,7 +342,7 @@ def resume(
     with locked(place):
         folder = RunFolder(place, history_columns(training.config))
         folder.begin(training.config, records)
-        return _trained(training, state, records, folder, seconds, on_round)
+        return _trained(training, state, records, folder, seconds, on_round, trackers)
 
 
 def load(
@@ -315,8 +379,11 @@ def _trained(
     folder: RunFolder | None,
     seconds: float,
     on_round: OnRound | None,
+    trackers: Sequence[Tracker],
 ) -> Run:
-    return _run(training, go_on(training, state, records, folder, seconds, on_round), records)
+    place = None if folder is None else folder.path
+    with tracked(trackers, dataclasses.asdict(training.config), place, records, on_round) as note:
+        return _run(training, go_on(training, state, records, folder, seconds, note), records)
 
 
 def _run(training: Training, state: RunState, records: Records) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -119,21 +119,9 @@ class FlatModel:
         Entries of frozen parameters may be left out; given, they have to be those of the module, for they are not
         trained and nobody would send them.
         """
-        kind = type(self.module).__name__
         own = self.module.state_dict()
-        unexpected = [name for name in state if name not in own]
-        missing = [name for name in self._trained if name not in state]
-        for what, names in (("does not know", unexpected), ("misses", missing)):
-            if names:
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                raise ConfigError(
-                    f"{kind} {what} {names[0]!r}{more} of that state_dict; expected the entries {', '.join(own)}."
-                )
+        check_entries(self.module, state, self._trained)
         for name, entry in state.items():
-            if entry.shape != own[name].shape:
-                raise ConfigError(
-                    f"{name!r} has shape {tuple(entry.shape)} in that state_dict; expected {tuple(own[name].shape)}."
-                )
             if name not in self._trained and not torch.equal(entry.to(own[name]), self._expected(name, state, own)):
                 raise ConfigError(
                     f"{name!r} is not trained, and that state_dict has other values for it than the module; expected "
@@ -208,3 +196,21 @@ class FlatModel:
                     hook.remove()
             self._work[features.shape] = sum(found)
         return self._work.get(features.shape, 0)
+
+
+def check_entries(module: nn.Module, state: Mapping[str, Tensor], needed: Iterable[str]) -> None:
+    """Refuse a ``state_dict`` with entries that the module has not, without those ``needed``, or of other shapes."""
+    kind, own = type(module).__name__, module.state_dict()
+    unexpected = [name for name in state if name not in own]
+    missing = [name for name in needed if name not in state]
+    for what, names in (("does not know", unexpected), ("misses", missing)):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ConfigError(
+                f"{kind} {what} {names[0]!r}{more} of that state_dict; expected the entries {', '.join(own)}."
+            )
+    for name, entry in state.items():
+        if entry.shape != own[name].shape:
+            raise ConfigError(
+                f"{name!r} has shape {tuple(entry.shape)} in that state_dict; expected {tuple(own[name].shape)}."
+            )

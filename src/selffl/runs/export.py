@@ -1,0 +1,274 @@
+"""Personal models in one file: the global model, and of each client what differs from it.
+
+A file of personal models is one that `selffl.state.checkpoint` writes, safetensors with a checksum.  It holds::
+
+    global.NAME    each parameter of the global model, frozen ones too; of those that are tied, one
+    rows.NAME      the rows of that parameter, along its first axis, in which clients differ from the global model,
+                   client by client: their values, or differences in units of a scale where precision was given up
+    offset.NAME    where each client's rows begin and end
+    where.NAME     which rows they are; not there if whoever differs differs in all
+
+Rows are compared bit by bit, so that what a method leaves alone takes no room: clients that never took part, bodies
+that all share, words that a client has never seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from selffl.algorithms.options import one_of
+from selffl.data.federation import check_ids
+from selffl.errors import CheckpointError, ConfigError, DataError
+from selffl.models import build
+from selffl.runs.folder import Row
+from selffl.state.checkpoint import load_tensors, save_tensors
+from selffl.state.files import replacing
+from selffl.training.flat import check_entries
+
+Precision = Literal["exact", "float16", "bfloat16"]
+
+KIND = "personal models"  # what a file calls itself
+ENDINGS = (".safetensors", ".pt")  # of a plain state_dict
+OF_CLIENT = ("num_train", "rounds", "cluster", "intra_variance", "predicted_gain")  # columns of the run's clients
+
+
+class PersonalModels:
+    """A file of personal models, as `Run.export` writes it; nothing in it is code.
+
+    Attributes:
+        clients: The ids of those whose models it holds.
+        info: What the file says of itself: ``algorithm``, ``data``, ``seed``, ``round``, ``inter_variance`` (σ₀², of
+            methods that estimate it), ``precision`` and, where that is not ``exact``, ``max_error``: the largest
+            deviation of any parameter from the model that was trained, as it was measured.
+
+    Examples:
+        >>> import numpy as np, selffl, tempfile, pathlib
+        >>> x = np.random.default_rng(0).normal(size=(60, 2))
+        >>> fed = selffl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), ["anna", "ben", "carl"] * 20)
+        >>> run = selffl.train("softmax", fed, rounds=3, participation=1.0)
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "people.safetensors"
+        >>> run.export(file)
+        >>> models = selffl.PersonalModels(file)
+        >>> models.clients
+        ['anna', 'ben', 'carl']
+        >>> models.model("ben")
+        Linear(in_features=2, out_features=2, bias=True)
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        advice = "expected a file that Run.export has written"
+        try:
+            self._tensors, about = load_tensors(self._path)
+            if about.get("kind") != KIND:
+                raise CheckpointError(f"{self._path} calls itself {about.get('kind')!r}, not {KIND!r}; {advice}.")
+            self.clients: list[Any] = about.pop("clients")
+            self._rows: list[Row] = about.pop("rows")
+            self._entries: dict[str, str] = dict(about.pop("entries"))
+            self._scale: dict[str, float] = about.pop("scale")
+            self._recipe: dict[str, Any] | None = about.pop("model")
+        except KeyError as error:
+            raise CheckpointError(f"{self._path} lacks {error}; {advice}.") from None
+        except CheckpointError as error:
+            found = str(error).removeprefix(f"{self._path} ").partition(";")[0]
+            raise CheckpointError(f"{self._path} {found}; {advice}. Export it again.") from None
+        self.info: Row = {name: value for name, value in about.items() if name != "kind"}
+
+    def __repr__(self) -> str:
+        """What is in it, in a line."""
+        said = ", ".join(f"{name}={self.info.get(name)!r}" for name in ("algorithm", "data", "round", "precision"))
+        return f"PersonalModels({len(self.clients)} clients, {said})"
+
+    def about(self, client: Hashable) -> Row:
+        """What was known of a client: its rows, rounds and, where the method estimates variances, its uncertainty.
+
+        ``intra_variance`` is σₘ², ``predicted_gain`` the factor by which the others' information shrinks it, and
+        ``personal_variance`` what is left of it; all of the whole vector of parameters.
+        """
+        return dict(self._rows[position_of(client, self.clients)])
+
+    def stored_bytes(self, client: Hashable) -> int:
+        """What the difference of a client's model to the global one takes in the file."""
+        place = position_of(client, self.clients)
+        return sum(
+            self._tensors[f"{kind}.{name}"][slice(*self._bounds(name, place))].nbytes
+            for name in dict.fromkeys(self._entries.values())
+            for kind in ("rows", "where")
+            if f"{kind}.{name}" in self._tensors
+        )
+
+    def state_dict(self, client: Hashable | None = None) -> dict[str, Tensor]:
+        """A client's parameters by name, as ``module.load_state_dict`` takes them; none: those of the global model."""
+        place = None if client is None else position_of(client, self.clients)
+        found = {name: self._entry(name, place) for name in dict.fromkeys(self._entries.values())}
+        return {name: found[twin] for name, twin in self._entries.items()}
+
+    def model(self, client: Hashable | None, module: nn.Module | None = None) -> nn.Module:
+        """A client's model; none: the global one.
+
+        ``module`` is a module of the kind that was trained, whose values do not matter; it is left as it is.  One that
+        selffl has by name need not be given.
+        """
+        state = self.state_dict(client)
+        if module is None and self._recipe is None:
+            raise ConfigError(
+                f"the models in {self._path} are of the kind {self.info.get('module')}, which is the user's own; "
+                "expected a module to load them into. Pass one."
+            )
+        loaded = build(**(self._recipe or {})) if module is None else copy.deepcopy(module)
+        check_entries(loaded, state, loaded.state_dict())
+        dtype = next((entry.dtype for entry in state.values() if entry.is_floating_point()), torch.float32)
+        loaded.to(dtype).load_state_dict(state)
+        return loaded
+
+    def save(self, client: Hashable, path: str | Path) -> None:
+        """Write one client's model as a plain state_dict, which opens without selffl."""
+        about = {"client": client, **{name: self.info.get(name) for name in ("algorithm", "data", "round")}}
+        save_state_dict(Path(path), self.state_dict(client), about)
+
+    def _bounds(self, name: str, place: int) -> tuple[int, int]:
+        low, high = self._tensors[f"offset.{name}"][place : place + 2].tolist()
+        return low, high
+
+    def _entry(self, name: str, place: int | None) -> Tensor:
+        entry = self._tensors[f"global.{name}"].clone()
+        if place is None or f"rows.{name}" not in self._tensors:
+            return entry
+        low, high = self._bounds(name, place)
+        rows, table = self._tensors[f"rows.{name}"][low:high], _as_rows(entry)
+        where = self._tensors[f"where.{name}"][low:high].long() if f"where.{name}" in self._tensors else slice(None)
+        if high > low:
+            table[where] = _restored(table[where], rows, self._scale[name]) if name in self._scale else rows
+        return entry
+
+
+def write_personal(
+    path: Path,
+    shared: nn.Module,
+    personal: Iterable[Mapping[str, Tensor]],
+    clients: Sequence[Hashable],
+    about: Mapping[str, Any],
+    precision: Precision = "exact",
+) -> None:
+    """Write a file of personal models.
+
+    Args:
+        path: the file.
+        shared: the global model.
+        personal: each client's trained parameters by name.
+        clients: their ids, in that order.
+        about: what else the file says of itself: ``rows``, one for each client, and ``model``, how to build it.
+        precision: ``exact``, or a type to keep differences in.
+    """
+    one_of("precision", precision, get_args(Precision))
+    check_ids(clients)
+    entries = _twins(shared.state_dict())
+    state = {name: entry.detach().cpu() for name, entry in shared.state_dict().items()}
+    tensors = {f"global.{name}": state[name] for name in dict.fromkeys(entries.values())}
+    changes: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for parts in personal:
+        for name, part in parts.items():
+            own, common = _as_rows(part.detach().cpu()), _as_rows(state[name])
+            where = (_bits(own) != _bits(common)).any(1).nonzero().flatten()
+            changes.setdefault(name, []).append((where, own[where]))
+    scale: dict[str, float] = {}
+    errors = [0.0]
+    for name, found in changes.items():
+        sizes = torch.tensor([0, *(len(where) for where, _ in found)])
+        where, rows = (torch.cat(part) for part in zip(*found, strict=True))
+        if len(where) == 0:
+            continue
+        if precision != "exact":
+            common = _as_rows(state[name])[where]
+            scale[name], stored = _shortened(rows, common, getattr(torch, precision))
+            errors.append(float((_restored(common, stored, scale[name]).double() - rows.double()).abs().max()))
+            rows = stored
+        tensors[f"rows.{name}"], tensors[f"offset.{name}"] = rows, sizes.cumsum(0)
+        if set(sizes.tolist()) - {0, len(_as_rows(state[name]))}:
+            tensors[f"where.{name}"] = where.to(torch.int32)
+    named = list(entries.items())  # pairs, which keep their order in JSON
+    known = {"kind": KIND, "clients": list(clients), "entries": named, "scale": scale, "precision": precision}
+    _check_place(path)
+    save_tensors(path, tensors, {**about, **known, "max_error": max(errors)})
+
+
+def save_state_dict(path: Path, state: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write a plain state_dict, all or nothing, as safetensors or for ``torch.load``, as the name ends."""
+    check_ending(path)
+    _check_place(path)
+    # Each a copy of its own: tied entries share memory, which safetensors does not store.
+    plain = {name: entry.detach().cpu().clone(memory_format=torch.contiguous_format) for name, entry in state.items()}
+    with replacing(path) as partial:
+        if path.suffix == ".pt":
+            torch.save(plain, partial)
+        else:
+            save_file(plain, partial, {"format": "pt"} | {name: str(value) for name, value in about.items()})
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a file whose name does not say how a state_dict is to be written."""
+    if path.suffix not in ENDINGS:
+        raise ConfigError(f"the file is to be {path}; expected a name that ends in {' or '.join(ENDINGS)}.")
+
+
+def position_of(client: Hashable, ids: Sequence[Hashable]) -> int:
+    """The place of a client among the ids."""
+    if client in ids:
+        return ids.index(client)
+    # The number 7 and the text 7 are two ids, and the likeliest mistake.
+    names = {str(name): name for name in reversed(ids)}
+    near = difflib.get_close_matches(str(client), names, n=1, cutoff=0.5)
+    hint = f"did you mean {names[near[0]]!r}? " if near else ""
+    some = ", ".join(map(repr, ids[:5])) + (", …" if len(ids) > 5 else "")
+    raise ConfigError(f"unknown client {client!r}; {hint}Expected one of the {len(ids)} ids: {some}")
+
+
+def client_about(row: Row) -> Row:
+    """What goes with a client's model: its row of the run's clients, as far as it tells how sure the model is."""
+    found = {name: row[name] for name in OF_CLIENT if row.get(name) is not None}
+    if "intra_variance" in found and "predicted_gain" in found:
+        found["personal_variance"] = found["intra_variance"] / found["predicted_gain"]
+    return found
+
+
+def _check_place(path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        raise DataError(f"{path} cannot be written; expected the name of a file in a folder that is there.")
+
+
+def _twins(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Every entry of a state_dict, and the first that has the same memory: itself, unless they are tied."""
+    first: dict[Any, str] = {}
+    return {
+        name: first.setdefault((entry.data_ptr(), entry.shape, entry.stride()) if entry.numel() else name, name)
+        for name, entry in state.items()
+    }
+
+
+def _as_rows(entry: Tensor) -> Tensor:
+    """A parameter as a table, a view if it is contiguous: by its first axis, a vector as one row."""
+    return entry.reshape(len(entry), -1) if entry.ndim > 1 and entry.numel() else entry.reshape(1, -1)
+
+
+def _bits(table: Tensor) -> Tensor:
+    """-0 is not 0, and whatever NaN holds is itself."""
+    return table.contiguous().view(torch.uint8)
+
+
+def _shortened(rows: Tensor, common: Tensor, dtype: torch.dtype) -> tuple[float, Tensor]:
+    """Differences in units of the largest, which neither overflow nor vanish in a short type; the unit first."""
+    difference = rows.double() - common.double()
+    scale = float(difference.abs().max()) or 1.0
+    return scale, (difference / scale).to(dtype)
+
+
+def _restored(common: Tensor, stored: Tensor, scale: float) -> Tensor:
+    return (common.double() + scale * stored.double()).to(common.dtype)
