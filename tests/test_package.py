@@ -1,6 +1,7 @@
 """The package as a whole: its public names, its version, and who may import whom."""
 
 import ast
+import importlib
 import inspect
 import re
 import subprocess
@@ -72,17 +73,37 @@ def test_all_is_sorted_and_without_repetition():
 
 
 def test_all_names_what_is_imported_and_nothing_else():
-    """What __init__.py imports is public; modules are reached by their own names."""
+    """What __init__.py imports is public, and comes on first use from where type checkers see it come from."""
     imported = {
-        alias.asname or alias.name
-        for node in tree_of(SOURCE / "__init__.py").body
-        if isinstance(node, ast.ImportFrom)
+        alias.asname or alias.name: node.module
+        for node in ast.walk(tree_of(SOURCE / "__init__.py"))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("selffl")
         for alias in node.names
     }
-    assert set(selffl.__all__) == imported
-    assert all(hasattr(selffl, name) for name in selffl.__all__)
-    public = {name for name, value in vars(selffl).items() if not name.startswith("_") and not inspect.ismodule(value)}
-    assert public == set(selffl.__all__) - {"__version__"}
+    assert set(selffl.__all__) == set(imported) == set(dir(selffl))
+    homes = {name: home for home, names in selffl._HOME.items() for name in names}
+    assert homes | {"__version__": "selffl._version"} == imported
+    for name, home in imported.items():
+        assert getattr(selffl, name) is getattr(importlib.import_module(home), name)
+
+
+def test_a_part_of_the_package_is_there_without_an_import_of_its_own():
+    program = "import selffl; assert selffl.data.load and selffl.errors.DataError; selffl.nothing"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "AttributeError: module 'selffl' has no attribute 'nothing'" in found.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"], ["run", "digits", "--algoritm", "x"]])
+def test_help_does_not_wait_for_torch(words):
+    program = (
+        "import sys; from selffl.cli import main\n"
+        f"sys.argv = ['selffl', *{words}]\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'numpy', 'scipy', 'matplotlib', 'sklearn'} & set(sys.modules)), file=sys.stderr)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stderr.splitlines()[-1] == "[]", found.stderr
 
 
 def has_docstring(thing):

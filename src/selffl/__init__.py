@@ -3,16 +3,67 @@
 Self-Aware Personalized Federated Learning (NeurIPS 2022), and beyond.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from selffl._version import __version__
-from selffl.algorithms import algorithm
-from selffl.data.federation import Federation
-from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError, QuorumError, RefusedError, SelfFLError
-from selffl.maths.heterogeneity import estimate_inter_variance
-from selffl.maths.information import LocalFit, local_fit
-from selffl.maths.posterior import Posterior, posterior
-from selffl.runs.export import PersonalModels
-from selffl.runs.train import Run, load, resume, train
-from selffl.training.metrics import Metric
+
+if TYPE_CHECKING:
+    from selffl.algorithms import algorithm
+    from selffl.data.federation import Federation
+    from selffl.errors import (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        DivergedError,
+        QuorumError,
+        RefusedError,
+        SelfFLError,
+    )
+    from selffl.maths.heterogeneity import estimate_inter_variance
+    from selffl.maths.information import LocalFit, local_fit
+    from selffl.maths.posterior import Posterior, posterior
+    from selffl.runs.export import PersonalModels
+    from selffl.runs.train import Run, load, resume, train
+    from selffl.training.metrics import Metric
+else:
+    # Taken on first use: help, completion and a typing error on the command line should not wait for torch.
+    _HOME = {
+        "selffl.algorithms": ("algorithm",),
+        "selffl.data.federation": ("Federation",),
+        "selffl.errors": (
+            "CheckpointError",
+            "ConfigError",
+            "DataError",
+            "DivergedError",
+            "QuorumError",
+            "RefusedError",
+            "SelfFLError",
+        ),
+        "selffl.maths.heterogeneity": ("estimate_inter_variance",),
+        "selffl.maths.information": ("LocalFit", "local_fit"),
+        "selffl.maths.posterior": ("Posterior", "posterior"),
+        "selffl.runs.export": ("PersonalModels",),
+        "selffl.runs.train": ("Run", "load", "resume", "train"),
+        "selffl.training.metrics": ("Metric",),
+    }
+
+    def __getattr__(name):
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        for home, names in _HOME.items():
+            if name in names:
+                globals()[name] = found = getattr(import_module(home), name)
+                return found
+        if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+            return import_module(f"{__name__}.{name}")  # selffl.data, selffl.models, … without a second import
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return __all__
+
 
 __all__ = [
     "CheckpointError",
