@@ -83,7 +83,7 @@ def succeed(found):
 # ----------------------------------------------------------------------------------------------------- help and version
 
 COMMANDS = [
-    *(("demo",), ("run",), ("compare",), ("posterior",), ("report",)),
+    *(("demo",), ("run",), ("compare",), ("init",), ("posterior",), ("report",)),
     *(("paper", "list"), ("paper", "run"), ("paper", "page")),
     *(("data", "list"), ("data", "check"), ("data", "fetch"), ("data", "show")),
     *(("flower", "resume"), ("flower", "list"), ("flower", "export")),
@@ -200,10 +200,10 @@ def test_a_bad_table(mistake, folder, kind):
 
 
 MISTAKES = {
-    "unknown command": (["postrior"], "No such command 'postrior'"),
-    "unknown command of paper": (["paper", "runn"], "No such command 'runn'"),
-    "unknown option": (["posterior", "good.csv", "--formm", "exact"], "No such option: --formm"),
-    "unknown option of all": (["--quiet"], "No such option: --quiet"),
+    "unknown command": (["postrior"], "unknown command of `selffl` 'postrior'; did you mean 'posterior'?"),
+    "unknown command of paper": (["paper", "runn"], "unknown command of `selffl paper` 'runn'; did you mean 'run'?"),
+    "unknown option": (["posterior", "good.csv", "--formm", "exact"], "unknown option of `selffl posterior` '--formm'; did you mean '--form'?"),
+    "unknown option of all": (["--quiet"], "unknown option of `selffl` '--quiet'"),
     "no file": (["posterior"], "Missing argument"),
     "a file too many": (["posterior", "good.csv", "good.csv"], "unexpected extra argument"),
     "unknown study": (["paper", "run", "limit"], "unknown study 'limit'; did you mean 'limits'?"),

@@ -49,11 +49,11 @@ def test_unknown_name_quotes_what_was_found_and_suggests_the_nearest():
 
 def test_unknown_name_suggests_nothing_when_nothing_is_near():
     message = str(unknown_name("study", "zzzz", ["mnist", "cifar10"]))
-    assert message == "unknown study 'zzzz'; Expected one of: cifar10, mnist."
+    assert message == "unknown study 'zzzz'; expected one of: cifar10, mnist."
 
 
 def test_unknown_name_takes_any_iterable_once():
-    assert "Expected one of: a, b." in str(unknown_name("thing", "x", (name for name in ("b", "a"))))
+    assert "expected one of: a, b." in str(unknown_name("thing", "x", (name for name in ("b", "a"))))
     assert "did you mean 'beta'" in str(unknown_name("thing", "bet", {"beta": 1, "alpha": 2}.keys()))
 
 

@@ -49,5 +49,5 @@ def unknown_name(kind: str, found: str, known: Iterable[str]) -> ConfigError:
     """The error for a name that is not in a list, with the nearest one that is."""
     names = sorted(known)
     near = difflib.get_close_matches(found, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"unknown {kind} {found!r}; {hint}Expected one of: {', '.join(names)}.")
+    hint = f"did you mean {near[0]!r}? Expected" if near else "expected"
+    return ConfigError(f"unknown {kind} {found!r}; {hint} one of: {', '.join(names)}.")

@@ -23,7 +23,7 @@ def test_every_name_makes_a_method_with_the_options_given():
 def test_an_unknown_method_is_named_with_its_nearest_neighbour():
     with pytest.raises(ConfigError, match=r"unknown algorithm 'fedavgg'; did you mean 'fedavg'\? .*self-fl-exact"):
         algorithm("fedavgg")
-    with pytest.raises(ConfigError, match=r"unknown algorithm 'zzz'; Expected one of: .*perfedavg, pfedme"):
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'zzz'; expected one of: .*perfedavg, pfedme"):
         algorithm("zzz")
 
 

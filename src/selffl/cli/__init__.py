@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from selffl._version import __version__
-from selffl.cli import console, data, export, flower, posterior, run, studies
+from selffl.cli import console, data, export, flower, init, posterior, run, studies, usage
 from selffl.errors import SelfFLError
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (studies, run, posterior, export):
+for part in (studies, run, init, posterior, export):
     app.add_typer(part.app)
 app.add_typer(data.data_app, name="data")
 app.add_typer(flower.flower_app, name="flower")
@@ -53,7 +53,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without σ shows a question mark, not a traceback
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="selffl")
         if code == INTERRUPTED:  # newer versions of the command-line library take the interruption for themselves
             _say(STOPPED)
     except SelfFLError as error:
@@ -74,13 +74,12 @@ def main() -> None:
         code = INTERRUPTED
     except Exception as error:
         # Usage errors come from the command-line library, whose classes moved between its versions.
-        message = getattr(error, "format_message", None)
-        if message is None:
+        if not hasattr(error, "format_message"):
             raise
         # A command without arguments has shown its help, which is no mistake.
         code = 0 if type(error).__name__ == "NoArgsIsHelpError" else 2
         if code:
-            _say(f"{message().rstrip('.')}. See `selffl --help`.")
+            _say(usage.message(error))
     sys.exit(code if isinstance(code, int) else 0)
 
 

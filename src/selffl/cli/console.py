@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -22,6 +25,27 @@ err = _Console(stderr=True)
 def tell(console: Console, text: str) -> None:
     """A line as it is: not wrapped, not coloured, no markup."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def json_only(is_wanted: bool) -> Iterator[None]:
+    """Nothing on standard output but what is printed as JSON, where that is wanted."""
+    was_quiet = out.quiet
+    out.quiet = was_quiet or is_wanted
+    try:
+        yield
+    finally:
+        out.quiet = was_quiet
+
+
+@contextmanager
+def going_on(words: Sequence[str], kept: str) -> Iterator[None]:
+    """Say after an interruption what is kept, and the command that goes on from there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell(err, f"{kept} To go on: {shlex.join(words)}")
+        raise
 
 
 def check_folder(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`selffl run` and `selffl compare`: train one method, or several side by side, on one of the paper's problems."""
+"""`selffl run` and `selffl compare`: train one method, or several side by side."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
 
-from selffl.cli import console
-from selffl.cli.studies import BARS, print_table, write_report
+from selffl.cli import console, live, names
+from selffl.cli.names import OF_PROBLEM
+from selffl.cli.studies import print_record, print_table, write_report
 from selffl.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -25,18 +23,20 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-OF_PROBLEM = ("rounds", "participation", "learning_rate", "batch_size")  # settings besides a method's own options
-
-
-STUDIES_HELP = "What to train: digits, mnist, femnist, cifar10, sent140 or wakeword."
+STUDY_HELP = f"What to train: {', '.join(names.PROBLEMS)}; or a folder that `selffl init` has made, or its study file."
+Study = Annotated[str, typer.Argument(help=STUDY_HELP, metavar="STUDY", autocompletion=names.study)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each evaluation.")]
 
 
 @app.command("run")
 def run_command(
-    study: Annotated[
-        str, typer.Argument(help="What to train: digits, mnist, femnist, cifar10, sent140, wakeword.", metavar="STUDY")
-    ],
-    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="The method; without it, self-fl.")] = None,
+    study: Study,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm", "-a", help="The method; without it, the study's own.", autocompletion=names.algorithm
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of the split, the cohorts and the minibatches; without it, 0.")
     ] = None,
@@ -44,15 +44,19 @@ def run_command(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="An option of the method, or participation, learning_rate, batch_size."
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the method, or participation, learning_rate, batch_size.",
+            autocompletion=names.setting,
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.", autocompletion=names.device)] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; without it, runs/STUDY-ALGORITHM-SEED.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Train one method; records and checkpoints are written as it goes.
 
@@ -64,7 +68,7 @@ def run_command(
 
     problem = _problem(study)
     number = 0 if seed is None else seed
-    place = folder or Path("runs") / f"{study}-{algorithm or 'self-fl'}-{number}"
+    place = folder or Path("runs") / f"{problem.name}-{algorithm or problem.algorithm}-{number}"
     console.check_folder(place)
     is_there = (place / CONFIG).is_file()
     if is_there and not resume:
@@ -73,7 +77,7 @@ def run_command(
         _refuse_other_settings(place, problem, algorithm, seed, settings or [])
     elif resume:
         console.tell(console.err, f"Nothing to go on with in {place}: a new run begins there.")
-    name = read_config(place).algorithm if is_there else algorithm or "self-fl"
+    name = read_config(place).algorithm if is_there else algorithm or problem.algorithm
     problem, options = _settle(problem, name, settings or [])
     if rounds is not None:
         problem = replace(problem, rounds=rounds)
@@ -82,45 +86,57 @@ def run_command(
         at_least(option, getattr(problem, option), 1)
     above("learning_rate", problem.learning_rate, 0.0)
     above("participation", problem.participation, 0.0, at_most=1.0)
-    start = None
+    start, where = None, device or (read_config(place).device if is_there else "cpu")
     if problem.warm_up is not None and not is_there:
-        with _watching(problem.warm_up.rounds, f"warm start on {study}") as on_round:
-            start = problem.warmed_up(number, device=device or "cpu", on_round=on_round)
-    with _watching(problem.rounds, f"{name} on {study}") as on_round:
-        try:
-            if is_there:
-                run = training.resume(place, rounds=rounds, device=device, on_round=on_round)
-            else:
-                run = problem.run(
-                    name, options, number, device=device or "cpu", out=place, start=start, on_round=on_round
-                )
-        except KeyboardInterrupt:
-            if (place / CONFIG).is_file():
-                again = shlex.join(["selffl", "run", study, "--out", str(place), "--resume"])
-                console.tell(console.err, f"The run is kept up to its last checkpoint. To go on: {again}")
-            raise
+        with live.watching(f"warm start on {study}", problem.warm_up.rounds, where, verbose) as on_round:
+            start = problem.warmed_up(number, device=where, on_round=on_round)
+    try:
+        if is_there:
+            config = read_config(place)
+            parts = problem.own_parts(config.seed)
+            title = f"{name} on {problem.name}, seed {config.seed}"
+            with live.watching(title, rounds or config.rounds, where, verbose) as on_round:
+                run = training.resume(place, rounds=rounds, device=device, on_round=on_round, **parts)
+        else:
+            with live.watching(f"{name} on {problem.name}, seed {number}", problem.rounds, where, verbose) as on_round:
+                run = problem.run(name, options, number, device=where, out=place, start=start, on_round=on_round)
+    except KeyboardInterrupt:
+        if (place / CONFIG).is_file():
+            again = shlex.join(["selffl", "run", study, "--out", str(place), "--resume"])
+            console.tell(console.err, f"The run is kept up to its last checkpoint. To go on: {again}")
+        raise
     if as_json:
         print(json.dumps(run.summary, ensure_ascii=False))
         return
-    _print_summary(run, place)
+    _print_summary(run, problem.name, place)
 
 
 @app.command("compare")
 def compare_command(
-    study: Annotated[
-        str, typer.Argument(help="What to train: digits, mnist, femnist, cifar10, sent140, wakeword.", metavar="STUDY")
-    ],
+    study: Study,
     algorithms: Annotated[
-        str,
-        typer.Option("--algorithms", "-a", help="Methods, with commas; the first is held against the rest."),
-    ] = "self-fl,self-fl-exact,ditto,pfedme,perfedavg,fedavg,local",
-    seeds: Annotated[int, typer.Option(min=1, help="Repeats, each with a split of its own.")] = 5,
-    rounds: Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+        str | None,
+        typer.Option(
+            "--algorithms",
+            "-a",
+            help="Methods, with commas; the first is held against the rest. Without it, the study's own.",
+            autocompletion=names.algorithms,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Repeats, each with a split of its own; without it, the study's own number."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; without it, the study's own number.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=names.device)] = "cpu",
     processes: Annotated[int | None, typer.Option(min=1, help="Runs side by side; without it, one per core.")] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder for records and report; without it, runs/compare-STUDY.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the study's record as JSON.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
+    ] = False,
 ) -> None:
     """Train several methods with several seeds; ends with a table, a figure and an HTML page.
 
@@ -130,51 +146,68 @@ def compare_command(
     """
     from selffl.algorithms import ALGORITHMS
     from selffl.reports.record import save_study
+    from selffl.runs.train import check_device
     from selffl.studies.comparison import Comparison, study_of
     from selffl.studies.result import Job
 
     problem = _problem(study)
     if rounds is not None:
         problem = replace(problem, rounds=rounds)
-    names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    for name in names:
+    methods = list(problem.algorithms)
+    if algorithms is not None:
+        methods = [name.strip() for name in algorithms.split(",") if name.strip()]
+    for name in methods:
         if name not in ALGORITHMS:
             raise unknown_name("algorithm", name, ALGORITHMS)
-    if len(set(names)) != len(names) or not names:
+    if len(set(methods)) != len(methods) or not methods:
         raise ConfigError(f"--algorithms is {algorithms!r}; expected names, each once, with commas between them.")
-    place = folder or Path("runs") / f"compare-{study}"
+    repeats = problem.num_seeds if seeds is None else seeds
+    place = folder or Path("runs") / f"compare-{problem.name}"
     console.check_folder(place)
-    claims = {name: f"{names[0]} has a higher personalised accuracy than {name}." for name in names[1:]}
-    comparison = Comparison(problem, claims, methods=tuple(names), is_tuned=False, num_seeds=seeds)
+    check_device(device)
+    problem.federation(0)  # which says what is missing before processes are started
+    claims = {name: f"{methods[0]} has better personal models than {name}." for name in methods[1:]}
+    comparison = Comparison(problem, claims, methods=tuple(methods), is_tuned=False, num_seeds=repeats)
     began = time.perf_counter()
-    with Progress(*BARS, console=console.err, disable=not console.err.is_terminal) as bars:
-        task = bars.add_task(f"compare {study}", total=None, now="")
+    words = ["selffl", "compare", study, "--algorithms", ",".join(methods), "--seeds", str(repeats)]
+    words += ["--rounds", str(rounds)] if rounds is not None else []
+    again = [*words, *(["--out", str(folder)] if folder else []), *(["--device", device] if device != "cpu" else [])]
+    title = f"{problem.name}: {problem.rounds} rounds, {repeats} seed{'s' if repeats > 1 else ''}"
+    with (
+        console.going_on(again, "Runs that are done are kept."),
+        live.watching_arms(title, place / "runs", verbose) as progress,
+    ):
         job = Job(
-            progress=lambda done, total, now: bars.update(task, completed=done, total=total, now=now),
-            folder=place / "runs",
-            device=device,
-            num_processes=processes or os.cpu_count() or 1,
+            progress=progress, folder=place / "runs", device=device, num_processes=processes or os.cpu_count() or 1
         )
-        result = study_of(comparison, f"compare-{study}").run(job)
-    words = ["selffl", "compare", study, "--algorithms", ",".join(names), "--seeds", str(seeds)]
+        result = study_of(comparison, f"compare-{problem.name}").run(job)
     record = save_study(
-        study_of(comparison, f"compare-{study}"),
+        study_of(comparison, f"compare-{problem.name}"),
         result,
         place,
-        command=shlex.join(words + (["--rounds", str(rounds)] if rounds is not None else [])),
+        command=shlex.join(words),
         is_quick=False,
         seconds=time.perf_counter() - began,
     )
-    print_table(record)
-    write_report([place], place / "report.html")
+    with console.json_only(as_json):
+        print_table(record)
+        write_report([place], place / "report.html")
+    if as_json:
+        print_record(record, place / "report.html")
 
 
 def _problem(name: str) -> Problem:
+    """One of the package's by its name, or the user's own by its folder or file."""
+    from selffl.studies.own import FILE, read_study
     from selffl.studies.problems import PROBLEMS
 
-    if name not in PROBLEMS:
-        raise unknown_name("study to train", name, PROBLEMS)
-    return PROBLEMS[name]()
+    if name in PROBLEMS:
+        return PROBLEMS[name]()
+    path = Path(name)
+    if path.suffix == ".toml" or path.is_dir():
+        return read_study(path)
+    own = [file.parent.name for file in sorted(Path().glob(f"*/{FILE}"))]
+    raise unknown_name("study to train", name, (*PROBLEMS, *own))
 
 
 def _settle(problem: Problem, algorithm: str, settings: list[str]) -> tuple[Problem, dict[str, Any]]:
@@ -217,7 +250,8 @@ def _refuse_other_settings(
     changed, options = _settle(problem, config.algorithm, settings)
     asked |= options
     asked |= {key: getattr(changed, key) for key in OF_PROBLEM if key != "rounds" and f"{key}=" in " ".join(settings)}
-    asked["data"], begun["data"] = problem.data, config.data
+    if ":" not in problem.data:  # rows of the user's own are held against the run's own fingerprint
+        asked["data"], begun["data"] = problem.data, config.data
     for key, value in asked.items():
         if begun.get(key) != value:
             raise ConfigError(
@@ -226,39 +260,16 @@ def _refuse_other_settings(
             )
 
 
-@contextmanager
-def _watching(rounds: int, title: str) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A live line on a terminal: rounds, accuracy, steps, time left; quiet elsewhere."""
-    with Progress(*BARS, console=console.err, disable=not console.err.is_terminal) as bars:
-        task = bars.add_task(title, total=rounds, now="")
-        seen: dict[str, Any] = {}
-
-        def on_round(row: dict[str, Any]) -> None:
-            seen.update({key: value for key, value in row.items() if value is not None})
-            said = [
-                f"{name} {100 * seen[key]:.1f} %"
-                for name, key in (("accuracy", "weighted_accuracy"), ("worst", "worst10_accuracy"))
-                if key in seen
-            ]
-            if "num_local_steps" in seen:
-                said.append(f"steps {seen['num_local_steps']:.0f}")
-            bars.update(task, completed=row["round"], now=", ".join(said))
-
-        yield on_round
-
-
-def _print_summary(run: Run, place: Path) -> None:
-    found = run.summary
-
-    def percent(name: str) -> str:
-        return "–" if found[name] is None else f"{100 * found[name]:.1f} %"
-
+def _print_summary(run: Run, name: str, place: Path) -> None:
+    found, metric = run.summary, live.metric_of(run.summary)
+    shown = {
+        part: live.score(metric, found.get(f"{part}_{metric}")) for part in ("weighted", "top10", "worst10", "global")
+    }
     console.tell(
         console.out,
-        f"{found['algorithm']} on {found['data']}, seed {found['seed']}, {found['rounds']} rounds, "
-        f"{found['clients']:,} clients: accuracy {percent('weighted_accuracy')}, "
-        f"top tenth {percent('top10_accuracy')}, worst tenth {percent('worst10_accuracy')}, "
-        f"global model {percent('global_accuracy')}; "
+        f"{found['algorithm']} on {name}, seed {found['seed']}, {found['rounds']} rounds, "
+        f"{found['clients']:,} clients: {metric} {shown['weighted']}, "
+        f"top tenth {shown['top10']}, worst tenth {shown['worst10']}, global model {shown['global']}; "
         f"{found['gradient_evaluations']:,} gradients, {found['seconds']:.1f} s.",
     )
     console.tell(console.out, f"Records and models: {place}")

@@ -6,13 +6,13 @@ import json
 import shutil
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from selffl.cli import console
+from selffl.cli import console, live, names
 from selffl.errors import DataError, unknown_name
 
 if TYPE_CHECKING:
@@ -38,18 +38,50 @@ def demo_command(
     folder: Annotated[Path, typer.Option("--out", help="Folder for the table, the figures and the report.")] = Path(
         "runs/demo"
     ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the study's record as JSON.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
+    ] = False,
 ) -> None:
     """Train Self-FL and its rivals on embedded handwritten digits; ends with a table and an HTML page.
 
     Example: selffl demo --out runs/demo
     """
     from selffl.reports.record import load_studies
+    from selffl.reports.runner import run_studies
 
     console.check_folder(folder)
-    _run_with_bars(["demo"], folder, quick=quick)
+    words = ["selffl", "demo", *(["--quick"] if quick else []), "--out", str(folder)]
+    with (
+        console.going_on(words, "Runs that are done are kept."),
+        live.watching_arms("Handwritten digits over forty clients", folder / "demo" / "runs", verbose) as progress,
+    ):
+        run_studies(
+            ["demo"],
+            folder,
+            quick=quick,
+            on_progress=lambda _, done, total, now: progress(done, total, now),
+            on_record=lambda _: None,
+        )
     record = load_studies(folder / "demo")[0][1]
-    print_table(record)
-    write_report([folder], folder / "report.html")
+    with console.json_only(as_json):
+        if not as_json:
+            _print_verdicts(record)
+        print_table(record)
+        write_report([folder], folder / "report.html")
+    if as_json:
+        print_record(record, folder / "report.html")
+
+
+def print_record(record: StudyRecord, report: Path) -> None:
+    """A study's record and where its page is, as JSON."""
+    print(json.dumps(as_content(record) | {"report": str(report)}, ensure_ascii=False))
+
+
+def as_content(record: StudyRecord) -> dict[str, Any]:
+    """What there is to say of a study in JSON, without what made it."""
+    names_of = ("id", "title", "setting", "command", "is_quick", "seconds", "claims", "table")
+    return {name: getattr(record, name) for name in names_of}
 
 
 def print_table(record: StudyRecord) -> None:
@@ -86,31 +118,50 @@ def paper_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JS
 
 @paper_app.command("run")
 def paper_run(
-    ids: Annotated[list[str], typer.Argument(help="Studies to run; see `selffl paper list`.", metavar="ID...")],
+    ids: Annotated[
+        list[str],
+        typer.Argument(
+            help="Studies to run; see `selffl paper list`.", metavar="ID...", autocompletion=names.paper_study
+        ),
+    ],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats: a first look in seconds.")] = False,
     folder: Annotated[Path, typer.Option("--out", help="Folder for tables, figures and the report.")] = Path(
         "runs/paper"
     ),
-    device: Annotated[str, typer.Option(help="Where models train: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where models train: cpu or cuda.", autocompletion=names.device)] = "cpu",
     processes: Annotated[
         int | None, typer.Option(min=1, help="Training runs side by side in each study; without it, the cores.")
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Repeats of studies that train; without it, five, or two with --quick.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the studies' records as JSON.")] = False,
 ) -> None:
     """Run studies of the paper; each leaves figures, a CSV, a Markdown table, and all together one HTML page.
 
     Example: selffl paper run limits convergence --quick --out runs/first-look
     """
+    from selffl.reports.record import load_studies
+    from selffl.runs.train import check_device
     from selffl.studies import STUDIES
 
     for name in ids:
         if name not in STUDIES:
             raise unknown_name("study", name, STUDIES)
     console.check_folder(folder)
-    _run_with_bars(list(dict.fromkeys(ids)), folder, quick=quick, device=device, processes=processes, seeds=seeds)
-    write_report([folder], folder / "report.html")
+    check_device(device)
+    words = ["selffl", "paper", "run", *ids, *(["--quick"] if quick else []), "--out", str(folder)]
+    for option, value in (("--processes", processes), ("--seeds", seeds)):
+        words += [option, str(value)] if value else []
+    words += ["--device", device] if device != "cpu" else []
+    chosen = list(dict.fromkeys(ids))
+    with console.json_only(as_json):
+        with console.going_on(words, "Studies and runs that are done are kept."):
+            _run_with_bars(chosen, folder, quick=quick, device=device, processes=processes, seeds=seeds)
+        write_report([folder], folder / "report.html")
+    if as_json:
+        records = [as_content(load_studies(folder / name)[0][1]) for name in chosen]
+        print(json.dumps({"studies": records, "report": str(folder / "report.html")}, ensure_ascii=False))
 
 
 @paper_app.command("page")

@@ -254,7 +254,7 @@ def train(
         at_least("fine_tune", steps, 1)
     if chunk_size is not None:
         at_least("chunk_size", chunk_size, 1)
-    _check_device(device)
+    check_device(device)
     every = every_of(rounds, evaluate_every)
     config = RunConfig(
         algorithm=name,
@@ -449,7 +449,7 @@ def _restored(path: Path, given: _Given, rounds: int | None, device: str | None)
     config = replace(
         config, device=str(device or config.device), checkpoint_every=config.checkpoint_every or config.rounds
     )
-    _check_device(config.device)
+    check_device(config.device)
     parts: dict[str, Any] = {}
     needed = {
         "model": config.model is None and given.model is None,
@@ -563,7 +563,8 @@ def _first(training: Training, start: Run | str | Path | nn.Module | Warm | None
     return training.model.flatten(start).to(own)
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Refuse a device that torch does not know, or that is not here."""
     try:
         kind = torch.device(device).type
     except (RuntimeError, TypeError):

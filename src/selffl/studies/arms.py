@@ -6,9 +6,10 @@ import hashlib
 import json
 import math
 import multiprocessing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -21,13 +22,14 @@ from torch import Tensor
 from selffl.errors import DivergedError
 from selffl.runs.folder import Records, Row, read_records
 from selffl.state.checkpoint import load_tensors, save_tensors
-from selffl.state.files import locked
+from selffl.state.files import locked, write_json
 from selffl.studies.problems import Problem
 from selffl.studies.result import Estimate, Job
 
 WARM = "warm-up"  # what its folder is called
 SCORES = "scores.safetensors"
 START = "start"  # the view of the model that a run starts from
+INDEX = ".arms.json"  # which runs a study is at, for whoever watches it
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,12 @@ class Outcome:
         return 100 * float(value) if name.endswith("accuracy") else float(value)
 
     @property
+    def metric(self) -> str | None:
+        """What the task is measured by first; none for a run that was never evaluated."""
+        found = (name.removeprefix("weighted_") for name in self.summary if name.startswith("weighted_"))
+        return next((metric for metric in found if self.summary[f"weighted_{metric}"] is not None), None)
+
+    @property
     def num_gradients(self) -> float:
         """In training, per client and round it took part in; NaN for a run that left no records before it diverged."""
         return float(self.summary.get("gradient_evaluations", math.nan)) / self.rounds_taken
@@ -80,6 +88,12 @@ Outcomes = dict[str, list[Outcome]]  # by label, in the order of seeds
 def values(outcomes: Sequence[Outcome], name: str) -> Tensor:
     """A score of every seed."""
     return torch.tensor([outcome.score(name) for outcome in outcomes], dtype=torch.float64)
+
+
+def metric_of(outcomes: Outcomes) -> str:
+    """What the task is measured by first: accuracy, unless an outcome says otherwise."""
+    every = (outcome.metric for group in outcomes.values() for outcome in group)
+    return next((metric for metric in every if metric is not None), "accuracy")
 
 
 def estimate(outcomes: Sequence[Outcome], name: str) -> Estimate:
@@ -104,8 +118,10 @@ def run_arms(problem: Problem, work: Iterable[tuple[Arm, int]], job: Job, done: 
         folder = job.folder or Path(stack.enter_context(TemporaryDirectory()))
         stack.enter_context(locked(folder))  # a second process would empty what this one is writing
         waiting = []
+        places = {(arm.label, seed): folder / _key(problem, arm, seed, job.device) for arm, seed in pairs}
+        _announce(folder, problem, {places[arm.label, seed]: (arm, seed) for arm, seed in pairs}, is_first=done == 0)
         for arm, seed in pairs:
-            place = folder / _key(problem, arm, seed, job.device)
+            place = places[arm.label, seed]
             records = _finished(place)
             is_diverged = records is not None and records.summary["status"] == "diverged"
             is_whole = not arm.keep_scores or is_diverged or (place / SCORES).is_file()
@@ -132,6 +148,23 @@ def run_arms(problem: Problem, work: Iterable[tuple[Arm, int]], job: Job, done: 
     return outcomes
 
 
+def _announce(folder: Path, problem: Problem, work: Mapping[Path, tuple[Arm, int]], *, is_first: bool) -> None:
+    """Write down which runs are to come, behind those that the same study has announced before."""
+    is_known = not is_first and (folder / INDEX).is_file()  # without a folder of its own each part has another
+    before = json.loads((folder / INDEX).read_text(encoding="utf-8")) if is_known else []
+    entries = [
+        {
+            "label": arm.label,
+            "seed": seed,
+            "place": place.name,
+            "rounds": problem.rounds,
+            "is_choosing": arm.evaluate_on == "validation",
+        }
+        for place, (arm, seed) in work.items()
+    ]
+    write_json(folder / INDEX, before + entries)
+
+
 Piece = TypeVar("Piece")
 Found = TypeVar("Found")
 
@@ -149,15 +182,29 @@ def _side_by_side(
     elif tasks:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(num_processes, len(tasks)), context, torch.set_num_threads, (1,)) as pool:
-            futures: dict[Future[Found], Piece] = {
-                pool.submit(function, *arguments): piece for piece, arguments in tasks.items()
-            }
+            with deaf_to_interruption():
+                futures: dict[Future[Found], Piece] = {
+                    pool.submit(function, *arguments): piece for piece, arguments in tasks.items()
+                }
             try:
                 for future in as_completed(futures):
                     note(futures[future], future.result())
             except BaseException:
                 stop_workers(pool)
                 raise
+
+
+@contextmanager
+def deaf_to_interruption() -> Iterator[None]:
+    """Processes that are started meanwhile do not hear Ctrl-C, which goes to all: this one stops them, and says so."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop_workers(pool: ProcessPoolExecutor) -> None:
@@ -220,7 +267,8 @@ def _emptied(place: Path) -> None:
 
 
 def _outcome(place: Path, records: Records, seed: int) -> Outcome:
-    scored = [row for row in records.history if row.get("weighted_accuracy") is not None]
+    weighted = [name for name in (records.history or [{}])[0] if name.startswith("weighted_")]
+    scored = [row for row in records.history if any(row[name] is not None for name in weighted)]
     taken = sum(int(row["clients"]) for row in records.history)
     scores = load_tensors(place / SCORES)[0] if (place / SCORES).is_file() else {}
     return Outcome(seed, records.summary, scored, records.participation, max(taken, 1), scores)
@@ -236,7 +284,8 @@ def _finished(place: Path) -> Records | None:
 def _key(problem: Problem, arm: Arm | str, seed: int, *more: object) -> str:
     """A folder name that is the same only for the same numbers."""
     label, what = (arm, arm) if isinstance(arm, str) else (arm.label, asdict(arm))
-    asked = json.dumps([asdict(problem), what, seed, *more, _source(), torch.__version__], sort_keys=True)
+    content = problem.content(seed, 0.0 if isinstance(arm, str) else arm.validation_fraction)
+    asked = json.dumps([content, what, seed, *more, _source(), torch.__version__], sort_keys=True)
     digest = hashlib.sha256(asked.encode()).hexdigest()[:12]
     plain = "".join(c if c.isalnum() else "-" for c in label)
     return f"{plain}-{seed}-{digest}"
@@ -248,7 +297,7 @@ def _source() -> str:
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        is_of_studies = path.parent.name == "studies" and path.name not in ("arms.py", "problems.py")
+        is_of_studies = path.parent.name == "studies" and path.name not in ("arms.py", "problems.py", "own.py")
         if not is_of_studies and path.relative_to(root).parts[0] not in ("reports", "cli"):
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from selffl.studies.arms import Arm, Outcome, Outcomes, estimate, run_arms, values
-from selffl.studies.problems import Problem
+from selffl.studies.arms import Arm, Outcome, Outcomes, estimate, metric_of, run_arms, values
+from selffl.studies.problems import METHODS, Problem
+from selffl.studies.problems import NUM_SEEDS as NUM_SEEDS
 from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
+from selffl.training.metrics import HIGHER_IS_BETTER
 
-NUM_SEEDS = 5
-METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
 FINE_TUNE = (5, 20, 80, 320)  # steps of fine-tuning, to choose from
 VALIDATION = 0.2  # share of each client's rows, while choosing
@@ -27,12 +27,18 @@ WITHOUT_GLOBAL = ("local", "fedper", "fedrep")
 
 TUNED_DITTO, TUNED_FEDAVG = "ditto, λ chosen", "fedavg, fine-tuned"
 
-METRICS = {
-    "weighted_accuracy": "accuracy",
-    "top10_accuracy": "top 10 % by size",
-    "worst10_accuracy": "worst 10 %",
-    "global_accuracy": "global model",
-}
+
+def metrics_of(metric: str) -> dict[str, str]:
+    """The columns of a table, by the names they have in a summary."""
+    return {
+        f"weighted_{metric}": metric,
+        f"top10_{metric}": "top 10 % by size",
+        f"worst10_{metric}": "worst 10 %",
+        f"global_{metric}": "global model",
+    }
+
+
+METRICS = metrics_of("accuracy")  # of the paper's studies
 
 
 @dataclass(frozen=True)
@@ -150,22 +156,20 @@ def _fine_tuned(outcome: Outcome, steps: int) -> Outcome:
 
 def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) -> StudyResult:
     """Tables, figures and verdicts."""
-    first = comparison.methods[0]
+    first, metric = comparison.methods[0], metric_of(outcomes)
     rows = [
-        {"method": label, "seed": outcome.seed, **{name: row.get(name) for name in ("round", *METRICS)}}
+        {"method": label, "seed": outcome.seed, **{name: row.get(name) for name in ("round", *metrics_of(metric))}}
         for label, group in outcomes.items()
         for outcome in group
         for row in outcome.history
     ]
     figure = Figure(
-        "accuracy",
-        f"Accuracy on each client's own held-out rows, by round; mean over {comparison.num_seeds} seeds, bars ± s.e.",
+        metric,
+        f"{metric.capitalize()} on each client's own held-out rows, by round; mean over {comparison.num_seeds} seeds, "
+        "bars ± s.e.",
         [
-            by_round(outcomes, comparison.methods, metric, title)
-            for metric, title in (
-                ("weighted_accuracy", "All clients, by test rows"),
-                ("worst10_accuracy", "Worst tenth of clients"),
-            )
+            by_round(outcomes, comparison.methods, f"{part}_{metric}", title)
+            for part, title in (("weighted", "All clients, by test rows"), ("worst10", "Worst tenth of clients"))
         ],
     )
     claims = [better(outcomes, first, rival, text) for rival, text in comparison.claims.items() if rival in outcomes]
@@ -174,12 +178,12 @@ def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str])
 
 def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) -> list[dict[str, str]]:
     """One line per method: mean ± standard error over seeds, and what the paper prints."""
-    lines = []
+    lines, metric = [], metric_of(outcomes)
     for label, group in outcomes.items():
         line = {"method": label}
-        for metric, title in METRICS.items():
-            is_void = metric == "global_accuracy" and label.startswith(WITHOUT_GLOBAL)
-            line[title] = "–" if is_void else points(estimate(group, metric))
+        for name, title in metrics_of(metric).items():
+            is_void = name.startswith("global_") and label.startswith(WITHOUT_GLOBAL)
+            line[title] = "–" if is_void else points(estimate(group, name), metric)
         line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.0f}"
         has_cap = comparison.problem.num_local_epochs is None
         at_cap = [
@@ -192,16 +196,19 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
             line["chosen"] = notes.get(label, "–")
         if comparison.paper:
             printed = comparison.paper.get(label, {})
-            line["paper"] = ", ".join(f"{METRICS[metric]} {value:g}" for metric, value in printed.items()) or "–"
+            line["paper"] = ", ".join(f"{METRICS[name]} {value:g}" for name, value in printed.items()) or "–"
         lines.append(line)
     return lines
 
 
-def points(found: Estimate) -> str:
-    """Percentage points with their standard error."""
+def points(found: Estimate, metric: str = "accuracy") -> str:
+    """Percentage points with their standard error; of other metrics than accuracy, their own unit."""
     if found.mean != found.mean:
         return "diverged"
-    return f"{found.mean:.1f}" + (f" ± {found.error:.1f}" if found.error == found.error else "")  # one seed has none
+    mean, error = (".1f", ".1f") if metric == "accuracy" else (".4g", ".2g")
+    return f"{found.mean:{mean}}" + (
+        f" ± {found.error:{error}}" if found.error == found.error else ""
+    )  # one seed: none
 
 
 def share_at_cap(outcome: Outcome, max_local_steps: int) -> float | None:
@@ -219,8 +226,9 @@ def by_round(outcomes: Outcomes, labels: Sequence[str], metric: str, title: str,
         found = [estimate([outcome.at(number) for outcome in group], metric) for number in rounds]
         counted = [first + number for number in rounds]
         lines.append(Series(label, counted, [p.mean for p in found], [p.error for p in found]))
-    which = {"global_accuracy": "the global model", "train_accuracy": "the personal models on training rows"}
-    label = f"accuracy of {which.get(metric, 'the personal models')}, %"
+    part, _, what = metric.rpartition("_")
+    which = {"global": "the global model", "train": "the personal models on training rows"}
+    label = f"{what} of {which.get(part, 'the personal models')}" + (", %" if what == "accuracy" else "")
     return Chart(title, "round", label, lines, dodge=max((x for line in lines for x in line.x), default=0) / 170)
 
 
@@ -261,15 +269,18 @@ def within(gap: Estimate, bound: float) -> Verdict:
 
 def better(outcomes: Outcomes, first: str, rival: str, text: str) -> Claim:
     """Whether the first is better than the rival, paired over seeds."""
+    metric = metric_of(outcomes)
     gaps = {
-        part: Estimate.of(values(outcomes[first], f"{part}_accuracy") - values(outcomes[rival], f"{part}_accuracy"))
-        for part in ("weighted", "top10", "worst10")
+        part: Estimate.of(values(outcomes[first], f"{part}_{metric}") - values(outcomes[rival], f"{part}_{metric}"))
+        for part in PARTS
     }
-    said = [f"{name} {gaps[part].mean:+.2f} ± {gaps[part].error:.2f}" for part, name in PARTS.items()]
+    form, unit = (".2f", " points") if metric == "accuracy" else (".3g", "")
+    names = {**PARTS, "weighted": metric.capitalize()}
+    said = [f"{names[part]} {gap.mean:+{form}} ± {gap.error:{form}}" for part, gap in gaps.items()]
     return Claim(
         text,
-        sign(gaps["weighted"]),
-        f"{', '.join(said)} points ({first} − {rival}, paired over {len(outcomes[first])} seeds).",
+        sign(gaps["weighted"].scaled(1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0)),
+        f"{', '.join(said)}{unit} ({first} − {rival}, paired over {len(outcomes[first])} seeds).",
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
+
+from torch import nn
 
 from selffl.algorithms import ALGORITHMS, Algorithm, algorithm
 from selffl.data import DATA_SETS, load
@@ -14,6 +16,8 @@ from selffl.errors import ConfigError, DataError, unknown_name
 from selffl.runs.train import Run, train
 
 STEPS = {"num_local_steps", "initial_steps", "max_local_steps"}
+METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
+NUM_SEEDS = 5
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,48 @@ class Problem:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     warm_up: WarmUp | None = None
 
+    @property
+    def algorithm(self) -> str:
+        """The method that is trained where nobody names one."""
+        return METHODS[0]
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The methods that are compared where nobody names any."""
+        return METHODS
+
+    @property
+    def num_seeds(self) -> int:
+        """Repeats of a comparison where nobody says how many."""
+        return NUM_SEEDS
+
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
         """The clients of one seed."""
         return _load(self.data, seed, validation_fraction, tuple(sorted(self.data_options.items())))
+
+    def module(self, federation: Federation, seed: int) -> nn.Module | str:
+        """What is trained: a module, or the name of one that `selffl.train` builds."""
+        del federation, seed
+        return self.model
+
+    def own_parts(self, seed: int) -> dict[str, Any]:
+        """What `selffl.resume` has to be given of a run of this problem: nothing, where everything has a name."""
+        del seed
+        return {}
+
+    def content(self, seed: int, validation_fraction: float = 0.0) -> dict[str, Any]:
+        """What the numbers of a run depend on; with the method, the seed and the code, all of it."""
+        del seed, validation_fraction
+        return asdict(self)
+
+    def _training(self) -> dict[str, Any]:
+        """What every run of `selffl.train` is given."""
+        return {
+            "participation": self.participation,
+            "learning_rate": self.learning_rate,
+            "batch_size": self.batch_size,
+            "model_options": self.model_options,
+        }
 
     def method(self, name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
         """A method with the problem's numbers of steps, unless the options say otherwise."""
@@ -93,16 +136,10 @@ class Problem:
         """Train one method; ``training`` goes to `selffl.train`."""
         if self.warm_up is not None and training.get("start") is None:
             training["start"] = self.warmed_up(seed, validation_fraction, device=training.get("device", "cpu"))
-        settings: dict[str, Any] = {
-            "rounds": self.rounds,
-            "participation": self.participation,
-            "learning_rate": self.learning_rate,
-            "batch_size": self.batch_size,
-            "model_options": self.model_options,
-        }
+        settings = {"rounds": self.rounds, **self._training()}
         method = self.method(name, **options)
         federation = self.federation(seed, validation_fraction)
-        return train(self.model, federation, method, seed=seed, **settings | training)
+        return train(self.module(federation, seed), federation, method, seed=seed, **settings | training)
 
     def warmed_up(self, seed: int, validation_fraction: float = 0.0, **training: Any) -> Run:
         """The run that every method of that seed starts from."""
@@ -110,17 +147,15 @@ class Problem:
         if warm is None:
             raise ConfigError(f"{self.name} has no warm start; expected a problem with one.")
         federation = self.federation(seed, validation_fraction)
-        settings: dict[str, Any] = {
+        settings = self._training() | {
             "rounds": warm.rounds,
             "participation": 1.0 if warm.is_pooled else self.participation,
             "learning_rate": warm.learning_rate or self.learning_rate,
-            "batch_size": self.batch_size,
-            "model_options": self.model_options,
             "evaluate_every": warm.rounds,
         }
         method = self.method("fedavg", num_local_steps=warm.num_local_steps, num_local_epochs=self.num_local_epochs)
         whole = federation.pooled() if warm.is_pooled else federation
-        return train(self.model, whole, method, seed=seed, **settings | training)
+        return train(self.module(whole, seed), whole, method, seed=seed, **settings | training)
 
     @property
     def setting(self) -> str:
