@@ -202,7 +202,10 @@ def test_a_bad_table(mistake, folder, kind):
 MISTAKES = {
     "unknown command": (["postrior"], "unknown command of `selffl` 'postrior'; did you mean 'posterior'?"),
     "unknown command of paper": (["paper", "runn"], "unknown command of `selffl paper` 'runn'; did you mean 'run'?"),
-    "unknown option": (["posterior", "good.csv", "--formm", "exact"], "unknown option of `selffl posterior` '--formm'; did you mean '--form'?"),
+    "unknown option": (
+        ["posterior", "good.csv", "--formm", "exact"],
+        "unknown option of `selffl posterior` '--formm'; did you mean '--form'?",
+    ),
     "unknown option of all": (["--quiet"], "unknown option of `selffl` '--quiet'"),
     "no file": (["posterior"], "Missing argument"),
     "a file too many": (["posterior", "good.csv", "good.csv"], "unexpected extra argument"),

@@ -76,6 +76,10 @@ def memory() -> int | None:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
+def _bar(done: float, total: int, width: int) -> ProgressBar:
+    return ProgressBar(total=max(total, 1), completed=done, width=width, complete_style="cyan", finished_style="green")
+
+
 def _megabytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
@@ -138,7 +142,7 @@ class RunView:
         grid.add_column(justify="right", no_wrap=True)
         grid.add_column(no_wrap=True, overflow="ellipsis", style="cyan")
         done = self.last.get("round", 0)
-        bar = ProgressBar(total=max(self.rounds, 1), completed=done, width=max(room - 14, 4)) if room else ""
+        bar = _bar(done, self.rounds, max(room - 14, 4)) if room else ""
         progress = Table.grid(padding=(0, 1))
         progress.add_row(bar, Text(self._left(), style="none"))
         grid.add_row("round", f"{done} of {self.rounds}", progress)
@@ -313,7 +317,7 @@ class ArmsView:
         foot = Table.grid(padding=(0, 1))
         finished = sum(arm.is_over for arm in self.arms.values())
         foot.add_row(
-            ProgressBar(total=total, completed=done, width=max(min(width - 40, 40), 8)),
+            _bar(done, total, max(min(width - 40, 40), 8)),
             Text(f"{finished} of {len(self.arms)} runs", no_wrap=True),
             Text(left, style="dim", no_wrap=True),
         )

@@ -264,7 +264,7 @@ def _function(folder: str, where: str) -> Callable[..., Any]:
         raise ConfigError(f"{where!r} in the study file is no place; expected FILE.py:FUNCTION.")
     if not path.is_file():
         raise ConfigError(f"{path} does not exist; expected the Python file that the study file names ({where}).")
-    module = _module(path, _written(folder, where))
+    module = _module(path.resolve(), _written(folder, where))
     function = getattr(module, name, None)
     if function is None:
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -277,11 +277,11 @@ def _function(folder: str, where: str) -> Callable[..., Any]:
 @lru_cache
 def _module(path: Path, digest: str) -> ModuleType:
     """A Python file as a module of its own, which may import what lies beside it."""
-    folder = str(path.parent.resolve())
+    folder = str(path.parent)
     if folder not in sys.path:
         sys.path.append(folder)  # last: what the user calls his files hides no package
-    name = f"selffl_study_{digest[:12]}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    name = f"selffl_study_{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,372 @@
+"""Studies of the user's own: what `selffl init` writes runs as it is, goes on, and is run anew when a file changes."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import selffl
+from selffl import cli
+from selffl.cli.init import read_table
+from selffl.errors import ConfigError, DataError
+from selffl.studies import arms, comparison
+from selffl.studies.arms import Arm, Outcome, run_arms
+from selffl.studies.comparison import Comparison
+from selffl.studies.own import KEYS, OwnProblem, read_study
+from selffl.studies.result import Job
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """A function that runs the command line here, in an empty folder; its output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.console, "out", Console(width=200))
+    monkeypatch.setattr(cli.console, "err", Console(width=200, stderr=True))
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["selffl", *words])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        printed = capsys.readouterr()
+        assert stopped.value.code == 0, printed.err
+        return printed.out
+
+    return call
+
+
+def write_rows(path, kind, num_rows=120, seed=0):
+    """Rows of six sites whose label depends on two numbers and a word."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number in range(num_rows):
+        age, dose, ward = rng.normal(50, 10), rng.normal(3, 1), "ab"[number % 2]
+        value = 0.1 * age + dose + 2 * (ward == "b") + rng.normal(scale=0.3)
+        label = {"words": "high" if value > 9 else "low", "numbers": int(value > 9) + 3, "values": f"{value:.4f}"}[kind]
+        rows.append({"site": f"00{number % 6}", "age": f"{age:.3f}", "dose": f"{dose:.3f}", "ward": ward, "y": label})
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------ what init has written
+
+
+@pytest.mark.slow
+def test_a_new_study_runs_compares_goes_on_and_can_be_loaded(run, tmp_path):
+    out = run("init", "my-study")
+    assert out.splitlines()[-1] == "Next: selffl run my-study"
+    out = run("run", "my-study", "--rounds", "3")
+    assert out.startswith("self-fl-exact on my-study, seed 0, 3 rounds, 30 clients: accuracy ")
+    place = "runs/my-study-self-fl-exact-0"
+    run("run", "my-study", "--rounds", "5", "--resume")
+    run("run", "my-study/study.toml", "--rounds", "5", "--out", "whole")
+    ours, theirs = selffl.load(place), selffl.load("whole")
+    assert ours.summary["rounds"] == 5
+    assert ours.summary["weighted_accuracy"] == theirs.summary["weighted_accuracy"]
+    assert isinstance(ours.personal_model("site-07"), torch.nn.Module)
+    words = ("compare", "my-study", "--algorithms", "self-fl-exact,ditto", "--seeds", "2", "--rounds", "2")
+    found = json.loads(run(*words, "--processes", "1", "--json"))
+    assert [line["method"] for line in found["table"]] == ["self-fl-exact", "ditto"]
+    assert Path(found["report"]).is_file()
+
+
+def test_the_study_file_says_what_is_trained(run, tmp_path):
+    run("init", "mine")
+    file = tmp_path / "mine" / "study.toml"
+    problem = read_study(tmp_path / "mine")
+    assert (problem.algorithm, problem.num_seeds, problem.rounds, problem.participation) == (
+        "self-fl-exact",
+        3,
+        40,
+        0.5,
+    )
+    assert problem.algorithms == ("self-fl-exact", "self-fl", "ditto", "fedavg", "local")
+    assert problem.method("ditto").penalty == 0.1
+    assert problem.method("ditto", penalty=2.0).penalty == 2.0
+    assert problem.method("self-fl").max_local_steps == 40
+    written = {line.split(" = ")[0] for line in file.read_text(encoding="utf-8").splitlines() if " = " in line}
+    assert written - {"penalty"} <= set(KEYS)
+    file.write_text('data = "digits"\nmodel = "softmax"\nrounds = 2\nalgorithm = "local"\n', encoding="utf-8")
+    assert run("run", "mine").startswith("local on mine, seed 0, 2 rounds, 40 clients")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["words", "numbers", "values"])
+def test_a_study_of_a_csv_file_reads_it_and_runs(run, tmp_path, kind):
+    rows = write_rows(tmp_path / "rows.csv", kind)
+    out = run("init", "deep/mine", "--csv", "rows.csv", "--client", "site", "--label", "y")
+    assert "120 rows of 6 clients" in out
+    assert ("y is taken for values" in out) == (kind == "values")
+    problem = read_study(tmp_path / "deep" / "mine")
+    fed = problem.federation(0)
+    assert list(fed.clients) == [f"00{number}" for number in range(6)]  # a name is no number
+    assert len(fed.train.labels) + len(fed.test.labels) == 120
+    # Age and dose, standardised by training rows alone, and a feature for either ward.
+    features = fed.train.features
+    assert features.shape[1] == 4
+    torch.testing.assert_close(features.mean(0), torch.zeros(4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(features.std(0), torch.ones(4), atol=1e-4, rtol=0)
+    ages = sorted(float(row["age"]) for row in rows)
+    every = torch.cat([features, fed.test.features])[:, 0].sort().values
+    slope = (every[-1] - every[0]) / (ages[-1] - ages[0])
+    torch.testing.assert_close(every, (torch.tensor(ages) - ages[0]) * slope + every[0], atol=1e-3, rtol=1e-3)
+    if kind == "values":
+        assert fed.num_classes is None
+        assert abs(float(fed.train.labels.mean())) < 1e-4
+    else:
+        assert fed.num_classes == 2
+        share = np.mean([row["y"] in ("low", 4) for row in rows])  # the later of the sorted names
+        assert abs(float(torch.cat([fed.train.labels, fed.test.labels]).double().mean()) - share) < 1e-6
+    metric = "error" if kind == "values" else "accuracy"
+    out = run("run", "deep/mine", "--rounds", "6")
+    assert f"6 clients: {metric} " in out
+    table = json.loads(
+        run(
+            "compare", "deep/mine", "-a", "self-fl,local", "--seeds", "2", "--rounds", "6", "--processes", "1", "--json"
+        )
+    )
+    assert list(table["table"][0])[1] == metric
+    assert table["claims"][0]["evidence"].startswith(metric.capitalize())
+
+
+def test_columns_are_looked_at_before_anything_is_written(tmp_path):
+    write_rows(tmp_path / "rows.csv", "words")
+    found = read_table(tmp_path / "rows.csv", "site", "y")
+    assert (found.features, found.categories) == (["age", "dose"], {"ward": ["a", "b"]})
+    assert (found.classes, found.left_out, found.num_clients) == (["high", "low"], [], 6)
+    lines = [f"s{number % 3},{number},name{number},{number % 2}.0" for number in range(60)]
+    (tmp_path / "names.csv").write_text("site,x,name,y\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    found = read_table(tmp_path / "names.csv", "site", "y")
+    assert (found.features, found.left_out, found.classes) == (["x"], ["name"], [0, 1])
+
+
+# --------------------------------------------------------------------------------------- the user's files as part of it
+
+
+def small(tmp_path, text="scale = 1.0"):
+    """A study whose Python imports a file beside it and has a class and a loss of its own."""
+    folder = tmp_path / "small"
+    folder.mkdir(exist_ok=True)
+    (folder / "beside_small.py").write_text("NUM_CLASSES = 2\n", encoding="utf-8")
+    (folder / "study.toml").write_text(
+        'data = "study.py:clients"\nmodel = "study.py:Own"\nloss = "study.py:own_loss"\n'
+        "rounds = 2\nparticipation = 1\n",
+        encoding="utf-8",
+    )
+    (folder / "study.py").write_text(
+        "import torch\nimport selffl\nfrom beside_small import NUM_CLASSES\n"
+        f"{text}\n"
+        "def clients(seed):\n"
+        "    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(seed)) * scale\n"
+        "    return selffl.Federation.from_arrays(x, (x.sum(1) > 0).long(), [k % 4 for k in range(40)], 0.25, seed)\n"
+        "class Own(torch.nn.Module):\n"
+        "    def __init__(self, federation):\n"
+        "        super().__init__()\n"
+        "        self.part = torch.nn.Linear(3, NUM_CLASSES)\n"
+        "    def forward(self, x):\n"
+        "        return self.part(x)\n"
+        "def own_loss(outputs, labels):\n"
+        "    return torch.nn.functional.cross_entropy(outputs, labels)\n",
+        encoding="utf-8",
+    )
+    return read_study(folder)
+
+
+def test_first_weights_depend_on_the_seed_alone(tmp_path):
+    problem = small(tmp_path)
+    fed = problem.federation(0)
+    torch.manual_seed(5)
+    first = problem.module(fed, 1).part.weight
+    state = torch.random.get_rng_state()
+    assert torch.equal(problem.module(fed, 1).part.weight, first)
+    assert not torch.equal(problem.module(fed, 2).part.weight, first)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.slow
+def test_runs_in_processes_are_those_of_this_one(tmp_path):
+    problem = small(tmp_path)
+    work = [(Arm("fedavg", "fedavg"), 0), (Arm("local", "local"), 0)]
+    here = run_arms(problem, work, Job(), 0, 2)
+    apart = run_arms(problem, work, Job(num_processes=2), 0, 2)
+    for label in ("fedavg", "local"):
+        assert here[label][0].summary["weighted_accuracy"] == apart[label][0].summary["weighted_accuracy"]
+
+
+def test_a_changed_file_is_another_run_and_a_moved_folder_is_not(tmp_path):
+    arm = Arm("local", "local")
+
+    def key(problem):
+        return arms._key(problem, arm, 0, "cpu")
+
+    first = key(small(tmp_path))
+    assert key(small(tmp_path)) == first
+    assert key(small(tmp_path, "scale = 1.0  # a word more")) != first
+    (tmp_path / "elsewhere").mkdir()
+    assert key(small(tmp_path / "elsewhere")) == first
+    assert key(small(tmp_path, "scale = 2.0")) != first
+
+
+def test_other_rows_from_the_same_code_are_another_run(tmp_path, run):
+    write_rows(tmp_path / "rows.csv", "words", seed=0)
+    run("init", "one", "--csv", "rows.csv", "--client", "site", "--label", "y")
+    first = arms._key(read_study(tmp_path / "one"), Arm("local", "local"), 0, "cpu")
+    write_rows(tmp_path / "rows.csv", "words", seed=1)
+    # In another process, that is: within one, rows are read once.
+    from selffl.studies import own
+
+    own._federation.cache_clear()
+    assert arms._key(read_study(tmp_path / "one"), Arm("local", "local"), 0, "cpu") != first
+
+
+def test_a_class_of_ones_own_goes_on_and_is_handed_over_to_load(tmp_path, run):
+    problem = small(tmp_path)
+    run("run", "small", "--algorithm", "fedavg", "--out", "here")
+    run("run", "small", "--out", "here", "--rounds", "4", "--resume")
+    run("run", "small", "--algorithm", "fedavg", "--out", "whole", "--rounds", "4")
+    fed = problem.federation(0)
+    loss = problem.own_parts(0)["loss"]
+    found = [selffl.load(place, model=problem.module(fed, 0), loss=loss) for place in ("here", "whole")]
+    assert found[0].summary["weighted_accuracy"] == found[1].summary["weighted_accuracy"]
+    assert found[0].summary["rounds"] == 4
+
+
+def test_a_run_does_not_go_on_with_other_rows(tmp_path, monkeypatch, run):
+    small(tmp_path)
+    run("run", "small", "--algorithm", "fedavg", "--out", "here")
+    small(tmp_path, "scale = 2.0")
+    monkeypatch.setattr(sys, "argv", ["selffl", "run", "small", "--out", "here", "--rounds", "4", "--resume"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+
+
+def test_a_comparison_of_errors_prefers_the_smaller():
+    def outcome(seed, error):
+        row = {f"{part}_error": error for part in ("weighted", "top10", "worst10", "global")}
+        summary = {"weighted_accuracy": None, **row, "status": "finished", "gradient_evaluations": 80}
+        return Outcome(seed, summary, [summary | {"round": 4}], [], 4)
+
+    found = {
+        "self-fl": [outcome(0, 0.5), outcome(1, 0.52)],
+        "local": [outcome(0, 0.9), outcome(1, 0.91)],
+    }
+    claim = comparison.better(found, "self-fl", "local", "Better.")
+    assert claim.verdict == "holds"
+    assert claim.evidence.startswith("Error -0.395 ± 0.005, top tenth -0.395")
+    assert comparison.better(found, "local", "self-fl", "Better.").verdict == "does not hold"
+    problem = OwnProblem("mine", "Mine", "study.py:federation", "study.py:model")
+    compared = Comparison(problem, {}, ("self-fl", "local"), is_tuned=False, num_seeds=2)
+    result = comparison.report(compared, found, {})
+    assert result.table[0] == {
+        "method": "self-fl",
+        "error": "0.51 ± 0.01",
+        "top 10 % by size": "0.51 ± 0.01",
+        "worst 10 %": "0.51 ± 0.01",
+        "global model": "0.51 ± 0.01",
+        "gradients": "20",
+        "steps at ℓ_max": "–",
+    }
+    assert result.figures[0].charts[0].y_label == "error of the personal models"
+    assert [row["weighted_error"] for row in result.rows] == [0.5, 0.52, 0.9, 0.91]
+
+
+# ----------------------------------------------------------------------------------------------------------- what fails
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ('"study.py:clients"', '"study.py:client"', ("unknown function", "did you mean 'clients'")),
+        ('"study.py:clients"', '"stud.py:clients"', ("stud.py does not exist",)),
+        ('"study.py:clients"', '"digit"', ("unknown data", "did you mean 'digits'")),
+        ('"study.py:own_loss"', '"cros_entropy"', ("did you mean 'cross_entropy'",)),
+        ("rounds = 2", "round = 2", ("unknown key", "did you mean 'rounds'")),
+        ("rounds = 2", "rounds = 0", ("rounds in", "is 0", "1 or more")),
+        ("rounds = 2", 'rounds = "ten"', ("rounds in", "'ten'")),
+        ("rounds = 2", "rounds =", ("is no TOML",)),
+        ("participation = 1", "participation = 2", ("participation in", "at most 1")),
+        ("participation = 1", "learning_rate = nan", ("learning_rate in", "nan")),
+        ("participation = 1", 'algorithm = "dito"', ("did you mean 'ditto'",)),
+        ("participation = 1", 'algorithms = "ditto"', ("expected a list of names",)),
+        ("participation = 1", 'algorithms = ["ditto", "ditto"]', ("each once",)),
+        ("participation = 1", "[options.dito]\npenalty = 1", ("did you mean 'ditto'",)),
+        ("participation = 1", "[options.ditto]\npenalti = 1", ("did you mean 'penalty'",)),
+        ("participation = 1", "[options]\nditto = 1", ("expected a table",)),
+        ("participation = 1", "[data_options]\nnum_clients = 3", ("data_options", "Leave it out")),
+        ('model = "study.py:Own"\n', "", ("has no model", "study.py:model")),
+    ],
+)
+def test_a_study_file_that_is_wrong(tmp_path, old, new, parts):
+    small(tmp_path)
+    file = tmp_path / "small" / "study.toml"
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        read_study(tmp_path / "small")
+    for part in parts:
+        assert part in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("import torch\n", "import torch\nimport nothing_like_this\n", ("line 2", "ModuleNotFoundError")),
+        ("def clients(seed):", "def clients(seed:", ("SyntaxError", "line 5")),
+        ("* scale\n", "* scale\n    raise ValueError('no rows today')\n", ("line 7", "ValueError: no rows today")),
+        ("    return selffl.Fed", "    return\n    return selffl.Fed", ("returned nothing", "selffl.Federation")),
+        ("    x = torch", "    return [1, 2]\n    x = torch", ("returned a list",)),
+        ("def clients(seed):", "def clients():", ("TypeError", "study.py:clients failed")),
+    ],
+)
+def test_python_that_is_wrong(tmp_path, old, new, parts):
+    small(tmp_path)
+    file = tmp_path / "small" / "study.py"
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        read_study(tmp_path / "small").federation(0)
+    for part in parts:
+        assert part in str(raised.value), raised.value
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_is_none(tmp_path):
+    problem = small(tmp_path)
+    file = tmp_path / "small" / "study.py"
+    file.write_text(file.read_text(encoding="utf-8") + "\ndef Own(federation):\n    return 3\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"Own returned a int; expected a torch\.nn\.Module"):
+        problem.module(problem.federation(0), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "is empty"),
+        ("site,x,y\n", "a header but no rows"),
+        ("site,x,y\na,1,0\na,2,1\n", "one site"),
+        ("place,x,y\na,1,0\nb,2,1\n", "unknown column"),
+        ("site,x,z\na,1,0\nb,2,1\n", "unknown column"),
+        ("site,x,x,y\na,1,1,0\nb,2,2,1\n", "appears twice"),
+        ("site,x,y\na,1\nb,2,1\n", "line 2: 2 field(s)"),
+        ("site,x,y\na,,0\nb,2,1\n", "line 2: x is missing"),
+        ("site,x,y\na,1,1\nb,2,1\n", "in every row"),
+        ("site,y\na,0\nb,1\n", "no column to predict y from"),
+        ("site,x,y\n" + "".join(f"s{k % 3},{k},word{k}\n" for k in range(50)), "50 different words"),
+    ],
+)
+def test_a_csv_file_that_is_wrong(tmp_path, text, part):
+    (tmp_path / "rows.csv").write_text(text, encoding="utf-8")
+    with pytest.raises((DataError, ConfigError)) as raised:
+        read_table(tmp_path / "rows.csv", "site", "y")
+    assert part in str(raised.value)
