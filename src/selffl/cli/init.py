@@ -134,6 +134,9 @@ def read_table(path: Path, client: str, label: str) -> Table:
     """Look a CSV file through: which columns are numbers and which words, and what kind of thing the label is."""
     from selffl.data.estimates import csv_lines
 
+    if not path.is_file():
+        found = "is a folder" if path.is_dir() else "does not exist"
+        raise DataError(f"{path} {found}; expected a CSV file with the columns {client} and {label}.")
     with csv_lines(path) as lines:
         header = [name.strip() for name in next((fields for fields in lines if fields), [])]
         columns = _columns(path, header, client, label)
@@ -177,6 +180,9 @@ def _columns(path: Path, header: list[str], client: str, label: str) -> dict[str
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"{path}: the column {twice!r} appears twice; expected names that differ.")
+    for sign, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and sign in header[0]:
+            raise DataError(f"{path}, line 1: the columns are separated by {word}; expected commas.")
     for option, name in (("--client", client), ("--label", label)):
         if name not in header:
             raise unknown_name(f"column in {path} ({option})", name, header)

@@ -50,6 +50,9 @@ def digits(
     """
     check_seed(seed)
     images, labels = _images()
+    for name, value in (("classes_per_client", classes_per_client), ("num_clients", num_clients)):
+        if not isinstance(value, int):
+            raise ConfigError(f"{name} is {value!r}; expected a whole number.")
     if not 1 <= classes_per_client <= 10:
         raise ConfigError(f"classes_per_client is {classes_per_client}; expected 1 to 10.")
     most = int(np.bincount(labels).min() * 10 / (2 * classes_per_client))

@@ -33,8 +33,8 @@ def check_seed(seed: int) -> None:
 
 def check_share(name: str, share: float) -> None:
     """Refuse a share of rows that is none, or that leaves nothing."""
-    if not 0 <= share < 1:
-        raise ConfigError(f"{name} is {share}; expected a share from 0 up to, not including, 1.")
+    if not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ConfigError(f"{name} is {share!r}; expected a share from 0 up to, not including, 1.")
 
 
 def check_ids(ids: Sequence[Hashable]) -> None:

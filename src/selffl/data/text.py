@@ -124,6 +124,11 @@ def encode(texts: Sequence[str], embeddings: Embeddings, num_tokens: int = 25) -
     """
     if not isinstance(num_tokens, int) or num_tokens < 1:
         raise ConfigError(f"num_tokens is {num_tokens!r}; expected a whole number, 1 or more.")
+    if isinstance(texts, str) or not hasattr(texts, "__len__"):
+        raise DataError(f"texts is {texts!r:.40}; expected a list of texts, one for each row.")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(f"row {number} of texts is {text!r:.40}; expected a text, empty where there is none.")
     rows = np.full((len(texts), num_tokens), PADDING, dtype=np.int64)
     for row, text in zip(rows, texts, strict=True):
         found = list(islice(embeddings.ids(text), num_tokens))

@@ -250,8 +250,16 @@ def train(
     for option, every in (("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
         if every is not None:
             at_least(option, every, 0)
+    if isinstance(fine_tune, str) or not isinstance(fine_tune, Sequence):
+        raise ConfigError(f"fine_tune is {fine_tune!r}; expected a list of numbers of steps, such as (20,).")
     for steps in fine_tune:
         at_least("fine_tune", steps, 1)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"dtype is {dtype!r}; expected a floating-point type of torch's, such as torch.float32.")
+    if on_round is not None and not callable(on_round):
+        raise ConfigError(f"on_round is {on_round!r}; expected a function of one row.")
+    if out is not None and not isinstance(out, str | Path):
+        raise ConfigError(f"out is {out!r}; expected the name of a folder.")
     if chunk_size is not None:
         at_least("chunk_size", chunk_size, 1)
     check_device(device)
@@ -560,6 +568,8 @@ def _first(training: Training, start: Run | str | Path | nn.Module | Warm | None
                 f"the run to start from has {found} parameters, the model {len(own)}; expected a run of the same model."
             )
         return params.to(own)
+    if not isinstance(start, Mapping):
+        raise ConfigError(f"start is a {type(start).__name__}; expected a run, its folder, a module or a state_dict.")
     return training.model.flatten(start).to(own)
 
 
@@ -579,7 +589,7 @@ def check_device(device: str) -> None:
 
 
 def _refuse_if_taken(path: Path) -> None:
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; expected a folder for the run.")
     if (path / files.CONFIG).exists():
         raise ConfigError(f"{path} already holds a run; resume it, or give another folder.")

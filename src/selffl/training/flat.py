@@ -32,6 +32,11 @@ class FlatModel:
                     f"{kind} has {type(part).__name__} ({name}), whose statistics averaging over clients does not "
                     "define; expected a module of parameters alone. Use GroupNorm in its place."
                 )
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+                raise ConfigError(
+                    f"{kind} has {type(part).__name__} ({name}) with sparse gradients; expected dense ones, as methods "
+                    "add whole models. Make it without sparse=True."
+                )
             # ``dropout`` is the share that recurrent and attention layers leave out within themselves.
             share = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
             if part.training and isinstance(share, float) and share > 0.0:
