@@ -415,7 +415,9 @@ CALLS = {
         lambda: selffl.resume("run", federation=federation(x=ROWS + 1)), ConfigError, "not the one that the run",
     ),
     "resume with fewer rounds": (lambda: selffl.resume("run", rounds=1), ConfigError, "rounds is 1"),
-    "resume with another model": (lambda: selffl.resume("run", model=nn.Linear(3, 3)), CheckpointError, "expected torch.float32 (12,)"),
+    "resume with another model": (
+        lambda: selffl.resume("run", model=nn.Linear(3, 3)), CheckpointError, "expected torch.float32 (12,)",
+    ),
     "a variance below 0": (lambda: selffl.posterior([1, 2], [-1, 1], 1), DataError, "intra_variance is -1"),
     "an estimate that is NaN": (lambda: selffl.posterior([1, math.nan], [1, 1], 1), DataError, "NaN"),
     "variances too few": (lambda: selffl.posterior([1, 2, 3], [1, 1], 1), DataError, "intra_variance has shape (2,)"),

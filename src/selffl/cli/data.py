@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from selffl.cli import console
+from selffl.cli import console, names
 from selffl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -58,9 +58,11 @@ def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSO
 
 @data_app.command("check")
 def data_check(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Data sets; all, if none is named.", metavar="NAME...")
+    chosen: Annotated[
+        list[str] | None,
+        typer.Argument(help="Data sets; all, if none is named.", metavar="NAME...", autocompletion=names.data_set),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Check the files that are here, against published checksums where there are any; exit code 2 if one is damaged.
 
@@ -70,34 +72,44 @@ def data_check(
     from selffl.data.registry import data_set
 
     damaged: list[str] = []
-    for entry in [data_set(name) for name in dict.fromkeys(names or DATA_SETS)]:
+    found: list[dict[str, str]] = []
+
+    def note(state: str, name: str, what: str) -> None:
+        found.append({"name": name, "state": state, "file": what})
+        if not as_json:
+            console.tell(console.out, f"{state:>9}  {name}: {what}")
+
+    for entry in [data_set(name) for name in dict.fromkeys(chosen or DATA_SETS)]:
         if not entry.files():
-            console.tell(console.out, f"{'ok':>9}  {entry.name}: built in, no files")
+            note("ok", entry.name, "built in, no files")
         for file in entry.files():
             try:
                 path = file.find()
             except DataError:
-                if names:
+                if chosen:
                     raise
-                console.tell(console.out, f"{'not found':>9}  {entry.name}: {file.names[0]}")
+                note("not found", entry.name, file.names[0])
                 continue
             try:
                 file.read(path)
             except DataError as error:
                 damaged.append(str(path))
-                console.tell(console.out, f"{'damaged':>9}  {entry.name}: {error}")
+                note("damaged", entry.name, str(error))
             else:
-                console.tell(console.out, f"{'ok':>9}  {entry.name}: {path}")
+                note("ok", entry.name, str(path))
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
     if damaged:
         raise DataError(f"{len(damaged)} damaged file(s), first {damaged[0]}; expected whole ones. Get them again.")
 
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="Data set; see `selffl data list`.")],
+    name: Annotated[str, typer.Argument(help="Data set; see `selffl data list`.", autocompletion=names.data_set)],
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder in which its own folder is made; else the user's cache.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> None:
     """Get a data set from its public home; a download that was cut off goes on where it was.
 
@@ -121,13 +133,16 @@ def data_fetch(
             bars.update(tasks[file], completed=done)
 
         found = fetch(name, folder, on_progress)
+    if as_json:
+        print(json.dumps([str(path) for path in found], ensure_ascii=False))
+        return
     for path in found:
         console.tell(console.out, str(path))
 
 
 @data_app.command("show")
 def data_show(
-    name: Annotated[str, typer.Argument(help="Data set; see `selffl data list`.")],
+    name: Annotated[str, typer.Argument(help="Data set; see `selffl data list`.", autocompletion=names.data_set)],
     seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
     plot: Annotated[
         Path | None, typer.Option(help="Draw clients and classes into this file (.png, .svg, .pdf).")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -138,28 +138,31 @@ class RunView:
         width = min(options.max_width, WIDEST)
         room = width - 30 if width >= WIDE and options.encoding.startswith("utf") else 0
         grid = Table.grid(padding=(0, 1))
-        grid.add_column(style="dim", no_wrap=True)
-        grid.add_column(justify="right", no_wrap=True)
-        grid.add_column(no_wrap=True, overflow="ellipsis", style="cyan")
+        grid.add_column(style="dim", no_wrap=True, overflow="ellipsis")
+        grid.add_column(justify="right", no_wrap=True, min_width=9)
+        if width >= NARROW:
+            grid.add_column(no_wrap=True, overflow="ellipsis", style="cyan")
+
+        def add(name: str, value: str | Text, beside: RenderableType = "") -> None:
+            grid.add_row(name, value, *([beside] if width >= NARROW else []))
+
         done = self.last.get("round", 0)
-        bar = _bar(done, self.rounds, max(room - 14, 4)) if room else ""
         progress = Table.grid(padding=(0, 1))
-        progress.add_row(bar, Text(self._left(), style="none"))
-        grid.add_row("round", f"{done} of {self.rounds}", progress)
+        bar = _bar(done, self.rounds, max(room - 14, 4)) if room else ""
+        progress.add_row(bar, Text(self._left(), style="none", no_wrap=True))
+        add("round", f"{done} of {self.rounds}", progress)
         metric = metric_of(self.last)
         for name, key in self._scores():
             values = list(self.seen.get(key, ()))
-            grid.add_row(
-                name, Text(score(metric, values[-1] if values else None), style="bold"), sparkline(values, room)
-            )
+            add(name, Text(score(metric, values[-1] if values else None), style="bold"), sparkline(values, room))
         if self.seen.get("num_local_steps"):
             steps = list(self.seen["num_local_steps"])
-            grid.add_row("local steps", f"{steps[-1]:.1f}", sparkline(steps, room))
+            add("local steps", f"{steps[-1]:.1f}", sparkline(steps, room))
         for name, key in (("σ₀², between", "inter_variance"), ("mean σₘ², within", "intra_variance")):
             if self.seen.get(key):
                 logs = [math.log(value) for value in self.seen[key] if value > 0]
-                grid.add_row(name, f"{self.seen[key][-1]:.3g}", sparkline(logs, room))
-        grid.add_row("memory", _megabytes(memory() or 0), self._gpu())
+                add(name, f"{self.seen[key][-1]:.3g}", sparkline(logs, room))
+        add("memory", _megabytes(memory() or 0), self._gpu())
         yield Panel(grid, title=Text(self.title), title_align="left", width=width, box=box.ROUNDED, padding=(0, 1))
 
     def _gpu(self) -> str:
