@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from selffl._version import __version__
-from selffl.cli import console, data, flower, posterior, run, studies
+from selffl.cli import console, data, flower, posterior, report, run, studies
 from selffl.errors import SelfFLError
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (studies, run, posterior):
+for part in (studies, run, report, posterior):
     app.add_typer(part.app)
 app.add_typer(data.data_app, name="data")
 app.add_typer(flower.flower_app, name="flower")

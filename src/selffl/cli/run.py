@@ -16,7 +16,8 @@ import typer
 from rich.progress import Progress
 
 from selffl.cli import console
-from selffl.cli.studies import BARS, print_table, write_report
+from selffl.cli.report import write_report
+from selffl.cli.studies import BARS, print_table
 from selffl.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:

@@ -34,6 +34,18 @@ METHOD_COLOURS = {
     "limit, exact posterior": "#0072b2",
     "limit, posterior mean": INK,
 }
+# On a page, darker or lighter where a colour would be faint on its ground: (light, dark).
+ON_PAGE = {
+    "#d55e00": ("#d05a00", "#ff8f45"),
+    "#0072b2": ("#0069a8", "#4fa3ea"),
+    "#009e73": ("#008a64", "#34cf9f"),
+    "#cc79a7": ("#b9578f", "#eaa3cb"),
+    "#e69f00": ("#b97d00", "#f3bd45"),
+    "#56b4e9": ("#2b93cb", "#9ad9ff"),
+    "#8a6fb3": ("#8063ad", "#b9a1e3"),
+    "#7f7f7f": ("#757575", "#a3a3a3"),
+    "#3d3d3d": ("#3d3d3d", "#e4e2dc"),
+}
 OTHER_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fb3", "#7f7f7f")
 MARKERS = "osD^vPX*"
 BACKGROUND = "background"  # id of the white ground in SVG files
@@ -96,8 +108,17 @@ def draw(figure: Figure) -> Canvas:
     return canvas
 
 
+def page_palette(labels: Sequence[str]) -> list[tuple[str, str]]:
+    """Colours of the methods on a light page and on a dark one."""
+    return [ON_PAGE.get(colour, (colour, colour)) for colour in _named_colours(labels).values()]
+
+
 def _colours(charts: Sequence[Chart]) -> dict[str, str]:
-    names = list(dict.fromkeys(series.name for chart in charts for series in chart.series))
+    return _named_colours([series.name for chart in charts for series in chart.series])
+
+
+def _named_colours(labels: Sequence[str]) -> dict[str, str]:
+    names = list(dict.fromkeys(labels))
     taken = {METHOD_COLOURS.get(name) for name in names}
     free = [colour for colour in OTHER_COLOURS if colour not in taken]
     spare = iter(free * (1 + len(names) // len(free)))
