@@ -5,13 +5,13 @@ import sys
 
 import pytest
 from rich.console import Console
+from selffl.reports.runs import _series, is_run, load_runs
 
 import selffl
 from selffl import cli
 from selffl.data import load
 from selffl.errors import DataError
 from selffl.reports.page import html
-from selffl.reports.runs import _series, is_run, load_runs
 from selffl.runs.folder import read_records
 
 

@@ -57,12 +57,11 @@ class State {
     this.visible ??= this.firstVisible();
     this.order ??= this.seed && this.seed.clients.length > 60 ? "class" : "size";
   }
-  /** All methods while they can be told apart; of many clients, the first, the shared model and training alone. */
+  /** All methods while they can be told apart; of many, the first, the shared model and training alone. */
   firstVisible() {
     const { methods, alone } = this.data;
-    const many = !this.seed || this.seed.clients.length * methods.length > 400;
     const kept = new Set([0, alone, methods.indexOf("fedavg")]);
-    return methods.map((_, number) => !many || methods.length <= 2 || kept.has(number));
+    return methods.map((_, number) => methods.length <= 3 || kept.has(number));
   }
   get seed() { return this.data?.seeds[this.seedNumber] ?? null; }
   get clientId() { return this.client === null || !this.seed ? null : this.seed.clients[this.client]; }
@@ -95,7 +94,7 @@ class State {
   gap(value) {
     if (!isNumber(value)) return "–";
     const size = this.data.metric === "accuracy" ? `${Math.abs(value).toFixed(1)} points` : compact(Math.abs(value));
-    return `${value < 0 ? "−" : "+"}${size}`;
+    return `${value < 0 ? "−" : value > 0 ? "+" : ""}${size}`;
   }
   get axis() { return this.data.metric + (this.data.unit ? `, ${this.data.unit}` : ""); }
   classesOf(client) {
@@ -160,6 +159,8 @@ const symbolOf = (method) => SYMBOLS[method % SYMBOLS.length];
 const isWide = (values) => Math.min(...values) > 0 && Math.max(...values) > 10 * Math.min(...values);
 const legendBelow = { orientation: "h", y: -0.22, x: 0, font: { size: 12 }, itemclick: false, itemdoubleclick: false };
 
+const roundAxis = (one) => ({ title: "round", range: [0, 1.02 * Math.max(...one.rounds, 1)] });
+
 /** Names at the ends of lines, moved apart where they would touch. */
 function endLabels(ends, height, range) {
   const gap = ((range[1] - range[0]) * 16) / height;
@@ -196,19 +197,17 @@ const CHARTS = {
       ends.push({ text: escaped(name), colour: c.methods[method], y: curve.y.at(-1), bold: method === 0 });
       curve.x.forEach((x, i) => rows.push([name, x, curve.y[i], curve.error ? curve.error[i] : null]));
     });
-    const values = traces.filter((t) => t.meta === "line").flatMap((t) => t.y);
+    const values = known(traces.flatMap((t) => t.y)); // bands included
     const last = Math.max(...traces.filter((t) => t.meta === "line").flatMap((t) => t.x), 1);
     let [low, high] = [Math.min(...values), Math.max(...values)];
     if (client !== null && s.part !== "global") {
-      // Of one client only the last round is known: a ring for each method.
-      const own = data.methods.map((_, m) => s.value(m, "personal", client));
-      const there = own.flatMap((y, m) => (isNumber(y) && curves[m] ? [m] : []));
-      traces.push({
-        x: there.map((m) => curves[m].x.at(-1)), y: there.map((m) => own[m]), mode: "markers", meta: "selected", name: escaped(s.clientId), showlegend: false, customdata: there.map(() => client),
-        marker: { ...ring(c, "circle"), symbol: there.map((m) => `${symbolOf(m)}-open`), size: 11, line: { width: 2, color: there.map((m) => c.methods[m]) } },
-        hoverinfo: "text", hovertext: there.map((m) => s.story(m, client)),
-      });
-      [low, high] = [Math.min(low, ...there.map((m) => own[m])), Math.max(high, ...there.map((m) => own[m]))];
+      // Of one client only the end is known: a ring there, on a line across.
+      const own = s.value(s.focus, "personal", client);
+      if (isNumber(own)) {
+        traces.push({ x: [0, last], y: [own, own], mode: "lines", meta: "level", line: { color: c.ink, width: 1, dash: "dot" }, hoverinfo: "skip", showlegend: false });
+        traces.push({ x: [last], y: [own], mode: "markers", meta: "selected", name: escaped(s.clientId), showlegend: false, customdata: [client], marker: ring(c, symbolOf(s.focus), { size: 13 }), hoverinfo: "text", hovertext: [s.story(s.focus, client)], cliponaxis: false });
+        [low, high] = [Math.min(low, own), Math.max(high, own)];
+      }
     }
     const room = (high - low || Math.abs(high) || 1) * 0.06;
     const range = [low - room, high + room];
@@ -301,8 +300,8 @@ const CHARTS = {
     const annotations = [];
     const up = y.filter((v) => v > 0).length;
     const down = y.filter((v) => v < 0).length;
-    if (up) annotations.push({ xref: "paper", yref: "paper", x: 0.01, y: 0.02, yanchor: "bottom", xanchor: "left", showarrow: false, text: `<b>${plural(up, "client")}</b> gain`, font: { color: c.good, size: 13 } });
-    if (down) annotations.push({ xref: "paper", yref: "paper", x: 0.99, y: 0.98, yanchor: "top", xanchor: "right", showarrow: false, text: `<b>${plural(down, "client")}</b> lose`, font: { color: c.bad, size: 13 } });
+    if (up) annotations.push({ x: up + 0.9, y: y[0], yanchor: "top", xanchor: "left", showarrow: false, text: `<b>${plural(up, "client")}</b> gain`, font: { color: c.good, size: 13 } });
+    if (down) annotations.push({ x: y.length - down + 0.1, y: y.at(-1), yanchor: "bottom", xanchor: "right", showarrow: false, text: `<b>${plural(down, "client")}</b> lose`, font: { color: c.bad, size: 13 } });
     if (client !== null && isNumber(gains[client])) {
       const rank = order.indexOf(client);
       traces.push({ x: [rank + 1], y: [gains[client] + (gains[client] < 0 ? -room : room)], customdata: [client], mode: "markers", meta: "selected", name: escaped(s.clientId), marker: { symbol: gains[client] < 0 ? "triangle-up" : "triangle-down", size: 12, color: c.ink }, hoverinfo: "text", hovertext: [s.story(focus, client)] });
@@ -327,9 +326,10 @@ const CHARTS = {
     }];
     if (client !== null && at.includes(client)) traces.push({ x: [own.predicted[client]], y: [s.gain(method, client)], customdata: [client], meta: "selected", mode: "markers", marker: ring(c, symbolOf(method)), hoverinfo: "text", hovertext: [s.story(method, client)] });
     const wide = isWide(known(own.predicted));
+    const missing = client !== null && !at.includes(client) ? [{ xref: "paper", yref: "paper", x: 0.99, y: 0.98, xanchor: "right", yanchor: "top", showarrow: false, text: `nothing is predicted for <b>${escaped(s.clientId)}</b>: its variance is not known`, font: { color: c.soft, size: 12 } }] : [];
     return {
       traces,
-      layout: layout(c, { xaxis: { title: `predicted: factor by which joining shrinks the variance${method < 0 ? "" : ` (${escaped(s.data.methods[method])})`}`, type: wide ? "log" : "linear" }, yaxis: { title: `realised: gain over ${s.gainOver}${s.data.unit ? ", points" : ""}`, zeroline: true, zerolinecolor: c.soft } }),
+      layout: layout(c, { annotations: missing, xaxis: { title: `predicted: variance shrinks by this factor`, type: wide ? "log" : "linear" }, yaxis: { title: `realised: gain over ${s.gainOver}${s.data.unit ? ", points" : ""}`, zeroline: true, zerolinecolor: c.soft } }),
       table: { head: ["client", "predicted gain (variance factor)", `gain over ${s.gainOver}`], rows: at.map((i) => [seed.clients[i], own.predicted[i], s.gain(method, i)]) },
       order,
     };
@@ -344,7 +344,7 @@ const CHARTS = {
     const positive = traces.flatMap((t) => known(t.y)).some((v) => v > 0);
     return {
       traces,
-      layout: layout(c, { xaxis: { title: "round" }, yaxis: { title: "variance (logarithmic)", type: positive ? "log" : "linear", exponentformat: "power" }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 } }),
+      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "variance (logarithmic)", type: positive ? "log" : "linear", exponentformat: "power", ...(positive && isWide(traces.flatMap((t) => known(t.y)).filter((v) => v > 0)) ? { dtick: 1 } : {}) }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 } }),
       table: { head: ["round", "variance between clients", "variance within, mean"], rows },
     };
   },
@@ -357,7 +357,7 @@ const CHARTS = {
     const shapes = isNumber(one.equal) ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 100 * one.equal, y1: 100 * one.equal, line: { color: c.soft, width: 1, dash: "dot" } }] : [];
     return {
       traces,
-      layout: layout(c, { xaxis: { title: "round" }, yaxis: { title: "share in the average, %", rangemode: "tozero" }, shapes, annotations: shapes.length ? [{ xref: "paper", x: 1, xanchor: "right", y: 100 * one.equal, yanchor: "bottom", showarrow: false, text: "equal shares", font: { size: 11.5, color: c.soft } }] : [] }),
+      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "share in the average, %", range: [0, 1.15 * Math.max(...traces.flatMap((t) => known(t.y)), 100 * (one.equal ?? 0))] }, shapes, annotations: shapes.length ? [{ xref: "paper", x: 1, xanchor: "right", y: 100 * one.equal, yanchor: "bottom", showarrow: false, text: "equal shares", font: { size: 11.5, color: c.soft } }] : [] }),
       table: { head: ["round", "lowest tenth", "median", "highest tenth"], rows },
     };
   },
@@ -369,18 +369,18 @@ const CHARTS = {
     const rows = one.steps ? one.steps.x.map((x, i) => [x, one.steps.low[i], one.steps.middle[i], one.steps.high[i]]) : [];
     return {
       traces,
-      layout: layout(c, { xaxis: { title: "round" }, yaxis: { title: "local steps taken", rangemode: "tozero" }, ...cap(one, c) }),
+      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "local steps taken", rangemode: "tozero" }, ...cap(one, c) }),
       table: { head: ["round", "lowest tenth", "median", "highest tenth"], rows },
     };
   },
 
   histogram(s, c) {
     const one = s.inside();
-    const counts = one.counts ?? [];
+    const last = (one.counts ?? []).findLastIndex((n) => n > 0);
+    const counts = (one.counts ?? []).slice(0, last + 1);
     const total = counts.reduce((sum, n) => sum + n, 0) || 1;
-    const names = one.bins.map((low, i) => (i + 1 < one.bins.length ? (one.bins[i + 1] - low > 1 ? `${low}–${one.bins[i + 1] - 1}` : `${low}`) : `${low} +`));
-    let colours = names.map(() => c.methods[one.method]);
-    const traces = [{ type: "bar", x: names, y: counts.map((n) => (100 * n) / total), meta: "bars", marker: { color: colours, opacity: 0.85 }, hoverinfo: "text", hovertext: counts.map((n, i) => `${names[i]} steps: ${plural(n, "client-round")}, ${compact((100 * n) / total)} %`) }];
+    const names = one.bins.slice(0, last + 1).map((low, i) => (i + 1 < one.bins.length ? (one.bins[i + 1] - low > 1 ? `${low}–${one.bins[i + 1] - 1}` : `${low}`) : `${low} +`));
+    const traces = [{ type: "bar", x: names, y: counts.map((n) => (100 * n) / total), meta: "bars", marker: { color: c.methods[one.method], opacity: 0.85 }, hoverinfo: "text", hovertext: counts.map((n, i) => `${names[i]} steps: ${plural(n, "client-round")}, ${compact((100 * n) / total)} %`) }];
     if (s.client !== null) {
       const wanted = known(s.pathOf(one.method, s.client)?.wanted ?? []);
       const bins = wanted.map((v) => one.bins.findLastIndex((low) => low <= Math.max(v, 1)));
@@ -392,7 +392,7 @@ const CHARTS = {
     }
     return {
       traces,
-      layout: layout(c, { bargap: 0.12, xaxis: { title: "steps wanted, before ℓ_max", type: "category" }, yaxis: { title: "client-rounds, %" } }),
+      layout: layout(c, { bargap: 0.12, xaxis: { title: "steps wanted, before ℓ_max", type: "category", tickfont: { size: 11, color: c.soft } }, yaxis: { title: "client-rounds, %" } }),
       table: { head: ["steps wanted", "client-rounds", "%"], rows: counts.map((n, i) => [names[i], n, (100 * n) / total]) },
     };
   },
@@ -417,7 +417,7 @@ const CHARTS = {
     const marks = cap(one, c);
     return {
       traces,
-      layout: layout(c, { xaxis: { title: "round" }, yaxis: { title: `steps of ${escaped(id)}`, rangemode: "tozero" }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 }, ...marks, annotations: [...(marks.annotations ?? []), ...empty] }),
+      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: `steps of ${escaped(id)}`, rangemode: "tozero" }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 }, ...marks, annotations: [...(marks.annotations ?? []), ...empty] }),
       table: { head: ["client", "round", "steps taken", "steps wanted", "variance", "weight"], rows: own ? own.round.map((r, i) => [id, r, own.steps[i], own.wanted[i], own.variance[i], own.weight[i]]) : [] },
     };
   },

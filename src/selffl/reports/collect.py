@@ -208,9 +208,7 @@ def _of_record(place: Path, record: StudyRecord) -> Group | None:
 
 
 def _in_order(methods: Mapping[str, Sequence[RunData]]) -> tuple[Method, ...]:
-    return tuple(
-        Method(label, tuple(sorted(runs, key=lambda run: run.config.seed))) for label, runs in methods.items()
-    )
+    return tuple(Method(label, tuple(sorted(runs, key=lambda run: run.config.seed))) for label, runs in methods.items())
 
 
 def _grouped(runs: Sequence[RunData]) -> list[Group]:

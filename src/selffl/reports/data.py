@@ -163,7 +163,8 @@ def _gradients(method: Method) -> float | None:
 
 def by_round(group: Group, part: str) -> list[dict[str, Any] | None]:
     """A score of each method at the rounds that all its runs have evaluated: mean and standard error over seeds."""
-    name, scale, found = f"{part}_{group.metric}", scale_of(group.metric), []
+    name, scale = f"{part}_{group.metric}", scale_of(group.metric)
+    found: list[dict[str, Any] | None] = []
     for method in group.methods:
         if part == "global" and method.algorithm.startswith(WITHOUT_GLOBAL):
             found.append(None)
@@ -329,7 +330,7 @@ def rank_correlation(one: Sequence[float | None], other: Sequence[float | None])
     pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     if len(pairs) < 3 or len({a for a, _ in pairs}) < 2 or len({b for _, b in pairs}) < 2:
         return None
-    found = spearmanr(*zip(*pairs, strict=True))
+    found = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
     return float(found.statistic), float(found.pvalue), len(pairs)
 
 
@@ -356,9 +357,7 @@ def inside(group: Group, number: int) -> dict[str, Any] | None:
         known = (row.get("wanted_steps") for row in run.records.participation)
         wanted += [float(value) for value in known if value is not None]
     ends = (*STEP_BINS[1:], math.inf)
-    counts = [
-        sum(low <= max(value, 1.0) < high for value in wanted) for low, high in zip(STEP_BINS, ends, strict=True)
-    ]
+    counts = [sum(low <= max(value, 1.0) < high for value in wanted) for low, high in zip(STEP_BINS, ends, strict=True)]
     options = runs[0].config.options
     cohort = [row["clients"] for run in runs for row in run.records.history]
     return {

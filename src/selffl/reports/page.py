@@ -65,18 +65,22 @@ def render(found: Collection, title: str = TITLE, *, tag: str | None = None, sta
         content |= {"tag": tag, "every": POLL_MILLISECONDS, "state": state}
     for entry in content["groups"]:  # they are on the page already
         entry.pop("text"), entry.pop("html")
-    return _templates().get_template("page.html.j2").render(
-        title=groups[0]["group"].title if len(groups) == 1 and not shown else title,
-        lead=lead(found.studies) if shown else "",
-        groups=groups,
-        studies=shown,
-        waiting=_waiting(found) if tag is not None and not groups and not shown else "",
-        live=tag is not None,
-        data=_json(content),
-        css=_text("report.css"),
-        js=_text("charts.js") + _text("report.js") if groups else _text("report.js"),
-        plotly=_plotly() if groups else "",
-        version=__version__,
+    return (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            title=groups[0]["group"].title if len(groups) == 1 and not shown else title,
+            lead=lead(found.studies) if shown else "",
+            groups=groups,
+            studies=shown,
+            waiting=_waiting(found) if tag is not None and not groups and not shown else "",
+            live=tag is not None,
+            data=_json(content),
+            css=_text("report.css"),
+            js=_text("charts.js") + _text("report.js") if groups else _text("report.js"),
+            plotly=_plotly() if groups else "",
+            version=__version__,
+        )
     )
 
 
@@ -133,7 +137,7 @@ def _text(name: str) -> str:
 @cache
 def _plotly() -> str:
     """The plotting library's script; imported here, since nothing else needs it."""
-    from plotly.offline import get_plotlyjs
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
     text: str = get_plotlyjs()
     return text.replace("</script", "<\\/script")
@@ -175,7 +179,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "gain_title": "Realised",
         "rows": rows,
         "columns": columns,
-        "caption": _caption(group),
+        "caption": caption(group) + (" The best of each column is underlined." if len(group.methods) > 1 else ""),
         "claims": group.record.claims if group.record is not None else [],
         "has_clients": bool(found["seeds"]),
         "shown_seeds": [table["seed"] for table in found["seeds"]],
@@ -187,7 +191,7 @@ def _charts(found: dict[str, Any]) -> list[str]:
     """The charts that there are numbers for."""
     seeds, inside = found["seeds"], found["inside"]
     methods = [method for table in seeds for method in table["methods"] if method is not None]
-    has_gain = found["alone"] is not None and len(found["methods"]) > 1 or any("global" in m for m in methods)
+    has_gain = (found["alone"] is not None and len(found["methods"]) > 1) or any("global" in m for m in methods)
     there = {
         "rounds": any(curve for curves in found["rounds"].values() for curve in curves),
         "clients": bool(seeds),
@@ -259,7 +263,6 @@ def _seeds(found: dict[str, Any]) -> str:
 def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
     """The table of methods: the best of each column is marked, and what differs clearly from the first."""
     lines, metric = data.lines(group), group.metric
-    unit = ", %" if metric == "accuracy" else ""
     parts = [part for part in data.PARTS if any(part in line.scores for line in lines)]
     pick = max if group.is_higher_better else min
     best = {
@@ -267,10 +270,10 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
     }
     has_rivals = len(lines) > 1
     has_tests = any(line.p_value is not None for line in lines)
-    columns = ["method", *(f"{data.PARTS[part]}{unit}" for part in parts)]
+    columns = ["method", *(data.PARTS[part] for part in parts)]
     columns += [f"against {lines[0].method}"] if has_rivals else []
     columns += ["p"] if has_tests else []
-    columns += ["gradients a client-round"]
+    columns += ["gradients"]
     rows: list[list[Any]] = []
     for line in lines:
         cells: list[Any] = [line.method]
@@ -294,20 +297,26 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
     return rows, columns
 
 
-def _caption(group: Group) -> str:
+def plain_table(group: Group) -> list[dict[str, str]]:
+    """The table of methods as text, column by column."""
+    rows, columns = _table(group)
+    return [dict(zip(columns, [row[0], *(cell["text"] or "–" for cell in row[1:])], strict=True)) for row in rows]
+
+
+def caption(group: Group) -> str:
     """What the table's numbers are."""
     on = f"on each client's own {group.config.evaluate_on} rows"
     many = len(group.seeds) > 1
-    text = f"{group.metric.capitalize()} {on}" + ("; mean ± standard error over seeds" if many else "")
+    unit = " in %" if group.metric == "accuracy" else ""
+    text = f"{group.metric.capitalize()}{unit}, {on}" + ("; mean ± standard error over seeds" if many else "")
     if len(group.methods) > 1:
-        text += ". The best of each column is underlined"
         text += (
             ". Differences are paired over seeds; better and worse: at the 5 % level, by Student's t, each method by "
             "itself"
             if many
             else ". One seed: differences are not tested"
         )
-    return text + "."
+    return text + ". Gradients: evaluations per client and round, in training."
 
 
 def _reproduce(group: Group) -> dict[str, Any]:

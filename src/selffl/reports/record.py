@@ -49,7 +49,7 @@ def save_study(
     (folder / "table.md").write_text(tables.markdown(result.table), encoding="utf-8")
     for figure in result.figures:
         figures.save(figures.draw(figure), folder / figure.name)
-    write_json(folder / FIGURES, [asdict(figure) for figure in result.figures])
+    write_json(folder / FIGURES, [figures.plain(figure) for figure in result.figures])
     record = StudyRecord(
         id=study.id,
         title=result.title or study.title,

@@ -58,7 +58,8 @@ def headline(group: Group) -> str:
     if score is None:
         what = "left the finite numbers" if first.num_diverged else "has not been evaluated yet"
         return f"{first.method} {what}."
-    reached = f"{first.method} reaches {metric} {shown(score.mean, metric)} on {group.data}"
+    how = f"{shown(score.mean, metric)} accuracy" if metric == "accuracy" else f"{metric} {shown(score.mean, metric)}"
+    reached = f"{first.method} reaches {how} on {group.data}"
     if len(rows) == 1:
         return f"{reached} with a model for every client{_beside(first, metric)}."
     by: dict[str, list[str]] = {}
@@ -229,7 +230,9 @@ def call(config: RunConfig) -> str:
     source, model = config.source, dict(config.model or {})
     rows = "federation"
     if source is not None:
-        rows = f"load({', '.join([repr(source['name']), *_arguments({k: v for k, v in source.items() if k != 'name'})])})"
+        rows = (
+            f"load({', '.join([repr(source['name']), *_arguments({k: v for k, v in source.items() if k != 'name'})])})"
+        )
     for known in ("shape", "num_classes", "seed"):
         model.pop(known, None)
     name = model.pop("name", None)
