@@ -114,7 +114,9 @@ def draw(figure: Figure, width: Width | None = None) -> Canvas:
         handles = {
             text: handle for axis in axes for handle, text in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-        columns = 2 if max(map(len, handles)) > 30 else min(len(handles), 3 if width == "single" else 5)
+        longest = max(map(len, handles))
+        most = 5 if width != "single" else 3 if longest <= 14 else 2
+        columns = 2 if longest > 30 else min(len(handles), most)
         size = 8.5 if width is None else IN_PAPER["font.size"] - 0.5
         canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=size)
     return canvas

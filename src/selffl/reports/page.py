@@ -173,7 +173,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "palette": figures.page_palette(found["methods"]),
         "charts": charts,
         "sections": [(key, name) for key, (name, needed) in SECTIONS.items() if needed is None or needed in charts],
-        "text": {key: value for key, value in text.items() if value},
+        "text": text,
         "parts": {part: name for part, name in data.PARTS.items() if any(found["rounds"][part])},
         "labels": _labels(metric, gain),
         "gain_title": "Realised",

@@ -185,8 +185,9 @@ def _of_inside(group: Group, table: dict[str, Any], inside: dict[str, Any]) -> l
     steps = []
     if inside["counts"]:
         total = sum(inside["counts"])
-        shares = [100 * count / total for count in inside["counts"]]
-        bars = [Series(name, inside["bins"], shares)]
+        last = max(place for place, count in enumerate(inside["counts"]) if count)
+        shares = [100 * count / total for count in inside["counts"][: last + 1]]
+        bars = [Series(name, inside["bins"][: last + 1], shares)]
         steps.append(Chart("Steps wanted", "lower end of the bin", "client-rounds, %", bars, kind="bars"))
     paths = [path for path in table["paths"] if path["method"] == inside["method"]]
     if paths:
