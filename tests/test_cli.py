@@ -83,7 +83,7 @@ def succeed(found):
 # ----------------------------------------------------------------------------------------------------- help and version
 
 COMMANDS = [
-    *(("demo",), ("run",), ("compare",), ("init",), ("posterior",), ("report",)),
+    *(("demo",), ("run",), ("compare",), ("init",), ("posterior",), ("report",), ("figures",), ("serve",)),
     *(("paper", "list"), ("paper", "run"), ("paper", "page")),
     *(("data", "list"), ("data", "check"), ("data", "fetch"), ("data", "show")),
     *(("flower", "resume"), ("flower", "list"), ("flower", "export")),

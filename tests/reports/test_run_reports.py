@@ -1,78 +1,541 @@
-"""`selffl report` on single runs: what their folders say, drawn; and one clear line where there is nothing to draw."""
+"""Runs as a report: what is found in folders, the tables, the sentences, the page; and one line where nothing is."""
 
+import csv
+import json
+import math
 import re
+import shutil
+import statistics
 import sys
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
+from scipy import stats
+from torch import nn
 
 import selffl
 from selffl import cli
 from selffl.data import load
 from selffl.errors import DataError
-from selffl.reports.page import html
-from selffl.reports.runs import _series, is_run, load_runs
-from selffl.runs.folder import read_records
+from selffl.reports import data, page, words
+from selffl.reports.collect import collect, is_run, read_run
+from selffl.reports.record import RECORD, load_studies
+from selffl.runs.folder import read_config
+from selffl.studies.comparison import Comparison, study_of
+from selffl.studies.problems import PROBLEMS
+from selffl.studies.result import Estimate, Job
+
+METHODS = ("self-fl", "ditto", "fedavg", "local")
+SEEDS = (1, 2, 3)
+
+
+def rows_of(path):
+    """A table as plain text: read without any of the code under test."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two runs beside each other."""
+    """Four methods with three seeds, beside each other."""
     place = tmp_path_factory.mktemp("runs")
-    for name in ("self-fl", "ditto"):
-        selffl.train(
-            "softmax", load("digits"), name, rounds=6, participation=0.3, evaluate_every=2, out=place / name, seed=1
-        )
+    for name in METHODS:
+        for seed in SEEDS:
+            selffl.train(
+                "softmax", load("digits", seed=seed), name, rounds=6, participation=0.3, evaluate_every=2,
+                out=place / f"{name}-{seed}", seed=seed,
+            )  # fmt: skip
     return place
 
 
-def test_every_run_has_its_section_with_the_numbers_of_its_records(folder):
-    runs = load_runs(folder)
-    assert [record.id for _, record in runs] == ["ditto", "self-fl"]
-    page = html(runs, "Runs")
-    for name in ("ditto", "self-fl"):
-        summary = read_records(folder / name).summary
-        assert f"accuracy {100 * summary['weighted_accuracy']:.1f} % with personal models" in page
-        assert f"{100 * summary['global_accuracy']:.1f} % with the global one" in page
-    assert page.count("<svg") == 3  # scores of both, and what uncertainty decided in one
-    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"|<!--.*?-->|<metadata>.*?</metadata>', "", page, flags=re.S)
+@pytest.fixture(scope="module")
+def group(folder):
+    (found,) = collect([folder]).groups
+    return found
 
 
-def test_the_table_begins_with_those_who_gain_least(folder):
-    _, record = load_runs(folder / "self-fl")[0]
-    rows = {row["client"]: row for row in read_records(folder / "self-fl").clients}
-    gains = [rows[line["client"]]["accuracy"] - rows[line["client"]]["global_accuracy"] for line in record.table]
-    assert len(record.table) == 40
-    assert gains == sorted(gains)
+@pytest.fixture(scope="module")
+def tables(group):
+    return data.tables(group)
 
 
-def test_a_score_of_nothing_is_drawn_too():
-    rows = [{"round": 1, "worst10_accuracy": 0.0}, {"round": 2, "worst10_accuracy": None}]
-    found = _series("worst", rows, "worst10_accuracy", 100.0)
-    assert (list(found.x), list(found.y)) == ([1], [0.0])
+# ------------------------------------------------------------------------------------------------------- collecting
 
 
-def test_other_metrics_than_accuracy_are_drawn(tmp_path):
-    import torch
-    from torch import nn
+def test_runs_on_the_same_data_are_one_group_with_self_fl_first(group):
+    assert [method.label for method in group.methods] == ["self-fl", "ditto", "fedavg", "local"]
+    assert [[run.config.seed for run in method.runs] for method in group.methods] == [list(SEEDS)] * 4
+    assert group.seeds == list(SEEDS)
 
+
+def test_runs_given_one_by_one_are_the_same_group(folder):
+    (found,) = collect([folder / "local-1", folder / "self-fl-1", folder / "self-fl-1"]).groups
+    assert [(method.label, len(method.runs)) for method in found.methods] == [("self-fl", 1), ("local", 1)]
+
+
+def test_runs_of_one_method_are_told_apart_by_what_differs(folder, tmp_path):
+    for penalty in (0.1, 2.0):
+        selffl.train(
+            "softmax", load("digits", seed=1), selffl.algorithm("ditto", penalty=penalty), rounds=1, seed=1,
+            out=tmp_path / f"with-{penalty}",
+        )  # fmt: skip
+    shutil.copytree(tmp_path / "with-0.1", tmp_path / "again")
+    (found,) = collect([tmp_path]).groups
+    assert sorted(method.label for method in found.methods) == [
+        "ditto, penalty = 0.1, again",
+        "ditto, penalty = 0.1, with-0.1",
+        "ditto, penalty = 2.0",
+    ]
+
+
+def test_other_data_or_another_metric_is_another_group(folder, tmp_path):
+    torch.manual_seed(0)
+    x, client = torch.randn(60, 4), torch.arange(60) % 6
+    rows = selffl.Federation.from_arrays(x, x @ torch.randn(4), client, test_fraction=0.3)
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
+    selffl.train(model, rows, "self-fl", rounds=1, loss=nn.functional.mse_loss, out=tmp_path / "values")
+    shutil.copytree(folder / "ditto-1", tmp_path / "ditto")
+    assert sorted(found.metric for found in collect([tmp_path]).groups) == ["accuracy", "error"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A comparison as `selffl compare` leaves it."""
+    from dataclasses import replace
+
+    from selffl.reports.record import save_study
+
+    place = tmp_path_factory.mktemp("compared")
+    problem = replace(PROBLEMS["digits"](), rounds=3)
+    comparison = Comparison(problem, {"local": "Joining is better."}, ("ditto", "local"), is_tuned=False, num_seeds=2)
+    study = study_of(comparison, "compare-digits")
+    save_study(
+        study, study.run(Job(folder=place / "runs")), place, command="selffl compare …", is_quick=False, seconds=1
+    )
+    return place
+
+
+def test_a_comparison_names_its_runs_and_others_in_its_folder_are_not_shown(compared, tmp_path):
+    place = tmp_path / "moved"
+    shutil.copytree(compared, place)
+    ((_, record),) = load_studies(place)
+    assert [(run["method"], run["seed"]) for run in record.runs] == [
+        ("ditto", 0),
+        ("ditto", 1),
+        ("local", 0),
+        ("local", 1),
+    ]
+    old = place / "runs" / record.runs[0]["folder"]
+    stale = place / "runs" / "ditto-0-000000000000"
+    shutil.copytree(old, stale)  # of an earlier call with other options
+    found = collect([place])
+    assert [(m.label, len(m.runs)) for m in found.groups[0].methods] == [("ditto", 2), ("local", 2)]
+    assert stale not in [run.folder for run in found.groups[0].runs]
+    assert found.groups[0].record == record
+    assert len(found.groups) == 1
+    assert found.studies == []
+    # A run begun since the record was written is not the study's: a new comparison is on its way.
+    import os
+
+    later = (place / RECORD).stat().st_mtime + 10
+    os.utime(stale / "config.json", (later, later))
+    assert [len(group.runs) for group in collect([place]).groups] == [4, 1]
+
+
+def test_a_comparison_whose_runs_are_gone_is_shown_by_its_record(compared, tmp_path):
+    shutil.copy(compared / RECORD, tmp_path / RECORD)
+    found = collect([tmp_path])
+    assert found.groups == []
+    assert [record.id for _, record in found.studies] == ["compare-digits"]
+
+
+# ------------------------------------------------------------------------------------------------------- over seeds
+
+
+def scores(folder, method, name):
+    return [json.loads((folder / f"{method}-{seed}" / "summary.json").read_text())[name] for seed in SEEDS]
+
+
+@pytest.mark.parametrize("part", ["weighted", "worst10", "top10", "global"])
+def test_the_table_has_means_and_standard_errors_over_seeds(folder, group, part):
+    for line in data.lines(group):
+        if (line.method, part) == ("local", "global"):
+            assert part not in line.scores  # the model that local training starts from is nobody's result
+            continue
+        values = [100 * value for value in scores(folder, line.method, f"{part}_accuracy")]
+        assert line.scores[part].mean == pytest.approx(statistics.mean(values), abs=1e-9)
+        assert line.scores[part].error == pytest.approx(statistics.stdev(values) / math.sqrt(3), abs=1e-9)
+
+
+def test_differences_are_paired_and_tested_by_students_t(folder, group):
+    first = np.array(scores(folder, "self-fl", "weighted_accuracy"))
+    assert data.lines(group)[0].verdict == "first"
+    for line in data.lines(group)[1:]:
+        rival = np.array(scores(folder, line.method, "weighted_accuracy"))
+        expected = stats.ttest_rel(rival, first)
+        assert line.difference.mean == pytest.approx(100 * (rival - first).mean())
+        assert line.p_value == pytest.approx(expected.pvalue)
+        clear = "better" if expected.statistic > 0 else "worse"
+        assert line.verdict == (clear if expected.pvalue < 0.05 else "no clear difference")
+
+
+@pytest.mark.parametrize(
+    ("gap", "is_higher_better", "verdict"),
+    [
+        (Estimate(3.0, 0.1, 5), True, "better"),
+        (Estimate(3.0, 0.1, 5), False, "worse"),
+        (Estimate(-3.0, 0.1, 5), False, "better"),
+        (Estimate(3.0, 2.0, 5), True, "no clear difference"),
+        (Estimate(3.0, math.nan, 1), True, "above"),
+        (Estimate(-3.0, math.nan, 1), True, "below"),
+        (Estimate(0.0, math.nan, 1), True, "equal"),
+        (None, True, "unknown"),
+    ],
+)
+def test_verdicts(gap, is_higher_better, verdict):
+    assert data.verdict(gap, is_higher_better) == verdict
+
+
+def test_by_round_has_the_evaluated_rounds_of_the_records(folder, group):
+    for method, curve in zip(group.methods, data.by_round(group, "weighted"), strict=True):
+        runs = [rows_of(folder / f"{method.label}-{seed}" / "history.csv") for seed in SEEDS]
+        assert curve["x"] == [2, 4, 6]
+        for number, mean, error in zip(curve["x"], curve["y"], curve["error"], strict=True):
+            values = [100 * float(rows[number - 1]["weighted_accuracy"]) for rows in runs]
+            assert mean == pytest.approx(statistics.mean(values), rel=1e-4)
+            assert error == pytest.approx(statistics.stdev(values) / math.sqrt(3), rel=1e-4, abs=1e-9)
+    assert data.by_round(group, "global")[3] is None
+
+
+# ---------------------------------------------------------------------------------------------------------- clients
+
+
+def test_clients_have_the_numbers_of_their_files(folder, group, tables):
+    assert [table["seed"] for table in tables["seeds"]] == list(SEEDS)
+    for table in tables["seeds"]:
+        assert table["train"] == sorted(table["train"], reverse=True)
+        for number, method in enumerate(METHODS[:1] + METHODS[1:]):
+            rows = {row["client"]: row for row in rows_of(folder / f"{method}-{table['seed']}" / "clients.csv")}
+            assert set(table["clients"]) == set(rows)
+            own = table["methods"][number]
+            for place, client in enumerate(table["clients"]):
+                assert own["personal"][place] == pytest.approx(100 * float(rows[client]["accuracy"]), rel=1e-4)
+                assert table["train"][place] == int(rows[client]["num_train"])
+                if method != "local":
+                    assert own["global"][place] == pytest.approx(100 * float(rows[client]["global_accuracy"]), rel=1e-4)
+                if method == "self-fl":
+                    for name, column in (("predicted", "predicted_gain"), ("variance", "intra_variance")):
+                        cell = rows[client][column]
+                        assert own[name][place] == (pytest.approx(float(cell), rel=1e-4) if cell else None)
+            assert ("variance" in own) == (method == "self-fl")
+
+
+def test_weights_are_those_of_the_clients_last_round(folder, tables):
+    table = tables["seeds"][0]
+    last = {row["client"]: row["weight"] for row in rows_of(folder / "self-fl-1" / "participation.csv")}
+    for client, weight in zip(table["clients"], table["methods"][0]["weight"], strict=True):
+        assert weight == (pytest.approx(float(last[client]), rel=1e-3) if client in last else None)
+
+
+def test_a_gain_is_over_training_alone_on_the_same_seed(folder, group, tables):
+    joined = {row["client"]: float(row["accuracy"]) for row in rows_of(folder / "ditto-2" / "clients.csv")}
+    alone = {row["client"]: float(row["accuracy"]) for row in rows_of(folder / "local-2" / "clients.csv")}
+    found, base = data.gains(group, tables["seeds"][1], 1)
+    assert base == "training alone"
+    for client, gain in zip(tables["seeds"][1]["clients"], found, strict=True):
+        assert gain == pytest.approx(100 * (joined[client] - alone[client]), abs=2e-3)
+
+
+def test_without_training_alone_a_gain_is_over_the_global_model(folder):
+    (found,) = collect([folder / "ditto-1"]).groups
+    table = data.clients_of_seed(found, 1)
+    gains, base = data.gains(found, table, 0)
+    assert base == "the global model"
+    rows = {row["client"]: row for row in rows_of(folder / "ditto-1" / "clients.csv")}
+    for client, gain in zip(table["clients"], gains, strict=True):
+        expected = 100 * (float(rows[client]["accuracy"]) - float(rows[client]["global_accuracy"]))
+        assert gain == pytest.approx(expected, abs=2e-3)
+
+
+def test_of_an_error_less_is_a_gain(tmp_path):
     torch.manual_seed(0)
     x, client = torch.randn(120, 4), torch.arange(120) % 6
-    federation = selffl.Federation.from_arrays(x, x @ torch.randn(4), client, test_fraction=0.3)
+    rows = selffl.Federation.from_arrays(x, x @ torch.randn(4), client, test_fraction=0.3)
     model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
-    run = selffl.train(model, federation, "self-fl", rounds=3, loss=nn.functional.mse_loss, out=tmp_path / "values")
-    _, record = load_runs(tmp_path / "values")[0]
-    assert f"error {run.summary['weighted_error']:.4g} with personal models" in record.verdict
-    gains = [float(line["error, global model"]) - float(line["error, own model"]) for line in record.table]
-    assert gains == sorted(gains)  # of an error less is more
+    run = selffl.train(model, rows, "self-fl", rounds=3, loss=nn.functional.mse_loss, out=tmp_path / "values")
+    (found,) = collect([tmp_path / "values"]).groups
+    table = data.clients_of_seed(found, 0)
+    gains, _ = data.gains(found, table, 0)
+    expected = {str(row["client"]): row["global_error"] - row["error"] for row in run.clients}
+    assert gains == [pytest.approx(expected[client], rel=1e-3, abs=1e-4) for client in table["clients"]]
+    assert table["classes"] is None
+    text = page.render(collect([tmp_path / "values"]))
+    assert f"reaches error {run.summary['weighted_error']:.4g} on" in text
+    assert " %" not in words.headline(found)
+
+
+def test_the_partition_holds_every_training_row(folder, tables):
+    table = tables["seeds"][0]
+    classes = table["classes"]
+    found = {
+        (table["clients"][client], classes["names"][label]): rows
+        for client, label, rows in zip(classes["client"], classes["class"], classes["rows"], strict=True)
+    }
+    expected = {
+        (row["client"], row["class"]): int(row["num_train"])
+        for row in rows_of(folder / "self-fl-1" / "partition.csv")
+        if int(row["num_train"])
+    }
+    assert found == expected
+    assert sum(found.values()) == sum(table["train"])
+
+
+def test_rank_correlation_against_ranks_by_hand():
+    one, other = [1.0, 2.0, None, 4.0, 8.0], [3.0, 1.0, 7.0, 2.0, 9.0]
+    rho, p, count = data.rank_correlation(one, other)
+    # Ranks 1 2 3 4 against 3 1 2 4: 1 − 6 Σd² / (n (n² − 1)) = 1 − 6 · 6 / 60.
+    assert (rho, count) == (pytest.approx(0.4), 4)
+    assert 0 < p < 1
+    assert data.rank_correlation([1.0, 2.0, 3.0], [5.0, 5.0, 5.0]) is None
+    assert data.rank_correlation([1.0, 2.0], [5.0, 6.0]) is None
+
+
+# ----------------------------------------------------------------------------------------------------------- inside
+
+
+def test_variances_steps_and_weights_by_round(folder, group):
+    found = data.inside(group, 0)
+    runs = [rows_of(folder / f"self-fl-{seed}" / "history.csv") for seed in SEEDS]
+    taken = [row for seed in SEEDS for row in rows_of(folder / f"self-fl-{seed}" / "participation.csv")]
+    assert found["rounds"] == [1, 2, 3, 4, 5, 6]
+    for place, number in enumerate(found["rounds"]):
+        inter = [float(rows[number - 1]["inter_variance"]) for rows in runs]
+        assert found["inter"][place] == pytest.approx(statistics.mean(inter), rel=1e-4)
+        for name, column in (("steps", "num_local_steps"), ("weight", "weight")):
+            values = [float(row[column]) for row in taken if row["round"] == str(number)]
+            assert found[name]["middle"][place] == pytest.approx(statistics.median(values), rel=1e-3)
+            assert found[name]["low"][place] == pytest.approx(np.percentile(values, 10), rel=1e-3)
+            assert found[name]["high"][place] == pytest.approx(np.percentile(values, 90), rel=1e-3)
+    wanted = [float(row["wanted_steps"]) for row in taken if row["wanted_steps"]]
+    assert sum(found["counts"]) == len(wanted)
+    assert found["counts"][0] == sum(value < 2 for value in wanted)
+    assert found["counts"][-1] == sum(value >= 640 for value in wanted)
+    assert data.inside(group, 1) is None  # DITTO knows no variances
+
+
+def test_a_path_is_a_clients_rounds(folder, tables):
+    path = tables["paths"][0]
+    assert (path["seed"], path["method"], path["every"]) == (1, 0, 1)
+    ids = tables["seeds"][0]["clients"]
+    found = sorted((path["round"][i], ids[path["client"][i]], path["steps"][i]) for i in range(len(path["round"])))
+    rows = rows_of(folder / "self-fl-1" / "participation.csv")
+    assert found == sorted((int(row["round"]), row["client"], int(row["num_local_steps"])) for row in rows)
+
+
+def test_what_does_not_fit_is_left_out_evenly_and_said(group, monkeypatch):
+    monkeypatch.setattr(data, "MOST_CLIENTS", 10)
+    monkeypatch.setattr(data, "MOST_ROWS", 80)
+    monkeypatch.setattr(data, "MOST_POINTS", 20)
+    monkeypatch.setattr(data, "MOST_ROUNDS", 3)
+    tables = data.tables(group)
+    assert [table["seed"] for table in tables["seeds"]] == [1, 2]
+    table = tables["seeds"][0]
+    assert (len(table["clients"]), table["total"]) == (10, 40)
+    everyone = data.clients_of_seed(group, 1)["train"]
+    assert table["train"][0] == max(run["num_train"] for run in group.methods[0].runs[0].records.clients)
+    assert everyone == table["train"]
+    assert len(tables["paths"][0]["round"]) <= 20
+    assert tables["inside"][0]["rounds"] == [1, 4, 6] or len(tables["inside"][0]["rounds"]) == 3
+    assert "10 are shown, evenly chosen by size." in words.takeaways(group, tables)["clients"]
+    assert "This page holds those of 2 seeds (1, 2) of 3." in page._seeds(tables)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0.123456789, 0.12346), (123456.7, 123460), (0.0, 0), (2.0, 2), (math.nan, None), (None, None)],
+)
+def test_rounding(value, expected):
+    found = data.rounded(value)
+    assert found == expected
+    assert not (isinstance(found, float) and found.is_integer())  # 2, not 2.0: a page holds many of them
+
+
+# ------------------------------------------------------------------------------------------------------------ words
+
+
+def test_the_headline_says_what_the_tests_say(group):
+    text = words.headline(group)
+    score = data.lines(group)[0].scores["weighted"].mean
+    assert text.startswith(f"self-fl reaches {score:.1f} % accuracy on digits: ")
+    assert text.endswith("(paired over 3 seeds, 5 % level).")
+    assert text.count(".") == text.count(f"{score:.1f}") + 1  # one sentence
+    said = {
+        "worse": "clearly better than",
+        "better": "clearly worse than",
+        "no clear difference": "not clearly different",
+    }
+    for line in data.lines(group)[1:]:
+        part = next(part for part in text.split(": ", 1)[1].split(";") if line.method in part)
+        assert said[line.verdict] in part
+
+
+def test_one_seed_is_not_tested(folder):
+    (found,) = collect([folder / "self-fl-1", folder / "fedavg-1"]).groups
+    text = words.headline(found)
+    first, second = (line.scores["weighted"].mean for line in data.lines(found))
+    relation = "above" if first > second else "below" if first < second else "level with"
+    assert text.endswith(f": {relation} fedavg (1 seed, so nothing is tested).")
+
+
+def test_a_single_run_is_told_by_itself(folder):
+    (found,) = collect([folder / "ditto-2"]).groups
+    summary = json.loads((folder / "ditto-2" / "summary.json").read_text())
+    assert words.headline(found) == (
+        f"ditto reaches {100 * summary['weighted_accuracy']:.1f} % accuracy on digits with a model for every client, "
+        f"{100 * summary['global_accuracy']:.1f} % with the one they share, "
+        f"{100 * summary['worst10_accuracy']:.1f} % for the worst tenth of clients."
+    )
+    assert found.title == "ditto on digits"
+
+
+def test_who_gains_is_counted(group, tables):
+    found, _ = data.gains(group, tables["seeds"][0], 0)
+    up, down = sum(value > 0 for value in found), sum(value < 0 for value in found)
+    text = words.takeaways(group, tables)["gains"]
+    assert (
+        f"{up} of 40 clients are better off than with training alone, {down} worse off, {40 - up - down} the same"
+        in text
+    )
+
+
+def test_the_call_trains_the_same_run_again(folder):
+    for name in ("self-fl-2", "ditto-1"):
+        text = words.call(read_config(folder / name))
+        scope = {}
+        before, called = text.split("selffl.train(")
+        exec(f"{before}\nrun = selffl.train({called}", scope)
+        expected = [row["weighted_accuracy"] for row in rows_of(folder / name / "history.csv")]
+        found = [
+            "" if row["weighted_accuracy"] is None else str(row["weighted_accuracy"]) for row in scope["run"].history
+        ]
+        assert found == expected
+
+
+# ------------------------------------------------------------------------------------------------------------- page
+
+
+def test_a_diverged_run_is_named_and_does_not_break_the_page(folder, tmp_path):
+    for name in ("self-fl-1", "ditto-1"):
+        shutil.copytree(folder / name, tmp_path / name)
+    path = tmp_path / "ditto-1" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "diverged"}), encoding="utf-8")
+    (found,) = collect([tmp_path]).groups
+    assert "diverged" in [cell["text"] for cell in page._table(found)[0][1][1:]]
+    assert "<td" in page.render(collect([tmp_path]))
+    assert data.lines(found)[1].num_diverged == 1
+
+
+NASTY = [
+    "</script><script>alert(1)</script>",
+    "quote \" and ' and `",
+    "Zürich 🏥",
+    "<b>b</b>&amp;",
+    "$x$",
+    "a\\b",
+    "__proto__",
+]
+
+
+def renamed(source, target):
+    """A run whose clients have ids that would break a careless page."""
+    shutil.copytree(source, target)
+    for name in ("clients.csv", "participation.csv", "partition.csv"):
+        rows = rows_of(target / name)
+        ids = {str(number): client for number, client in enumerate(NASTY)}
+        for row in rows:
+            row["client"] = ids.get(row["client"], row["client"])
+        with (target / name).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def embedded(text):
+    (found,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found)
+
+
+def test_an_id_cannot_end_the_script_that_holds_it(folder, tmp_path):
+    renamed(folder / "self-fl-1", tmp_path / "run")
+    text = page.render(collect([tmp_path / "run"]))
+    assert "alert(1)</script>" not in text
+    (group,) = embedded(text)["groups"]
+    assert set(NASTY) <= set(group["tables"]["seeds"][0]["clients"])
+
+
+def test_the_page_says_what_the_records_say(folder, group):
+    text = page.render(collect([folder]))
+    assert words.headline(group) in text
+    for line in data.lines(group):
+        score = line.scores["weighted"]
+        assert f"{score.mean:.1f} ± {score.error:.1f}" in text
+    (shown,) = embedded(text)["groups"]
+    assert shown["tables"] == json.loads(json.dumps(data.tables(group)))
+    assert len(text.encode()) < 6_000_000
+
+
+def test_methods_without_variances_have_no_such_section(folder):
+    text = page.render(collect([folder / "ditto-1"]))
+    assert 'data-chart="variances"' not in text
+    assert 'data-chart="gains"' in text
+    assert 'data-chart="variances"' in page.render(collect([folder / "self-fl-1"]))
+
+
+def test_clusters_are_shown_where_there_are_some(folder, tmp_path):
+    assert 'data-chart="clusters"' not in page.render(collect([folder / "self-fl-1"]))
+    rows = load("digits", seed=1)
+    from dataclasses import replace
+
+    clustered = replace(rows, cluster=torch.arange(rows.num_clients) % 3, source=None)
+    selffl.train("softmax", clustered, "self-fl-cluster", rounds=2, participation=0.5, out=tmp_path / "run")
+    found = collect([tmp_path / "run"])
+    table = data.clients_of_seed(found.groups[0], 0)
+    expected = {row["client"]: row["cluster"] for row in rows_of(tmp_path / "run" / "clients.csv")}
+    assert [str(cluster) for cluster in table["cluster"]] == [expected[client] for client in table["clients"]]
+    assert 'data-chart="clusters"' in page.render(found)
+
+
+def test_a_run_over_flower_names_its_sites(folder, tmp_path):
+    shutil.copytree(folder / "self-fl-1", tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    content = json.loads(path.read_text())
+    content["config"] |= {"device": "remote", "data": "remote", "source": None, "model": None, "loss": None}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    (tmp_path / "run" / "partition.csv").unlink()
+    text = page.render(collect([tmp_path / "run"]))
+    assert "self-fl on rows of the sites" in text
+    assert "clients at their own sites" in text
+    assert "selffl.flower.server_app" in text
+
+
+def test_a_comparison_shows_its_claims_beside_its_runs(compared):
+    text = page.render(collect([compared]))
+    assert "Joining is better." in text
+    assert 'data-chart="clients"' in text
+    assert "selffl compare …" in text
+
+
+# ------------------------------------------------------------------------------------------------- the command line
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
     monkeypatch.setattr(cli.console, "out", Console(width=200))
 
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["selffl", *words])
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["selffl", *arguments])
         with pytest.raises(SystemExit) as stopped:
             cli.main()
         return stopped.value.code, capsys.readouterr()
@@ -81,27 +544,35 @@ def run(monkeypatch, capsys):
 
 
 def test_the_command_takes_a_run_and_a_folder_of_runs(run, folder, tmp_path):
-    for place in (folder, folder / "ditto"):
+    for place, title in ((folder, "self-fl and 3 others on digits"), (folder / "ditto-1", "ditto on digits")):
         code, printed = run("report", str(place), "--out", str(tmp_path / "page.html"))
         assert code == 0, printed.err
-        assert "ditto on digits" in (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert f"<title>{title}</title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_what_is_no_run_is_refused_in_one_line(run, tmp_path):
     (tmp_path / "empty").mkdir()
     assert not is_run(tmp_path / "empty")
-    for place, reason in (("empty", "holds no record.json"), ("nowhere", "is not a folder")):
+    for place, reason in (("empty", "holds no record.json and no run"), ("nowhere", "is not a folder")):
         code, printed = run("report", str(tmp_path / place), "--out", str(tmp_path / "page.html"))
         assert code == 2
         assert reason in printed.err
         assert len(printed.err.splitlines()) == 1
-    with pytest.raises(DataError, match="holds neither a study nor a run"):
-        load_runs(tmp_path / "empty")
 
 
 def test_a_run_without_a_round_has_nothing_to_show_yet(folder, tmp_path):
     for name in ("config.json", "history.csv"):
-        text = (folder / "ditto" / name).read_text(encoding="utf-8")
+        text = (folder / "ditto-1" / name).read_text(encoding="utf-8")
         (tmp_path / name).write_text(text if name == "config.json" else text.splitlines()[0] + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match="has no rounds yet"):
-        load_runs(tmp_path)
+    with pytest.raises(DataError, match=r"has no rounds yet.*selffl serve"):
+        collect([tmp_path])
+    assert collect([tmp_path], may_wait=True).waiting == [tmp_path]
+
+
+def test_a_line_that_is_being_written_is_left_out(folder, tmp_path):
+    shutil.copytree(folder / "self-fl-1", tmp_path / "run")
+    for name in ("history.csv", "participation.csv"):
+        path = tmp_path / "run" / name
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text[:-3], encoding="utf-8")
+    assert len(read_run(tmp_path / "run").records.history) == 5

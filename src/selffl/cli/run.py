@@ -14,7 +14,8 @@ import typer
 
 from selffl.cli import console, live, names
 from selffl.cli.names import OF_PROBLEM
-from selffl.cli.studies import print_record, print_table, write_report
+from selffl.cli.report import write_report
+from selffl.cli.studies import print_record, print_table
 from selffl.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:

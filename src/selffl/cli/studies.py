@@ -1,4 +1,4 @@
-"""`selffl demo`, `selffl paper` and `selffl report`: studies, their records and their pages."""
+"""`selffl demo` and `selffl paper`: studies, their records and their pages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from selffl.cli import console, live, names
+from selffl.cli.report import write_report
 from selffl.errors import DataError, unknown_name
 
 if TYPE_CHECKING:
@@ -191,35 +192,6 @@ def paper_page(
         shutil.copyfile(picture, target.parent / "figures" / name)
     target.write_text(results_page(studies, "figures"), encoding="utf-8")
     console.tell(console.out, f"Results page: {target}")
-
-
-@app.command("report")
-def report_command(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Folders of studies or of runs, here or over Flower.", metavar="DIR...")
-    ],
-    target: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
-) -> None:
-    """Make one self-contained HTML page from the records of studies and runs; a run may still be going on.
-
-    Example: selffl report runs/paper -o report.html
-    """
-    console.check_target(target)
-    write_report(folders, target)
-
-
-def write_report(folders: list[Path], target: Path) -> None:
-    """One HTML page from all records in the folders."""
-    from selffl.reports.page import html
-    from selffl.reports.record import load_studies
-    from selffl.reports.runs import is_run, load_runs
-
-    studies = []
-    for folder in folders:
-        has_runs = folder.is_dir() and any(is_run(place) for place in (folder, *folder.iterdir()))
-        studies += load_runs(folder) if has_runs else load_studies(folder)
-    target.write_text(html(studies, "Self-FL, measured"), encoding="utf-8")
-    console.tell(console.out, f"Report: {target}")
 
 
 def _run_with_bars(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -34,8 +35,24 @@ METHOD_COLOURS = {
     "limit, exact posterior": "#0072b2",
     "limit, posterior mean": INK,
 }
+# On a page, darker or lighter where a colour would be faint on its ground: (light, dark).
+ON_PAGE = {
+    "#d55e00": ("#d05a00", "#ff8f45"),
+    "#0072b2": ("#0069a8", "#4fa3ea"),
+    "#009e73": ("#008a64", "#34cf9f"),
+    "#cc79a7": ("#b9578f", "#eaa3cb"),
+    "#e69f00": ("#b97d00", "#f3bd45"),
+    "#56b4e9": ("#2b93cb", "#9ad9ff"),
+    "#8a6fb3": ("#8063ad", "#b9a1e3"),
+    "#7f7f7f": ("#757575", "#a3a3a3"),
+    "#3d3d3d": ("#3d3d3d", "#e4e2dc"),
+}
 OTHER_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fb3", "#7f7f7f")
 MARKERS = "osD^vPX*"
+Width = Literal["single", "double"]  # columns of a paper
+INCHES = {"single": 3.35, "double": 7.0}
+IN_PAPER: Any = {"font.size": 8.0, "axes.titlesize": 8.5, "lines.linewidth": 1.3, "lines.markersize": 3.4}
+IN_PAPER_DPI = 300
 BACKGROUND = "background"  # id of the white ground in SVG files
 
 STYLE: Any = {  # matplotlib types its keys as one long literal
@@ -61,6 +78,7 @@ STYLE: Any = {  # matplotlib types its keys as one long literal
     "lines.markersize": 4.5,
     "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text: small, searchable, and in the page's colours
+    "pdf.fonttype": 42,  # TrueType: what journals ask for
     "svg.hashsalt": "selffl",  # the same figure is the same file
     "figure.dpi": 110,
     "savefig.dpi": 160,
@@ -78,26 +96,43 @@ def style() -> Iterator[None]:
         yield
 
 
-def draw(figure: Figure) -> Canvas:
-    """The charts side by side over one legend."""
+def draw(figure: Figure, width: Width | None = None) -> Canvas:
+    """The charts over one legend: side by side, but in a single column of a paper one below the other."""
+    count = len(figure.charts)
     with style():
-        canvas = Canvas(
-            figsize=({1: 6.2, 2: 9.2}.get(len(figure.charts), 3.9 * len(figure.charts)), 4.3), layout="constrained"
-        )
-        axes = canvas.subplots(1, len(figure.charts), squeeze=False)[0]
+        if width is None:
+            canvas = Canvas(figsize=({1: 6.2, 2: 9.2}.get(count, 3.9 * count), 4.3), layout="constrained")
+        else:
+            matplotlib.rcParams.update(IN_PAPER)  # within the style, which puts everything back
+            rows = count if width == "single" else 1
+            canvas = Canvas(figsize=(INCHES[width], 2.3 * rows + 0.55), layout="constrained")
+        shape = (count, 1) if width == "single" else (1, count)
+        axes = list(canvas.subplots(*shape, squeeze=False).flat)
         colours = _colours(figure.charts)
         for axis, chart in zip(axes, figure.charts, strict=True):
             _draw_chart(axis, chart, colours)
         handles = {
             text: handle for axis in axes for handle, text in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-        columns = 2 if max(map(len, handles)) > 30 else min(len(handles), 5)
-        canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=8.5)
+        longest = max(map(len, handles))
+        most = 5 if width != "single" else 3 if longest <= 14 else 2
+        columns = 2 if longest > 30 else min(len(handles), most)
+        size = 8.5 if width is None else IN_PAPER["font.size"] - 0.5
+        canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, fontsize=size)
     return canvas
 
 
+def page_palette(labels: Sequence[str]) -> list[tuple[str, str]]:
+    """Colours of the methods on a light page and on a dark one."""
+    return [ON_PAGE.get(colour, (colour, colour)) for colour in _named_colours(labels).values()]
+
+
 def _colours(charts: Sequence[Chart]) -> dict[str, str]:
-    names = list(dict.fromkeys(series.name for chart in charts for series in chart.series))
+    return _named_colours([series.name for chart in charts for series in chart.series])
+
+
+def _named_colours(labels: Sequence[str]) -> dict[str, str]:
+    names = list(dict.fromkeys(labels))
     taken = {METHOD_COLOURS.get(name) for name in names}
     free = [colour for colour in OTHER_COLOURS if colour not in taken]
     spare = iter(free * (1 + len(names) // len(free)))
@@ -160,14 +195,34 @@ def _draw_series(axis: Axes, series: Series, colour: str, marker: str, shift: fl
         axis.errorbar(x, series.y, yerr=series.error, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
 
 
-def save(canvas: Canvas, stem: Path) -> list[Path]:
-    """As PNG and SVG beside each other."""
-    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+def save(canvas: Canvas, stem: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """In each format, beside each other; the same figure is the same file, whenever it is saved."""
+    undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in formats]
     canvas.patch.set_gid(BACKGROUND)
     with style():
-        canvas.savefig(paths[0], facecolor="white")
-        canvas.savefig(paths[1], facecolor="white", metadata={"Date": None})
+        if canvas.get_figwidth() in INCHES.values():
+            matplotlib.rcParams["savefig.dpi"] = IN_PAPER_DPI
+        for path, ending in zip(paths, formats, strict=True):
+            canvas.savefig(path, facecolor="white", metadata=undated.get(ending))
     return paths
+
+
+def plain(figure: Figure) -> dict[str, Any]:
+    """What a figure shows, as JSON takes it; `of_plain` makes it a figure again."""
+    found = asdict(figure)
+    for chart in found["charts"]:
+        chart["x_ticks"] = None if chart["x_ticks"] is None else [float(tick) for tick in chart["x_ticks"]]
+        for series in chart["series"]:
+            for name in ("x", "y", "error"):
+                series[name] = None if series[name] is None else [float(value) for value in series[name]]
+    return found
+
+
+def of_plain(found: Mapping[str, Any]) -> Figure:
+    """The figure that `plain` wrote down."""
+    charts = [Chart(**chart | {"series": [Series(**one) for one in chart["series"]]}) for chart in found["charts"]]
+    return Figure(found["name"], found["caption"], charts)
 
 
 def forest_plot(

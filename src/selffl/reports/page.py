@@ -1,46 +1,370 @@
-"""One self-contained HTML page, and the results page of the documentation, from study records."""
+"""One self-contained HTML page from runs and study records, and the results page of the documentation."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files as resources
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
 from selffl.errors import DataError
-from selffl.reports import figures, tables
+from selffl.reports import data, figures, tables, words
+from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
 from selffl.studies import STUDIES
 
 Recorded = Sequence[tuple[Path, StudyRecord]]
 
+TITLE = "Self-FL, measured"
+POLL_MILLISECONDS = 2000  # between two questions of a live page
 
-def html(studies: Recorded, title: str) -> str:
+SECTIONS = {  # of a group, with the chart that has to be there for it
+    "methods": ("Methods", None),
+    "rounds": ("Rounds", "rounds"),
+    "clients": ("Clients", "clients"),
+    "tails": ("Worst and top", "tails"),
+    "gains": ("Who gains", "gains"),
+    "inside": ("Uncertainty", "variances"),
+    "clusters": ("Clusters", "clusters"),
+    "partition": ("Partition", "partition"),
+    "reproduce": ("Reproduce", None),
+}
+
+
+def html(studies: Recorded, title: str = TITLE, groups: Sequence[Group] = ()) -> str:
     """The page, figures inside; it needs no network and no other file."""
+    return render(Collection(list(groups), list(studies)), title)
+
+
+def render(found: Collection, title: str = TITLE, *, tag: str | None = None, state: str = "") -> str:
+    """The page of a collection; with a ``tag``, one that asks its server for later numbers."""
+    shown = [
+        {
+            "anchor": anchor,
+            "record": record,
+            "figures": [
+                {"svg": _inline(folder / f"{f['name']}.svg", f["caption"], f"{anchor}-{f['name']}"), **f}
+                for f in record.figures
+            ],
+            "config": json.dumps(record.config, indent=1, ensure_ascii=False),
+            "reading": reading(record),
+        }
+        for folder, record, anchor in _anchored(found.studies)
+    ]
+    groups = [_view(group, f"g{number}") for number, group in enumerate(found.groups)]
+    content = payload(groups, len(shown), len(found.waiting))
+    if tag is not None:
+        content |= {"tag": tag, "every": POLL_MILLISECONDS, "state": state}
+    for entry in content["groups"]:  # they are on the page already
+        entry.pop("text"), entry.pop("html")
+    return (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            title=groups[0]["group"].title if len(groups) == 1 and not shown else title,
+            lead=lead(found.studies) if shown else "",
+            groups=groups,
+            studies=shown,
+            waiting=_waiting(found) if tag is not None and not groups and not shown else "",
+            live=tag is not None,
+            data=_json(content),
+            css=_text("report.css"),
+            js=_text("charts.js") + _text("report.js") if groups else _text("report.js"),
+            plotly=_plotly() if groups else "",
+            version=__version__,
+        )
+    )
+
+
+def news(found: Collection, state: str) -> bytes:
+    """What a live page asks for: all numbers and sentences, and the shape of the page they are for."""
+    groups = [_view(group, f"g{number}") for number, group in enumerate(found.groups)]
+    return _json(payload(groups, len(found.studies), len(found.waiting)) | {"state": state}).encode()
+
+
+def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int) -> dict[str, Any]:
+    """What the script of the page works on."""
+    parts = _templates().get_template("parts.html.j2").module
+    shape = json.dumps(
+        [[(g["sections"], g["charts"], g["tables"]["methods"], g["shown_seeds"]) for g in groups], num_studies]
+    )
+    return {
+        "shape": hashlib.sha256(shape.encode()).hexdigest()[:16],
+        "groups": [
+            {
+                "id": g["id"],
+                "tables": g["tables"],
+                "palette": g["palette"],
+                "text": g["text"],
+                "html": {"table": str(parts.methods_table(g))},  # type: ignore[attr-defined]
+            }
+            for g in groups
+        ],
+    }
+
+
+def _anchored(studies: Recorded) -> list[tuple[Path, StudyRecord, str]]:
+    """Each with an id of its own: the same study may be there twice, say from two folders."""
+    found = []
+    for number, (folder, record) in enumerate(studies):
+        first = all(earlier.id != record.id for _, earlier in studies[:number])
+        found.append((folder, record, record.id if first else f"{record.id}-{number}"))
+    return found
+
+
+@cache
+def _templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("selffl", "reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["capfirst"] = capfirst
-    shown = []
-    for number, (folder, record) in enumerate(studies):
-        # The same study may be there twice, say from two folders.
-        first = all(earlier.id != record.id for _, earlier in studies[:number])
-        anchor = record.id if first else f"{record.id}-{number}"
-        pictures = [
-            {"svg": _inline(folder / f"{f['name']}.svg", f["caption"], f"{anchor}-{f['name']}"), **f}
-            for f in record.figures
-        ]
-        config = json.dumps(record.config, indent=1, ensure_ascii=False)
-        shown.append(
-            {"anchor": anchor, "record": record, "figures": pictures, "config": config, "reading": reading(record)}
+    return environment
+
+
+@cache
+def _text(name: str) -> str:
+    return resources("selffl.reports").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> str:
+    """The plotting library's script; imported here, since nothing else needs it."""
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
+    text: str = get_plotlyjs()
+    return text.replace("</script", "<\\/script")
+
+
+def _json(content: Any) -> str:
+    """JSON that may stand inside a script element: no user's text can end it."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _waiting(found: Collection) -> str:
+    if not found.waiting:
+        return "There is no run here yet"
+    return f"{words.counted(len(found.waiting), 'run')} begun, none with a finished round"
+
+
+# ------------------------------------------------------------------------------------------------------- one group
+
+
+def _view(group: Group, identity: str) -> dict[str, Any]:
+    """What the templates show of a group."""
+    found = data.tables(group)
+    charts = _charts(found)
+    metric, text = group.metric, words.takeaways(group, found)
+    gain = "training alone" if found["alone"] not in (None, 0) else "the global model"
+    rows, columns = _table(group)
+    text |= {"headline": words.headline(group), "facts": _facts(group, found), "seeds": _seeds(found)}
+    return {
+        "id": identity,
+        "group": group,
+        "tables": found,
+        "palette": figures.page_palette(found["methods"]),
+        "charts": charts,
+        "sections": [(key, name) for key, (name, needed) in SECTIONS.items() if needed is None or needed in charts],
+        "text": text,
+        "parts": {part: name for part, name in data.PARTS.items() if any(found["rounds"][part])},
+        "labels": _labels(metric, gain),
+        "gain_title": "Realised",
+        "rows": rows,
+        "columns": columns,
+        "caption": caption(group) + (" The best of each column is underlined." if len(group.methods) > 1 else ""),
+        "claims": group.record.claims if group.record is not None else [],
+        "has_clients": bool(found["seeds"]),
+        "shown_seeds": [table["seed"] for table in found["seeds"]],
+        "reproduce": _reproduce(group),
+    }
+
+
+def _charts(found: dict[str, Any]) -> list[str]:
+    """The charts that there are numbers for."""
+    seeds, inside = found["seeds"], found["inside"]
+    methods = [method for table in seeds for method in table["methods"] if method is not None]
+    has_gain = (found["alone"] is not None and len(found["methods"]) > 1) or any("global" in m for m in methods)
+    there = {
+        "rounds": any(curve for curves in found["rounds"].values() for curve in curves),
+        "clients": bool(seeds),
+        "tails": any("worst10" in scores for scores in found["scores"]),
+        "gains": bool(methods) and has_gain,
+        "predicted": any("predicted" in method for method in methods) and has_gain,
+        "variances": any(value is not None for one in inside for value in (*one["inter"], *one["intra"])),
+        "weights": any(one["weight"] is not None for one in inside),
+        "steps": any(one["steps"] is not None for one in inside),
+        "histogram": any(one["counts"] is not None for one in inside),
+        "trajectory": bool(found["paths"]),
+        "clusters": any(table["cluster"] is not None for table in seeds),
+        "partition": bool(seeds),
+    }
+    return [name for name, is_there in there.items() if is_there]
+
+
+def _labels(metric: str, gain: str) -> dict[str, str]:
+    return {
+        "rounds": f"Lines: {metric} by round, one line a method, with bands of a standard error",
+        "clients": f"Points: {metric} of each client's personal model against its training rows, by method",
+        "tails": f"Points: {metric} of the worst tenth, of all and of the largest tenth of clients, by method",
+        "gains": f"Bars: what each client gains over {gain}, from most to least",
+        "predicted": "Points: realised gain of each client against the gain its method predicts",
+        "variances": "Lines: variance between clients and within them, by round",
+        "weights": "Line with a band: clients' weights in the average, by round",
+        "steps": "Line with a band: clients' local steps, by round",
+        "histogram": "Bars: how many steps clients want",
+        "trajectory": "Line: steps of one client, by round",
+        "clusters": f"Points: {metric} of each client, by cluster",
+        "partition": "Colours: rows of each client, by class",
+    }
+
+
+def _facts(group: Group, found: dict[str, Any]) -> str:
+    """What was done, in a line."""
+    run = group.runs[0]
+    clients = max((int(r.records.summary.get("clients") or 0) for r in group.runs), default=0)
+    ends = {r.records.history[-1]["round"] for r in group.runs}
+    done = max(ends)
+    rounds = words.counted(done, "round")
+    if any(r.status == "running" for r in group.runs):
+        rounds = f"{min(ends):,} to {rounds}" if len(ends) > 1 else rounds
+        rounds += f" of {run.config.rounds:,}, still running"
+    parts = [
+        capfirst(group.data),
+        words.counted(clients, "client") if clients else "",
+        rounds,
+        words.counted(len(group.seeds), "seed") if len(group.seeds) > 1 else f"seed {group.seeds[0]}",
+        words.counted(len(group.methods), "method") if len(group.methods) > 1 else "",
+        "clients at their own sites" if run.config.device == "remote" else "",
+        "quick run" if group.record is not None and group.record.is_quick else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _seeds(found: dict[str, Any]) -> str:
+    """Which seeds' clients the page holds."""
+    shown = [str(table["seed"]) for table in found["seeds"]]
+    if not shown or len(found["allSeeds"]) == 1:
+        return ""
+    text = "Clients are shown of one seed at a time: a seed has a split of its own."
+    if len(shown) < len(found["allSeeds"]):
+        text += f" This page holds those of {words.counted(len(shown), 'seed')} ({', '.join(shown)}) of "
+        text += f"{len(found['allSeeds'])}."
+    return text
+
+
+def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
+    """The table of methods: the best of each column is marked, and what differs clearly from the first."""
+    lines, metric = data.lines(group), group.metric
+    parts = [part for part in data.PARTS if any(part in line.scores for line in lines)]
+    pick = max if group.is_higher_better else min
+    best = {
+        part: pick(line.scores[part].mean for line in lines if part in line.scores) for part in parts if len(lines) > 1
+    }
+    has_rivals = len(lines) > 1
+    has_tests = any(line.p_value is not None for line in lines)
+    columns = ["method", *(data.PARTS[part] for part in parts)]
+    columns += [f"against {lines[0].method}"] if has_rivals else []
+    columns += ["p"] if has_tests else []
+    columns += ["gradients"]
+    rows: list[list[Any]] = []
+    for line in lines:
+        cells: list[Any] = [line.method]
+        for part in parts:
+            score = line.scores.get(part)
+            lost = part == "weighted" and score is None and line.num_diverged
+            is_best = score is not None and part in best and score.mean == best[part]
+            cells.append(
+                {"text": "diverged" if lost else words.with_error(score, metric), "kind": "top" if is_best else ""}
+            )
+        if has_rivals:
+            kind = {"better": "good", "worse": "bad"}.get(line.verdict, "")
+            said = {"better": ", better", "worse": ", worse"}.get(line.verdict, "")
+            text = words.with_error(line.difference, metric, signed=True) + said
+            cells.append({"text": "" if line.verdict == "first" else text, "kind": kind})
+        if has_tests:
+            cells.append({"text": "" if line.verdict == "first" else words.p_shown(line.p_value), "kind": ""})
+        gradients = "–" if line.gradients is None else f"{line.gradients:,.0f}"
+        cells.append({"text": gradients, "kind": ""})
+        rows.append(cells)
+    return rows, columns
+
+
+def plain_table(group: Group) -> list[dict[str, str]]:
+    """The table of methods as text, column by column."""
+    rows, columns = _table(group)
+    return [dict(zip(columns, [row[0], *(cell["text"] or "–" for cell in row[1:])], strict=True)) for row in rows]
+
+
+def caption(group: Group) -> str:
+    """What the table's numbers are."""
+    on = f"on each client's own {group.config.evaluate_on} rows"
+    many = len(group.seeds) > 1
+    unit = " in %" if group.metric == "accuracy" else ""
+    text = f"{group.metric.capitalize()}{unit}, {on}" + ("; mean ± standard error over seeds" if many else "")
+    if len(group.methods) > 1:
+        text += (
+            ". Differences are paired over seeds; better and worse: at the 5 % level, by Student's t, each method by "
+            "itself"
+            if many
+            else ". One seed: differences are not tested"
         )
-    return environment.get_template("page.html.j2").render(
-        title=title, lead=lead(studies), studies=shown, version=__version__
-    )
+    return text + ". Gradients: evaluations per client and round, in training."
+
+
+def _reproduce(group: Group) -> dict[str, Any]:
+    """The command, the settings, the seeds and the environment."""
+    config, record = group.config, group.record
+    calls = [
+        {
+            "title": f"{method.label} in Python" + (f", seed {run.config.seed}" if len(group.seeds) > 1 else ""),
+            "text": words.call(run.config),
+        }
+        for method in group.methods
+        for run in method.runs[:1]
+    ]
+    source = {k: v for k, v in (config.source or {}).items() if k not in ("name", "seed")}
+    model = {k: v for k, v in (config.model or {}).items() if k not in ("name", "seed")}
+    settings = [
+        ("data", ", ".join([group.data, *(f"{k} {v}" for k, v in source.items())])),
+        ("model", ", ".join([str((config.model or {}).get("name", "the user's own")), *_pairs(model)])),
+        ("rounds", f"{config.rounds:,}"),
+        ("participation C", f"{config.participation:g}"),
+        ("learning rate η", f"{config.learning_rate:g}"),
+        ("batch size B", f"{config.batch_size}"),
+        ("seeds", ", ".join(map(str, group.seeds))),
+        ("device, numbers", f"{config.device}, {config.dtype}"),
+        ("seconds, all runs", f"{sum(float(r.records.history[-1].get('seconds') or 0) for r in group.runs):,.1f}"),
+    ]
+    if record is not None:
+        settings.insert(0, ("setting", record.setting))
+    environment = record.environment if record is not None else group.runs[0].environment
+    options = [
+        (method.label, ", ".join(_pairs(method.runs[0].config.options)) or "no options") for method in group.methods
+    ]
+    return {
+        "command": record.command if record is not None else "",
+        "calls": calls,
+        "tables": [
+            {"caption": "Settings", "rows": settings},
+            {"caption": "Computed with", "rows": [(key, str(value)) for key, value in environment.items()]},
+            {"caption": "Options of the methods", "rows": options},
+        ],
+    }
+
+
+def _pairs(values: dict[str, Any]) -> list[str]:
+    return [f"{key} {value}" for key, value in values.items() if value is not None]
+
+
+# --------------------------------------------------------------------------------------------------------- studies
 
 
 def capfirst(text: str) -> str:

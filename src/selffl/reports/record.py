@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from selffl.state.files import write_csv, write_json
 from selffl.studies import STUDIES, Study, StudyResult
 
 RECORD = "record.json"
+FIGURES = "figures.json"  # what the figures show, to draw them again in another size or format
+RUNS = "runs"  # folder of a study's training runs
 RECORD_VERSION = 1
 
 
@@ -34,18 +36,20 @@ class StudyRecord:
     config: dict[str, Any]
     environment: dict[str, str]
     verdict: str = ""  # in a few words, where no claims are put to the test
+    runs: list[dict[str, Any]] = field(default_factory=list)  # method, seed, folder in RUNS, where it is a comparison
     version: int = RECORD_VERSION
 
 
 def save_study(
     study: Study, result: StudyResult, folder: Path, *, command: str, is_quick: bool, seconds: float
 ) -> StudyRecord:
-    """Write results.csv, table.md, the figures and, last, record.json; returns the record."""
+    """Write results.csv, table.md, the figures, what they show, and, last, record.json; returns the record."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "results.csv", result.rows)
     (folder / "table.md").write_text(tables.markdown(result.table), encoding="utf-8")
     for figure in result.figures:
         figures.save(figures.draw(figure), folder / figure.name)
+    write_json(folder / FIGURES, [figures.plain(figure) for figure in result.figures])
     record = StudyRecord(
         id=study.id,
         title=result.title or study.title,
@@ -59,6 +63,7 @@ def save_study(
         figures=[{"name": figure.name, "caption": figure.caption} for figure in result.figures],
         config=result.config,
         environment=environment(),
+        runs=[dict(run) for run in result.runs],
     )
     write_json(folder / RECORD, asdict(record))
     return record

@@ -1,8 +1,51 @@
-"""Tables as Markdown."""
+"""Tables as Markdown and as LaTeX."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "×": r"$\times$",
+    "÷": r"$\div$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "→": r"$\rightarrow$",
+    "∞": r"$\infty$",
+    "ℓ": r"$\ell$",
+    "α": r"$\alpha$",
+    "β": r"$\beta$",
+    "ε": r"$\varepsilon$",
+    "η": r"$\eta$",
+    "θ": r"$\theta$",
+    "λ": r"$\lambda$",
+    "μ": r"$\mu$",
+    "σ": r"$\sigma$",
+    "₀": "$_0$",
+    "₁": "$_1$",
+    "ₘ": "$_m$",
+    "²": "$^2$",
+    "–": "--",
+    "—": "---",
+    "…": r"\dots{}",
+}
+_SPECIAL = re.compile("|".join(re.escape(sign) for sign in LATEX))
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
@@ -14,3 +57,35 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"  # a bar inside a cell would end it
+
+
+def latex(rows: Sequence[Mapping[str, str]], caption: str = "") -> str:
+    """A LaTeX table with the rules of booktabs; the keys of the first row are the columns, numbers to the right."""
+    columns = list(rows[0])
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        "\\begin{table}",
+        "  \\centering",
+        *([f"  \\caption{{{escaped(caption)}}}"] if caption else []),
+        f"  \\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
+        "    \\toprule",
+        f"    {_row(columns)}",
+        "    \\midrule",
+        *(f"    {_row([row[column] for column in columns])}" for row in rows),
+        "    \\bottomrule",
+        "  \\end{tabular}",
+        "\\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text as LaTeX sets it: its special signs as signs, the paper's symbols as formulas."""
+    return _SPECIAL.sub(lambda found: LATEX[found.group()], " ".join(text.split()))
+
+
+def _row(cells: Sequence[str]) -> str:
+    first, *rest = (escaped(cell) for cell in cells)
+    # A row that begins with [ would be read as an option of the line break before it.
+    first = f"{{{first}}}" if first.startswith(("[", "*")) else first
+    return " & ".join([first, *rest]) + r" \\"

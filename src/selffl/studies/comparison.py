@@ -151,7 +151,7 @@ def _fine_tuned(outcome: Outcome, steps: int) -> Outcome:
 
     # Gradients are those of training, for every method; these steps, once per client, come on top (see `chosen`).
     last = [swap(row) for row in outcome.history[-1:]]
-    return replace(outcome, summary=swap(outcome.summary), history=last)
+    return replace(outcome, summary=swap(outcome.summary), history=last, folder=None)
 
 
 def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) -> StudyResult:
@@ -173,7 +173,13 @@ def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str])
         ],
     )
     claims = [better(outcomes, first, rival, text) for rival, text in comparison.claims.items() if rival in outcomes]
-    return StudyResult(rows, table(comparison, outcomes, notes), [figure], claims, asdict(comparison))
+    runs = [
+        {"method": label, "seed": outcome.seed, "folder": outcome.folder}
+        for label, group in outcomes.items()
+        for outcome in group
+        if outcome.folder is not None
+    ]
+    return StudyResult(rows, table(comparison, outcomes, notes), [figure], claims, asdict(comparison), runs=runs)
 
 
 def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) -> list[dict[str, str]]:

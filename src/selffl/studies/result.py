@@ -72,6 +72,7 @@ class StudyResult:
     config: dict[str, Any] = field(default_factory=dict)
     title: str | None = None  # where it depends on the data found: a stand-in is named in every title
     setting: str | None = None
+    runs: Sequence[dict[str, Any]] = ()  # method, seed and folder of each run shown, for a report that looks inside
 
 
 def _silent(done: int, total: int, now: str) -> None:

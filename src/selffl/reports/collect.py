@@ -1,0 +1,260 @@
+"""What lies in folders: runs, put together by what they can be compared on, and records of studies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from selffl.errors import CheckpointError, DataError
+from selffl.reports.record import RECORD, RUNS, StudyRecord, load_studies
+from selffl.runs import folder as files
+from selffl.runs.folder import Records, Row, RunConfig
+from selffl.state.files import read_csv
+from selffl.studies import STUDIES
+from selffl.studies.arms import WARM
+from selffl.training.metrics import HIGHER_IS_BETTER
+
+PARTITION = "partition.csv"
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run as its folder tells it."""
+
+    folder: Path
+    config: RunConfig
+    records: Records
+    environment: Mapping[str, str] = field(default_factory=dict)
+    partition: Sequence[Row] = ()  # client, class, num_train, num_test
+
+    @property
+    def status(self) -> str:
+        """Running, finished or diverged."""
+        return str(self.records.summary.get("status", "running"))
+
+    def score(self, name: str) -> float | None:
+        """A number of the summary, as of the last evaluation; none for a run that diverged."""
+        if self.status == "diverged":
+            return None
+        value = self.records.summary.get(name)
+        return None if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with its options, and its runs in the order of seeds."""
+
+    label: str
+    runs: tuple[RunData, ...]
+
+    @property
+    def algorithm(self) -> str:
+        """Its name in the registry."""
+        return self.runs[0].config.algorithm
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that can be held against each other: the same data, the same metric.
+
+    Attributes:
+        methods: The first is held against the others.
+        record: The study that the runs belong to, if there is one.
+    """
+
+    methods: tuple[Method, ...]
+    record: StudyRecord | None = None
+
+    @property
+    def runs(self) -> list[RunData]:
+        """All of them."""
+        return [run for method in self.methods for run in method.runs]
+
+    @property
+    def config(self) -> RunConfig:
+        """Of the first run."""
+        return self.methods[0].runs[0].config
+
+    @property
+    def metric(self) -> str:
+        """What is reported of every client."""
+        return self.config.metrics[0]
+
+    @property
+    def is_higher_better(self) -> bool:
+        """Of the metric."""
+        return HIGHER_IS_BETTER[self.metric]
+
+    @property
+    def seeds(self) -> list[int]:
+        """All that there are."""
+        return sorted({run.config.seed for run in self.runs})
+
+    @property
+    def data(self) -> str:
+        """What was trained on, in words."""
+        named = {"remote": "rows of the sites", "arrays": "the user's own rows"}
+        return named.get(self.config.data, self.config.data)
+
+    @property
+    def title(self) -> str:
+        """A heading."""
+        if self.record is not None:
+            return self.record.title
+        names = [method.label for method in self.methods]
+        if len(names) > 3:
+            return f"{names[0]} and {len(names) - 1} others on {self.data}"
+        return f"{', '.join(names)} on {self.data}"
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Everything that a page shows."""
+
+    groups: list[Group] = field(default_factory=list)
+    studies: list[tuple[Path, StudyRecord]] = field(default_factory=list)
+    waiting: list[Path] = field(default_factory=list)  # runs without a finished round
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has been begun there."""
+    return (folder / files.CONFIG).is_file() and (folder / files.HISTORY).is_file()
+
+
+def read_run(folder: Path) -> RunData:
+    """A run, which may still be going on."""
+    content = json.loads((folder / files.CONFIG).read_text(encoding="utf-8"))
+    partition: list[Row] = []
+    if (folder / PARTITION).is_file():
+        try:
+            partition = read_csv(folder / PARTITION, as_text=("client", "class"))
+        except ValueError as error:
+            raise CheckpointError(f"{folder / PARTITION} is damaged ({error}); expected that of a run.") from None
+    return RunData(
+        folder, files.read_config(folder), files.read_records(folder), content.get("environment", {}), partition
+    )
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself if it is a run, else the runs below it: beside each other, or in the folder of a study."""
+    if is_run(folder):
+        return [folder]
+    below = [place for pattern in ("*", f"{RUNS}/*", f"*/{RUNS}/*") for place in sorted(folder.glob(pattern))]
+    # What every method started from is not one of the methods.
+    return [place for place in below if is_run(place) and not place.name.startswith(f"{WARM}-")]
+
+
+def collect(folders: Iterable[Path], *, may_wait: bool = False) -> Collection:
+    """What the folders hold; runs of comparisons are looked into, studies of the paper keep their own figures.
+
+    Args:
+        folders: of runs, of studies, or folders of these.
+        may_wait: whether a folder without any finished round is fine, because one may be on its way.
+    """
+    found = Collection()
+    loose: list[RunData] = []
+    for folder in dict.fromkeys(folders):
+        if not folder.is_dir():
+            if may_wait and not folder.exists():
+                continue
+            raise DataError(f"{folder} is not a folder; expected one that `selffl` has written.")
+        has_record = any(folder.glob(RECORD)) or any(folder.glob(f"*/{RECORD}"))
+        studies = load_studies(folder) if has_record else []
+        places = run_folders(folder)
+        if not places and not studies and not may_wait:
+            raise DataError(
+                f"{folder} holds no {RECORD} and no run; expected what `selffl run`, `selffl compare`, `selffl demo` "
+                "or `selffl paper run` has written."
+            )
+        spoken_for = {place / RUNS: (place / RECORD).stat().st_mtime for place, _ in studies}
+        for place, record in studies:
+            group = None if record.id in STUDIES else _of_record(place, record)
+            if group is None:
+                found.studies.append((place, record))
+            else:
+                found.groups.append(group)
+        for place in places:
+            # A study speaks for its runs, but not for those begun since.
+            if (place / files.CONFIG).stat().st_mtime <= spoken_for.get(place.parent, 0.0):
+                continue
+            run = read_run(place)
+            if run.records.history:
+                loose.append(run)
+            else:
+                found.waiting.append(place)
+    found.groups.extend(_grouped(loose))
+    if not found.groups and not found.studies and not may_wait and found.waiting:
+        raise DataError(
+            f"{found.waiting[0] / files.HISTORY} has no rounds yet; expected at least one. Wait for the first, or "
+            f"watch it: selffl serve {found.waiting[0]}"
+        )
+    return found
+
+
+def _of_record(place: Path, record: StudyRecord) -> Group | None:
+    """The runs that a study names, under the names it gives them; none if they are not there (any more)."""
+    methods: dict[str, list[RunData]] = {}
+    for entry in record.runs:
+        folder = place / RUNS / str(entry["folder"])
+        if not is_run(folder):
+            return None
+        run = read_run(folder)
+        if run.records.history:  # one that diverged at once has none
+            methods.setdefault(str(entry["method"]), []).append(run)
+    return Group(_in_order(methods), record) if methods else None
+
+
+def _in_order(methods: Mapping[str, Sequence[RunData]]) -> tuple[Method, ...]:
+    return tuple(Method(label, tuple(sorted(runs, key=lambda run: run.config.seed))) for label, runs in methods.items())
+
+
+def _grouped(runs: Sequence[RunData]) -> list[Group]:
+    """Runs on the same data by the same metric together, Self-FL first, then as they were found."""
+    alike: dict[str, list[RunData]] = {}
+    for run in runs:
+        alike.setdefault(_kind(run), []).append(run)
+    groups = []
+    for members in alike.values():
+        labels = _labels(members)
+        methods: dict[str, list[RunData]] = {}
+        for run, label in sorted(zip(members, labels, strict=True), key=lambda pair: _rank(pair[0])):
+            methods.setdefault(label, []).append(run)
+        groups.append(Group(_in_order(methods)))
+    return groups
+
+
+def _rank(run: RunData) -> int:
+    order = ("self-fl", "self-fl-exact")
+    name = run.config.algorithm
+    return order.index(name) if name in order else len(order) + (not name.startswith("self-fl"))
+
+
+def _kind(run: RunData) -> str:
+    """The same for runs that can be compared: seeds, and with them splits, may differ."""
+    config = run.config
+    source: Any = {key: value for key, value in (config.source or {}).items() if key != "seed"}
+    if not source:  # rows without a name: those of the same clients
+        source = sorted(str(row["client"]) for row in run.records.clients)
+    return json.dumps([config.data, source, config.metrics[0], config.evaluate_on], sort_keys=True)
+
+
+def _labels(runs: Sequence[RunData]) -> list[str]:
+    """The method's name, with whatever differs between runs of the same method."""
+    found = []
+    for run in runs:
+        same = [other for other in runs if other.config.algorithm == run.config.algorithm]
+        mine, others = _settings(run.config), [_settings(other.config) for other in same]
+        differing = [key for key in mine if any(other.get(key) != mine[key] for other in others)]
+        said = [f"{key.replace('_', ' ')} = {mine[key]}" for key in differing]
+        twins = [other for other in same if _settings(other.config) == mine and other.config.seed == run.config.seed]
+        said += [run.folder.resolve().name] if len(twins) > 1 else []
+        found.append(", ".join([run.config.algorithm, *said]))
+    return found
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    own = ("rounds", "participation", "learning_rate", "batch_size")
+    return dict(config.options) | {name: getattr(config, name) for name in own}

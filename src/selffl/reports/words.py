@@ -1,0 +1,266 @@
+"""What the numbers of a group say, in sentences; every number comes from the tables of `data`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from selffl.algorithms import ALGORITHMS, algorithm
+from selffl.reports import data
+from selffl.reports.collect import Group
+from selffl.runs.folder import RunConfig
+from selffl.studies.result import Estimate
+
+
+def listed(names: Sequence[str]) -> str:
+    """With commas, and an and before the last."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shown(value: float | None, metric: str) -> str:
+    """A score as a reader sees it: tenths of a percent, else four digits."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+
+
+def gap_shown(value: float, metric: str) -> str:
+    """A difference between scores, without its sign."""
+    return f"{abs(value):.1f} points" if metric == "accuracy" else f"{abs(value):.3g}"
+
+
+def with_error(found: Estimate | None, metric: str, *, signed: bool = False) -> str:
+    """Mean ± standard error for the table, whose heading has the unit."""
+    if found is None or math.isnan(found.mean):
+        return "–"
+    form = ".1f" if metric == "accuracy" else ".4g"
+    # A minus sign as wide as a plus; nothing rounds to minus nothing.
+    mean = format(found.mean + 0.0, ("+" if signed else "") + form).replace("-", "−")
+    return mean if math.isnan(found.error) else f"{mean} ± {found.error:{'.1f' if metric == 'accuracy' else '.2g'}}"
+
+
+def p_shown(p: float | None) -> str:
+    """A p-value."""
+    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def headline(group: Group) -> str:
+    """The verdict in one sentence."""
+    rows, metric = data.lines(group), group.metric
+    first = rows[0]
+    score = first.scores.get("weighted")
+    if score is None:
+        what = "left the finite numbers" if first.num_diverged else "has not been evaluated yet"
+        return f"{first.method} {what}."
+    how = f"{shown(score.mean, metric)} accuracy" if metric == "accuracy" else f"{metric} {shown(score.mean, metric)}"
+    reached = f"{first.method} reaches {how} on {group.data}"
+    if len(rows) == 1:
+        return f"{reached} with a model for every client{_beside(first, metric)}."
+    by: dict[str, list[str]] = {}
+    for row in rows[1:]:
+        # The row holds the rival against the first; the sentence is about the first.
+        by.setdefault(row.verdict, []).append(row.method)
+    has_tests = any(row.p_value is not None for row in rows)
+    parts = [
+        f"{text} {listed(by[key])}"
+        for key, text in (
+            ("worse", "clearly better than"),
+            ("better", "clearly worse than"),
+            ("no clear difference", "not clearly different from"),
+            ("below", "above"),
+            ("above", "below"),
+            ("equal", "level with"),
+        )
+        if key in by
+    ]
+    if not parts:
+        return f"{reached}."
+    seeds = f"{counted(first.num_seeds, 'seed')}"
+    ground = f"paired over {seeds}, 5 % level" if has_tests else f"{seeds}, so nothing is tested"
+    return f"{reached}: {_joined(parts)} ({ground})."
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{'; '.join(parts[:-1])}; and {parts[-1]}"
+
+
+def _beside(line: data.Line, metric: str) -> str:
+    said = [
+        f"{shown(line.scores[part].mean, metric)} {text}"
+        for part, text in (("global", "with the one they share"), ("worst10", "for the worst tenth of clients"))
+        if part in line.scores
+    ]
+    return "".join(f", {part}" for part in said)
+
+
+def takeaways(group: Group, tables: dict[str, Any]) -> dict[str, str]:
+    """A sentence over each picture."""
+    found = {"rounds": _of_rounds(group), "tails": _of_tails(group)}
+    if tables["seeds"]:
+        table = tables["seeds"][0]
+        found["clients"] = _of_clients(group, table)
+        found["gains"] = _of_gains(group, table)
+        found["predicted"] = _of_predicted(group, table)
+        found["partition"] = _of_partition(table)
+        found["clusters"] = _of_clusters(table)
+    if tables["inside"]:
+        found["inside"] = _of_inside(group, tables["inside"][0])
+    return found
+
+
+def _of_rounds(group: Group) -> str:
+    best = []
+    for method, curve in zip(group.methods, data.by_round(group, "weighted"), strict=True):
+        if curve is None:
+            continue
+        pick = max if group.is_higher_better else min
+        place = pick(range(len(curve["y"])), key=lambda i: curve["y"][i])
+        best.append((method.label, curve["y"][place], curve["x"][place], curve["y"][-1], curve["x"][-1]))
+    if not best:
+        return "No round has been evaluated yet."
+    name, top, at, last, end = best[0]
+    text = f"{name} is at {shown(last, group.metric)} in round {end:,}"
+    if at != end and top != last:
+        text += f"; its best was {shown(top, group.metric)} in round {at:,}"
+    return text + "."
+
+
+def _of_tails(group: Group) -> str:
+    rows = [row for row in data.lines(group) if "worst10" in row.scores]
+    if not rows:
+        return "No round has been evaluated yet."
+    pick = max if group.is_higher_better else min
+    best = pick(rows, key=lambda row: row.scores["worst10"].mean)
+    score, first = shown(best.scores["worst10"].mean, group.metric), rows[0]
+    if len(rows) == 1:
+        return f"The worst tenth of clients is at {score}."
+    text = f"The worst tenth of clients fares best with {best.method}: {score}"
+    if best is not first:
+        text += f", against {shown(first.scores['worst10'].mean, group.metric)} with {first.method}"
+    return text + "."
+
+
+def _of_clients(group: Group, table: dict[str, Any]) -> str:
+    sizes = [size for size in table["train"] if size is not None]
+    text = f"{counted(table['total'], 'client')}, from {min(sizes):,} to {counted(max(sizes), 'training row')}."
+    if len(table["clients"]) < table["total"]:
+        text += f" {len(table['clients']):,} are shown, evenly chosen by size."
+    return text
+
+
+def _of_gains(group: Group, table: dict[str, Any]) -> str:
+    found, base = data.gains(group, table, 0)
+    known = [value for value in found if value is not None]
+    if not known:
+        return "There is nothing to hold the personal models against."
+    up, down = sum(value > 0 for value in known), sum(value < 0 for value in known)
+    return (
+        f"With {group.methods[0].label}, {up:,} of {counted(len(known), 'client')} are better off than with {base}, "
+        f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
+        f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.metric)}."
+    )
+
+
+def _of_predicted(group: Group, table: dict[str, Any]) -> str:
+    for number, columns in enumerate(table["methods"]):
+        if columns is None or "predicted" not in columns:
+            continue
+        found = data.rank_correlation(columns["predicted"], data.gains(group, table, number)[0])
+        name = group.methods[number].label
+        if found is None:
+            return f"The gains of {name} do not vary enough to say whether its predictions order them."
+        rho, p, count = found
+        how = "orders" if rho > 0 and p < 0.05 else "does not order"
+        sign = "−" if rho < 0 else ""
+        return (
+            f"What {name} predicts {how} what its clients gain: rank correlation {sign}{abs(rho):.2f} over "
+            f"{counted(count, 'client')} (p {'' if p < 0.001 else '= '}{p_shown(p)})."
+        )
+    return ""
+
+
+def _of_partition(table: dict[str, Any]) -> str:
+    classes = table["classes"]
+    if classes is None:
+        return ""
+    held = [0] * len(table["clients"])
+    for client in classes["client"]:
+        held[client] += 1
+    low, high = min(held), max(held)
+    each = f"{low}" if low == high else f"{low} to {high}"
+    return f"Each client holds {each} of {counted(len(classes['names']), 'class').replace('classs', 'classes')}."
+
+
+def _of_clusters(table: dict[str, Any]) -> str:
+    if table["cluster"] is None:
+        return ""
+    named = [value for value in table["cluster"] if value is not None]
+    return f"{counted(len(set(named)), 'cluster')} over {counted(len(named), 'client')}."
+
+
+def _of_inside(group: Group, found: dict[str, Any]) -> str:
+    name = group.methods[found["method"]].label
+    parts = []
+    known = [(i, j) for i, j in zip(found["inter"], found["intra"], strict=True) if i is not None and j is not None]
+    if known:
+        inter, intra = known[-1]
+        parts.append(f"{name} ends with a variance of {inter:.3g} between clients and {intra:.3g} within one")
+    if found["counts"] and found["most"]:
+        over = sum(n for low, n in zip(found["bins"], found["counts"], strict=True) if low >= found["most"])
+        is_edge = found["most"] in found["bins"]
+        share = 100 * over / sum(found["counts"])
+        if is_edge:
+            parts.append(f"{share:.0f} % of its client-rounds want ℓ_max = {found['most']} steps or more")
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+# ----------------------------------------------------------------------------------------------------- to reproduce
+
+
+def call(config: RunConfig) -> str:
+    """The Python that trains the same run again, as far as its parts have names."""
+    if config.device == "remote":
+        return f"selffl.flower.server_app(…, {config.algorithm!r}, …)  # over Flower, with the sites' own rows"
+    source, model = config.source, dict(config.model or {})
+    rows = "federation"
+    if source is not None:
+        rows = (
+            f"load({', '.join([repr(source['name']), *_arguments({k: v for k, v in source.items() if k != 'name'})])})"
+        )
+    for known in ("shape", "num_classes", "seed"):
+        model.pop(known, None)
+    name = model.pop("name", None)
+    settings: dict[str, Any] = {
+        key: getattr(config, key)
+        for key in ("rounds", "participation", "learning_rate", "batch_size", "seed", "device", "evaluate_every")
+    }
+    if name is not None and model:
+        settings["model_options"] = model
+    if config.evaluate_on != "test":
+        settings["evaluate_on"] = config.evaluate_on
+    if config.fine_tune:
+        settings["fine_tune"] = config.fine_tune
+    method = _method(config)
+    text = "import selffl\n" + ("from selffl.data import load\n" if source is not None else "")
+    lines = [repr(name) if name else "model", rows, method, ", ".join(_arguments(settings))]
+    return text + "selffl.train(\n    " + ",\n    ".join(lines) + ",\n)"
+
+
+def _method(config: RunConfig) -> str:
+    if config.has_own_method or config.algorithm not in ALGORITHMS:
+        return "method"
+    usual = algorithm(config.algorithm)
+    options = {key: value for key, value in config.options.items() if getattr(usual, key, None) != value}
+    if not options:
+        return repr(config.algorithm)
+    return f"selffl.algorithm({', '.join([repr(config.algorithm), *_arguments(options)])})"
+
+
+def _arguments(values: dict[str, Any]) -> list[str]:
+    return [f"{key}={value!r}" for key, value in values.items()]
