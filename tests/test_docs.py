@@ -38,7 +38,12 @@ def commands_of(code):
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-RUN = [pytest.param(page, id=name_of(page)) for page in PAGES if blocks_of(page)]
+LONG = ("index", "howto/report", "howto/scale", "howto/studies")  # that train several methods
+RUN = [
+    pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if name_of(page) in LONG else [])
+    for page in PAGES
+    if blocks_of(page)
+]
 
 
 @pytest.fixture
