@@ -1,27 +1,97 @@
-"""What the documentation says is true: its code runs, its names exist, its addresses can be found."""
+"""What the documentation says is true: its code runs, its names exist, its addresses and numbers can be found."""
 
 import re
+import shlex
+import signal
+import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import selffl
+from selffl import cli
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = [
-    pytest.param(block, id=f"{page.name}-{number}")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^(?P<why><!-- not run: [^\n]+ -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
+PROGRAMS = {"selffl", "make", "pip", "python", "python3", "flwr"}
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix().removeprefix("docs/").removesuffix(".md")
+
+
+def blocks_of(page):
+    """The blocks of a page that are run, in their order: language and code."""
+    found = FENCE.finditer(page.read_text(encoding="utf-8"))
+    return [
+        (block["language"], block["code"])
+        for block in found
+        if block["language"] in ("python", "sh") and not block["why"]
+    ]
+
+
+def commands_of(code):
+    """The commands of a shell block, as words; comments are left out."""
+    lines = code.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+LONG = ("index", "howto/report", "howto/scale", "howto/studies")  # that train several methods
+RUN = [
+    pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if name_of(page) in LONG else [])
     for page in PAGES
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S))
+    if blocks_of(page)
 ]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_code_blocks_run_as_they_stand(block, tmp_path, monkeypatch):
+@pytest.fixture
+def selffl_command(monkeypatch):
+    """A function that runs the command line here."""
+    monkeypatch.setattr(cli.console, "out", Console(width=120))
+    monkeypatch.setattr(cli.console, "err", Console(width=120, stderr=True))
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def call(words):
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        assert stopped.value.code == 0, shlex.join(words)
+
+    yield call
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_blocks_of_a_page_run_as_they_stand_in_one_folder(page, tmp_path, monkeypatch, selffl_command):
     monkeypatch.chdir(tmp_path)
-    if "flower" in block:
-        pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
-    exec(compile(block, "documentation", "exec"), {"__name__": "documentation"})
+    for number, (language, code) in enumerate(blocks_of(page)):
+        if "selffl.flower" in code:
+            pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
+        if language == "python":  # each with names of its own: a reader may copy any of them
+            exec(compile(code, f"{name_of(page)}, block {number}", "exec"), {"__name__": "documentation"})
+        else:
+            for words in commands_of(code):
+                selffl_command(words)
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in PAGES if page.name != "README.md"])
+def test_commands_are_marked_as_such_and_left_out_only_for_a_reason(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<!-- not run") == len([block for block in FENCE.finditer(text) if block["why"]])
+    for block in FENCE.finditer(text):
+        if block["language"] == "":
+            assert not {line.split()[0] for line in block["code"].splitlines() if line.strip()} & PROGRAMS, block[
+                "code"
+            ]
+        elif block["language"] == "sh" and not block["why"]:
+            assert {words[0] for words in commands_of(block["code"])} == {"selffl"}, block["code"]
+
+
+def test_few_blocks_are_left_out():
+    left_out = [block for page in PAGES for block in FENCE.finditer(page.read_text(encoding="utf-8")) if block["why"]]
+    assert len(left_out) <= 8
 
 
 def test_the_worked_example_prints_what_the_page_says(capsys):
@@ -81,3 +151,30 @@ def test_readme_lists_every_method_and_study():
 
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name in [*ALGORITHMS, *STUDIES] if f"`{name}`" not in page] == []
+
+
+def test_the_figures_quoted_are_those_of_the_results():
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "choose.md").read_text(encoding="utf-8")
+    sections = {
+        name: re.search(rf"^## {title}.*?(?=^## |\Z)", results, re.M | re.S)[0]
+        for name, title in (
+            ("MNIST", "MNIST over a thousand clients"),
+            ("letters", "Letters over two hundred clients"),
+            ("CIFAR-10", "CIFAR-10 over twenty clients"),
+        )
+    }
+    seen = 0
+    for table in re.findall(r"^\|.*?\n\n", page, re.M | re.S):
+        header, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()]
+        for cells in lines:
+            method = re.sub(r", (λ = 1|one model|no federation)$", "", cells[0].replace("`", ""))
+            method = method.replace(" on validation rows", "").replace(", steps chosen likewise", "")
+            method = method.replace("smoothing=1", "no smoothing")
+            for title, cell in zip(header, cells, strict=True):
+                if "±" in cell:
+                    section = next(text for name, text in sections.items() if name in title)
+                    row = next(line for line in section.splitlines() if line.startswith(f"| {method} |"))
+                    assert cell in row, (title, method, cell)
+                    seen += 1
+    assert seen > 30

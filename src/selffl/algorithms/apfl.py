@@ -41,7 +41,7 @@ class APFL(LocalWork, SharedModel):
     """Options of APFL.
 
     Attributes:
-        num_local_steps: τ.
+        num_local_steps: τ, the steps a client takes in a round.
         mixing: α, the share of the client's own model; with ``adaptive``, where it begins.  0 is FedAvg, 1 is
             local training.
         adaptive: Whether each client moves its α with the first step of a round (Eq. (10)), within [0, 1].

@@ -71,7 +71,7 @@ class LocalWork:
     """How long clients train, for methods that do not choose it themselves.
 
     Attributes:
-        num_local_steps: L.
+        num_local_steps: L, the steps a client takes in a round.
         num_local_epochs: Passes over its own rows that each client makes instead of L steps: ceil(N_m/B) steps each
             (D15).
     """

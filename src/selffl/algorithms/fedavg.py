@@ -32,7 +32,7 @@ class FedAvg(LocalWork, WithoutMemory):
     """Options of FedAvg.
 
     Attributes:
-        num_local_steps: L.
+        num_local_steps: L, the steps a client takes in a round.
         weighting: Average by ``examples`` (n_k) or ``equal``.
     """
 

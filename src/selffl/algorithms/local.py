@@ -28,7 +28,7 @@ class Local(LocalWork, WithPersonalModel):
     """Options of local training.
 
     Attributes:
-        num_local_steps: L.
+        num_local_steps: L, the steps a client takes in a round.
     """
 
     name: ClassVar[str] = "local"

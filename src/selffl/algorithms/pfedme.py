@@ -32,7 +32,7 @@ class PFedMe(LocalWork, WithPersonalModel):
     """Options of pFedMe.
 
     Attributes:
-        num_local_steps: R.
+        num_local_steps: R, the minibatches a client trains on in a round.
         num_inner_steps: K, steps of θ on each minibatch.
         penalty: λ, which ties θ to the client's copy of the global model.
         mixing: β, the share of the average in the new global model.

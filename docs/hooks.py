@@ -1,0 +1,239 @@
+"""What the site takes from the code when it is built: options, costs, commands, equations, sources, notebooks.
+
+On a page, a line ``{{ options NAME }}`` becomes the table of a method's options, ``{{ costs }}`` what each method sends
+and computes, ``{{ commands }}`` the command line with every option; a fence ``math`` becomes MathML, which browsers
+draw without any script.  Notebooks are run and become pages, as do the source files that the methods' pages point to.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ("src/selffl/algorithms", "src/selffl/maths", "tests/algorithms", "tests/maths")  # that pages link to
+
+
+# Methods
+
+
+def descriptions(kind: type) -> dict[str, str]:
+    """What each option of a method means: the ``Attributes`` of its class and of those that it inherits from."""
+    from griffe import Docstring, DocstringSectionAttributes
+
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not base.__dict__.get("__doc__"):
+            continue
+        for section in Docstring(inspect.cleandoc(base.__doc__ or "")).parse("google", warnings=False):
+            if isinstance(section, DocstringSectionAttributes):
+                found |= {item.name: " ".join(item.description.split()) for item in section.value}
+    return found
+
+
+def options_table(name: str) -> str:
+    """The options of a method, as the registry makes it: name, default, meaning."""
+    from selffl.algorithms import algorithm
+
+    method = algorithm(name)
+    meaning = descriptions(type(method))
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for field in fields(method):  # type: ignore[arg-type]
+        default = html.escape(repr(getattr(method, field.name))).replace("&#x27;", '"')
+        lines.append(f"| `{field.name}` | <code>{default}</code> | {meaning[field.name].replace('|', '&#124;')} |")
+    return "\n".join(lines)
+
+
+def costs() -> Iterator[tuple[str, float, tuple[float, float], tuple[float, float], tuple[float, float]]]:
+    """Of each method: gradients of a client in its first round, and bytes down, up and kept, each as a·P + b.
+
+    Measured by one round of the real code on two models of different size, with twenty local steps.
+    """
+    import torch
+    from torch import nn
+
+    from selffl.algorithms import ALGORITHMS
+    from selffl.algorithms.contract import tensors_of
+    from selffl.data import load
+    from selffl.training.flat import FlatModel
+    from selffl.training.model import ModelSource
+
+    federation = load("digits", num_clients=2, seed=0).with_clusters([0, 1])
+    clients = torch.arange(2)
+
+    def round_of(name: str, width: int) -> tuple[int, float, list[int]]:
+        model = FlatModel(nn.Sequential(nn.Linear(64, width), nn.Linear(width, 10)))
+        source = ModelSource(federation, model, nn.functional.cross_entropy, 0.01, 10, 0, "vmap")
+        method = ALGORITHMS[name]()
+        server = method.start(model.params, source.population)
+        sent = method.broadcast(server, clients)
+        task = source.task(clients, 1)
+        upload, kept = method.client_round(sent, method.newcomer(model.params.expand(2, -1)), task)
+        size = [sum(part[0].nbytes for part in tensors_of(record).values()) for record in (sent, upload, kept)]
+        return model.params.numel(), float(task.num_gradients.double().mean()), size
+
+    for name in ALGORITHMS:
+        (small, gradients, less), (large, _, more) = round_of(name, 4), round_of(name, 8)
+        slope = [(b - a) / (large - small) for a, b in zip(less, more, strict=True)]
+        down, up, kept = ((rate, size - rate * small) for rate, size in zip(slope, less, strict=True))
+        yield name, gradients, down, up, kept
+
+
+def costs_table() -> str:
+    """What a client computes, receives, sends and keeps, method by method."""
+    lines = ["| method | gradients | received | sent | kept |", "|---|---|---|---|---|"]
+    for name, gradients, *sizes in costs():
+        cells = [" + ".join([*([f"{a:g} P"] if a else []), *([f"{b:g}"] if b else [])]) or "0" for a, b in sizes]
+        lines.append(f"| `{name}` | {gradients:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+# The command line
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command of the command line with its full name, groups left out."""
+    from typer.main import get_command
+
+    from selffl.cli import app
+
+    def below(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+        for word, part in getattr(command, "commands", {}).items():
+            yield from below(f"{name} {word}", part)
+        if not hasattr(command, "commands"):
+            yield name, command
+
+    return below("selffl", get_command(app))
+
+
+def command_reference() -> str:
+    """Each command: what it does, an example, its arguments and options."""
+    parts: list[str] = []
+    for name, command in commands():
+        text, _, example = inspect.cleandoc(command.help or "").partition("Example:")
+        shown = [param for param in command.params if not getattr(param, "hidden", False) and param.name != "help"]
+        arguments = [param for param in shown if param.param_type_name == "argument"]
+        usage = " ".join([name, *(_called(param) for param in arguments), "[OPTIONS]"])
+        parts += [f"## {name}", text.strip(), f"```text\n{usage}\n```"]
+        if example.strip():
+            parts.append(f"For example: <code>{html.escape(' '.join(example.split()).strip('`'))}</code>")
+        if shown:
+            rows = ["| argument or option | default | meaning |", "|---|---|---|"]
+            for param in shown:
+                if param.param_type_name == "argument":
+                    words = _called(param)
+                else:
+                    words = ", ".join([*param.opts, *param.secondary_opts])
+                default = param.default
+                is_said = default is not None and not callable(default) and default not in (False, (), [])
+                rows.append(
+                    f"| <code>{html.escape(words)}</code> "
+                    f"| {f'<code>{html.escape(str(default))}</code>' if is_said else ''} "
+                    f"| {(getattr(param, 'help', None) or '').replace('|', '&#124;')} |"
+                )
+            parts.append("\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def _called(param: Any) -> str:
+    name = param.metavar or param.name.upper()
+    return name if param.required else f"[{name}]"
+
+
+# Pages
+
+
+def equations(markdown: str) -> str:
+    """Fences of the language ``math``, LaTeX inside, as MathML."""
+    from latex2mathml.converter import convert
+
+    def drawn(match: re.Match[str]) -> str:
+        lines = [line for line in match[1].strip().split("\n\n") if line.strip()]
+        made = "".join(f"<div>{convert(' '.join(line.split()), display='block')}</div>" for line in lines)
+        return f'<div class="formula" tabindex="0" role="group" aria-label="equation">{made}</div>'
+
+    return re.sub(r"^```math\n(.*?)^```$", drawn, markdown, flags=re.M | re.S)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in what the code says."""
+    makers: dict[str, Callable[..., str]] = {
+        "options": options_table,
+        "costs": costs_table,
+        "commands": command_reference,
+    }
+
+    def filled(match: re.Match[str]) -> str:
+        word, *rest = match[1].split()
+        return makers[word](*rest)
+
+    return equations(re.sub(r"^\{\{ (.*?) \}\}$", filled, markdown, flags=re.M))
+
+
+def executed(path: Path) -> Any:
+    """A notebook with the outputs of running it, in a folder of its own."""
+    import nbformat
+    from nbclient import NotebookClient
+    from traitlets.config import Config
+
+    notebook = nbformat.read(path, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        NotebookClient(
+            notebook,
+            timeout=300,
+            kernel_name="python3",
+            resources={"metadata": {"path": folder}},
+            # Sockets in the folder: no port is opened for it.
+            config=Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/kernel"}}),
+        ).execute()
+    return notebook
+
+
+@cache
+def notebook_page(path: Path, content: str) -> str:
+    """A notebook, run, as Markdown; ``content`` is what its page is remembered by while the site is served."""
+    parts = [f"[The notebook itself]({path.name}) runs as it stands.\n"]
+    for cell in executed(path).cells:
+        if cell.cell_type == "markdown":
+            parts.append(cell.source)
+            continue
+        parts.append(f"```python\n{cell.source}\n```")
+        said = "".join(output.get("text") or "" for output in cell.outputs)  # printed piece by piece
+        for output in cell.outputs:
+            data = output.get("data", {})
+            if "image/png" in data:
+                alt = html.escape(cell.metadata["alt"])  # a picture without words for it is a mistake
+                picture = f"data:image/png;base64,{data['image/png'].strip()}"
+                parts.append(f'<img class="notebook" alt="{alt}" src="{picture}">')
+            else:
+                said += data.get("text/plain", "")
+        if said:
+            parts.append(f"```text\n{said.rstrip()}\n```")
+    # The title stays the first thing on the page.
+    parts[0], parts[1] = parts[1], parts[0]
+    return "\n\n".join(parts)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made: notebooks and sources."""
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        page = notebook_page(path, path.read_text(encoding="utf-8"))
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).glob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            code = path.read_text(encoding="utf-8")
+            page = f"---\nsearch:\n  exclude: true\n---\n# {name}\n\n````python\n{code}\n````\n"
+            target = f"source/{name.removesuffix('.py')}.md"
+            files.append(File.generated(config, target, content=page, inclusion=InclusionLevel.NOT_IN_NAV))
+    return files
