@@ -78,7 +78,8 @@ def test_every_number_is_that_of_scikit_learn(method, room, monkeypatch):
     """Also where outputs come in pieces, of which a client has several."""
     if room:
         monkeypatch.setattr(evaluation, "ROOM", {"cpu": room})
-    run = selffl.train(model(), federation(), method, metrics=torchs(), evaluate_train=True, **OPTIONS)
+    chunk = {"chunk_size": 4 if room else None}  # clients that are evaluated at once
+    run = selffl.train(model(), federation(), method, metrics=torchs(), evaluate_train=True, **OPTIONS, **chunk)
     assert run.config.metrics == ("accuracy", "f1", "auroc", "logloss", "zeros")
     oracles = {
         "f1": macro_f1,
@@ -180,6 +181,9 @@ def test_the_users_instance_is_left_as_it_was_and_ours_keeps_no_rows(tmp_path):
     assert len(given.preds) == len(kept) == 1
     assert torch.equal(given.preds[0], kept[0])
     assert run._training.metrics["auroc"].function.preds == []
+    outputs, labels = torch.eye(3).repeat(2, 1), torch.tensor([0, 1, 2, 1, 2, 0])
+    fresh = torchmetrics.AUROC("multiclass", num_classes=CLASSES)(outputs, labels)
+    assert Metric(given).of_client("auroc", "a", outputs, labels) == pytest.approx(float(fresh))
 
 
 def test_outputs_of_a_client_come_at_once_and_in_the_order_of_its_rows():
