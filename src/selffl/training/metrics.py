@@ -86,7 +86,7 @@ class Metric:
 
     def own(self) -> Metric:
         """The same with a state of its own, whatever the user does with it later."""
-        return Metric(self.function, self.higher_is_better) if self._is_stateful else self
+        return Metric(copy.deepcopy(self.function), self.higher_is_better) if self._is_stateful else self
 
     def of_client(self, name: str, client: Hashable, outputs: Tensor, labels: Tensor) -> float:
         """The number of one client; ``name`` and ``client`` are for the message if there is none."""
