@@ -27,6 +27,7 @@ LAYERS = (
     ("training",),  # a task is made from a federation
     ("engines",),
     ("runs",),
+    ("estimator",),
     ("flower", "privacy"),  # public names of their own, for what an extra brings
     ("studies",),
     ("reports",),
@@ -104,6 +105,12 @@ def test_help_does_not_wait_for_torch(words):
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert found.stderr.splitlines()[-1] == "[]", found.stderr
+
+
+def test_scikit_learn_comes_with_the_estimators_and_not_with_training():
+    probe = "import sys, selffl; selffl.train; before = set(sys.modules); selffl.SelfFLClassifier; "
+    probe += "sys.exit('sklearn' in before or 'sklearn' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
 
 
 def has_docstring(thing):

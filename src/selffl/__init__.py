@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         RefusedError,
         SelfFLError,
     )
+    from selffl.estimator import SelfFLClassifier, SelfFLRegressor
     from selffl.maths.heterogeneity import estimate_inter_variance
     from selffl.maths.information import LocalFit, local_fit
     from selffl.maths.posterior import Posterior, posterior
@@ -41,6 +42,7 @@ else:
             "RefusedError",
             "SelfFLError",
         ),
+        "selffl.estimator": ("SelfFLClassifier", "SelfFLRegressor"),
         "selffl.maths.heterogeneity": ("estimate_inter_variance",),
         "selffl.maths.information": ("LocalFit", "local_fit"),
         "selffl.maths.posterior": ("Posterior", "posterior"),
@@ -78,7 +80,9 @@ __all__ = [
     "QuorumError",
     "RefusedError",
     "Run",
+    "SelfFLClassifier",
     "SelfFLError",
+    "SelfFLRegressor",
     "__version__",
     "algorithm",
     "estimate_inter_variance",

@@ -1,0 +1,300 @@
+"""The estimators: scikit-learn's own checks, and whose model answers which row."""
+
+import copy
+import io
+import pickle
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, GroupKFold, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+import selffl
+from selffl.errors import ConfigError, DataError
+from selffl.estimator import DEFAULT_ALGORITHM, SelfFLClassifier, SelfFLRegressor
+from selffl.models import build
+
+# Checks that cannot hold, each with its reason; there are none.
+EXPECTED_FAILURES: dict[str, str] = {}
+
+OPTIONS = {"rounds": 15, "batch_size": 10}
+
+
+@pytest.mark.slow
+@parametrize_with_checks([SelfFLClassifier(), SelfFLRegressor()], expected_failed_checks=lambda _: EXPECTED_FAILURES)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+def opposed(num_clients=4, rows=60, seed=0):
+    """Clients of whom every second calls everything by the other's name."""
+    rng = np.random.default_rng(seed)
+    client = np.repeat([f"ward {m}" for m in range(num_clients)], rows)
+    x = rng.normal(size=(len(client), 3)) * [1.0, 50.0, 0.01] + [0.0, 1e3, -7.0]
+    turned = np.repeat(np.arange(num_clients) % 2 == 1, rows)
+    above = x[:, 0] > 0
+    return x, np.where(above ^ turned, "sick", "well"), client
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    x, y, client = opposed()
+    return SelfFLClassifier(**OPTIONS).fit(x, y, client=client)
+
+
+# -------------------------------------------------------------------------------------------------- whose model answers
+
+
+def test_each_client_is_answered_by_its_own_model(fitted):
+    x, y, client = opposed(seed=1)
+    assert fitted.score(x, y, client=client) > 0.9
+    swapped = np.roll(client, 60)
+    assert fitted.score(x, y, client=swapped) < 0.1
+    assert fitted.classes_.tolist() == ["sick", "well"]
+    assert fitted.clients_ == ["ward 0", "ward 1", "ward 2", "ward 3"]
+    assert fitted.n_features_in_ == 3
+    assert set(fitted.predict(x, client=client)) == {"sick", "well"}
+    shares = fitted.predict_proba(x, client=client)
+    assert shares.sum(1) == pytest.approx(1.0)
+    assert (fitted.classes_[shares.argmax(1)] == fitted.predict(x, client=client)).all()
+
+
+def test_the_models_are_those_of_the_run(fitted):
+    """By hand: rows standardised by scikit-learn, the module of the run, a softmax."""
+    x, y, client = opposed()
+    scaler = StandardScaler().fit(x)
+    assert fitted.mean_ == pytest.approx(scaler.mean_)
+    assert fitted.scale_ == pytest.approx(scaler.scale_)
+    rows = torch.tensor(scaler.transform(x))
+    for name in fitted.clients_:
+        own = client == name
+        model = fitted.run_.personal_model(name).double()
+        expected = model(rows[own]).softmax(-1).detach().numpy()
+        assert fitted.predict_proba(x[own], client=client[own]) == pytest.approx(expected, abs=1e-9)
+    fed = selffl.Federation.from_arrays(rows.float(), (y == "well").astype(int), client, 0.0)
+    same = selffl.train(
+        "softmax", fed, DEFAULT_ALGORITHM, rounds=15, batch_size=10, participation=1.0, learning_rate=0.1
+    )
+    assert torch.equal(same.personal_model("ward 2").weight, fitted.run_.personal_model("ward 2").weight)
+
+
+def test_unknown_clients_and_none_have_the_global_model(fitted):
+    x, _, _ = opposed(seed=1)
+    rows = torch.tensor((x - fitted.mean_) / fitted.scale_)
+    expected = fitted.run_.global_model().double()(rows).softmax(-1).detach().numpy()
+    assert fitted.predict_proba(x) == pytest.approx(expected, abs=1e-9)
+    assert fitted.predict_proba(x, client=["nobody"] * len(x)) == pytest.approx(expected, abs=1e-9)
+    mixed = np.where(np.arange(len(x)) % 2, "nobody", "ward 1")
+    found = fitted.predict_proba(x, client=mixed)
+    assert found[1::2] == pytest.approx(expected[1::2], abs=1e-9)
+    assert np.abs(found[::2] - expected[::2]).max() > 0.1
+
+
+def test_without_clients_all_rows_are_one_clients_whatever_the_method():
+    x, y, _ = opposed(num_clients=1)
+    for algorithm in (DEFAULT_ALGORITHM, "local", "ditto", "fedavg"):  # the global model of local is never trained
+        model = SelfFLClassifier(algorithm=algorithm, **OPTIONS).fit(x, y)
+        assert model.score(x, y) > 0.95, algorithm
+        assert len(model.clients_) == 1
+
+
+def test_regression_by_client_in_the_targets_own_units():
+    rng = np.random.default_rng(0)
+    client = np.repeat([3, 1, 2], 80)
+    x = rng.normal(size=(240, 2)) * [1.0, 1e3]
+    y = 1e4 + 3e3 * (client - 2) * x[:, 0] - x[:, 1]
+    model = SelfFLRegressor(**OPTIONS).fit(x, y, client=client)
+    assert model.clients_ == [1, 2, 3]
+    assert model.score(x, y, client=client) > 0.9
+    assert model.score(x, y) < 0.5
+    slope = model.predict([[1.0, 0.0]], client=[3]) - model.predict([[0.0, 0.0]], client=[3])
+    assert slope == pytest.approx([3e3], rel=0.2)
+    assert model.target_mean_ == pytest.approx(y.mean())
+    assert model.target_scale_ == pytest.approx(y.std())
+
+
+def test_scores_weigh_rows(fitted):
+    x, y, client = opposed(seed=1)
+    is_right = fitted.predict(x, client=client) == y
+    assert not is_right.all()
+    assert fitted.score(x, y, client=client, sample_weight=is_right.astype(float)) == 1.0
+
+
+@pytest.mark.slow
+def test_on_digits_it_is_about_as_good_as_what_all_rows_together_give():
+    x, y = load_digits(return_X_y=True)
+    client = np.random.default_rng(0).integers(0, 10, len(y))
+    learn = np.arange(len(y)) % 3 > 0
+    ours = SelfFLClassifier().fit(x[learn], y[learn], client=client[learn])
+    theirs = make_pipeline(StandardScaler(), LogisticRegression()).fit(x[learn], y[learn])
+    found = ours.score(x[~learn], y[~learn], client=client[~learn])
+    assert found > theirs.score(x[~learn], y[~learn]) - 0.02 > 0.93
+
+
+# ---------------------------------------------------------------------------------------------------------- the model
+
+
+def test_any_module_a_function_that_makes_one_or_a_name():
+    x, y, client = opposed()
+
+    def network(num_features, num_classes):
+        return nn.Sequential(nn.Linear(num_features, 8), nn.Tanh(), nn.Linear(8, num_classes))
+
+    before = torch.get_rng_state()
+    first, second = (SelfFLClassifier(network, **OPTIONS).fit(x, y, client=client) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (first.predict_proba(x, client=client) == second.predict_proba(x, client=client)).all()
+    other = SelfFLClassifier(network, random_state=1, **OPTIONS).fit(x, y, client=client)
+    assert (first.predict_proba(x, client=client) != other.predict_proba(x, client=client)).any()
+    assert first.score(x, y, client=client) > 0.9
+    module = network(3, 2)
+    kept = copy.deepcopy(module.state_dict())
+    assert SelfFLClassifier(module, **OPTIONS).fit(x, y, client=client).score(x, y, client=client) > 0.9
+    assert all(torch.equal(module.state_dict()[name], kept[name]) for name in kept)
+    assert SelfFLClassifier("softmax", **OPTIONS).fit(x, y, client=client).score(x, y, client=client) > 0.9
+
+
+@pytest.mark.parametrize("shape", [(-1, 1), (-1,)])
+def test_a_regression_takes_modules_with_and_without_an_axis_for_the_one_output(shape):
+    x = np.random.default_rng(0).normal(size=(100, 2))
+    model = nn.Sequential(nn.Linear(2, 1), nn.Unflatten(1, (1, 1)), nn.Flatten(0 if shape == (-1,) else 1))
+    assert SelfFLRegressor(model, **OPTIONS).fit(x, x @ [1.0, 2.0]).score(x, x @ [1.0, 2.0]) > 0.95
+
+
+def test_images_as_they_are():
+    x, y = load_digits(return_X_y=True)
+    images = np.repeat(np.repeat(x[:90].reshape(-1, 1, 8, 8), 2, 2), 2, 3)
+    model = SelfFLClassifier(build("cnn", (1, 16, 16), 10), rounds=2).fit(images, y[:90], client=np.arange(90) % 3)
+    assert model.predict(images, client=np.arange(90) % 3).shape == (90,)
+    assert model.mean_.shape == (1, 16, 16)
+    with pytest.raises(ValueError, match="dim"):
+        SelfFLClassifier().fit(images, y[:90])
+
+
+def test_scales_do_not_matter_unless_it_is_said():
+    x, y, client = opposed()
+    narrow, wide = (
+        SelfFLClassifier(**OPTIONS).fit(rows, y, client=client).predict_proba(rows, client=client)
+        for rows in (x, x * 1e6 + 3.0)
+    )
+    assert narrow == pytest.approx(wide, abs=1e-3)
+    plain = SelfFLClassifier(standardise=False, **OPTIONS).fit(x[:, :1], y, client=client)
+    assert (plain.mean_.tolist(), plain.scale_.tolist()) == ([0.0], [1.0])
+    constant = SelfFLClassifier(**OPTIONS).fit(np.c_[x, np.full(len(x), 0.1)], y, client=client)
+    assert constant.scale_[-1] == 1.0
+
+
+# ---------------------------------------------------------------------------------------------- in scikit-learn's world
+
+
+def test_it_is_cloned_and_set_like_any_other():
+    model = SelfFLClassifier(selffl.models.build("softmax", 3, 2), selffl.algorithm("ditto", penalty=0.3), rounds=7)
+    twin = clone(model)
+    assert twin.get_params()["rounds"] == 7
+    assert twin.algorithm == model.algorithm
+    assert twin.model is not model.model
+    assert not hasattr(twin, "classes_")
+    assert model.set_params(rounds=9).rounds == 9
+    assert SelfFLClassifier().algorithm == SelfFLRegressor().algorithm == DEFAULT_ALGORITHM
+
+
+@pytest.mark.parametrize("dump", [pickle.dumps, None], ids=["pickle", "joblib"])
+def test_models_are_pickled_and_rows_are_not(dump, fitted):
+    x, _, client = opposed(seed=1)
+    if dump is None:
+        file = io.BytesIO()
+        joblib.dump(fitted, file)
+        content = file.getvalue()
+        file.seek(0)
+        back = joblib.load(file)
+    else:
+        content = dump(fitted)
+        back = pickle.loads(content)
+    assert (back.predict_proba(x, client=client) == fitted.predict_proba(x, client=client)).all()
+    assert not hasattr(back, "run_")
+    assert hasattr(fitted, "run_")
+    assert fitted.run_.federation.train.features[:1].numpy().tobytes() not in content
+    assert pickle.dumps(fitted.run_.federation.train.features[:1].numpy()) not in content
+
+
+def test_columns_have_names():
+    x, y, client = opposed()
+    table = pd.DataFrame(x, columns=["age", "dose", "rate"])
+    model = SelfFLClassifier(**OPTIONS).fit(table, pd.Series(y), client=pd.Series(client))
+    assert model.feature_names_in_.tolist() == ["age", "dose", "rate"]
+    assert model.score(table, y, client=pd.Series(client)) > 0.9
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(table.rename(columns={"age": "years"}))
+
+
+@pytest.mark.slow
+def test_a_search_and_a_pipeline_hand_the_clients_on():
+    x, y, client = opposed()
+    folds = StratifiedKFold(3, shuffle=True, random_state=0)  # rows lie client by client
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = SelfFLClassifier(**OPTIONS).set_fit_request(client=True).set_score_request(client=True)
+        search = GridSearchCV(model, {"learning_rate": [1e-6, 0.1]}, cv=folds).fit(x, y, client=client)
+        assert search.best_params_ == {"learning_rate": 0.1}
+        assert search.best_score_ > 0.85  # with the clients' own models: the global one knows nothing
+        assert search.score(x, y, client=client) > 0.9
+        model = model.set_predict_request(client=True)
+        pipe = make_pipeline(PolynomialFeatures(2, include_bias=False), model).fit(x, y, client=client)
+        assert pipe.score(x, y, client=client) > 0.9
+        assert (pipe.predict(x, client=client) == y).mean() == pipe.score(x, y, client=client)
+    # Without routing a search hands on what fit is given, and scores by the global model.
+    search = GridSearchCV(SelfFLClassifier(**OPTIONS), {"rounds": [5]}, cv=GroupKFold(2))
+    search.fit(x, y, groups=client, client=client)
+    assert search.best_estimator_.clients_ == ["ward 0", "ward 1", "ward 2", "ward 3"]
+    pipe = make_pipeline(StandardScaler(), SelfFLClassifier(**OPTIONS))
+    assert pipe.fit(x, y, selfflclassifier__client=client).predict(x, client=client).shape == y.shape
+
+
+@pytest.mark.parametrize("state", [None, np.random.RandomState(3)], ids=["none", "a generator"])
+def test_random_states_of_other_kinds(state):
+    x, y, client = opposed()
+    first, second = (SelfFLClassifier(random_state=state, rounds=2).fit(x, y, client=client) for _ in range(2))
+    assert first.run_.config.seed != second.run_.config.seed
+    one, same = (
+        SelfFLClassifier(random_state=np.random.RandomState(3), rounds=2).fit(x, y).run_.config.seed for _ in range(2)
+    )
+    assert one == same
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "kind", "reason"),
+    [
+        ({"algorithm": "self-fl-exat"}, {}, ConfigError, r"unknown algorithm 'self-fl-exat'; did you mean 'self-fl-"),
+        ({"rounds": 0}, {}, ConfigError, "rounds is 0; expected"),
+        ({"model": 7}, {}, ConfigError, "model is 7; expected a torch module"),
+        ({"model": nn.Linear(3, 4)}, {}, ConfigError, r"gives outputs of shape \(4,\) for a row; expected \(2,\)"),
+        ({"model": nn.Linear(3, 1)}, {}, DataError, r"1"),
+        ({}, {"client": ["a"]}, DataError, "X has 240 rows and client 1; expected as many of each"),
+        ({}, {"client": [None] * 240}, DataError, "the client column holds NaN; expected an id in every row"),
+        ({}, {"client": "ward"}, DataError, "expected one id per row"),
+        ({}, {"y": ["sick"] * 240}, DataError, "y holds 1 class; expected 2 or more classes"),
+        ({}, {"y": ["sick"] * 240}, ValueError, "y holds 1 class"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(options, rows, kind, reason):
+    x, y, client = opposed()
+    with pytest.raises(kind, match=reason) as found:
+        SelfFLClassifier(**options).fit(**{"X": x, "y": y, "client": client} | rows)
+    assert len(str(found.value).splitlines()) == 1
+
+
+def test_rows_to_predict_need_a_client_each(fitted):
+    with pytest.raises(DataError, match="X has 2 rows and client 1; expected as many of each"):
+        fitted.predict([[0.0, 0.0, 0.0]] * 2, client=["ward 1"])
