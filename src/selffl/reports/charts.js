@@ -10,8 +10,8 @@ const known = (values) => values.filter(isNumber);
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const minus = (text) => text.replace("-", "−");
 
-/** Plotly reads a few tags in its texts; an id is a text of the user's. */
-const escaped = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+/** Plotly reads a few tags and %{templates} in its texts; an id is a text of the user's. */
+const escaped = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll("{", "&#123;");
 
 function compact(value, digits = 3) {
   if (!isNumber(value)) return "–";
