@@ -361,6 +361,9 @@ def test_another_seed_and_another_method_are_drawn(watch, folder):
     assert sorted(trace["y"]) == pytest.approx(sorted(100 * float(row["accuracy"]) for row in rows.values()), rel=1e-4)
     page.select_option("[data-focus]", label="ditto")
     assert f"{100 * float(rows['site 30']['accuracy']):.1f} %" in page.locator(".card .big").inner_text()
+    page.select_option("[data-focus]", label="local")  # which has nothing to gain over, and no variances
+    assert watch.of("gains", "points")[0]["y"] == []
+    assert watch.said == []
     page.locator("[data-part=worst10]").click()
     runs = [rows_of(folder / f"self-fl-{seed}" / "history.csv")[-1] for seed in SEEDS]
     expected = statistics.mean(100 * float(row["worst10_accuracy"]) for row in runs)
