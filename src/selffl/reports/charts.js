@@ -10,8 +10,8 @@ const known = (values) => values.filter(isNumber);
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const minus = (text) => text.replace("-", "−");
 
-/** Plotly reads a few tags in its texts; an id is a text of the user's. */
-const escaped = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+/** Plotly reads a few tags and %{templates} in its texts; an id is a text of the user's. */
+const escaped = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll("{", "&#123;");
 
 function compact(value, digits = 3) {
   if (!isNumber(value)) return "–";
@@ -149,7 +149,7 @@ function layout(c, more) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: c.ink },
     margin: { l: 48, r: 14, t: 14, b: 42 }, showlegend: false, hovermode: "closest", dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
-    hoverlabel: { bgcolor: c.isDark ? "#2a2f36" : "#22262b", bordercolor: "rgba(0,0,0,0)", font: { color: "#f5f2ea", size: 12.5 }, align: "left", namelength: -1 },
+    hoverlabel: { bgcolor: c.isDark ? "#2a2f36" : "#22262b", bordercolor: "rgba(0,0,0,0)", font: { color: "#f5f2ea", size: 12.5, family: getComputedStyle(document.body).fontFamily }, align: "left", namelength: -1 },
     xaxis: titled({ showgrid: false, ...xaxis }), yaxis: titled(yaxis), ...rest,
   };
 }
@@ -158,6 +158,13 @@ const ring = (c, symbol, more = {}) => ({ size: 15, symbol: `${symbol}-open`, co
 const symbolOf = (method) => SYMBOLS[method % SYMBOLS.length];
 const isWide = (values) => Math.min(...values) > 0 && Math.max(...values) > 10 * Math.min(...values);
 const legendBelow = { orientation: "h", y: -0.22, x: 0, font: { size: 12 }, itemclick: false, itemdoubleclick: false };
+
+/** A range with air around the values: shares and scores are read by their differences. */
+function around(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const air = (high - low || Math.abs(high) || 1) * 0.12;
+  return [Math.max(low - air, 0), high + air];
+}
 
 const roundAxis = (one) => ({ title: "round", range: [0, 1.02 * Math.max(...one.rounds, 1)] });
 
@@ -215,7 +222,7 @@ const CHARTS = {
     return {
       traces,
       layout: layout(c, {
-        hovermode: "x unified", hoverlabel: { bgcolor: c.isDark ? "#2a2f36" : "#ffffff", bordercolor: c.line, font: { color: c.ink, size: 12.5 } },
+        hovermode: "x unified", hoverlabel: { bgcolor: c.isDark ? "#2a2f36" : "#ffffff", bordercolor: c.line, font: { color: c.ink, size: 12.5, family: getComputedStyle(document.body).fontFamily } },
         xaxis: { title: "round", range: [0, last * 1.015], unifiedhovertitle: { text: "round %{x}" } }, yaxis: { title: s.axis, range },
         annotations: labelled ? endLabels(ends, size.height - 60, range) : [], showlegend: !labelled, legend: legendBelow,
         margin: { l: 48, r: labelled ? 22 + 7.4 * Math.max(...ends.map((e) => Math.min(e.text.length, 22)), 0) : 12, t: 14, b: labelled ? 42 : 60 },
@@ -284,7 +291,7 @@ const CHARTS = {
     };
   },
 
-  gains(s, c, size) {
+  gains(s, c) {
     const { seed, client, focus } = s;
     const gains = seed.clients.map((_, i) => s.gain(focus, i));
     const order = gains.flatMap((g, i) => (isNumber(g) ? [i] : [])).sort((a, b) => gains[b] - gains[a] || a - b);
@@ -357,7 +364,7 @@ const CHARTS = {
     const shapes = isNumber(one.equal) ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 100 * one.equal, y1: 100 * one.equal, line: { color: c.soft, width: 1, dash: "dot" } }] : [];
     return {
       traces,
-      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "share in the average, %", range: [0, 1.15 * Math.max(...traces.flatMap((t) => known(t.y)), 100 * (one.equal ?? 0))] }, shapes, annotations: shapes.length ? [{ xref: "paper", x: 1, xanchor: "right", y: 100 * one.equal, yanchor: "bottom", showarrow: false, text: "equal shares", font: { size: 11.5, color: c.soft } }] : [] }),
+      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "share in the average, %", range: around([...traces.flatMap((t) => known(t.y)), ...known([one.equal]).map((v) => 100 * v)]) }, shapes, annotations: shapes.length ? [{ xref: "paper", x: 1, xanchor: "right", y: 100 * one.equal, yanchor: "bottom", showarrow: false, text: "equal shares", font: { size: 11.5, color: c.soft } }] : [] }),
       table: { head: ["round", "lowest tenth", "median", "highest tenth"], rows },
     };
   },
@@ -445,7 +452,7 @@ const CHARTS = {
     };
   },
 
-  partition(s, c) {
+  partition(s, c, size) {
     const { seed, client } = s;
     const { classes } = seed;
     const order = seed.clients.map((_, i) => i); // largest first
@@ -461,12 +468,12 @@ const CHARTS = {
     const most = Math.max(...classes.rows, 2);
     const least = Math.min(...classes.rows, most);
     const ticks = [...new Set([least, 1, 10, 100, 1000, 10000, 100000, most].filter((v) => v >= least && v <= most && (v === least || v === most || (v > 1.8 * least && v < most / 1.8))))].sort((a, b) => a - b);
-    const few = order.length <= 40;
+    const few = size.width / order.length >= 18; // room for ids
     const z = counts.map((row) => order.map((i) => (row[i] ? Math.log10(row[i]) : null)));
     const traces = [{
       type: "heatmap", z, x: order.map((_, rank) => rank), y: classes.names.map((_, k) => k), customdata: counts.map(() => order), meta: "points", colorscale: c.heat, zmin: Math.log10(least), zmax: Math.log10(most), xgap: order.length <= 120 ? 1 : 0, ygap: 1.5, hoverongaps: false, hoverinfo: "text",
       hovertext: counts.map((row, k) => order.map((i) => `<b>${escaped(seed.clients[i])}</b> · class ${escaped(classes.names[k])}<br>${row[i] ?? 0} of ${plural(seed.train[i], "training row")}`)),
-      colorbar: { orientation: "h", y: -0.24, yanchor: "top", x: 1, xanchor: "right", len: 0.45, thickness: 9, outlinewidth: 0, tickvals: ticks.map(Math.log10), ticktext: ticks.map((v) => v.toLocaleString("en")), title: { text: "rows of one class with one client", side: "top", font: { size: 11.5, color: c.soft } }, tickfont: { size: 11, color: c.soft } },
+      colorbar: { orientation: "h", y: -0.24, yanchor: "top", x: 1, xanchor: "right", len: size.width > 560 ? 0.45 : 0.9, thickness: 9, outlinewidth: 0, tickvals: ticks.map(Math.log10), ticktext: ticks.map((v) => v.toLocaleString("en")), title: { text: "rows of one class with one client", side: "top", font: { size: 11.5, color: c.soft } }, tickfont: { size: 11, color: c.soft } },
     }];
     const shapes = [];
     const annotations = [];

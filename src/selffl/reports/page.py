@@ -94,7 +94,11 @@ def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int
     """What the script of the page works on."""
     parts = _templates().get_template("parts.html.j2").module
     shape = json.dumps(
-        [[(g["sections"], g["charts"], g["tables"]["methods"], g["shown_seeds"]) for g in groups], num_studies]
+        [
+            [(g["sections"], g["charts"], g["tables"]["methods"], g["shown_seeds"]) for g in groups],
+            num_studies,
+            0 if groups else num_waiting,
+        ]
     )
     return {
         "shape": hashlib.sha256(shape.encode()).hexdigest()[:16],

@@ -1,0 +1,561 @@
+"""The report in a real browser: numbers, hover, selection, accessibility, print; and live, while a run goes on."""
+
+import csv
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import statistics
+from threading import Thread
+
+import pytest
+
+import selffl
+from selffl.data import load
+from selffl.reports.collect import collect
+from selffl.reports.live import ReportServer
+from selffl.reports.page import render
+
+pytestmark = pytest.mark.slow
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+METHODS = ("self-fl", "ditto", "local")
+SEEDS = (0, 1)
+# Ids that would break a careless page: as markup, as a script, as a template, as a name of JavaScript's own.
+NASTY = (
+    "</script><script>alert(1)</script>",
+    "quote \" and ' and `",
+    "Zürich 🏥",
+    "<b>bold</b> &amp; %{y}",
+    "__proto__",
+)
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path, rows):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    required = os.environ.get("SELFFL_BROWSER") == "required"
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        sync_playwright = None
+    if found is None or sync_playwright is None:
+        reason = f"no {'Playwright' if sync_playwright is None else 'Chromium (' + ', '.join(BROWSERS) + ')'} here"
+        if required:
+            pytest.fail(f"{reason}, and SELFFL_BROWSER=required")
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu", *QUIET])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three methods with two seeds; some clients have difficult names, and all belong to clusters."""
+    place = tmp_path_factory.mktemp("runs")
+    names = dict(enumerate(NASTY))
+    for name in METHODS:
+        for seed in SEEDS:
+            path = place / f"{name}-{seed}"
+            selffl.train(
+                "softmax", load("digits", seed=seed), name, rounds=12, participation=0.5, evaluate_every=3, seed=seed,
+                out=path,
+            )  # fmt: skip
+            for file in ("clients.csv", "participation.csv", "partition.csv"):
+                rows = rows_of(path / file)
+                for row in rows:
+                    if file == "clients.csv":
+                        row["cluster"] = int(row["client"]) % 4
+                    row["client"] = names.get(int(row["client"]), f"site {row['client']}")
+                if rows:
+                    write(path / file, rows)
+    return place
+
+
+@pytest.fixture(scope="module")
+def file(folder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(render(collect([folder])), encoding="utf-8")
+    return path
+
+
+class Watch:
+    """A page, and everything it said or asked for."""
+
+    def __init__(self, browser, width=1280, scheme="light"):
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.said, self.asked = [], []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    def open(self, path):
+        self.page.goto(path if isinstance(path, str) else path.as_uri())
+        self.page.wait_for_selector("html[data-ready=yes]", timeout=60_000)
+        return self
+
+    def traces(self, chart):
+        """What Plotly holds: as drawn, in the page."""
+        return self.page.evaluate(
+            """name => document.querySelector(`[data-chart="${name}"] .plot`).data.map(t =>
+            JSON.parse(JSON.stringify({name: t.name, meta: t.meta, x: t.x, y: t.y, z: t.z, customdata: t.customdata,
+            error: t.error_x?.array, hovertext: t.hovertext})))""",
+            chart,
+        )
+
+    def of(self, chart, meta):
+        return [trace for trace in self.traces(chart) if trace.get("meta") == meta]
+
+    def until(self, expression, seconds=15):
+        """Wait until it is so; by asking from outside, since the page's policy forbids to evaluate text inside."""
+        for _ in range(10 * seconds):
+            if self.page.evaluate(expression):
+                return
+            self.page.wait_for_timeout(100)
+        pytest.fail(f"never: {expression}")
+
+    @property
+    def charts(self):
+        return self.page.eval_on_selector_all("[data-chart]", "all => all.map(one => one.dataset.chart)")
+
+    @property
+    def card(self):
+        return self.page.locator("[data-card]").inner_text()
+
+
+@pytest.fixture
+def watch(browser, file):
+    made = Watch(browser).open(file)
+    yield made
+    made.context.close()
+
+
+def clients(folder, method, seed):
+    return {row["client"]: row for row in rows_of(folder / f"{method}-{seed}" / "clients.csv")}
+
+
+ALL = ["rounds", "clients", "tails", "gains", "predicted", "variances", "weights", "steps", "histogram", "trajectory",
+       "clusters", "partition"]  # fmt: skip
+
+
+def test_it_loads_from_disk_without_a_word_and_asks_for_nothing(watch, file):
+    assert watch.charts == ALL
+    assert watch.said == []
+    assert watch.asked == [file.as_uri()]
+    assert file.stat().st_size < 6_000_000
+
+
+def test_the_curves_hold_the_numbers_of_the_histories(watch, folder):
+    found = {trace["name"]: trace for trace in watch.of("rounds", "line")}
+    assert list(found) == list(METHODS)
+    for method in METHODS:
+        runs = [rows_of(folder / f"{method}-{seed}" / "history.csv") for seed in SEEDS]
+        assert found[method]["x"] == [3, 6, 9, 12]
+        for number, y in zip(found[method]["x"], found[method]["y"], strict=True):
+            values = [100 * float(rows[number - 1]["weighted_accuracy"]) for rows in runs]
+            assert y == pytest.approx(statistics.mean(values), rel=1e-4)
+    low, high = watch.of("rounds", "low")[0]["y"], watch.of("rounds", "high")[0]["y"]
+    values = [
+        100 * float(rows_of(folder / f"self-fl-{seed}" / "history.csv")[-1]["weighted_accuracy"]) for seed in SEEDS
+    ]
+    assert (high[-1] - low[-1]) / 2 == pytest.approx(statistics.stdev(values) / math.sqrt(2), rel=1e-3)
+
+
+def test_every_client_is_where_its_file_says(watch, folder):
+    ids = watch.page.evaluate("payload.groups[0].tables.seeds[0].clients")
+    assert set(NASTY) <= set(ids)
+    for method, trace in zip(METHODS, watch.of("clients", "points"), strict=True):
+        rows = clients(folder, method, 0)
+        assert trace["name"] == method
+        assert len(trace["x"]) == len(rows) == 40
+        for x, y, number in zip(trace["x"], trace["y"], trace["customdata"], strict=True):
+            row = rows[ids[number]]
+            assert x == int(row["num_train"])
+            assert y == pytest.approx(100 * float(row["accuracy"]), rel=1e-4)
+
+
+def test_gains_and_predictions_are_those_of_the_files(watch, folder):
+    joined, alone = clients(folder, "self-fl", 0), clients(folder, "local", 0)
+    ids = watch.page.evaluate("payload.groups[0].tables.seeds[0].clients")
+    (bars,) = watch.of("gains", "points")
+    assert bars["y"] == sorted(bars["y"], reverse=True)
+    for y, number in zip(bars["y"], bars["customdata"], strict=True):
+        expected = 100 * (float(joined[ids[number]]["accuracy"]) - float(alone[ids[number]]["accuracy"]))
+        assert y == pytest.approx(expected, abs=2e-3)
+    (points,) = watch.of("predicted", "points")
+    known = {client for client, row in joined.items() if row["predicted_gain"]}
+    assert {ids[number] for number in points["customdata"]} == known
+    for x, number in zip(points["x"], points["customdata"], strict=True):
+        assert x == pytest.approx(float(joined[ids[number]]["predicted_gain"]), rel=1e-4)
+
+
+def test_the_tails_the_steps_and_the_partition_are_those_of_the_files(watch, folder):
+    for part in ("worst10", "weighted", "top10"):
+        (trace,) = watch.of("tails", part)
+        for method, x, error in zip(reversed(METHODS), trace["x"], trace["error"], strict=True):
+            values = [
+                100 * json.loads((folder / f"{method}-{seed}" / "summary.json").read_text())[f"{part}_accuracy"]
+                for seed in SEEDS
+            ]
+            assert x == pytest.approx(statistics.mean(values), rel=1e-4)
+            assert error == pytest.approx(statistics.stdev(values) / math.sqrt(2), rel=1e-3, abs=1e-9)
+    taken = [row for seed in SEEDS for row in rows_of(folder / f"self-fl-{seed}" / "participation.csv")]
+    (steps,) = watch.of("steps", "middle")
+    for x, y in zip(steps["x"], steps["y"], strict=True):
+        assert y == pytest.approx(
+            statistics.median(int(r["num_local_steps"]) for r in taken if r["round"] == str(x)), rel=1e-3
+        )
+    (bars,) = watch.of("histogram", "bars")
+    wanted = [float(row["wanted_steps"]) for row in taken if row["wanted_steps"]]
+    assert bars["y"][0] == pytest.approx(100 * sum(value < 2 for value in wanted) / len(wanted))
+    assert sum(bars["y"]) == pytest.approx(100)
+    (heat,) = watch.of("partition", "points")
+    ids = watch.page.evaluate("payload.groups[0].tables.seeds[0].clients")
+    cells = {(r["client"], r["class"]): int(r["num_train"]) for r in rows_of(folder / "self-fl-0" / "partition.csv")}
+    for label, row in enumerate(heat["z"]):
+        for number, value in zip(heat["customdata"][label], row, strict=True):
+            rows = cells.get((ids[number], str(label)), 0)
+            assert value == (pytest.approx(math.log10(rows)) if rows else None)
+
+
+def point_of(watch, chart, client):
+    """The middle of the drawn mark of a client, on the screen."""
+    return watch.page.evaluate(
+        """([name, id]) => {
+          const plot = document.querySelector(`[data-chart="${name}"] .plot`);
+          plot.scrollIntoView({ block: "center", behavior: "instant" });
+          const number = payload.groups[0].tables.seeds[0].clients.indexOf(id);
+          const trace = plot.data.find((one) => one.meta === "points");
+          const at = trace.customdata.indexOf(number);
+          const { xaxis, yaxis } = plot._fullLayout;
+          const box = plot.getBoundingClientRect();
+          return [box.left + xaxis._offset + xaxis.d2p(trace.x[at]), box.top + yaxis._offset + yaxis.d2p(trace.y[at])];
+        }""",
+        [chart, client],
+    )
+
+
+def smallest(folder, count=1):
+    """Clients that lie alone in the picture of sizes: nobody else has as many rows."""
+    rows = clients(folder, "self-fl", 0)
+    sizes = [row["num_train"] for row in rows.values()]
+    return [client for client, row in rows.items() if sizes.count(row["num_train"]) == 1][:count]
+
+
+def test_hover_tells_the_clients_story(watch, folder):
+    (client,) = smallest(folder)
+    watch.page.mouse.move(*point_of(watch, "clients", client))
+    watch.page.wait_for_selector("[data-chart=clients] .hovertext")
+    told = watch.page.locator("[data-chart=clients] .hovertext").first.text_content()
+    row, alone = clients(folder, "self-fl", 0)[client], clients(folder, "local", 0)[client]
+    assert client in told
+    assert f"{row['num_train']} training rows" in told
+    assert any(
+        f"personal model {100 * float(clients(folder, m, 0)[client]['accuracy']):.1f} %" in told for m in METHODS
+    )
+    assert "classes" in told
+    assert f"alone {100 * float(alone['accuracy']):.1f} %" in told or "· local" in told
+
+
+def selected_everywhere(watch, client):
+    """The charts that mark the client."""
+    number = watch.page.evaluate("id => payload.groups[0].tables.seeds[0].clients.indexOf(id)", client)
+    marked = []
+    for chart in watch.charts:
+        traces = watch.of(chart, "selected")
+        shapes = watch.page.evaluate(
+            """name => (document.querySelector(`[data-chart="${name}"] .plot`).layout.shapes ?? []).map(s => s.name)""",
+            chart,
+        )
+        if any(number in (trace["customdata"] or []) for trace in traces) or "selected" in shapes:
+            marked.append(chart)
+    return marked
+
+
+def busiest(folder):
+    """A client that took part often, with a known variance: there is something to mark in every picture."""
+    rows = clients(folder, "self-fl", 0)
+    return max((c for c, row in rows.items() if row["predicted_gain"]), key=lambda c: int(rows[c]["rounds"]))
+
+
+def test_a_click_chooses_a_client_in_every_picture_and_a_second_lets_go(watch, folder):
+    client = next(c for c in smallest(folder, 40) if clients(folder, "self-fl", 0)[c]["predicted_gain"])
+    assert selected_everywhere(watch, client) == []
+    watch.page.mouse.click(*point_of(watch, "clients", client))
+    watch.until("document.querySelector('[data-client]').value !== ''")
+    assert watch.page.input_value("[data-client]") == client
+    assert selected_everywhere(watch, client) == ALL
+    assert client in watch.card
+    row = clients(folder, "self-fl", 0)[client]
+    assert f"{100 * float(row['accuracy']):.1f} %" in watch.card
+    assert f"{row['num_train']} training rows" in watch.card
+    watch.page.mouse.click(*point_of(watch, "gains", client))  # there, too
+    watch.until("document.querySelector('[data-client]').value === ''")
+    assert selected_everywhere(watch, client) == []
+    assert watch.said == []
+
+
+def test_the_keyboard_chooses_walks_and_lets_go(watch, folder):
+    page = watch.page
+    page.locator("[data-client]").focus()
+    page.keyboard.type(busiest(folder))
+    page.keyboard.press("Enter")
+    assert selected_everywhere(watch, busiest(folder)) == ALL
+    assert f"Client {busiest(folder)}: personal model" in page.locator("[data-said]").text_content()
+    page.locator("[data-chart=clients]").focus()
+    page.keyboard.press("Escape")
+    assert page.input_value("[data-client]") == ""
+    page.keyboard.press("ArrowRight")
+    rows = clients(folder, "self-fl", 0)
+    assert int(rows[page.input_value("[data-client]")]["num_train"]) == max(int(r["num_train"]) for r in rows.values())
+    page.locator("[data-chart=gains]").focus()
+    page.keyboard.press("Escape")
+    page.keyboard.press("ArrowLeft")  # from the end: who loses most
+    (bars,) = watch.of("gains", "points")
+    ids = page.evaluate("payload.groups[0].tables.seeds[0].clients")
+    assert page.input_value("[data-client]") == ids[bars["customdata"][-1]]
+
+
+def test_an_unknown_client_is_answered(watch):
+    watch.page.fill("[data-client]", "nobody")
+    watch.page.keyboard.press("Enter")
+    assert "There is no client “nobody”." in watch.card
+
+
+@pytest.mark.parametrize("client", NASTY)
+def test_difficult_names_are_names(watch, client):
+    watch.page.fill("[data-client]", client)
+    watch.page.keyboard.press("Enter")
+    assert watch.page.locator(".card .who .name").text_content() == client
+    labels = watch.page.locator("[data-chart=partition] .annotation-text").all_text_contents()
+    assert client in labels
+    assert watch.said == []
+
+
+def test_another_seed_and_another_method_are_drawn(watch, folder):
+    page = watch.page
+    page.fill("[data-client]", "site 30")
+    page.keyboard.press("Enter")
+    page.select_option("[data-seed]", label="1")
+    assert page.input_value("[data-client]") == "site 30"
+    rows = clients(folder, "ditto", 1)
+    trace = watch.of("clients", "points")[1]
+    assert sorted(trace["y"]) == pytest.approx(sorted(100 * float(row["accuracy"]) for row in rows.values()), rel=1e-4)
+    page.select_option("[data-focus]", label="ditto")
+    assert f"{100 * float(rows['site 30']['accuracy']):.1f} %" in page.locator(".card .big").inner_text()
+    page.select_option("[data-focus]", label="local")  # which has nothing to gain over, and no variances
+    assert watch.of("gains", "points")[0]["y"] == []
+    assert watch.said == []
+    page.locator("[data-part=worst10]").click()
+    runs = [rows_of(folder / f"self-fl-{seed}" / "history.csv")[-1] for seed in SEEDS]
+    expected = statistics.mean(100 * float(row["worst10_accuracy"]) for row in runs)
+    assert watch.of("rounds", "line")[0]["y"][-1] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_numbers_of_a_picture_are_a_table(watch, folder):
+    watch.page.locator("[data-numbers=clients] summary").click()
+    lines = watch.page.locator("[data-numbers=clients] tbody tr")
+    assert lines.count() == 40
+    rows = clients(folder, "self-fl", 0)
+    first = lines.first.locator("th, td").all_text_contents()
+    assert first[1] == rows[first[0]]["num_train"]
+    assert float(first[3]) == pytest.approx(100 * float(rows[first[0]]["accuracy"]), rel=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_no_serious_fault_and_the_page_does_not_scroll_sideways(browser, file, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    watch = Watch(browser, width, scheme).open(file)
+    for client in ("", "site 30"):
+        watch.page.fill("[data-client]", client)
+        watch.page.keyboard.press("Enter")
+        if client:
+            watch.page.locator("[data-numbers=rounds] summary").click()
+        found = axe.Axe().run(watch.page).response["violations"]
+        serious = [
+            (v["id"], [n["target"] for n in v["nodes"]][:3]) for v in found if v["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+        assert watch.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert watch.said == []
+    watch.context.close()
+
+
+def test_headings_are_in_order_and_the_charts_have_names(watch):
+    levels = watch.page.eval_on_selector_all("h1, h2, h3, h4, h5, h6", "all => all.map(one => Number(one.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    names = watch.page.eval_on_selector_all(
+        "[data-chart]", "all => all.map(one => [one.getAttribute('role'), one.ariaLabel])"
+    )
+    assert all(role == "img" and len(name) > 20 for role, name in names)
+    watch.page.keyboard.press("Tab")
+    assert watch.page.evaluate("document.activeElement.textContent") == "Skip to the content"
+
+
+def test_the_colours_follow_the_button_and_stay(watch):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = watch.page.evaluate(ground)
+    watch.page.click("#theme")  # light
+    watch.page.click("#theme")  # dark
+    assert watch.page.evaluate(ground) != light
+    watch.page.reload()
+    watch.page.wait_for_selector("html[data-ready=yes]")
+    assert watch.page.evaluate(ground) != light
+    assert watch.page.get_attribute("#theme", "aria-label") == "Colours: dark"
+
+
+def test_it_prints(watch, tmp_path):
+    watch.page.pdf(path=tmp_path / "report.pdf", format="A4")
+    content = (tmp_path / "report.pdf").read_bytes()
+    assert content.startswith(b"%PDF")
+    assert content.count(b"/Type /Page\n") + content.count(b"/Type /Page ") + content.count(b"/Type /Page/") >= 3
+    assert watch.said == []
+
+
+def thousand(place, rounds=200):
+    """A comparison of 7 methods with 5 seeds over 1000 clients, as large as the paper's, made up."""
+    rng = random.Random(0)
+    selffl.train("softmax", load("digits"), "self-fl", rounds=1, out=place / "template")
+    config = json.loads((place / "template" / "config.json").read_text())
+    shutil.rmtree(place / "template")
+    sizes = [int(5 + rng.lognormvariate(3, 1.2)) for _ in range(1000)]
+    methods = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
+    for method, seed in itertools.product(methods, range(5)):
+        path = place / f"{method}-{seed}"
+        path.mkdir()
+        options = config["config"]["options"] if method.startswith("self-fl") else {}
+        own = config["config"] | {"algorithm": method, "seed": seed, "rounds": rounds, "options": options}
+        (path / "config.json").write_text(json.dumps(config | {"config": own}))
+        has_variances = method.startswith("self-fl")
+        scores = {f"{part}_accuracy": rng.random() for part in ("weighted", "top10", "worst10", "global")}
+        summary = {"status": "finished", "clients": 1000, **scores}
+        (path / "summary.json").write_text(json.dumps(summary))
+        variance = {"inter_variance": rng.random(), "intra_variance": rng.random()} if has_variances else {}
+        write(path / "history.csv", [
+            {"round": r, "clients": 100, "gradient_evaluations": 2000 * r, "seconds": r, **variance,
+             **(scores if r % 10 == 0 else dict.fromkeys(scores, ""))} for r in range(1, rounds + 1)
+        ])  # fmt: skip
+        own = ({"num_local_steps": 20, "intra_variance": rng.random(), "predicted_gain": 1 + rng.random()}
+               if has_variances else {})  # fmt: skip
+        write(path / "clients.csv", [
+            {"client": c, "num_train": sizes[c], "num_test": 1 + sizes[c] // 9, "accuracy": rng.random(),
+             "global_accuracy": rng.random(), "rounds": 20, "gradient_evaluations": 400, **own} for c in range(1000)
+        ])  # fmt: skip
+        write(path / "partition.csv", [
+            {"client": c, "class": (c + k) % 10, "num_train": 1 + sizes[c] // 2, "num_test": 1}
+            for c in range(1000) for k in range(2)
+        ])  # fmt: skip
+        if has_variances:
+            write(path / "participation.csv", [
+                {"round": r, "client": c, "num_local_steps": rng.randint(1, 40), "wanted_steps": rng.expovariate(0.04),
+                 "intra_variance": rng.random(), "weight": rng.random() / 50}
+                for r in range(1, rounds + 1) for c in rng.sample(range(1000), 100)
+            ])  # fmt: skip
+
+
+def test_a_thousand_clients_fit_into_six_megabytes(browser, tmp_path):
+    (tmp_path / "runs").mkdir()
+    thousand(tmp_path / "runs")
+    (tmp_path / "report.html").write_text(render(collect([tmp_path / "runs"])), encoding="utf-8")
+    assert (tmp_path / "report.html").stat().st_size < 6_000_000
+    watch = Watch(browser).open(tmp_path / "report.html")
+    assert "This page holds those of 2 seeds (0, 1) of 5." in watch.page.locator(".panel .note").text_content()
+    assert [len(trace["x"]) for trace in watch.of("clients", "points")] == [1000] * 3
+    rows = {row["client"]: row for row in rows_of(tmp_path / "runs" / "self-fl-0" / "clients.csv")}
+    ids = watch.page.evaluate("payload.groups[0].tables.seeds[0].clients")
+    first = watch.of("clients", "points")[0]
+    for y, number in zip(first["y"], first["customdata"], strict=True):
+        assert y == pytest.approx(100 * float(rows[ids[number]]["accuracy"]), rel=1e-4)
+    watch.page.fill("[data-client]", "123")
+    watch.page.keyboard.press("Enter")
+    assert selected_everywhere(watch, "123") == [name for name in ALL if name != "clusters"]
+    assert watch.said == []
+    watch.context.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- live
+
+
+@pytest.fixture
+def served(tmp_path):
+    server = ReportServer([tmp_path / "run"])
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def grow(source, target, rounds):
+    """The run as it was after so many rounds, with half a line of the next."""
+    target.mkdir(exist_ok=True)
+    for name in ("history.csv", "participation.csv"):
+        head, *lines = (source / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if int(line.split(",")[0]) <= rounds]
+        half = lines[len(kept)][:5] if len(kept) < len(lines) else ""
+        (target / name).write_text("".join([head, *kept, half]), encoding="utf-8")
+    if rounds >= 3:
+        for name in ("clients.csv", "partition.csv"):
+            shutil.copy(source / name, target / name)
+        summary = json.loads((source / "summary.json").read_text()) | {
+            "status": "running" if rounds < 12 else "finished"
+        }
+        (target / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    shutil.copy(source / "config.json", target / "config.json")
+
+
+def test_a_live_page_waits_grows_and_keeps_what_was_chosen(browser, folder, served, tmp_path):
+    watch = Watch(browser)
+    source, target = folder / "self-fl-0", tmp_path / "run"
+    watch.page.goto(served.url)
+    watch.page.wait_for_selector("text=Waiting for the first round")
+    grow(source, target, 0)
+    watch.page.wait_for_selector(".waiting:has-text('1 run begun, none with a finished round')", timeout=15_000)
+    grow(source, target, 4)
+    watch.page.wait_for_selector("[data-chart=rounds]", timeout=15_000)  # of itself
+    watch.page.wait_for_selector("html[data-ready=yes]")
+    assert watch.of("rounds", "line")[0]["x"] == [3]
+    assert "round 4 of 12" in watch.page.locator("#live").text_content()
+    watch.page.fill("[data-client]", "site 30")
+    watch.page.keyboard.press("Enter")
+    watch.page.evaluate("window.sameVisit = true")
+    before = watch.page.evaluate("scrollTo({ top: 700, behavior: 'instant' }), scrollY")
+    grow(source, target, 12)
+    watch.until("document.querySelector('[data-chart=rounds] .plot').data.find(t => t.meta === 'line').x.length === 4")
+    expected = [100 * float(r["weighted_accuracy"]) for r in rows_of(source / "history.csv") if r["weighted_accuracy"]]
+    assert watch.of("rounds", "line")[0]["y"] == pytest.approx(expected, rel=1e-4)
+    assert watch.page.evaluate("window.sameVisit")  # no reload
+    assert watch.page.evaluate("scrollY") == before
+    assert watch.page.input_value("[data-client]") == "site 30"
+    assert "site 30" in watch.card
+    assert watch.of("clients", "selected")
+    watch.until("document.querySelector('#live').textContent === 'live, finished'")
+    # An idle page is answered without a body, and nothing was asked of anybody else.
+    with watch.page.expect_response("**/data.json") as answer:
+        pass
+    assert answer.value.status == 304
+    assert {url.rsplit("/", 1)[0] for url in watch.asked} == {served.url.rstrip("/")}
+    assert watch.said == []
+    watch.context.close()
