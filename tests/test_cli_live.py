@@ -103,12 +103,14 @@ def a_run(rounds=20):
 
 
 def test_a_sparkline_has_room_and_ends_with_the_last_value():
-    assert live.sparkline([0, 1, 2, 3], 10) == "▁▃▆█"
-    assert live.sparkline([5, 5, 5], 10) == "▁▁▁"
+    assert live.sparkline([0, 1, 2, 3], 4) == "▁▃▅▇"
+    assert live.sparkline([0, 1], 6) == "▁▁▁▇▇▇"
+    assert live.sparkline([5, 5, 5], 3) == "▁▁▁"
+    assert live.sparkline([1, 2], 1) == "▇"
     assert live.sparkline([], 10) == live.sparkline([1, 2], 0) == ""
     long = live.sparkline([0.0] * 99 + [1.0], 12)
     assert len(long) == 12
-    assert long == "▁" * 11 + "█"
+    assert long == "▁" * 11 + "▇"
 
 
 @pytest.mark.parametrize("width", [120, 80, 60, 45, 30])

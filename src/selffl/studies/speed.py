@@ -21,7 +21,8 @@ from selffl.algorithms import algorithm
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine
 from selffl.models import build
-from selffl.training.model import FlatModel, ModelSource
+from selffl.training.flat import FlatModel
+from selffl.training.model import ModelSource
 
 Case = Callable[[], object]
 CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -137,7 +138,7 @@ def flower_rounds(rows: Rows, num_classes: int, *, steps: int, batch: int, round
     began: list[float] = []
     client, server = ClientApp(), ServerApp()
 
-    @client.train()
+    @client.train()  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         number = int(context.node_config["partition-id"])
         low, high = int(rows.offset[number]), int(rows.offset[number + 1])
@@ -147,7 +148,7 @@ def flower_rounds(rows: Rows, num_classes: int, *, steps: int, batch: int, round
         optimiser = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
         left = steps
         while left:
-            for chosen in torch.randperm(len(y)).split(batch)[:left]:
+            for chosen in torch.split(torch.randperm(len(y)), batch)[:left]:
                 optimiser.zero_grad()
                 criterion(module(x[chosen]), y[chosen]).backward()
                 optimiser.step()
@@ -164,7 +165,7 @@ def flower_rounds(rows: Rows, num_classes: int, *, steps: int, batch: int, round
             began.append(time.perf_counter())
             return super().configure_train(*args, **options)
 
-    @server.main()
+    @server.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         del context
         first = ArrayRecord(build("softmax", num_features, num_classes).state_dict())
