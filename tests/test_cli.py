@@ -83,11 +83,7 @@ def succeed(found):
 # ----------------------------------------------------------------------------------------------------- help and version
 
 COMMANDS = [
-<<<<<<< HEAD
-    *(("demo",), ("run",), ("compare",), ("init",), ("posterior",), ("report",), ("figures",), ("serve",)),
-=======
-    *(("demo",), ("run",), ("compare",), ("init",), ("bench",), ("posterior",), ("report",)),
->>>>>>> e81bb31 (cli: bench, on one core with the benchmarks; Flower beside it where it is installed)
+    *(("demo",), ("run",), ("compare",), ("init",), ("bench",), ("posterior",), ("report",), ("figures",), ("serve",)),
     *(("paper", "list"), ("paper", "run"), ("paper", "page")),
     *(("data", "list"), ("data", "check"), ("data", "fetch"), ("data", "show")),
     *(("flower", "resume"), ("flower", "list"), ("flower", "export")),

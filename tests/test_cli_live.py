@@ -21,6 +21,7 @@ from selffl import cli
 from selffl.algorithms import ALGORITHMS
 from selffl.cli import live, names
 from selffl.data import DATA_SETS
+from selffl.runs.trackers import TRACKERS
 from selffl.studies import STUDIES
 from selffl.studies.arms import Arm, run_arms
 from selffl.studies.comparison import Comparison, run, table
@@ -37,6 +38,7 @@ def test_the_names_that_complete_are_the_registries():
     assert tuple(PROBLEMS) == names.PROBLEMS
     assert tuple(DATA_SETS) == names.DATA_SETS
     assert tuple(STUDIES) == names.STUDIES
+    assert tuple(TRACKERS) == names.TRACKERS
     assert {name: tuple(f.name for f in fields(make())) for name, make in ALGORITHMS.items()} == dict(names.ALGORITHMS)
 
 
