@@ -43,7 +43,7 @@ def bench_command(
 
     from selffl.data import load
     from selffl.runs.train import check_device
-    from selffl.studies.speed import Spread, cohort_rounds, flower_rounds, interleaved, plain_loop, ratios
+    from selffl.studies.speed import LEARNING_RATE, Spread, cohort_rounds, interleaved, plain_loop, ratios
 
     check_device(device)
     fed = load("digits", num_clients=clients)
@@ -60,7 +60,11 @@ def bench_command(
         if absent:
             missing.append(f"{peer}: {' and '.join(absent)} not installed ({INSTALL[peer]})")
             continue
-        seconds[peer] = flower_rounds(fed.train, num_classes, steps=STEPS, batch=BATCH, rounds=repeats)
+        from selffl.engines.flower.peer import simulated_rounds
+
+        seconds[peer] = simulated_rounds(
+            fed.train, num_classes, steps=STEPS, batch=BATCH, rounds=repeats, learning_rate=LEARNING_RATE
+        )
         # It takes no turns with the others: held against the loop's median.
         faster[peer] = Spread.of([statistics.median(seconds[LOOP]) / value for value in seconds[peer]])
     where = torch.cuda.get_device_name() if device != "cpu" else f"{platform.machine()}, {os.cpu_count()} cores"
