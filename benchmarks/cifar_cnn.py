@@ -9,7 +9,7 @@ import warnings
 from functools import partial
 
 import torch
-from timing import Case, interleaved, options, report, threads_of
+from timing import Case, measured, options, report, threads_of
 from torch import nn
 
 from selffl.algorithms import algorithm
@@ -80,7 +80,7 @@ def main() -> None:
             cases[f"selffl {way}"] = partial(selffl, engine, flat.params)
         for number in threads:
             torch.set_num_threads(number)
-            found = interleaved(cases, args)
+            found = measured(cases, args)
             suffix = f", {cohort} clients, {number} thr."
             seconds |= {name + suffix: values for name, values in found.items()}
             baselines |= {name + suffix: "loop" + suffix for name in found}

@@ -7,15 +7,12 @@ import json
 import os
 import platform
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-Case = Callable[[], object]
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+from selffl.studies.speed import CLOCKS, Case, interleaved, ratios
 
 
 def options(description: str | None, repeats: int) -> argparse.ArgumentParser:
@@ -37,24 +34,9 @@ def threads_of(args: argparse.Namespace) -> list[int]:
     return args.threads or ([1, 2] if is_useful else [1])
 
 
-def interleaved(cases: dict[str, Case], args: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each case: all once to warm up, then A B C, A B C, ... so that a slow minute is everybody's."""
-    clock = CLOCKS[args.clock]
-
-    def finished() -> None:
-        if args.device != "cpu":
-            torch.cuda.synchronize()
-
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for repeat in range(args.repeats + 1):
-        for name, case in cases.items():
-            finished()
-            begin = clock()
-            case()
-            finished()
-            if repeat:
-                seconds[name].append(clock() - begin)
-    return seconds
+def measured(cases: dict[str, Case], args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each case, as the options have it."""
+    return interleaved(cases, args.repeats, args.device, args.clock)
 
 
 def with_threads(cases: dict[str, Case], threads: list[int]) -> dict[str, Case]:
@@ -68,11 +50,6 @@ def with_threads(cases: dict[str, Case], threads: list[int]) -> dict[str, Case]:
         return run_case
 
     return {f"{name}, {number} thr.": run(case, number) for number in threads for name, case in cases.items()}
-
-
-def ratios(seconds: dict[str, list[float]], baseline: str, name: str) -> list[float]:
-    """How many times as fast as the baseline, repeat by repeat."""
-    return [slow / fast for slow, fast in zip(seconds[baseline], seconds[name], strict=True)]
 
 
 def best(seconds: dict[str, list[float]], name: str) -> str:

@@ -83,7 +83,7 @@ def succeed(found):
 # ----------------------------------------------------------------------------------------------------- help and version
 
 COMMANDS = [
-    *(("demo",), ("run",), ("compare",), ("init",), ("posterior",), ("report",), ("figures",), ("serve",)),
+    *(("demo",), ("run",), ("compare",), ("init",), ("bench",), ("posterior",), ("report",), ("figures",), ("serve",)),
     *(("paper", "list"), ("paper", "run"), ("paper", "page")),
     *(("data", "list"), ("data", "check"), ("data", "fetch"), ("data", "show")),
     *(("flower", "resume"), ("flower", "list"), ("flower", "export")),
@@ -581,3 +581,41 @@ def test_the_demo_runs_from_the_shell(folder):
         rows = list(csv.DictReader(file))
     assert {row["method"] for row in rows} >= {"self-fl", "fedavg", "ditto", "local"}
     assert all(0.2 < float(row["weighted"]) <= 1 for row in rows if row["round"] == "20")
+
+
+# ---------------------------------------------------------------------------------------------------------------- speed
+
+
+def test_bench_prints_ratios_of_measurements_that_took_turns(run):
+    found = json.loads(succeed(run("bench", "--clients", "3", "--repeats", "2", "--json", "--peers")).out)
+    loop, ours = found["seconds"]["plain PyTorch loop"], found["seconds"]["selffl"]
+    ratios = [slow / fast for slow, fast in zip(loop, ours, strict=True)]
+    assert len(ratios) == 2
+    assert found["times_as_fast"]["selffl"] == {"median": sum(ratios) / 2, "low": min(ratios), "high": max(ratios)}
+    has_flower = bool(found["times_as_fast"].get("Flower, simulation"))
+    assert has_flower != bool(found["missing"])
+
+
+def test_bench_says_which_peers_are_not_there(run, monkeypatch):
+    monkeypatch.setattr("selffl.cli.bench.find_spec", lambda name: None)
+    text = succeed(run("bench", "--clients", "3", "--repeats", "2", "--peers")).out
+    assert "Left out: Flower, simulation: flwr and ray not installed" in text
+    assert re.search(r"^selffl +\d+\.\d +\S+–\S+ +\S+ +\S+–\S+$", text, re.M)
+
+
+def test_the_loop_and_the_engine_take_the_same_steps():
+    """With one client and batches of all its rows there is no chance left: both end at the same model."""
+    from selffl.data import load
+    from selffl.studies import speed
+
+    rows = load("digits", num_clients=2).train
+    alone = type(rows)(rows.features[:12], rows.labels[:12], rows.offset.new_tensor([0, 12]))
+    loop, ours = (make(alone, 10, cohort=1, steps=3, batch=12) for make in (speed.plain_loop, speed.cohort_rounds))
+    for one_round in (loop, ours):
+        one_round()
+        one_round()
+    inside = dict(zip(loop.__code__.co_freevars, (cell.cell_contents for cell in loop.__closure__), strict=True))
+    state = dict(zip(ours.__code__.co_freevars, (cell.cell_contents for cell in ours.__closure__), strict=True))
+    expected = np.concatenate([part.numpy().ravel() for part in inside["shared"]])
+    np.testing.assert_allclose(state["state"].server.params.numpy(), expected, atol=1e-6)
+    assert np.abs(expected).max() > 1e-3

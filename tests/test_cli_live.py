@@ -21,6 +21,7 @@ from selffl import cli
 from selffl.algorithms import ALGORITHMS
 from selffl.cli import live, names
 from selffl.data import DATA_SETS
+from selffl.runs.trackers import TRACKERS
 from selffl.studies import STUDIES
 from selffl.studies.arms import Arm, run_arms
 from selffl.studies.comparison import Comparison, run, table
@@ -37,6 +38,7 @@ def test_the_names_that_complete_are_the_registries():
     assert tuple(PROBLEMS) == names.PROBLEMS
     assert tuple(DATA_SETS) == names.DATA_SETS
     assert tuple(STUDIES) == names.STUDIES
+    assert tuple(TRACKERS) == names.TRACKERS
     assert {name: tuple(f.name for f in fields(make())) for name, make in ALGORITHMS.items()} == dict(names.ALGORITHMS)
 
 
@@ -103,12 +105,14 @@ def a_run(rounds=20):
 
 
 def test_a_sparkline_has_room_and_ends_with_the_last_value():
-    assert live.sparkline([0, 1, 2, 3], 10) == "▁▃▆█"
-    assert live.sparkline([5, 5, 5], 10) == "▁▁▁"
+    assert live.sparkline([0, 1, 2, 3], 4) == "▁▃▅▇"
+    assert live.sparkline([0, 1], 6) == "▁▁▁▇▇▇"
+    assert live.sparkline([5, 5, 5], 3) == "▁▁▁"
+    assert live.sparkline([1, 2], 1) == "▇"
     assert live.sparkline([], 10) == live.sparkline([1, 2], 0) == ""
     long = live.sparkline([0.0] * 99 + [1.0], 12)
     assert len(long) == 12
-    assert long == "▁" * 11 + "█"
+    assert long == "▁" * 11 + "▇"
 
 
 @pytest.mark.parametrize("width", [120, 80, 60, 45, 30])

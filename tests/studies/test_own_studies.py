@@ -136,6 +136,44 @@ def test_a_study_of_a_csv_file_reads_it_and_runs(run, tmp_path, kind):
     assert table["claims"][0]["evidence"].startswith(metric.capitalize())
 
 
+@pytest.mark.parametrize("labels", [["no", "yes"], ["0", "1"], ["0.0", "1.0"], ["5", "7"], ["0.25", "1.5"]])
+def test_a_plain_file_is_read_by_the_library_and_to_the_same_rows(run, tmp_path, labels):
+    """Numbers alone: from_csv where it reads the label as it is meant, and plain Python where not; the rows agree."""
+    rng = np.random.default_rng(0)
+    many = labels if labels != ["0.25", "1.5"] else [f"{value:.3f}" for value in rng.normal(size=40)]
+    lines = [f"s{k % 4},{k},{k * k % 7},{many[k % len(many)]}" for k in range(40)]
+    (tmp_path / "rows.csv").write_text("site,a,b,y\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    run("init", "mine", "--csv", "rows.csv", "--client", "site", "--label", "y")
+    text = (tmp_path / "mine" / "study.py").read_text(encoding="utf-8")
+    assert ("from_csv" in text) == (labels not in (["0.0", "1.0"], ["5", "7"]))
+    fed = read_study(tmp_path / "mine").federation(3)
+    is_value = labels == ["0.25", "1.5"]
+    y = [float(cell) for cell in (many * 40)[:40]] if is_value else [k % 2 for k in range(40)]
+    x = np.array([[k, k * k % 7] for k in range(40)], dtype=np.float32)
+    y = np.array(y, dtype=np.float32 if is_value else int)
+    whole = selffl.Federation.from_arrays(x, y, [f"s{k % 4}" for k in range(40)], 0.3, 3)
+    mean, spread = whole.train.features.mean(0), whole.train.features.std(0)
+    for ours, theirs in ((fed.train, whole.train), (fed.test, whole.test)):
+        torch.testing.assert_close(ours.features, (theirs.features - mean) / spread)
+        expected = theirs.labels
+        if is_value:
+            expected = (expected - whole.train.labels.mean()) / whole.train.labels.std()
+        torch.testing.assert_close(ours.labels, expected)
+
+
+def test_names_with_quotes_are_names(run, tmp_path):
+    names = ['he said "hi"', "it's", '"""', "back\\slash", "Größe", "{{ x }}"]
+    with (tmp_path / "rows.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*names, "y"])
+        writer.writerows([[f"s{k % 3}", k, k % 5, k % 4, k % 7, k % 3, ('a"b', "c\\d")[k % 2]] for k in range(30)])
+    run("init", "my study", "--csv", "rows.csv", "--client", names[0], "--label", "y")
+    problem = read_study(tmp_path / "my study")
+    fed = problem.federation(0)
+    assert (fed.num_clients, fed.train.features.shape[1], fed.num_classes) == (3, 5, 2)
+    assert problem.title == 'rows.csv by he said "hi"'
+
+
 def test_columns_are_looked_at_before_anything_is_written(tmp_path):
     write_rows(tmp_path / "rows.csv", "words")
     found = read_table(tmp_path / "rows.csv", "site", "y")

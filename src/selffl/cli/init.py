@@ -29,6 +29,7 @@ class Table:
     categories: dict[str, list[str]]  # columns of words that become features, with their values
     left_out: list[str]  # columns with too many words
     classes: list[Any]  # of the label; none: it is a value
+    is_plain: bool  # whether `Federation.from_csv` reads it as it is meant
     num_rows: int
     num_clients: int
 
@@ -99,7 +100,7 @@ def texts(folder: Path, csv: Path | None, table: Table | None, client: str, labe
     given: dict[str, Any] = {
         "place": place,
         "name": name,
-        "title": json.dumps(f"{name}: made-up sites" if csv is None else f"{csv.name} by {client}", ensure_ascii=False),
+        "title": _literal(f"{name}: made-up sites" if csv is None else f"{csv.name} by {client}"),
         "loss": "cross_entropy" if table is None or table.classes else "mse_loss",
         "rounds": 40,
         "participation": share,
@@ -107,14 +108,13 @@ def texts(folder: Path, csv: Path | None, table: Table | None, client: str, labe
     }
     if csv is not None and table is not None:
         given |= {
-            "csv_name": csv.name,
-            "client": client,
-            "csv": repr(Path(os.path.relpath(csv, folder)).as_posix()),
-            "client_text": repr(client),
-            "label_text": repr(label),
-            "features": repr(table.features),
-            "categories": repr(table.categories) if table.categories else "",
-            "classes": repr(table.classes) if table.classes else "",
+            "is_plain": table.is_plain,
+            "csv": _literal(Path(os.path.relpath(csv, folder)).as_posix()),
+            "client_text": _literal(client),
+            "label_text": _literal(label),
+            "features": _literal(table.features),
+            "categories": _literal(table.categories) if table.categories else "",
+            "classes": _literal(table.classes) if table.classes else "",
             "classes_are_words": bool(table.classes) and isinstance(table.classes[0], str),
         }
     folder_of_templates = files("selffl.cli") / "templates"
@@ -128,6 +128,11 @@ def texts(folder: Path, csv: Path | None, table: Table | None, client: str, labe
         "study.py": filled("study.py" if table is None else "study_csv.py"),
         "README.md": filled("README.md"),
     }
+
+
+def _literal(value: Any) -> str:
+    """As Python and TOML write it, in double quotes."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def read_table(path: Path, client: str, label: str) -> Table:
@@ -164,14 +169,24 @@ def read_table(path: Path, client: str, label: str) -> Table:
     categories = {name: values for name, values in words.items() if len(values) <= MOST_WORDS}
     if not features and not categories:
         raise DataError(f"{path} has no column to predict {label} from; expected numbers, or columns of a few words.")
+    classes = _classes(path, label, columns[label], numbers[label])
     return Table(
         features,
         categories,
         [name for name in words if name not in categories],
-        _classes(path, label, columns[label], numbers[label]),
+        classes,
+        not categories and _is_read_alike(classes, columns[label]),
         num_rows,
         num_clients,
     )
+
+
+def _is_read_alike(classes: list[Any], cells: list[str]) -> bool:
+    """Whether `Federation.from_csv`, for which whole numbers are classes and words their names, sees the same label."""
+    is_whole = all(cell.isdecimal() for cell in cells)
+    if not classes:
+        return not is_whole
+    return isinstance(classes[0], str) or (is_whole and classes == list(range(len(classes))))
 
 
 def _columns(path: Path, header: list[str], client: str, label: str) -> dict[str, list[str]]:

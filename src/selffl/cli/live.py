@@ -31,19 +31,19 @@ from rich.text import Text
 from selffl.cli import console
 
 Row = Mapping[str, Any]
-SPARKS = "▁▂▃▄▅▆▇█"
+SPARKS = "▁▂▃▄▅▆▇"  # the full block would touch the line above
 WIDE, NARROW = 60, 44  # columns from which there is room for a sparkline and for all columns; below, for the least
 WIDEST = 100
 TAIL = 16_384  # bytes of a history that hold its last evaluation, nearly always
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as small bars, the last one last; as many as there is room for."""
+    """Values as small bars over a width, the first one first and the last one last."""
     if width < 1 or not values:
         return ""
     last = len(values) - 1
-    chosen = values if len(values) <= width else [values[round(k * last / max(width - 1, 1))] for k in range(width)]
-    low, high = min(chosen), max(chosen)
+    chosen = [values[round(k * last / max(width - 1, 1))] for k in range(width - 1)] + [values[last]]
+    low, high = min(values), max(values)
     span = high - low or 1.0
     return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in chosen)
 
@@ -148,7 +148,9 @@ class RunView:
 
         done = self.last.get("round", 0)
         progress = Table.grid(padding=(0, 1))
-        bar = _bar(done, self.rounds, max(room - 14, 4)) if room else ""
+        long = max(room - 14, 4)
+        bar = _bar(done, self.rounds, long) if room else ""
+        room = min(max(round(long * done / max(self.rounds, 1)), 1), long) if room else 0  # in step with the bar
         progress.add_row(bar, Text(self._left(), style="none", no_wrap=True))
         add("round", f"{done} of {self.rounds}", progress)
         metric = metric_of(self.last)
@@ -260,7 +262,9 @@ class ArmsView:
 
     def __init__(self, title: str, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         from selffl.studies.arms import INDEX
+        from selffl.studies.comparison import WITHOUT_GLOBAL
 
+        self.void = WITHOUT_GLOBAL
         self.title, self.folder, self.index, self.clock = title, folder, folder / INDEX, clock
         self.began, self.since = clock(), time.time() - 1.0  # file systems round their times
         self.arms: dict[str, ArmState] = {}
@@ -310,7 +314,10 @@ class ArmsView:
             over = [arm for arm in group if arm.is_over]
             cells: list[Text | str] = [label, f"{len(over)}/{len(group)}"]
             is_choosing = group[0].is_choosing
-            cells += ["" if is_choosing else _mean_so_far(group, f"{part}_{metric}") for part in shown]
+            void = (
+                ("weighted", "worst10", "global") if is_choosing else ("global",) if label.startswith(self.void) else ()
+            )
+            cells += ["" if part in void else _mean_so_far(group, f"{part}_{metric}") for part in shown]
             cells += [_now(group)] if width >= NARROW else []
             table.add_row(*cells, style="dim" if is_choosing or not any(a.state != "waiting" for a in group) else "")
         yield table

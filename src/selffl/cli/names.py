@@ -45,6 +45,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {  # with the options of each
     "fedrep": (*_STEPS, "head", "weighting", "head_steps"),
 }
 DEVICES = ("cpu", "cuda")
+TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:
@@ -77,6 +78,11 @@ def paper_study(incomplete: str) -> list[str]:
 def data_set(incomplete: str) -> list[str]:
     """A data set."""
     return _starting(DATA_SETS, incomplete)
+
+
+def tracker(incomplete: str) -> list[str]:
+    """A tracker."""
+    return _starting(TRACKERS, incomplete)
 
 
 def device(incomplete: str) -> list[str]:

@@ -56,6 +56,13 @@ def run_command(
         Path | None, typer.Option("--out", help="Folder of the run; without it, runs/STUDY-ALGORITHM-SEED.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    tracker: Annotated[
+        str | None,
+        typer.Option(
+            help="Also write for tensorboard, mlflow or wandb, beside the run's own files.",
+            autocompletion=names.tracker,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -97,10 +104,12 @@ def run_command(
             parts = problem.own_parts(config.seed)
             title = f"{name} on {problem.name}, seed {config.seed}"
             with live.watching(title, rounds or config.rounds, where, verbose) as on_round:
-                run = training.resume(place, rounds=rounds, device=device, on_round=on_round, **parts)
+                run = training.resume(place, rounds=rounds, device=device, on_round=on_round, tracker=tracker, **parts)
         else:
             with live.watching(f"{name} on {problem.name}, seed {number}", problem.rounds, where, verbose) as on_round:
-                run = problem.run(name, options, number, device=where, out=place, start=start, on_round=on_round)
+                run = problem.run(
+                    name, options, number, device=where, out=place, start=start, on_round=on_round, tracker=tracker
+                )
     except KeyboardInterrupt:
         if (place / CONFIG).is_file():
             again = shlex.join(["selffl", "run", study, "--out", str(place), "--resume"])

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from selffl.algorithms import ALGORITHMS
+from selffl.algorithms.optimisers import OPTIMISERS
 from selffl.algorithms.options import above, at_least
 from selffl.data import DATA_SETS
 from selffl.data.federation import Federation
@@ -41,6 +42,7 @@ class OwnProblem(Problem):
     Attributes:
         folder: Where the file lies, and the Python that it names.
         loss: One of torch.nn.functional, or FILE.py:FUNCTION.
+        optimiser: Of the clients' local steps.
         options: Of methods, by their names.
         chosen: The methods to compare; the first is the one to train alone.
         repeats: Seeds of a comparison.
@@ -48,6 +50,7 @@ class OwnProblem(Problem):
 
     folder: str = "."
     loss: str = "cross_entropy"
+    optimiser: str = "sgd"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     chosen: tuple[str, ...] = METHODS
     repeats: int = NUM_SEEDS
@@ -121,7 +124,7 @@ class OwnProblem(Problem):
         return getattr(nn.functional, self.loss) if _is_named(self.loss) else _function(self.folder, self.loss)
 
     def _training(self) -> dict[str, Any]:
-        return super()._training() | {"loss": self._loss()}
+        return super()._training() | {"loss": self._loss(), "optimiser": self.optimiser}
 
 
 def read_study(path: Path) -> OwnProblem:
@@ -180,6 +183,11 @@ def _a_method(name: str, value: object) -> None:
         raise unknown_name(name, str(value), ALGORITHMS)
 
 
+def _an_optimiser(name: str, value: object) -> None:
+    if not isinstance(value, str) or value not in OPTIMISERS:
+        raise unknown_name(name, str(value), OPTIMISERS)
+
+
 def _methods(name: str, value: object) -> None:
     if not isinstance(value, list) or not value or len(set(map(str, value))) != len(value):
         raise ConfigError(f"{name} is {value!r}; expected a list of names, each once, such as ['self-fl', 'ditto'].")
@@ -222,6 +230,7 @@ KEYS: dict[str, tuple[Callable[[str, object], None], str]] = {  # of the file, w
     "model": (_a_string, "model"),
     "model_options": (_table, "model_options"),
     "loss": (_a_string, "loss"),
+    "optimiser": (_an_optimiser, "optimiser"),
     "algorithm": (_a_method, "single"),
     "algorithms": (_methods, "chosen"),
     "seeds": (_count, "repeats"),
