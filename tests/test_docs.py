@@ -110,8 +110,16 @@ def test_the_worked_example_prints_what_the_page_says(capsys):
 
 def test_every_public_name_has_a_place_on_the_api_page():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    missing = [name for name in selffl.__all__ if f"selffl.{name}" not in page]
+    missing = [name for name in selffl.__all__ if not re.search(rf"\bselffl\.{name}\b", page)]
     assert not missing
+
+
+def test_every_method_has_its_class_on_the_api_page():
+    from selffl.algorithms import ALGORITHMS
+
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    kinds = {type(make()).__name__ for make in ALGORITHMS.values()}
+    assert not [name for name in kinds if not re.search(rf"^::: selffl\.algorithms\.{name}$", page, re.M)]
 
 
 def test_every_address_of_an_equation_can_be_found():

@@ -1,9 +1,17 @@
-"""What the site takes from the code when it is built: every method, every option, every command, notebooks that run."""
+"""What the site takes from the code: every method, every option, every command, notebooks that run;
+and what a browser makes of it."""
 
 import importlib.util
+import os
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import fields
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -111,12 +119,131 @@ def test_there_are_two_notebooks_without_outputs():
             assert not cell.get("execution_count"), path
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The whole site, built as `make docs` does, notebooks run; a warning is an error."""
+    for package in ("mkdocstrings", "latex2mathml", "nbclient", "ipykernel"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'selffl[dev,docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_becomes_a_page_with_its_picture(hooks, path, monkeypatch):
-    pytest.importorskip("nbclient", reason="nbclient is not installed: pip install 'selffl[docs]'")
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed: pip install 'selffl[docs]'")
-    page = hooks.notebook_page(path, path.read_text(encoding="utf-8"))
-    assert page.startswith("# ")
-    assert page.count('<img class="notebook" alt="') == 1
-    assert "```text\n" in page
+def test_a_notebook_has_run_and_become_a_page_with_its_picture(site, path):
+    page = (site / "notebooks" / path.stem / "index.html").read_text(encoding="utf-8")
+    assert re.search(r'<img[^>]* alt="[^"]{20,}"[^>]* src="data:image/png;base64,', page)
+    said = {"who-gains": r"\d+ of 16 clinics are better off", "posterior-by-hand": r"difference of means +\d\S*e-1\d"}
+    assert re.search(said[path.stem], page)
+    assert (site / "notebooks" / path.name).is_file()  # to take away
+
+
+@pytest.mark.slow
+def test_nothing_is_left_to_fill_in(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "{{ " not in text or "/source/" in page.as_posix(), page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'selffl[dev]'")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    with driver.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """Where the site is served, on this machine alone."""
+    handler = partial(Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def opened(browser, address):
+    """A function that opens a page, and what went wrong on it or went out to the world."""
+    contexts = []
+
+    def call(path, scheme="light", width=1280):
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        contexts.append(context)
+        page, wrong = context.new_page(), []
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda sent: None if sent.url.startswith((address, "data:")) else wrong.append(sent.url))
+        page.goto(address + path)
+        page.wait_for_load_state("networkidle")
+        return page, wrong
+
+    yield call
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["", "idea/", "howto/choose/", "methods/self-fl/"])
+def test_a_page_asks_no_network_and_has_no_serious_fault_of_access(opened, path, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: 'selffl[dev]'")
+    page, wrong = opened(path, scheme)
+    found = axe.Axe().run(page).response["violations"]
+    assert [
+        (fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in ("serious", "critical")
+    ] == []
+    assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["", "idea/", "comparison/", "results/", "cli/"])
+def test_a_page_fits_a_phone(opened, path):
+    page, wrong = opened(path, width=390)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert wrong == []
+
+
+@pytest.mark.slow
+def test_the_picture_of_shrinkage_moves_and_says_so(opened):
+    page, wrong = opened("idea/")
+    slider, dots = page.locator("#shrinkage-spread"), page.locator(".shrinkage-picture .personal")
+    assert dots.count() == 20
+
+    def distances():  # of the dots from the shared line, and from their rings
+        line = float(page.locator(".shrinkage-picture .shared").get_attribute("x1"))
+        at = [float(dot.get_attribute("cx")) for dot in dots.all()]
+        rings = [float(ring.get_attribute("cx")) for ring in page.locator(".shrinkage-picture .own").all()]
+        gaps = [abs(ring - dot) for ring, dot in zip(rings, at, strict=True)]
+        return max(abs(dot - line) for dot in at), max(gaps)
+
+    slider.focus()
+    page.keyboard.press("Home")
+    from_line, from_ring = distances()
+    assert from_line < 5 < from_ring
+    page.keyboard.press("End")
+    from_line, from_ring = distances()
+    assert from_ring < 10 < from_line
+    assert slider.get_attribute("aria-valuetext") == "sigma zero squared 100"
+    page.wait_for_function("document.querySelector('.shrinkage-summary').textContent.includes('σ₀² = 100 ')")
+    exact = from_ring
+    page.get_by_label("the paper's form").check()
+    assert distances()[1] > 3 * exact  # the others still pull
+    page.get_by_role("button", name="Spread as estimated").click()
+    assert page.locator("#shrinkage-value").text_content() == "0.96"
+    assert wrong == []

@@ -52,7 +52,7 @@
       <div class="shrinkage-controls">
         <label for="shrinkage-spread">Spread between clinics, σ₀²:
           <output for="shrinkage-spread" id="shrinkage-value"></output></label>
-        <input id="shrinkage-spread" type="range" min="${LOW}" max="${HIGH}" step="0.02" aria-describedby="shrinkage-ends">
+        <input id="shrinkage-spread" type="range" min="${LOW}" max="${HIGH}" step="any" aria-describedby="shrinkage-ends">
         <div class="shrinkage-ends" id="shrinkage-ends"><span>all the same</span><span>nothing in common</span></div>
         <fieldset><legend>Posterior</legend>
           <label><input type="radio" name="shrinkage-form" value="exact" checked> exact form</label>
