@@ -188,11 +188,11 @@ def test_columns_are_looked_at_before_anything_is_written(tmp_path):
 # --------------------------------------------------------------------------------------- the user's files as part of it
 
 
-def small(tmp_path, text="scale = 1.0"):
+def small(tmp_path, text="scale = 1.0", num_classes=2):
     """A study whose Python imports a file beside it and has a class and a loss of its own."""
     folder = tmp_path / "small"
     folder.mkdir(exist_ok=True)
-    (folder / "beside_small.py").write_text("NUM_CLASSES = 2\n", encoding="utf-8")
+    (folder / "beside_small.py").write_text(f"NUM_CLASSES = {num_classes}\n", encoding="utf-8")
     (folder / "study.toml").write_text(
         'data = "study.py:clients"\nmodel = "study.py:Own"\nloss = "study.py:own_loss"\n'
         "rounds = 2\nparticipation = 1\n",
@@ -250,6 +250,15 @@ def test_a_changed_file_is_another_run_and_a_moved_folder_is_not(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     assert key(small(tmp_path / "elsewhere")) == first
     assert key(small(tmp_path, "scale = 2.0")) != first
+
+
+def test_two_studies_may_have_files_of_the_same_name(tmp_path):
+    first = small(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    second = small(tmp_path / "elsewhere", num_classes=5)
+    assert first.module(first.federation(0), 0).part.out_features == 2
+    assert second.module(second.federation(0), 0).part.out_features == 5
+    assert first.module(first.federation(0), 0).part.out_features == 2
 
 
 def test_other_rows_from_the_same_code_are_another_run(tmp_path, run):

@@ -31,6 +31,7 @@ from selffl.studies.problems import METHODS, NUM_SEEDS, Problem
 from selffl.training.blocks import Loss
 
 FILE = "study.toml"
+PREFIX = "selffl_study_"  # of the names that study files have as modules
 WHERE_PYTHON_IS = "FILE.py:FUNCTION, such as study.py:"
 LOSSES = tuple(sorted(name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits"))))
 
@@ -286,10 +287,8 @@ def _function(folder: str, where: str) -> Callable[..., Any]:
 @lru_cache
 def _module(path: Path, digest: str) -> ModuleType:
     """A Python file as a module of its own, which may import what lies beside it."""
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # last: what the user calls his files hides no package
-    name = f"selffl_study_{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:12]}"
+    _enter(str(path.parent))
+    name = f"{PREFIX}{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -301,6 +300,22 @@ def _module(path: Path, digest: str) -> ModuleType:
         del sys.modules[name]
         raise _as_mistake(path, path.name, error) from error
     return module
+
+
+def _enter(folder: str) -> None:
+    """Let Python find what lies in a study's folder, and forget what it found in another's by the same names."""
+    for other in _ENTERED - {folder}:
+        sys.path.remove(other)
+        for name, module in list(sys.modules.items()):
+            if not name.startswith(PREFIX) and str(Path(getattr(module, "__file__", None) or "/").parent) == other:
+                del sys.modules[name]
+        _ENTERED.remove(other)
+    if folder not in _ENTERED:
+        sys.path.append(folder)  # last: what the user calls his files hides no package
+        _ENTERED.add(folder)
+
+
+_ENTERED: set[str] = set()  # study folders on Python's path
 
 
 def _call(folder: str, where: str, *arguments: Any) -> Any:
