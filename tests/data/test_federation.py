@@ -1,6 +1,7 @@
 """Federations from arrays: every row with its own client and label, once, in training or in test."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -279,6 +280,22 @@ def test_a_client_column_of_objects_with_a_missing_id_is_refused(missing, others
     x, y, _ = table([4])
     with pytest.raises(DataError):
         Federation.from_arrays(x, y, np.array([others[0], missing, missing, others[1]], dtype=object))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (["a", float("nan"), "b", "b"], "the client column holds NaN"),  # of which NumPy makes the text nan
+        (["a", 1, "b", "b"], "the client column mixes kinds of ids"),
+        (pd.array(["a", pd.NA, "b", "b"], dtype="string"), "the client column holds NaN"),
+        (np.array(["a", pd.NA, "b", "b"], dtype=object), "the client column holds NaN"),
+        (np.array(["2024-01-01", "NaT"] * 2, dtype="M8[D]"), r"the client column is of type datetime64\[D\]; expected"),
+    ],
+)
+def test_ids_that_numpy_or_pandas_would_blur_are_refused(column, message):
+    x, y, _ = table([4])
+    with pytest.raises(DataError, match=message):
+        Federation.from_arrays(x, y, column)
 
 
 @pytest.mark.parametrize("seed", [-1, 0.5, None])

@@ -150,6 +150,9 @@ def test_what_is_no_data_set_is_refused():
     refused(
         "data is an IterableDataset; expected a Dataset. Load it without s", whole.to_iterable_dataset(), ConfigError
     )
+    # Naming the column of clients does not make it clearer what is wrong.
+    refused(r"data is a DatasetDict with the splits", splits, ConfigError, client="site")
+    refused("data is an IterableDataset; expected", whole.to_iterable_dataset(), ConfigError, client="site")
     refused(r"data is a str; expected a datasets\.Dataset, .* Load it with datasets\.load", "mnist", ConfigError)
     refused("data is a ndarray; expected a datasets", np.zeros(3), ConfigError)
     refused("client is None, and data is a single data set with the columns image, label, site", whole, ConfigError)
@@ -167,6 +170,8 @@ def test_columns_that_cannot_be_features_are_refused():
     refused("column 'text' is of type string; expected numbers", text, client="site")
     ragged = datasets.Dataset.from_dict({"x": [[1], [1, 2]], "label": [0, 1], "site": [0, 1]})
     refused(r"column 'x' is of type .*; expected numbers, and lists of one length", ragged, client="site")
+    gap = datasets.Dataset.from_dict({"x": [[1.0], None], "label": [0, 1], "site": [0, 1]})
+    refused(r"column 'x' has 1 missing value\(s\), first in row 1", gap, client="site")
     sizes = datasets.Dataset.from_dict(
         {"image": [Image.new("L", (2, 2)), Image.new("L", (3, 2))], "label": [0, 1], "site": [0, 1]}
     )

@@ -178,6 +178,12 @@ def test_labels_that_are_numbers_have_no_names(kind):
         (["1.5", "2", "2", "2"], ["1.5", "2"]),
         (["+1", "2", "2", "2"], ["+1", "2"]),
         (["1 ", " b", "b", "1"], ["1", "b"]),
+        # Beyond int64 NumPy would round, and two clients be one.
+        (
+            ["9223372036854775808", "9223372036854775809", "-1", "-1"],
+            ["-1", "9223372036854775808", "9223372036854775809"],
+        ),
+        (["9" * 5000, "1", "1", "1"], ["1", "9" * 5000]),
     ],
 )
 def test_ids_in_a_file_are_numbers_where_all_are_written_as_such(texts, ids, tmp_path):
@@ -275,6 +281,9 @@ def test_a_folder_may_have_names_of_classes(tmp_path):
         ({}, {"label": "outcom"}, r"no column 'outcom' among: .* did you mean 'outcome'\? Name the column of labels"),
         ({}, {"features": ["age", "dosis"]}, r"no column 'dosis' among: .* did you mean 'dose'\? Name the col"),
         ({}, {"features": "age"}, r"features is 'age'; expected a list of columns, such as \['age'\]"),
+        ({}, {"features": 3}, r"features is 3; expected a list of columns"),
+        ({}, {"features": ["age", "dose", "age"]}, r"'age' is among the features twice; expected names that differ"),
+        ({}, {"label": None}, r"label is None; expected the name of the column of labels"),
         ({}, {"features": []}, r"the frame has no column beside 'outcome' and 'site'; expected features"),
         ({}, {"features": ["age", "site"]}, r"'site' is among the features and the column of a label or an id"),
         ({}, {"label": "site"}, r"'site' is given as label and client; expected a column for each"),
@@ -329,6 +338,14 @@ def test_a_frame_with_a_column_twice_is_refused():
         Federation.from_frame(frame, "site", "outcome")
 
 
+@pytest.mark.parametrize("column", ["site", "age"])
+def test_numbers_beyond_int64_are_refused_rather_than_rounded(column):
+    frame = table()
+    frame[column] = np.array([2**70, 2**70 + 1] * 30, dtype=object)
+    with pytest.raises(DataError, match=f"column '{column}' is of type object; expected numbers"):
+        Federation.from_frame(frame, "site", "outcome")
+
+
 def test_labels_of_two_kinds_are_refused():
     frame = table()
     frame["outcome"] = ["a", 1] * 30
@@ -348,6 +365,7 @@ def test_labels_of_two_kinds_are_refused():
         ("client,label,u\nx,1,2\n\ny,,2\n", r"a\.csv, line 4: label is missing; expected one in every row"),
         ("client,label,u\nx,1.5,2\ny,1.O,2\n", r"line 3: label is '1\.O', and '1\.5' on line 2; expected numbers, or"),
         ("client,label,u\nx,1.5,2\ny,nan,2\n", r"line 3: label is nan; expected a finite number"),
+        (",client,label,u\n0,x,1,2\n1,y,0,2\n", r"a\.csv, line 1: column 1 has no name, as where pandas .*index=False"),
         ("client,lable,u\nx,1,2\n", r"has no column 'label' among: client, lable, u; did you mean 'lable'\? Name the"),
         ("site,label,u\nx,1,2\n", r"has no column 'client' among: site, label, u\. Name the column of clients with c"),
     ],

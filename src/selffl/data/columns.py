@@ -34,6 +34,8 @@ def parts_by_lot(
 def column_of(client: Any) -> npt.NDArray[Any]:
     """One id per row."""
     column = np.asarray(client)
+    if column.dtype.kind == "U" and isinstance(client, list | tuple):
+        column = np.asarray(client, dtype=object)  # NumPy would make text of a number, and of NaN, among text
     if column.ndim != 1:
         raise DataError(f"client has shape {column.shape}; expected one id per row.")
     return column
@@ -41,13 +43,22 @@ def column_of(client: Any) -> npt.NDArray[Any]:
 
 def numbered(name: str, column: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArray[np.int64]]:
     """The sorted different values of a column of ids, and the number of each row's."""
-    if column.dtype.kind in "fO" and any(value is None or value != value for value in column.tolist()):
+    if column.dtype.kind not in "biufUSTO":
+        raise DataError(f"the {name} column is of type {column.dtype}; expected numbers or strings.")
+    if column.dtype.kind in "fO" and any(map(_is_missing, column.tolist())):
         raise DataError(f"the {name} column holds NaN; expected an id in every row. Name or drop those rows.")
     try:
         ids, number = np.unique(column, return_inverse=True)
     except TypeError:
         raise DataError(f"the {name} column mixes kinds of ids; expected all numbers or all strings.") from None
     return ids.tolist(), number
+
+
+def _is_missing(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # NA of pandas, which is not even other than itself
+        return True
 
 
 def cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any]) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from selffl.data.tables import Array, Columns, TableRows, arrow_table, objects
+from selffl.data.tables import Array, Columns, TableRows, arrow_table, missing_values, objects
 from selffl.errors import ConfigError, DataError, unknown_name
 
 GREY = ("1", "L", "LA")  # modes of images with one channel
@@ -30,6 +30,7 @@ def rows_of_huggingface(
                 "expected the name of the one that says whose row it is."
             )
         return _rows("the data set", data, Columns(label, client, chosen)), _names(data, label)
+    _check_kind(data)
     if client is not None:
         raise ConfigError(
             f"client is {client!r}, but data is no single data set; expected none where every client has one of its "
@@ -72,8 +73,8 @@ def _is_a(data: Any, name: str) -> bool:
     return any(kind.__name__ == name and kind.__module__.split(".")[0] == "datasets" for kind in type(data).__mro__)
 
 
-def _partitions(data: Any, split: str) -> Iterator[tuple[Hashable, Any]]:
-    """Ids and data sets of the clients."""
+def _check_kind(data: Any) -> None:
+    """Refuse what looks like data sets of clients and is not."""
     if _is_a(data, "DatasetDict"):
         raise ConfigError(
             f"data is a DatasetDict with the splits {', '.join(map(repr, data))}; expected one of them, for splits are "
@@ -81,6 +82,10 @@ def _partitions(data: Any, split: str) -> Iterator[tuple[Hashable, Any]]:
         )
     if _is_a(data, "IterableDataset"):
         raise ConfigError("data is an IterableDataset; expected a Dataset. Load it without streaming=True.")
+
+
+def _partitions(data: Any, split: str) -> Iterator[tuple[Hashable, Any]]:
+    """Ids and data sets of the clients."""
     if hasattr(data, "load_partition") and hasattr(data, "partitioners"):  # a FederatedDataset of flwr-datasets
         if split not in data.partitioners:
             raise unknown_name("partitioned split", split, data.partitioners)
@@ -150,7 +155,11 @@ def _images(place: str, dataset: Any, name: str) -> Array:
 
 def _arrays(place: str, dataset: Any, name: str) -> Array:
     """All lists of a column as one array: float32, or int64 where they hold whole numbers."""
-    values = np.asarray(dataset.select_columns([name]).with_format("numpy")[:][name])
+    column = dataset.select_columns([name])
+    is_missing = np.asarray(column.with_format("arrow")[:][name].is_null())
+    if is_missing.any():
+        raise missing_values(place, name, is_missing)
+    values = np.asarray(column.with_format("numpy")[:][name])
     if values.dtype.kind not in "biuf":
         raise DataError(
             f"{place}: column {name!r} is of type {dataset.features[name]}; expected numbers, and lists of one length. "

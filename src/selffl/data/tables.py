@@ -10,7 +10,8 @@ import difflib
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Integral, Real
@@ -56,8 +57,10 @@ class Columns:
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise DataError(f"{place}: the column {twice!r} appears twice; expected names that differ.")
-        if isinstance(self.features, str):
+        if isinstance(self.features, str) or not isinstance(self.features, Iterable | None):
             raise DataError(f"features is {self.features!r}; expected a list of columns, such as [{self.features!r}].")
+        if self.label is None:
+            raise DataError("label is None; expected the name of the column of labels.")
         for role, name in self.kept.items():
             if name not in names:
                 raise _no_column(place, name, names, f"Name the column of {role}s with {role}=.")
@@ -69,11 +72,13 @@ class Columns:
             features = [name for name in names if name not in self.kept.values()]
         else:
             features = list(self.features)
-        for name in features:
+        for name in self.features or ():
             if name not in names:
                 raise _no_column(place, name, names, "Name the columns of features with features=.")
             if name in self.kept.values():
                 raise DataError(f"{name!r} is among the features and the column of a label or an id; expected one.")
+            if features.count(name) > 1:
+                raise DataError(f"{name!r} is among the features twice; expected names that differ.")
         if not features:
             beside = " and ".join(map(repr, self.kept.values()))
             raise DataError(f"{place} has no column beside {beside}; expected features.")
@@ -201,10 +206,7 @@ class Table:
         """A column of one of the ``kinds`` of NumPy, of which O is text, without anything missing."""
         is_missing, kind, values = self.column(name)
         if is_missing.any():
-            raise DataError(
-                f"{self.place}: column {name!r} has {int(is_missing.sum())} missing value(s), first in row "
-                f"{int(is_missing.argmax())}; expected one in every row. Fill them in, or drop those rows."
-            )
+            raise missing_values(self.place, name, is_missing)
         found = _plain(values())
         is_other = found.dtype.kind not in kinds or (found.dtype.kind == "O" and not _is_text(found))
         if is_other and len(found):  # of no values the type says nothing
@@ -217,6 +219,14 @@ class Table:
         return found
 
 
+def missing_values(place: str, name: Hashable, is_missing: Array) -> DataError:
+    """The error of a column where some are missing, ``[rows]``."""
+    return DataError(
+        f"{place}: column {name!r} has {int(is_missing.sum())} missing value(s), first in row "
+        f"{int(is_missing.argmax())}; expected one in every row. Fill them in, or drop those rows."
+    )
+
+
 def _plain(values: Array) -> Array:
     """Objects as the numbers that they all are; text as objects; else as it is."""
     if values.dtype.kind in "UT":
@@ -224,7 +234,9 @@ def _plain(values: Array) -> Array:
     kinds = {type(value) for value in values.tolist()} if values.dtype.kind == "O" else set()
     for basis, dtype in (((bool, np.bool_), np.bool_), (Integral, np.int64), ((Real, Decimal), np.float64)):
         if kinds and all(issubclass(kind, basis) for kind in kinds):
-            return values.astype(dtype)
+            with suppress(OverflowError):  # as other numbers, ids beyond int64 might become the same
+                return values.astype(dtype)
+            return values
     return values
 
 
@@ -247,7 +259,7 @@ def read_table(path: Path, columns: Columns) -> TableRows:
 def read_csv(path: Path, columns: Columns) -> TableRows:
     """Of a CSV file with a header; what is wrong is named with its line.
 
-    Ids are whole numbers where all of them are written as such, else text.
+    Ids are whole numbers where all of them are written as such (and fit in 64 bits), else text.
     """
     numbers, line_of = array("d"), array("q")
     kept: dict[Hashable, list[str]] = {name: [] for name in columns.kept.values()}
@@ -255,6 +267,11 @@ def read_csv(path: Path, columns: Columns) -> TableRows:
         names = [name.strip() for name in next((fields for fields in lines if fields), [])]
         check_commas(path, names)
         features = columns.features_of(str(path), names)
+        if "" in features:
+            raise DataError(
+                f"{path}, line 1: column {names.index('') + 1} has no name, as where pandas has written row numbers; "
+                "expected a name for each feature. Name it, or leave it out (to_csv(index=False))."
+            )
         places = [(name, names.index(name)) for name in map(str, features)]
         texts = [(name, names.index(str(name))) for name in kept]
         for fields in lines:
@@ -297,8 +314,8 @@ def _labels_of_text(path: Path, name: str, texts: list[str], line_of: Sequence[i
             values.append(as_number(name, text))
         except RowError as problem:
             raise DataError(f"{path}, line {line}: {problem}.") from None
-    are_classes = all(text.lstrip("+-").isdecimal() for text in texts)
-    return np.frombuffer(values, dtype=np.float64).astype(np.int64 if are_classes else np.float32)
+    classes = _whole(texts) if all(text.lstrip("+-").isdecimal() for text in texts) else None
+    return np.frombuffer(values, dtype=np.float64).astype(np.float32) if classes is None else classes
 
 
 def _is_number(text: str) -> bool:
@@ -310,7 +327,16 @@ def _is_number(text: str) -> bool:
 
 
 def _ids_of_text(texts: list[str]) -> Array:
-    return np.asarray([int(text) for text in texts] if all(map(WHOLE.fullmatch, texts)) else texts)
+    found = _whole(texts) if all(map(WHOLE.fullmatch, texts)) else None
+    return np.asarray(texts) if found is None else found
+
+
+def _whole(texts: list[str]) -> Array | None:
+    """Whole numbers; none where one is beyond int64: NumPy would round it, and two ids become the same."""
+    try:
+        return np.array([int(text) for text in texts], dtype=np.int64)
+    except (OverflowError, ValueError):  # ValueError: thousands of digits, which Python does not read
+        return None
 
 
 def read_parquet(path: Path, columns: Columns) -> TableRows:
