@@ -281,6 +281,8 @@ def file(run, tmp_path_factory):
     [
         ({"clients": ["ward 3"]}, r"unknown client 'ward 3'; did you mean 'ward 03'\? Expected one of the 6 ids: "),
         ({"clients": "ward 03"}, r"clients is 'ward 03'; expected a list of ids"),
+        ({"clients": 3}, r"clients is 3; expected a list of ids, such as \[3\]"),
+        ({"clients": [["ward 03"]]}, r"unknown client \['ward 03'\]; did you mean 'ward 03'"),
         ({"precision": "float8"}, r"precision is 'float8'"),
         ({"full": True}, r"full=True is given for 6 clients in precision 'exact'; expected one client"),
         ({"full": True, "clients": ["ward 03"], "precision": "float16"}, "in precision 'float16'; expected one client"),

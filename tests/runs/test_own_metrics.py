@@ -152,6 +152,20 @@ def test_metrics_change_nothing_else():
     assert shared["global_after_2_weighted_f1"] == shared["personal_after_2_weighted_f1"]  # made once for both
 
 
+def in_place(outputs, labels):
+    """The hinge loss as it is often written."""
+    labels[labels == 0] = -1
+    outputs[outputs < 0] = 0
+    return float((1 - outputs.mean(1) * labels).clamp(min=0).mean())
+
+
+def test_a_metric_that_writes_into_what_it_is_given_alters_no_rows():
+    fed = federation()
+    before = fed.fingerprint()
+    selffl.train(model(), fed, "local", metrics={"hinge": in_place}, evaluate_train=True, **OPTIONS)
+    assert fed.fingerprint() == before
+
+
 def test_a_regression_with_a_metric_of_torchmetrics():
     fed = federation()
     values = selffl.Federation.from_arrays(
@@ -231,7 +245,12 @@ def test_metrics_may_be_passed_again_and_then_nothing_is_unpickled(tmp_path):
         selffl.load(tmp_path / "a", model=model())
     with pytest.raises(ConfigError, match="the metrics are f1; expected f1, auroc, logloss, zeros, as the run in"):
         selffl.load(tmp_path / "a", model=model(), metrics={"f1": share_of_class_0})
-    run = selffl.load(tmp_path / "a", model=model(), metrics=torchs())
+    turned = torchs() | {"logloss": mean_log_loss}
+    with pytest.raises(ConfigError, match=r"metric 'logloss' has higher_is_better=True; expected False, as in the run"):
+        selffl.load(tmp_path / "a", model=model(), metrics=turned)
+    run = selffl.load(tmp_path / "a", model=model(), metrics=dict(reversed(torchs().items())))
+    assert list(run.config.own_metrics) == list(torchs())
+    assert run.config.metrics == ("accuracy", *torchs())
     assert run.evaluate().weighted("f1", "personal") == pytest.approx(run.summary["weighted_f1"])
     with pytest.raises(CheckpointError, match=r"holds no module\.pt"):
         selffl.load(tmp_path / "a")
@@ -321,7 +340,30 @@ def test_warnings_of_a_metric_reach_the_user():
     assert {row["chatty"] for row in run.clients} == {None}
 
 
+class Counting:
+    """A metric with a state that says in its own way where it is."""
+
+    device = "cpu"
+
+    def reset(self):
+        self.rows = 0
+
+    def update(self, outputs, labels):
+        self.rows += len(labels)
+
+    def compute(self):
+        return self.rows
+
+
+def test_a_metric_with_a_state_need_not_be_a_module_of_torchs():
+    fed = federation()
+    run = selffl.train(model(), fed, "fedavg", metrics={"rows": Counting()}, **OPTIONS)
+    assert [row["rows"] for row in run.clients] == [n or None for n in fed.test.num_examples.tolist()]
+
+
 def test_whether_higher_is_better():
+    with pytest.raises(ConfigError, match="higher_is_better is 'no'; expected true, false or none"):
+        Metric(mean_log_loss, "no")
     assert Metric(mean_log_loss).higher_is_better is True
     assert Metric(torchmetrics.MeanSquaredError()).higher_is_better is False
     assert Metric(torchmetrics.AUROC("binary")).higher_is_better is True

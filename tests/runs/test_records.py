@@ -57,9 +57,12 @@ def test_methods_that_choose_no_steps_leave_no_weights(fed):
     assert run.participation == []
     assert "predicted_gain" not in run.clients[0]
     clustered = selffl.train(
-        "softmax", fed.with_clusters([m % 3 for m in range(12)]), "self-fl-cluster", rounds=2, participation=1.0
+        "softmax", fed.with_clusters([m % 3 for m in range(12)]), "self-fl-cluster", rounds=4, participation=1.0
     )
     assert {row["weight"] for row in clustered.participation} == {None}
+    assert None not in {row["intra_variance"] for row in clustered.clients}
+    # Its variances are of clusters, whose members share a parameter: no client's own posterior follows from them.
+    assert {row["predicted_gain"] for row in clustered.clients} == {None}
     assert [row["cluster"] for row in clustered.clients] == [m % 3 for m in range(12)]
 
 
@@ -99,6 +102,18 @@ def test_values_have_no_partition(tmp_path):
     assert (tmp_path / "run" / "history.parquet").exists()
 
 
+def test_counts_are_no_classes(tmp_path):
+    """There may be as many as rows, and a table of clients by counts would fill the memory."""
+    x, counts = np.ones((8, 2), dtype=np.float32), 10**9 * np.arange(8)
+    fed = selffl.Federation.from_arrays(x, counts, list("aabbaabb"), test_fraction=0.25)
+    selffl.train(one_output(), fed, "fedavg", rounds=1, loss=mean_scaled_square, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "partition.csv").exists()
+
+
+def mean_scaled_square(outputs, counts):
+    return (outputs - counts / 1e9).square().mean()
+
+
 def one_output():
     from torch import nn
 
@@ -124,6 +139,15 @@ def test_mixed_ids_are_text_in_parquet(tmp_path):
     assert found["client"].tolist() == ["7", "b"]
     assert found["x"].tolist() == [1.0, 2.5]
     assert found["y"].isna().all()
+
+
+def test_ids_beyond_what_parquet_counts_to_are_text(tmp_path):
+    from selffl.state.files import write_parquet
+
+    write_parquet(tmp_path / "t.parquet", [{"client": 2**63, "x": 2**60 + 1}, {"client": 2**64, "x": 0.5}])
+    found = pd.read_parquet(tmp_path / "t.parquet")
+    assert found["client"].tolist() == [str(2**63), str(2**64)]
+    assert found["x"].tolist() == [str(2**60 + 1), "0.5"]
 
 
 def test_an_interrupted_run_has_its_csv_files(fed, tmp_path):

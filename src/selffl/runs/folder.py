@@ -183,15 +183,16 @@ def save_module(path: Path, parts: Mapping[str, Any]) -> None:
         (path / MODULE).unlink(missing_ok=True)
         raise CheckpointError(
             f"the module, loss, method or metrics cannot be pickled ({error}); expected ones defined at the top of a "
-            "module. "
-            "Define them there, or train without `out`."
+            "module. Define them there, or train without `out`."
         ) from None
 
 
 def load_module(path: Path) -> dict[str, Any]:
     """What `save_module` wrote.  This runs code from the file, as unpickling does: open only what you trust."""
     try:
-        found: dict[str, Any] = torch.load(path / MODULE, weights_only=False)
+        # What was on a GPU there may be wanted where there is none.
+        place = None if torch.cuda.is_available() else "cpu"
+        found: dict[str, Any] = torch.load(path / MODULE, map_location=place, weights_only=False)
     except FileNotFoundError:
         raise CheckpointError(f"{path} holds no {MODULE}; pass the module to `load` or `resume`.") from None
     except Exception as error:  # likewise

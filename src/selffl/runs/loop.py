@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from selffl.algorithms import Algorithm
 from selffl.algorithms.optimisers import check_optimiser, optimiser_of
 from selffl.algorithms.self_fl import SelfFL, SelfFLServer, SelfFLUpload, assumed
+from selffl.algorithms.self_fl_cluster import ClusterServer
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RoundReport, RunState
 from selffl.errors import ConfigError, DivergedError
@@ -262,14 +263,16 @@ def client_rows(
 def predicted_gain(method: SelfFL, server: SelfFLServer) -> Tensor:
     """Factor by which the others shrink each client's variance, ``[M]``, by the method's own posterior; else NaN."""
     intra, inter = server.intra_variance.double().cpu(), server.inter_variance.double().cpu()
+    if isinstance(server, ClusterServer):  # whose sigma_0^2 is between clusters, and members share a parameter
+        return torch.full_like(intra, torch.nan)
     gain = torch.as_tensor(posterior(torch.zeros_like(intra), assumed(intra), inter, method.form).gain)
     return gain.masked_fill(intra.isnan() | gain.isinf(), torch.nan)
 
 
 def partition_rows(federation: Federation) -> list[Row]:
-    """How many rows of each class each client holds, for training and for testing; nothing where there are no classes.
+    """How many rows of each class each client holds, for training and for testing.
 
-    A class that a client does not hold has no line.
+    A class that a client does not hold has no line.  Nothing where there are no classes.
     """
     if federation.num_classes is None or federation.train.labels.ndim != 1:
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -94,11 +94,11 @@ class Run:
                 ``module.load_state_dict(safetensors.torch.load_file(path))`` where there is no selffl; a name that ends
                 in ``.pt`` gives a file for ``torch.load``.
         """
-        if isinstance(clients, str):
+        if isinstance(clients, str) or not isinstance(clients, Iterable | None):
             raise ConfigError(f"clients is {clients!r}; expected a list of ids, such as [{clients!r}].")
         ids = list(self.federation.clients)
-        chosen = ids if clients is None else list(dict.fromkeys(clients))
-        places = [position_of(client, ids) for client in chosen]
+        places = list(dict.fromkeys(position_of(client, ids) for client in (ids if clients is None else clients)))
+        chosen = [ids[place] for place in places]
         about = {"algorithm": self.config.algorithm, "data": self.config.data, "round": self._state.round_number}
         if full:
             if len(chosen) != 1 or precision != "exact":
@@ -114,14 +114,14 @@ class Run:
             Path(path),
             self.global_model(),
             (self._training.model.parts(self._personal(place)) for place in places),
-            [ids[place] for place in places],
+            chosen,
             about
             | {
                 "seed": self.config.seed,
                 "inter_variance": None if variance is None else float(variance),
                 "module": type(self._training.module).__name__,
                 "model": self.config.model,
-                "rows": [known.get(ids[place], {}) for place in places],
+                "rows": [known.get(client, {}) for client in chosen],
             },
             precision,
         )
@@ -425,7 +425,9 @@ def _begin(path: Path, training: Training, records: Records, state: RunState, ke
         parts["metrics"] = training.metrics
     if parts:
         files.save_module(path, parts)
-    if held := partition_rows(training.federation):
+    # Whole numbers that nothing classifies are counts, say, of which there may be as many as rows.
+    is_classified = not {"accuracy", "auc"}.isdisjoint(training.measure.metrics)
+    if held := partition_rows(training.federation) if is_classified else []:
         write_csv(path / files.PARTITION, held)
     if config.source is None and keep_rows:
         training.federation.save(path / files.FEDERATION)
@@ -479,10 +481,17 @@ def _restored(path: Path, given: _Given, rounds: int | None, device: str | None)
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"{path / files.CONFIG} is not the configuration of a run ({error}).") from None
     metrics = own_metrics(parts.get("metrics") if given.metrics is None else given.metrics)
-    if list(metrics) != list(config.own_metrics):
+    if set(metrics) != set(config.own_metrics):
         shown = [", ".join(names) or "none" for names in (metrics, config.own_metrics)]
         raise ConfigError(f"the metrics are {shown[0]}; expected {shown[1]}, as the run in {path} has them.")
-    return Training(config, method, module, loss, _federation(path, config, given.federation), metrics)
+    for name, is_higher_better in config.own_metrics.items():
+        if metrics[name].higher_is_better != is_higher_better:
+            raise ConfigError(
+                f"metric {name!r} has higher_is_better={not is_higher_better}; expected {is_higher_better}, as in the "
+                f"run in {path}. Pass selffl.Metric(function, higher_is_better={is_higher_better})."
+            )
+    ordered = {name: metrics[name] for name in config.own_metrics}
+    return Training(config, method, module, loss, _federation(path, config, given.federation), ordered)
 
 
 def _federation(path: Path, config: RunConfig, given: Federation | None) -> Federation:

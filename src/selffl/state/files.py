@@ -92,7 +92,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[s
 
 
 def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a table with its types, all or nothing; a column of several types is one of text.
+    """Write a table with its types, all or nothing; a column of several types, or beyond them, is one of text.
 
     Where the sources are used without what they ask for (pyarrow), the CSV files are all there is.
     """
@@ -106,9 +106,16 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         cells = [row.get(name) for row in rows]
         kinds = {type(cell) for cell in cells} - {type(None)}
         is_plain = kinds <= {int, float} or (len(kinds) == 1 and kinds <= {str, bool})
-        columns[name] = pa.array(cells if is_plain else [None if cell is None else str(cell) for cell in cells])
+        try:
+            columns[name] = pa.array(cells if is_plain else _as_text(cells))
+        except (pa.ArrowInvalid, OverflowError):  # ids of 64 bits without a sign
+            columns[name] = pa.array(_as_text(cells))
     with replacing(path) as partial:
         parquet.write_table(pa.table(columns), partial)
+
+
+def _as_text(cells: Sequence[Any]) -> list[str | None]:
+    return [None if cell is None else str(cell) for cell in cells]
 
 
 def append_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:

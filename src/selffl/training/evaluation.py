@@ -41,7 +41,8 @@ class _ByClient:
             waiting.append(piece)
             low, high = self._bounds[client : client + 2]
             if sum(map(len, waiting)) == high - low:
-                self._on_client(client, torch.cat(self._waiting.pop(client)), self._rows.labels[low:high])
+                # Copies: whoever turns labels of 0 into -1 in place should not alter the rows.
+                self._on_client(client, torch.cat(self._waiting.pop(client)), self._rows.labels[low:high].clone())
 
 
 def numbers_of_rows(

@@ -76,6 +76,8 @@ class Metric:
             raise ConfigError(f"a metric is the class {name}; expected a function or an instance, {name}(…).")
         if not (callable(self.function) or self._is_stateful):
             raise ConfigError(f"a metric is {self.function!r}; expected a function (outputs, labels) -> number.")
+        if self.higher_is_better not in (None, True, False):
+            raise ConfigError(f"higher_is_better is {self.higher_is_better!r}; expected true, false or none.")
         if self.higher_is_better is None:
             said = getattr(self.function, "higher_is_better", None)
             object.__setattr__(self, "higher_is_better", True if said is None else bool(said))
@@ -116,7 +118,8 @@ class Metric:
     def _computed(self, outputs: Tensor, labels: Tensor) -> Any:
         if not self._is_stateful:
             return self.function(outputs, labels)
-        if getattr(self.function, "device", outputs.device) != outputs.device:
+        place = getattr(self.function, "device", None)
+        if isinstance(place, torch.device) and place != outputs.device:
             self.function.to(outputs.device)
         self.function.reset()
         self.function.update(outputs, labels)
