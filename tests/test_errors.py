@@ -4,7 +4,7 @@ import pytest
 
 import selffl
 from selffl import errors
-from selffl.errors import ConfigError, SelfFLError, unknown_name
+from selffl.errors import ConfigError, SelfFLError, in_short, unknown_name
 
 # Every error the module defines, so that a new one has to keep the rules too.
 KINDS = sorted(
@@ -59,3 +59,9 @@ def test_unknown_name_takes_any_iterable_once():
 
 def test_messages_are_one_line():
     assert "\n" not in str(unknown_name("thing", "x", [f"name-{index}" for index in range(50)]))
+
+
+def test_what_other_code_says_is_one_line_of_bounded_length_and_never_empty():
+    assert in_short(ValueError("two\n  lines")) == "two lines"
+    assert len(in_short(ValueError("x" * 1000))) == 200
+    assert in_short(KeyboardInterrupt()) == "KeyboardInterrupt"

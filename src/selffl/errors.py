@@ -51,3 +51,8 @@ def unknown_name(kind: str, found: str, known: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(found, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? Expected" if near else "expected"
     return ConfigError(f"unknown {kind} {found!r}; {hint} one of: {', '.join(names)}.")
+
+
+def in_short(error: BaseException) -> str:
+    """What other code says has gone wrong, in one line; what kind of error it is where it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__

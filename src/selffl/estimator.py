@@ -156,6 +156,10 @@ class SelfFLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     `predict_proba` and `score`, rows of a client that was not there in `fit`, and all rows if ``client`` is left out,
     are answered by the global model.  All rows given to `fit` are trained on: split before, as usual.
 
+    A search scores each client by its own model only if it hands ``client`` to `score`, which takes scikit-learn's
+    metadata routing: ``set_fit_request(client=True)`` and ``set_score_request(client=True)``.  Without it all rows are
+    scored by the global model, and options chosen for that.
+
     A pickled estimator holds the models but not ``run_``, which has everybody's rows.
 
     Args:

@@ -12,8 +12,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.tables import TABLES, Columns, in_short, labelled, read_table
-from selffl.errors import DataError
+from selffl.data.tables import TABLES, Columns, labelled, read_table
+from selffl.errors import DataError, in_short
 
 Array = npt.NDArray[Any]
 

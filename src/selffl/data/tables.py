@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selffl.data.estimates import RowError, as_number, check_commas, csv_lines
-from selffl.errors import DataError
+from selffl.errors import DataError, in_short
 
 Array = npt.NDArray[Any]
 WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # an id that is a number, and not text such as 007
@@ -352,11 +352,6 @@ def read_parquet(path: Path, columns: Columns) -> TableRows:
     except (ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read ({in_short(error)}); expected a Parquet file.") from None
     return arrow_table(str(path), table).rows(columns)
-
-
-def in_short(error: Exception) -> str:
-    """What another library says, in one line."""
-    return " ".join(str(error).split())[:120]
 
 
 TABLES: dict[str, Callable[[Path, Columns], TableRows]] = {".csv": read_csv, ".parquet": read_parquet}

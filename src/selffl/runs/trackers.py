@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from selffl.errors import CheckpointError, ConfigError, DivergedError, unknown_name
+from selffl.errors import CheckpointError, ConfigError, DivergedError, in_short, unknown_name
 from selffl.runs.folder import Records, Row
 from selffl.state.files import write_json
 
@@ -248,9 +248,9 @@ def tracked(
                 getattr(tracker, what)(*news)
             except Exception as error:  # a tracker is somebody else's code
                 live.remove(tracker)
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
                 warnings.warn(
-                    f"the tracker {type(tracker).__name__} failed in {what} ({reason}); the run goes on without it.",
+                    f"the tracker {type(tracker).__name__} failed in {what} ({in_short(error)}); the run goes on "
+                    "without it.",
                     stacklevel=2,
                 )
 

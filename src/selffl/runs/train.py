@@ -17,7 +17,7 @@ from selffl.algorithms.options import above, at_least, one_of
 from selffl.data.federation import Federation, check_seed
 from selffl.data.registry import load as load_data
 from selffl.engines.cohort import RunState
-from selffl.errors import CheckpointError, ConfigError
+from selffl.errors import CheckpointError, ConfigError, in_short
 from selffl.models import build
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
@@ -593,8 +593,7 @@ def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device).tolist()
     except (RuntimeError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise ConfigError(f"device is {device!r}, which cannot be used here ({reason}); use 'cpu'.") from None
+        raise ConfigError(f"device is {device!r}, which cannot be used here ({in_short(error)}); use 'cpu'.") from None
 
 
 def _refuse_if_taken(path: Path) -> None:

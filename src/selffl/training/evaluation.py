@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from selffl.data.federation import Rows
-from selffl.errors import ConfigError, DataError
+from selffl.errors import ConfigError, DataError, in_short
 from selffl.training.blocks import Gradients, Loss, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
 from selffl.training.flat import FlatModel
 from selffl.training.metrics import ONE_LOGIT, ONE_PROBABILITY, Measure, measure_of
@@ -198,7 +198,7 @@ def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise DataError(
             f"{kind} cannot take a row of shape {tuple(features.shape[1:])} and type {features.dtype}: "
-            f"{_in_short(error)}. Reshape or cast the rows; the model has parameters of type {params.dtype}."
+            f"{in_short(error)}. Reshape or cast the rows; the model has parameters of type {params.dtype}."
         ) from None
     if not all(torch.equal(old, generator.get_state()) for old, generator in zip(before, generators, strict=True)):
         raise ConfigError(
@@ -219,7 +219,7 @@ def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
             found = loss(outputs, labels)
     except Exception as error:  # a loss is the user's code
         raise DataError(
-            f"the loss cannot take {shapes}: {_in_short(error)}. For classes pass whole numbers from 0, one per row; "
+            f"the loss cannot take {shapes}: {in_short(error)}. For classes pass whole numbers from 0, one per row; "
             "for binary cross-entropy floating-point labels of the outputs' shape; for anything else a loss that fits."
         ) from None
     # torch's losses broadcast [B, 1] against [B] to [B, B], and warn: every row would be held against every other.
@@ -231,7 +231,3 @@ def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     if not isinstance(found, Tensor) or found.ndim > 0:
         what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ConfigError(f"the loss of {shapes} is of {what}; expected one number, the mean over the rows.")
-
-
-def _in_short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

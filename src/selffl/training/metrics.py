@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selffl.errors import ConfigError
+from selffl.errors import ConfigError, in_short
 from selffl.training.blocks import Loss
 
 # Where a larger number is a better one.
@@ -98,10 +98,9 @@ class Metric:
             try:
                 found = self._computed(outputs, labels)
             except Exception as error:  # a metric is the user's code
-                reason = " ".join(str(error).split())[:200] or "no message"
                 raise ConfigError(
-                    f"metric {name!r} fails for client {client!r} ({type(error).__name__}: {reason}); expected one "
-                    f"number of {shapes}."
+                    f"metric {name!r} fails for client {client!r} ({type(error).__name__}: {in_short(error)}); "
+                    f"expected one number of {shapes}."
                 ) from None
         # torchmetrics warns that an AUROC of one class only is meaningless, and returns 0.
         is_undefined = any("meaningless" in str(warning.message) for warning in said)
