@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from selffl.maths.information import LocalFit, local_fit
     from selffl.maths.posterior import Posterior, posterior
     from selffl.runs.export import PersonalModels
-    from selffl.runs.train import Run, load, resume, train
+    from selffl.runs.reopen import load, resume
+    from selffl.runs.run import Run
+    from selffl.runs.train import train
     from selffl.training.metrics import Metric
 else:
     # Taken on first use: help, completion and a typing error on the command line should not wait for torch.
@@ -47,7 +49,9 @@ else:
         "selffl.maths.information": ("LocalFit", "local_fit"),
         "selffl.maths.posterior": ("Posterior", "posterior"),
         "selffl.runs.export": ("PersonalModels",),
-        "selffl.runs.train": ("Run", "load", "resume", "train"),
+        "selffl.runs.reopen": ("load", "resume"),
+        "selffl.runs.run": ("Run",),
+        "selffl.runs.train": ("train",),
         "selffl.training.metrics": ("Metric",),
     }
 

@@ -22,7 +22,8 @@ from selffl.data.columns import column_of, numbered
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError
 from selffl.runs.loop import Method
-from selffl.runs.train import Run, train
+from selffl.runs.run import Run
+from selffl.runs.train import train
 from selffl.training.flat import FlatModel
 
 # Held against nine others, options as they are, on scikit-learn's digits, wine and breast cancer, standardised, of one,

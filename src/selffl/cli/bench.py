@@ -42,7 +42,7 @@ def bench_command(
     import torch
 
     from selffl.data import load
-    from selffl.runs.train import check_device
+    from selffl.runs.environment import check_device
     from selffl.studies.speed import LEARNING_RATE, Spread, cohort_rounds, interleaved, plain_loop, ratios
 
     check_device(device)

@@ -80,7 +80,7 @@ def export_command(
 def _from_run(folder: Path, wanted: Sequence[str], path: Path, precision: str) -> list[Any]:
     """Write the models of those clients, or of all, and say whose they are."""
     from selffl.runs.export import check_ending
-    from selffl.runs.train import load
+    from selffl.runs.reopen import load
 
     if len(wanted) == 1:
         check_ending(path)

@@ -19,7 +19,7 @@ from selffl.cli.studies import print_record, print_table
 from selffl.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
-    from selffl.runs.train import Run
+    from selffl.runs.run import Run
     from selffl.studies.problems import Problem
 
 app = typer.Typer()
@@ -71,7 +71,7 @@ def run_command(
     Example: selffl run digits --algorithm ditto --set penalty=0.1 --out runs/my-ditto
     """
     from selffl.algorithms.options import above, at_least
-    from selffl.runs import train as training
+    from selffl.runs import reopen
     from selffl.runs.folder import CONFIG, read_config
 
     problem = _problem(study)
@@ -104,7 +104,7 @@ def run_command(
             parts = problem.own_parts(config.seed)
             title = f"{name} on {problem.name}, seed {config.seed}"
             with live.watching(title, rounds or config.rounds, where, verbose) as on_round:
-                run = training.resume(place, rounds=rounds, device=device, on_round=on_round, tracker=tracker, **parts)
+                run = reopen.resume(place, rounds=rounds, device=device, on_round=on_round, tracker=tracker, **parts)
         else:
             with live.watching(f"{name} on {problem.name}, seed {number}", problem.rounds, where, verbose) as on_round:
                 run = problem.run(
@@ -156,7 +156,7 @@ def compare_command(
     """
     from selffl.algorithms import ALGORITHMS
     from selffl.reports.record import save_study
-    from selffl.runs.train import check_device
+    from selffl.runs.environment import check_device
     from selffl.studies.comparison import Comparison, study_of
     from selffl.studies.result import Job
 

@@ -143,7 +143,7 @@ def paper_run(
     Example: selffl paper run limits convergence --quick --out runs/first-look
     """
     from selffl.reports.record import load_studies
-    from selffl.runs.train import check_device
+    from selffl.runs.environment import check_device
     from selffl.studies import STUDIES
 
     for name in ids:

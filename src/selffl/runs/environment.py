@@ -1,4 +1,4 @@
-"""What the numbers of a run were computed with."""
+"""What the numbers of a run are computed with."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy
 import torch
 
 from selffl._version import __version__
+from selffl.errors import ConfigError, in_short
 
 
 def environment() -> dict[str, str]:
@@ -31,3 +32,17 @@ def environment() -> dict[str, str]:
     except (OSError, subprocess.SubprocessError):
         pass  # not a checkout
     return found
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that torch does not know, or that is not here."""
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device is {device!r}; expected 'cpu', 'cuda' or another of torch's.") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but torch finds no GPU here; use 'cpu'.")
+    try:
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, NotImplementedError) as error:
+        raise ConfigError(f"device is {device!r}, which cannot be used here ({in_short(error)}); use 'cpu'.") from None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,138 +14,20 @@ from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.options import above, at_least, one_of
 from selffl.data.federation import Federation, check_seed
-from selffl.data.registry import load as load_data
-from selffl.engines.cohort import RunState
-from selffl.errors import CheckpointError, ConfigError, in_short
+from selffl.errors import ConfigError
 from selffl.models import build
 from selffl.runs import folder as files
-from selffl.runs.evaluation import Evaluation
-from selffl.runs.export import Precision, client_about, position_of, save_state_dict, write_personal
-from selffl.runs.folder import Records, Row, RunConfig, RunFolder
-from selffl.runs.loop import Method, OnRound, Training, every_of, go_on, history_columns, partition_rows, summary
-from selffl.runs.trackers import Choice, Tracker, followers, tracked, trackers_of
+from selffl.runs.environment import check_device
+from selffl.runs.folder import Records, RunConfig
+from selffl.runs.loop import Method, OnRound, Training, every_of
+from selffl.runs.run import Run, begin, refuse_if_taken, trained
+from selffl.runs.trackers import Choice, trackers_of
 from selffl.state.checkpoint import load_tensors
-from selffl.state.files import locked, write_csv
+from selffl.state.files import locked
 from selffl.training.blocks import Gradients, Loss
 from selffl.training.metrics import own_metrics
 
 Warm = Mapping[str, Tensor]  # a state_dict
-
-
-@dataclass
-class Run:
-    """A trained federation: its records, and a model for everybody.
-
-    Attributes:
-        config: What was asked for.
-        history: One row per round, as dictionaries (``pandas.DataFrame(run.history)`` makes a table).
-        clients: One row per client.
-        summary: The run in one row.
-        participation: One row per client and round it took part in, for methods that choose their steps.
-    """
-
-    config: RunConfig
-    history: list[Row]
-    clients: list[Row]
-    summary: Row
-    participation: list[Row]
-    _training: Training
-    _state: RunState
-
-    @property
-    def federation(self) -> Federation:
-        """The rows it was trained on."""
-        return self._training.federation
-
-    def global_model(self) -> nn.Module:
-        """The shared model."""
-        return self._training.model.load(self._state.server.params)
-
-    def personal_model(self, client: Hashable) -> nn.Module:
-        """The model of one client, by its id."""
-        return self._training.model.load(self._personal(position_of(client, list(self.federation.clients))))
-
-    def _personal(self, position: int) -> Tensor:
-        """One at a time, so that a model has the same bits whoever asks for it."""
-        where = torch.tensor([position], device=self._state.num_gradients.device)
-        return self._training.engine.personal(self._state, where)[0]
-
-    def export(
-        self,
-        path: str | Path,
-        clients: Sequence[Hashable] | None = None,
-        *,
-        precision: Precision = "exact",
-        full: bool = False,
-    ) -> None:
-        """Write personal models into one safetensors file: the global model, and of each client what differs from it.
-
-        `selffl.PersonalModels` reads it, without unpickling anything.
-
-        Args:
-            path: the file.
-            clients: whose models; none: everybody's.
-            precision: ``exact`` keeps every bit.  ``float16`` and ``bfloat16`` halve what a client's float32 parameters
-                take: differences to the global model are rounded to 11 or 8 significant bits, which no parameter feels
-                by more than 2⁻¹¹ or 2⁻⁸ of the largest difference in its tensor (and the rounding of its own type); the
-                largest error, as measured, is in the file.
-            full: write the whole model of one client as a plain state_dict instead, for
-                ``module.load_state_dict(safetensors.torch.load_file(path))`` where there is no selffl; a name that ends
-                in ``.pt`` gives a file for ``torch.load``.
-        """
-        if isinstance(clients, str) or not isinstance(clients, Iterable | None):
-            raise ConfigError(f"clients is {clients!r}; expected a list of ids, such as [{clients!r}].")
-        ids = list(self.federation.clients)
-        places = list(dict.fromkeys(position_of(client, ids) for client in (ids if clients is None else clients)))
-        chosen = [ids[place] for place in places]
-        about = {"algorithm": self.config.algorithm, "data": self.config.data, "round": self._state.round_number}
-        if full:
-            if len(chosen) != 1 or precision != "exact":
-                raise ConfigError(
-                    f"full=True is given for {len(chosen)} clients in precision {precision!r}; expected one client, "
-                    "exact. Name it in clients, or leave out full."
-                )
-            save_state_dict(Path(path), self.personal_model(chosen[0]).state_dict(), about | {"client": chosen[0]})
-            return
-        known = {row["client"]: client_about(row) for row in self.clients}
-        variance = getattr(self._state.server, "inter_variance", None)
-        write_personal(
-            Path(path),
-            self.global_model(),
-            (self._training.model.parts(self._personal(place)) for place in places),
-            chosen,
-            about
-            | {
-                "seed": self.config.seed,
-                "inter_variance": None if variance is None else float(variance),
-                "module": type(self._training.module).__name__,
-                "model": self.config.model,
-                "rows": [known.get(client, {}) for client in chosen],
-            },
-            precision,
-        )
-
-    def evaluate(self, *, fine_tune: Sequence[int] = ()) -> Evaluation:
-        """The final models on the rows that the run was evaluated on: one number per row and view.
-
-        ``run.evaluate().numbers["personal"]`` is, row by row of ``run.federation.test``, whether the answer is right;
-        for two classes the log-odds of class 1, for values the squared error (`selffl.training.metrics`).
-        """
-        return self._training.evaluation(self._state, fine_tune=fine_tune)
-
-    def __repr__(self) -> str:
-        """What it is and how it did, in a line."""
-        names = ("algorithm", "data", "rounds", f"weighted_{self.config.metrics[0]}", "status")
-        shown = {name: self.summary.get(name) for name in names}
-        return f"Run({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
-
-    def save(self, path: str | Path) -> None:
-        """Write the run into a folder of its own; `selffl.load` reads it."""
-        target = Path(path)
-        _refuse_if_taken(target)
-        records = Records(self.history, self.participation, self.clients, self.summary)
-        _begin(target, self._training, records, self._state, keep_rows=True)
-        self.config = self._training.config
 
 
 def train(
@@ -294,216 +175,11 @@ def train(
     trackers = trackers_of(tracker)
     state = training.engine.start(_first(training, start))
     if out is None:
-        return _trained(training, state, Records(), None, 0.0, on_round, trackers)
-    _refuse_if_taken(Path(out))
+        return trained(training, state, Records(), None, 0.0, on_round, trackers)
+    refuse_if_taken(Path(out))
     with locked(Path(out)):
-        folder = _begin(Path(out), training, Records(), state, keep_rows)
-        return _trained(training, state, Records(), folder, 0.0, on_round, trackers)
-
-
-def resume(
-    path: str | Path,
-    *,
-    model: nn.Module | None = None,
-    loss: Loss | None = None,
-    algorithm: Method | None = None,
-    federation: Federation | None = None,
-    rounds: int | None = None,
-    device: str | None = None,
-    on_round: OnRound | None = None,
-    metrics: Mapping[str, Any] | None = None,
-    tracker: Choice | None = None,
-) -> Run:
-    """Take an interrupted run up again, from its last checkpoint; one that is finished is returned as it is.
-
-    Args:
-        path: the run's folder.
-        model: the module, if the one in the folder cannot or should not be unpickled; nothing is, then.
-        loss: likewise, if it is not one of torch's.
-        algorithm: likewise, if it is not one of the registry's.
-        federation: the rows, if they are not in the folder.
-        rounds: go on to this round instead of the one first asked for.
-        device: another device; the numbers may then differ in their last bits.
-        on_round: called with each further row of the history.
-        metrics: the user's own metrics, likewise, by the names they have in the run.
-        tracker: as in `train`; none: those by name that follow the run already, which go on where they were.
-    """
-    place = Path(path)
-    trackers = followers(place) if tracker is None else trackers_of(tracker)
-    training = _restored(place, _Given(model, loss, algorithm, federation, metrics), rounds, device)
-    if not (place / files.CHECKPOINT).is_file():
-        raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
-    state, seconds = files.read_checkpoint(place, training.engine.start(training.model.params))
-    if state.round_number > training.config.rounds:
-        raise ConfigError(
-            f"rounds is {training.config.rounds}, and the run is at round {state.round_number}; expected that or more."
-        )
-    found = _records(place, training.federation)
-    records = found.up_to(state.round_number)
-    if [row["round"] for row in records.history] != list(range(1, state.round_number + 1)):
-        raise CheckpointError(
-            f"{place / files.HISTORY} lacks rounds before the checkpoint of round {state.round_number}; expected all. "
-            "Load the run for its models, or start it anew."
-        )
-    if state.round_number == training.config.rounds and found.summary.get("status") == "finished":
-        return _run(training, state, found)
-    with locked(place):
-        folder = RunFolder(place, history_columns(training.config))
-        folder.begin(training.config, records)
-        return _trained(training, state, records, folder, seconds, on_round, trackers)
-
-
-def load(
-    path: str | Path,
-    *,
-    model: nn.Module | None = None,
-    loss: Loss | None = None,
-    algorithm: Method | None = None,
-    federation: Federation | None = None,
-    device: str | None = None,
-    metrics: Mapping[str, Any] | None = None,
-) -> Run:
-    """A saved run, as of its last checkpoint.
-
-    A user's own module is unpickled, which runs code from the file: open only what you trust, or pass ``model``, and
-    nothing is unpickled (a loss, a method or metrics of the user's own have to be passed as well, then).
-    """
-    place = Path(path)
-    training = _restored(place, _Given(model, loss, algorithm, federation, metrics), None, device)
-    if not (place / files.CHECKPOINT).is_file():
-        raise CheckpointError(f"{place} holds records but no models; expected a run with checkpoint_every above 0.")
-    state, _ = files.read_checkpoint(place, training.engine.start(training.model.params))
-    records = _records(place, training.federation)
-    if records.summary.get("rounds") != state.round_number:  # it went on after the checkpoint, and was interrupted
-        records = replace(records.up_to(state.round_number), clients=[])
-        records.summary = summary(training.config, training.federation.num_clients, records, "running")
-    return _run(training, state, records)
-
-
-def _trained(
-    training: Training,
-    state: RunState,
-    records: Records,
-    folder: RunFolder | None,
-    seconds: float,
-    on_round: OnRound | None,
-    trackers: Sequence[Tracker],
-) -> Run:
-    place = None if folder is None else folder.path
-    with tracked(trackers, dataclasses.asdict(training.config), place, records, on_round) as note:
-        return _run(training, go_on(training, state, records, folder, seconds, note), records)
-
-
-def _run(training: Training, state: RunState, records: Records) -> Run:
-    return Run(
-        training.config, records.history, records.clients, records.summary, records.participation, training, state
-    )
-
-
-def _records(path: Path, federation: Federation) -> Records:
-    """The records of a saved run, with ids as the federation has them: in a file they are text."""
-    found = files.read_records(path)
-    ids = {str(client): client for client in federation.clients}
-    for row in (*found.clients, *found.participation):
-        row["client"] = ids.get(row["client"], row["client"])
-    return found
-
-
-def _begin(path: Path, training: Training, records: Records, state: RunState, keep_rows: bool) -> RunFolder:
-    """A new folder with everything that `resume` needs; its configuration, which makes it a run, comes last."""
-    training.config = config = replace(training.config, fingerprint=training.federation.fingerprint())
-    folder = RunFolder(path, history_columns(config))
-    path.mkdir(parents=True, exist_ok=True)
-    parts: dict[str, Any] = {}
-    if config.model is None:
-        parts["module"] = training.module
-    if config.loss is None:
-        parts["loss"] = training.loss
-    if config.has_own_method:
-        parts["method"] = training.method
-    if training.metrics:
-        parts["metrics"] = training.metrics
-    if parts:
-        files.save_module(path, parts)
-    # Whole numbers that nothing classifies are counts, say, of which there may be as many as rows.
-    is_classified = not {"accuracy", "auc"}.isdisjoint(training.measure.metrics)
-    if held := partition_rows(training.federation) if is_classified else []:
-        write_csv(path / files.PARTITION, held)
-    if config.source is None and keep_rows:
-        training.federation.save(path / files.FEDERATION)
-    if config.checkpoint_every or state.round_number:
-        folder.add_checkpoint(state, records.summary.get("seconds", 0.0))
-    if records.summary:
-        folder.add_evaluation(records)
-    folder.begin(config, records)
-    return folder
-
-
-@dataclass(frozen=True)
-class _Given:
-    """What the user hands over instead of what lies in a run's folder."""
-
-    model: nn.Module | None
-    loss: Loss | None
-    method: Method | None
-    federation: Federation | None
-    metrics: Mapping[str, Any] | None = None
-
-
-def _restored(path: Path, given: _Given, rounds: int | None, device: str | None) -> Training:
-    """The machinery of a saved run."""
-    config = files.read_config(path)
-    if rounds is not None:
-        at_least("rounds", rounds, 1)
-        config = replace(config, rounds=rounds)
-    config = replace(
-        config, device=str(device or config.device), checkpoint_every=config.checkpoint_every or config.rounds
-    )
-    check_device(config.device)
-    parts: dict[str, Any] = {}
-    needed = {
-        "model": config.model is None and given.model is None,
-        "loss": config.loss is None and given.loss is None,
-        "algorithm": config.has_own_method and given.method is None,
-        "metrics": bool(config.own_metrics) and given.metrics is None,
-    }
-    if any(needed.values()):
-        if given.model is not None:  # the user does not want anything unpickled
-            missing = " and ".join(name for name, is_needed in needed.items() if is_needed)
-            raise ConfigError(f"the run in {path} has its own {missing}; pass {missing} as well, or leave out model.")
-        parts = files.load_module(path)
-    try:
-        method = given.method or parts.get("method") or algorithm(config.algorithm, **config.options)
-        loss = given.loss or parts.get("loss") or getattr(nn.functional, str(config.loss))
-        module = given.model or parts.get("module") or build(**(config.model or {}))
-        getattr(torch, config.dtype)
-        optimiser_of(**config.optimiser)
-    except (AttributeError, TypeError) as error:
-        raise CheckpointError(f"{path / files.CONFIG} is not the configuration of a run ({error}).") from None
-    metrics = own_metrics(parts.get("metrics") if given.metrics is None else given.metrics)
-    if set(metrics) != set(config.own_metrics):
-        shown = [", ".join(names) or "none" for names in (metrics, config.own_metrics)]
-        raise ConfigError(f"the metrics are {shown[0]}; expected {shown[1]}, as the run in {path} has them.")
-    for name, is_higher_better in config.own_metrics.items():
-        if metrics[name].higher_is_better != is_higher_better:
-            raise ConfigError(
-                f"metric {name!r} has higher_is_better={not is_higher_better}; expected {is_higher_better}, as in the "
-                f"run in {path}. Pass selffl.Metric(function, higher_is_better={is_higher_better})."
-            )
-    ordered = {name: metrics[name] for name in config.own_metrics}
-    return Training(config, method, module, loss, _federation(path, config, given.federation), ordered)
-
-
-def _federation(path: Path, config: RunConfig, given: Federation | None) -> Federation:
-    """The rows of a saved run: those given, those saved with it, or the data set anew."""
-    if given is None and config.source is not None:
-        return load_data(**config.source)
-    if given is None and not (path / files.FEDERATION).is_file():
-        raise ConfigError(f"{path} holds no rows of its own; pass the federation that the run was trained on.")
-    found = Federation.load(path / files.FEDERATION) if given is None else given
-    if config.fingerprint and found.fingerprint() != config.fingerprint:
-        raise ConfigError("the federation is not the one that the run was trained on; expected the same rows and ids.")
-    return found
+        folder = begin(Path(out), training, Records(), state, keep_rows)
+        return trained(training, state, Records(), folder, 0.0, on_round, trackers)
 
 
 def named_method(chosen: str | Method) -> tuple[str, Method]:
@@ -580,24 +256,3 @@ def _first(training: Training, start: Run | str | Path | nn.Module | Warm | None
     if not isinstance(start, Mapping):
         raise ConfigError(f"start is a {type(start).__name__}; expected a run, its folder, a module or a state_dict.")
     return training.model.flatten(start).to(own)
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that torch does not know, or that is not here."""
-    try:
-        kind = torch.device(device).type
-    except (RuntimeError, TypeError):
-        raise ConfigError(f"device is {device!r}; expected 'cpu', 'cuda' or another of torch's.") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is 'cuda', but torch finds no GPU here; use 'cpu'.")
-    try:
-        torch.zeros(1, device=device).tolist()
-    except (RuntimeError, NotImplementedError) as error:
-        raise ConfigError(f"device is {device!r}, which cannot be used here ({in_short(error)}); use 'cpu'.") from None
-
-
-def _refuse_if_taken(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{path} is a file; expected a folder for the run.")
-    if (path / files.CONFIG).exists():
-        raise ConfigError(f"{path} already holds a run; resume it, or give another folder.")

@@ -13,7 +13,8 @@ from selffl.algorithms import ALGORITHMS, Algorithm, algorithm
 from selffl.data import DATA_SETS, load
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError, unknown_name
-from selffl.runs.train import Run, train
+from selffl.runs.run import Run
+from selffl.runs.train import train
 
 STEPS = {"num_local_steps", "initial_steps", "max_local_steps"}
 METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")

@@ -1,0 +1,199 @@
+"""A trained federation: its records and its models, and how it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from selffl.data.federation import Federation
+from selffl.engines.cohort import RunState
+from selffl.errors import ConfigError
+from selffl.runs import folder as files
+from selffl.runs.evaluation import Evaluation
+from selffl.runs.export import Precision, client_about, position_of, save_state_dict, write_personal
+from selffl.runs.folder import Records, Row, RunConfig, RunFolder
+from selffl.runs.loop import OnRound, Training, go_on, history_columns, partition_rows
+from selffl.runs.trackers import Tracker, tracked
+from selffl.state.files import write_csv
+
+
+@dataclass
+class Run:
+    """A trained federation: its records, and a model for everybody.
+
+    Attributes:
+        config: What was asked for.
+        history: One row per round, as dictionaries (``pandas.DataFrame(run.history)`` makes a table).
+        clients: One row per client.
+        summary: The run in one row.
+        participation: One row per client and round it took part in, for methods that choose their steps.
+    """
+
+    config: RunConfig
+    history: list[Row]
+    clients: list[Row]
+    summary: Row
+    participation: list[Row]
+    _training: Training
+    _state: RunState
+
+    @property
+    def federation(self) -> Federation:
+        """The rows it was trained on."""
+        return self._training.federation
+
+    def global_model(self) -> nn.Module:
+        """The shared model."""
+        return self._training.model.load(self._state.server.params)
+
+    def personal_model(self, client: Hashable) -> nn.Module:
+        """The model of one client, by its id."""
+        return self._training.model.load(self._personal(position_of(client, list(self.federation.clients))))
+
+    def _personal(self, position: int) -> Tensor:
+        """One at a time, so that a model has the same bits whoever asks for it."""
+        where = torch.tensor([position], device=self._state.num_gradients.device)
+        return self._training.engine.personal(self._state, where)[0]
+
+    def export(
+        self,
+        path: str | Path,
+        clients: Sequence[Hashable] | None = None,
+        *,
+        precision: Precision = "exact",
+        full: bool = False,
+    ) -> None:
+        """Write personal models into one safetensors file: the global model, and of each client what differs from it.
+
+        `selffl.PersonalModels` reads it, without unpickling anything.
+
+        Args:
+            path: the file.
+            clients: whose models; none: everybody's.
+            precision: ``exact`` keeps every bit.  ``float16`` and ``bfloat16`` halve what a client's float32 parameters
+                take: differences to the global model are rounded to 11 or 8 significant bits, which no parameter feels
+                by more than 2⁻¹¹ or 2⁻⁸ of the largest difference in its tensor (and the rounding of its own type); the
+                largest error, as measured, is in the file.
+            full: write the whole model of one client as a plain state_dict instead, for
+                ``module.load_state_dict(safetensors.torch.load_file(path))`` where there is no selffl; a name that ends
+                in ``.pt`` gives a file for ``torch.load``.
+        """
+        if isinstance(clients, str) or not isinstance(clients, Iterable | None):
+            raise ConfigError(f"clients is {clients!r}; expected a list of ids, such as [{clients!r}].")
+        ids = list(self.federation.clients)
+        places = list(dict.fromkeys(position_of(client, ids) for client in (ids if clients is None else clients)))
+        chosen = [ids[place] for place in places]
+        about = {"algorithm": self.config.algorithm, "data": self.config.data, "round": self._state.round_number}
+        if full:
+            if len(chosen) != 1 or precision != "exact":
+                raise ConfigError(
+                    f"full=True is given for {len(chosen)} clients in precision {precision!r}; expected one client, "
+                    "exact. Name it in clients, or leave out full."
+                )
+            save_state_dict(Path(path), self.personal_model(chosen[0]).state_dict(), about | {"client": chosen[0]})
+            return
+        known = {row["client"]: client_about(row) for row in self.clients}
+        variance = getattr(self._state.server, "inter_variance", None)
+        write_personal(
+            Path(path),
+            self.global_model(),
+            (self._training.model.parts(self._personal(place)) for place in places),
+            chosen,
+            about
+            | {
+                "seed": self.config.seed,
+                "inter_variance": None if variance is None else float(variance),
+                "module": type(self._training.module).__name__,
+                "model": self.config.model,
+                "rows": [known.get(client, {}) for client in chosen],
+            },
+            precision,
+        )
+
+    def evaluate(self, *, fine_tune: Sequence[int] = ()) -> Evaluation:
+        """The final models on the rows that the run was evaluated on: one number per row and view.
+
+        ``run.evaluate().numbers["personal"]`` is, row by row of ``run.federation.test``, whether the answer is right;
+        for two classes the log-odds of class 1, for values the squared error (`selffl.training.metrics`).
+        """
+        return self._training.evaluation(self._state, fine_tune=fine_tune)
+
+    def __repr__(self) -> str:
+        """What it is and how it did, in a line."""
+        names = ("algorithm", "data", "rounds", f"weighted_{self.config.metrics[0]}", "status")
+        shown = {name: self.summary.get(name) for name in names}
+        return f"Run({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
+
+    def save(self, path: str | Path) -> None:
+        """Write the run into a folder of its own; `selffl.load` reads it."""
+        target = Path(path)
+        refuse_if_taken(target)
+        records = Records(self.history, self.participation, self.clients, self.summary)
+        begin(target, self._training, records, self._state, keep_rows=True)
+        self.config = self._training.config
+
+
+def trained(
+    training: Training,
+    state: RunState,
+    records: Records,
+    folder: RunFolder | None,
+    seconds: float,
+    on_round: OnRound | None,
+    trackers: Sequence[Tracker],
+) -> Run:
+    """The run, trained from ``state`` to its last round and recorded as it goes."""
+    place = None if folder is None else folder.path
+    with tracked(trackers, dataclasses.asdict(training.config), place, records, on_round) as note:
+        return run_of(training, go_on(training, state, records, folder, seconds, note), records)
+
+
+def run_of(training: Training, state: RunState, records: Records) -> Run:
+    """What the user gets of all this."""
+    return Run(
+        training.config, records.history, records.clients, records.summary, records.participation, training, state
+    )
+
+
+def begin(path: Path, training: Training, records: Records, state: RunState, keep_rows: bool) -> RunFolder:
+    """A new folder with everything that `resume` needs; its configuration, which makes it a run, comes last."""
+    training.config = config = replace(training.config, fingerprint=training.federation.fingerprint())
+    folder = RunFolder(path, history_columns(config))
+    path.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Any] = {}
+    if config.model is None:
+        parts["module"] = training.module
+    if config.loss is None:
+        parts["loss"] = training.loss
+    if config.has_own_method:
+        parts["method"] = training.method
+    if training.metrics:
+        parts["metrics"] = training.metrics
+    if parts:
+        files.save_module(path, parts)
+    # Whole numbers that nothing classifies are counts, say, of which there may be as many as rows.
+    is_classified = not {"accuracy", "auc"}.isdisjoint(training.measure.metrics)
+    if held := partition_rows(training.federation) if is_classified else []:
+        write_csv(path / files.PARTITION, held)
+    if config.source is None and keep_rows:
+        training.federation.save(path / files.FEDERATION)
+    if config.checkpoint_every or state.round_number:
+        folder.add_checkpoint(state, records.summary.get("seconds", 0.0))
+    if records.summary:
+        folder.add_evaluation(records)
+    folder.begin(config, records)
+    return folder
+
+
+def refuse_if_taken(path: Path) -> None:
+    """Refuse a folder that is none, or that holds a run."""
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file; expected a folder for the run.")
+    if (path / files.CONFIG).exists():
+        raise ConfigError(f"{path} already holds a run; resume it, or give another folder.")
