@@ -35,7 +35,7 @@ docs: $(VENV)/.installed-dev
 FLOWER := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 .venv-flower/bin
 
 flower: .venv-flower/.installed
-	$(FLOWER)/python -m pytest -q tests/engines/flower tests/runs/test_flower.py tests/runs/test_flower_kills.py \
+	$(FLOWER)/python -m pytest -q --numprocesses=2 --dist=loadfile tests/engines/flower tests/runs/test_flower.py tests/runs/test_flower_kills.py \
 		tests/test_cli_flower.py tests/deploy "tests/test_benchmarks.py::test_a_benchmark_prints_its_ratios_and_writes_its_file[flower_rounds]"
 
 # A server and three sites on this machine, with TLS and registered keys; one of them fails and comes back.
@@ -67,5 +67,5 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 
 .venv-flower/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower,simulation]" pytest hypothesis
+	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower,simulation]" pytest pytest-xdist hypothesis
 	@touch $@
