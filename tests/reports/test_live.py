@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -112,6 +113,17 @@ def test_other_names_for_this_machine_are_refused(server, host, is_own):
         status, body, _ = ask(server, path, Host=host)
         assert status == (200 if is_own else 403)
         assert (b"self-fl" in body) == is_own
+
+
+def test_a_reader_who_leaves_early_is_no_fault(server, capfd):
+    host = f"Host: 127.0.0.1:{server.server_address[1]}"
+    for _ in range(3):
+        with socket.create_connection(server.server_address[:2]) as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
+            reader.sendall(f"GET / HTTP/1.1\r\n{host}\r\n\r\n".encode())
+            reader.recv(100)
+    assert ask(server)[0] == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_no_other_origin_may_read_it(server):

@@ -46,19 +46,31 @@ def write(path, rows):
         writer.writerows(rows)
 
 
+def lacking(what):
+    """Leave a test out for want of something; where browsers are required, fail."""
+    if os.environ.get("SELFFL_BROWSER") == "required":
+        pytest.fail(f"no {what} here, and SELFFL_BROWSER=required")
+    pytest.skip(f"no {what} here")
+
+
+@pytest.fixture
+def axe():
+    try:
+        from axe_playwright_python.sync_playwright import Axe
+    except ImportError:
+        lacking("axe-playwright-python")
+    return Axe()
+
+
 @pytest.fixture(scope="module")
 def browser():
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    required = os.environ.get("SELFFL_BROWSER") == "required"
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         sync_playwright = None
     if found is None or sync_playwright is None:
-        reason = f"no {'Playwright' if sync_playwright is None else 'Chromium (' + ', '.join(BROWSERS) + ')'} here"
-        if required:
-            pytest.fail(f"{reason}, and SELFFL_BROWSER=required")
-        pytest.skip(reason)
+        lacking("Playwright" if sync_playwright is None else f"Chromium ({', '.join(BROWSERS)})")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu", *QUIET])
         yield started
@@ -236,6 +248,53 @@ def test_the_tails_the_steps_and_the_partition_are_those_of_the_files(watch, fol
             assert value == (pytest.approx(math.log10(rows)) if rows else None)
 
 
+def test_variances_weights_and_a_clients_course_are_those_of_the_files(watch, folder):
+    histories = [rows_of(folder / f"self-fl-{seed}" / "history.csv") for seed in SEEDS]
+    for meta, column in (("σ₀² between clients", "inter_variance"), ("σₘ² within, mean", "intra_variance")):
+        (curve,) = watch.of("variances", meta)
+        assert curve["x"] == list(range(1, 13))
+        for number, y in zip(curve["x"], curve["y"], strict=True):
+            values = [float(rows[number - 1][column]) for rows in histories if rows[number - 1][column]]
+            assert y == (pytest.approx(statistics.mean(values), rel=1e-4) if values else None)
+    taken = [row for seed in SEEDS for row in rows_of(folder / f"self-fl-{seed}" / "participation.csv")]
+    for place, meta in enumerate(("low", "middle", "high")):
+        (band,) = watch.of("weights", meta)
+        for number, y in zip(band["x"], band["y"], strict=True):
+            weights = [float(row["weight"]) for row in taken if row["round"] == str(number)]
+            deciles = statistics.quantiles(weights, n=10, method="inclusive")
+            assert y == pytest.approx(100 * deciles[(0, 4, 8)[place]], rel=1e-3)
+    watch.page.locator("[data-numbers=weights] summary").click()
+    cells = watch.page.locator("[data-numbers=weights] tbody tr").first.locator("th, td").all_text_contents()
+    assert float(cells[2]) == pytest.approx(watch.of("weights", "middle")[0]["y"][0])  # in the picture's unit
+    client = busiest(folder)
+    watch.page.fill("[data-client]", client)
+    watch.page.keyboard.press("Enter")
+    own = [row for row in rows_of(folder / "self-fl-0" / "participation.csv") if row["client"] == client]
+    (course,) = watch.of("trajectory", "selected")
+    assert course["x"] == [int(row["round"]) for row in own]
+    assert course["y"] == [int(row["num_local_steps"]) for row in own]
+    (wanted,) = watch.of("trajectory", "wanted")
+    assert wanted["y"] == pytest.approx([float(row["wanted_steps"]) for row in own if row["wanted_steps"]], rel=1e-2)
+    for chart, column, scale in (("variances", "intra_variance", 1), ("weights", "weight", 100)):
+        (line,) = watch.of(chart, "selected")
+        assert line["y"] == pytest.approx([scale * float(row[column]) for row in own if row[column]], rel=1e-2)
+
+
+def test_clusters_are_those_of_the_files(watch, folder):
+    rows = clients(folder, "self-fl", 0)
+    ids = watch.page.evaluate("payload.groups[0].tables.seeds[0].clients")
+    (points,) = watch.of("clusters", "points")
+    assert len(points["customdata"]) == len(rows)
+    for x, y, number in zip(points["x"], points["y"], points["customdata"], strict=True):
+        row = rows[ids[number]]
+        assert abs(x - int(row["cluster"])) <= 0.25
+        assert y == pytest.approx(100 * float(row["accuracy"]), rel=1e-4)
+    (means,) = watch.of("clusters", "means")
+    for cluster in range(4):
+        values = [100 * float(row["accuracy"]) for row in rows.values() if int(row["cluster"]) == cluster]
+        assert means["y"][3 * cluster] == pytest.approx(statistics.mean(values), rel=1e-4)
+
+
 def point_of(watch, chart, client):
     """The middle of the drawn mark of a client, on the screen."""
     return watch.page.evaluate(
@@ -382,15 +441,14 @@ def test_the_numbers_of_a_picture_are_a_table(watch, folder):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_axe_finds_no_serious_fault_and_the_page_does_not_scroll_sideways(browser, file, scheme, width):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+def test_axe_finds_no_serious_fault_and_the_page_does_not_scroll_sideways(browser, axe, file, scheme, width):
     watch = Watch(browser, width, scheme).open(file)
     for client in ("", "site 30"):
         watch.page.fill("[data-client]", client)
         watch.page.keyboard.press("Enter")
         if client:
             watch.page.locator("[data-numbers=rounds] summary").click()
-        found = axe.Axe().run(watch.page).response["violations"]
+        found = axe.run(watch.page).response["violations"]
         serious = [
             (v["id"], [n["target"] for n in v["nodes"]][:3]) for v in found if v["impact"] in ("serious", "critical")
         ]

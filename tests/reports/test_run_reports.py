@@ -1,6 +1,7 @@
 """Runs as a report: what is found in folders, the tables, the sentences, the page; and one line where nothing is."""
 
 import csv
+import dataclasses
 import json
 import math
 import re
@@ -17,8 +18,9 @@ from torch import nn
 
 import selffl
 from selffl import cli
+from selffl.algorithms import Adam
 from selffl.data import load
-from selffl.errors import DataError
+from selffl.errors import DataError, DivergedError
 from selffl.reports import data, page, words
 from selffl.reports.collect import collect, is_run, read_run
 from selffl.reports.record import RECORD, load_studies
@@ -337,7 +339,7 @@ def test_a_path_is_a_clients_rounds(folder, tables):
 def test_what_does_not_fit_is_left_out_evenly_and_said(group, monkeypatch):
     monkeypatch.setattr(data, "MOST_CLIENTS", 10)
     monkeypatch.setattr(data, "MOST_ROWS", 80)
-    monkeypatch.setattr(data, "MOST_POINTS", 20)
+    monkeypatch.setattr(data, "MOST_POINTS", 10)
     monkeypatch.setattr(data, "MOST_ROUNDS", 3)
     tables = data.tables(group)
     assert [table["seed"] for table in tables["seeds"]] == [1, 2]
@@ -350,6 +352,33 @@ def test_what_does_not_fit_is_left_out_evenly_and_said(group, monkeypatch):
     assert tables["inside"][0]["rounds"] == [1, 4, 6] or len(tables["inside"][0]["rounds"]) == 3
     assert "10 are shown, evenly chosen by size." in words.takeaways(group, tables)["clients"]
     assert "This page holds those of 2 seeds (1, 2) of 3." in page._seeds(tables)
+    every = tables["paths"][0]["every"]
+    assert every > 1
+    said = words.takeaways(group, tables)["inside"]
+    assert f"the curves have 3 of 6 rounds; of each client one in {every} of the rounds it took part in" in said
+    absent = {(seed, 0) for seed in (1, 2)} - {(path["seed"], path["method"]) for path in tables["paths"]}
+    assert ("rounds of single clients are left out for self-fl, seed 2" in said) == bool(absent)
+
+
+def test_a_page_that_holds_everything_says_nothing_of_room(group, tables):
+    assert "To keep the page small" not in words.takeaways(group, tables)["inside"]
+
+
+def test_who_wants_infinitely_many_steps_is_in_the_last_bin(folder, tmp_path):
+    shutil.copytree(folder / "self-fl-1", tmp_path / "run")
+    path = tmp_path / "run" / "participation.csv"
+    rows = rows_of(path)
+    for row in rows:
+        row["wanted_steps"] = "inf"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    (found,) = collect([tmp_path / "run"]).groups
+    assert data.inside(found, 0)["counts"] == [0] * (len(data.STEP_BINS) - 1) + [len(rows)]
+    expected = f"100 % of the {len(rows)} client-rounds it has chosen steps for want ℓ_max = 40 or more"
+    assert expected in words.takeaways(found, data.tables(found))["inside"]
+    page.render(collect([tmp_path / "run"]))
 
 
 @pytest.mark.parametrize(
@@ -423,7 +452,77 @@ def test_the_call_trains_the_same_run_again(folder):
         assert found == expected
 
 
+def squares(outputs, labels):
+    return nn.functional.mse_loss(outputs, labels)
+
+
+def largest_miss(outputs, labels):
+    return (outputs - labels).abs().max()
+
+
+def sites(seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    return selffl.Federation.from_arrays(x, x.sum(1), [f"s{k % 6}" for k in range(120)], test_fraction=0.3)
+
+
+def line():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"loss": nn.functional.mse_loss, "dtype": torch.float64, "evaluate_train": True},
+        {"loss": squares, "metrics": {"largest_miss": largest_miss}, "optimiser": "momentum"},
+        {"loss": nn.functional.l1_loss, "optimiser": Adam(beta1=0.8), "chunk_size": 2, "fine_tune": (2,)},
+        {"loss": nn.functional.mse_loss, "start": line(), "gradients": "vmap"},
+    ],
+)  # fmt: skip
+def test_the_call_has_whatever_is_not_usual_and_names_what_the_reader_has_to_bring(given, tmp_path):
+    run = selffl.train(line(), sites(), "fedavg", rounds=2, participation=0.5, out=tmp_path / "run", **given)
+    text = words.call(read_config(tmp_path / "run"))
+    first, rest = text.split("\n", 1)
+    own = ["model", "federation"]
+    own += ["loss"] if given["loss"] is squares else []
+    own += [name for name in ("metrics", "start") if name in given]
+    assert first == f"# Of your own, as in this run: {', '.join(own)}."
+    scope = {"model": line(), "federation": sites()} | {name: given[name] for name in own[2:]}
+    exec(rest.replace("selffl.train(", "run = selffl.train("), scope)
+    kept = [name for name in run.history[0] if name != "seconds"]
+    for mine, theirs in zip(scope["run"].history, run.history, strict=True):
+        assert {name: mine[name] for name in kept} == {name: theirs[name] for name in kept}
+    assert scope["run"].config == dataclasses.replace(run.config, fingerprint="")
+
+
 # ------------------------------------------------------------------------------------------------------------- page
+
+
+def test_a_run_that_diverged_in_its_first_round_is_not_left_out(tmp_path):
+    settings = {"rounds": 3, "participation": 0.5, "loss": nn.functional.mse_loss}
+    selffl.train(line(), sites(), "self-fl", out=tmp_path / "self-fl", **settings)
+    with pytest.raises(DivergedError):
+        selffl.train(line(), sites(), "fedavg", out=tmp_path / "fedavg", learning_rate=1e3, **settings)
+    assert rows_of(tmp_path / "fedavg" / "history.csv") == []
+    (found,) = collect([tmp_path]).groups
+    assert [method.label for method in found.methods] == ["self-fl", "fedavg"]
+    assert words.headline(found).endswith("on the user's own rows; fedavg left the finite numbers.")
+    assert "diverged" in [cell["text"] for cell in page._table(found)[0][1][1:]]
+    page.render(collect([tmp_path]))
+    (alone,) = collect([tmp_path / "fedavg"]).groups
+    assert words.headline(alone) == "fedavg left the finite numbers."
+    page.render(collect([tmp_path / "fedavg"]))
+
+
+def test_the_headline_counts_the_pairs_and_not_the_seeds_of_the_first(folder, tmp_path):
+    for name in ("self-fl-1", "self-fl-2", "self-fl-3", "ditto-1", "ditto-2", "ditto-3"):
+        shutil.copytree(folder / name, tmp_path / name)
+    path = tmp_path / "ditto-3" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "diverged"}), encoding="utf-8")
+    (found,) = collect([tmp_path]).groups
+    assert words.headline(found).endswith("(paired over 2 seeds, 5 % level).")
 
 
 def test_a_diverged_run_is_named_and_does_not_break_the_page(folder, tmp_path):

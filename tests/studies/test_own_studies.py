@@ -1,8 +1,12 @@
 """Studies of the user's own: what `selffl init` writes runs as it is, goes on, and is run anew when a file changes."""
 
 import csv
+import io
 import json
+import os
+import shlex
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +16,7 @@ from rich.console import Console
 
 import selffl
 from selffl import cli
-from selffl.cli.init import read_table
+from selffl.cli.init import init_command, read_table
 from selffl.errors import ConfigError, DataError
 from selffl.studies import arms, comparison
 from selffl.studies.arms import Arm, Outcome, run_arms
@@ -293,6 +297,42 @@ def test_a_run_does_not_go_on_with_other_rows(tmp_path, monkeypatch, run):
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 2
+
+
+def test_a_run_that_goes_on_says_what_was_edited_meanwhile(tmp_path, monkeypatch, run):
+    said = io.StringIO()
+    monkeypatch.setattr(cli.console, "err", Console(width=200, file=said))
+    run("init", "one")
+    run("run", "one", "--rounds", "1", "--out", "here")
+    run("run", "one", "--rounds", "2", "--out", "here", "--resume")
+    assert said.getvalue() == ""
+    file = tmp_path / "one" / "study.toml"
+    file.write_text(file.read_text().replace("learning_rate = 0.05", "learning_rate = 0.5"), encoding="utf-8")
+    code = tmp_path / "one" / "study.py"
+    code.write_text(code.read_text().replace("Tanh", "ReLU"), encoding="utf-8")
+    later = time.time() + 5
+    os.utime(code, (later, later))
+    run("run", "one", "--rounds", "3", "--out", "here", "--resume")
+    assert said.getvalue().splitlines() == [
+        "learning_rate is 0.5 in the study now; the run in here goes on with 0.05, as it began.",
+        f"{code} was changed after the run in here began, which goes on with it.",
+    ]
+    assert json.loads((tmp_path / "here" / "config.json").read_text())["config"]["learning_rate"] == 0.05
+
+
+def test_the_readme_of_a_study_with_an_awkward_name_can_be_followed(run, tmp_path):
+    run("init", 'my "own" study')
+    text = (tmp_path / 'my "own" study' / "README.md").read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if line.startswith("selffl report"))
+    place = 'runs/my "own" study-self-fl-exact-0'
+    assert shlex.split(line)[2] == place
+    assert f"selffl.load({json.dumps(place)})" in text
+
+
+def test_a_name_that_the_locale_cannot_take_leaves_nothing_behind(tmp_path):
+    with pytest.raises(ConfigError, match=r"not readable in this locale; .* Set LC_ALL=C\.UTF-8"):
+        init_command(tmp_path / "z\udcc3\udcbcrich")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_comparison_of_errors_prefers_the_smaller():

@@ -16,7 +16,8 @@ from selffl.errors import SelfFLError
 
 app = typer.Typer(
     name="selffl",
-    help="Personalised federated learning that decides from measured uncertainty how far each client trusts itself.",
+    help="Personalised federated learning that decides from measured uncertainty how far each client trusts itself."
+    "\n\nExample: selffl demo",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,

@@ -23,6 +23,7 @@ LOOP, OURS, FLOWER = "plain PyTorch loop", "selffl", "Flower, simulation"
 STEPS, BATCH = 20, 10
 NEEDS = {FLOWER: ("flwr", "ray")}  # packages of a peer
 INSTALL = {FLOWER: "pip install 'selffl[simulation]', in an environment of its own"}
+UNTIMED = {"fluke": "fluke", "pfl-research": "pfl", "FedJAX": "fedjax", "PFLlib": None, "FL-bench": None}  # as imported
 
 
 @app.command("bench")
@@ -67,6 +68,10 @@ def bench_command(
         )
         # It takes no turns with the others: held against the loop's median.
         faster[peer] = Spread.of([statistics.median(seconds[LOOP]) / value for value in seconds[peer]])
+    if peers:
+        for peer, package in UNTIMED.items():
+            state = "installed" if package and find_spec(package) else "not installed" if package else "no package"
+            missing.append(f"{peer}: no adapter for it here ({state})")
     where = torch.cuda.get_device_name() if device != "cpu" else f"{platform.machine()}, {os.cpu_count()} cores"
     machine = f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads"
     title = f"One round of FedAvg, softmax regression on digits: {clients} clients, {STEPS} steps of batch {BATCH}"

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from selffl.data.federation import Federation
     from selffl.data.registry import DataSet
 
-data_app = typer.Typer(help="The data sets: what is here, whether it is whole, how to get it.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="The data sets: what is here, whether it is whole, how to get it.\n\nExample: selffl data list",
+    no_args_is_help=True,
+)
 
 
 def _folder(entry: DataSet) -> str | None:

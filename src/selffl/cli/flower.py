@@ -18,7 +18,8 @@ from selffl.cli import console
 from selffl.errors import CheckpointError, ConfigError, DataError
 
 flower_app = typer.Typer(
-    help="Federations between sites: go on with a run, look at memories, take out a personal model.",
+    help="Federations between sites: go on with a run, look at memories, take out a personal model."
+    "\n\nExample: selffl flower list /var/lib/selffl/memory",
     no_args_is_help=True,
 )
 

@@ -52,6 +52,13 @@ def init_command(
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; expected a new folder, so that nothing is written over.")
     name = folder.resolve().name
+    for given in (folder, csv):
+        try:
+            str(given).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{str(given)!r} is not readable in this locale; expected a name in UTF-8. Set LC_ALL=C.UTF-8."
+            ) from None
     if name in names.PROBLEMS:
         raise ConfigError(f"{name} is a study that comes with the package; expected another name for your own.")
     table = None if csv is None else read_table(csv, client, label)
@@ -97,7 +104,10 @@ def texts(folder: Path, csv: Path | None, table: Table | None, client: str, labe
 
     place, name = shlex.quote(str(folder)), folder.resolve().name
     share = 0.5 if table is None else min(max(round(FEWEST_A_ROUND / table.num_clients, 2), 0.1), 1.0)
+    run = f"runs/{name}-self-fl-exact-0"  # where `selffl run` puts it
     given: dict[str, Any] = {
+        "run": shlex.quote(run),
+        "run_text": _literal(run),
         "place": place,
         "name": name,
         "title": _literal(f"{name}: made-up sites" if csv is None else f"{csv.name} by {client}"),

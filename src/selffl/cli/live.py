@@ -114,7 +114,8 @@ class RunView:
     def line(self) -> str:
         """The last round in plain words."""
         metric = metric_of(self.last)
-        said = [f"{name} {score(metric, self.last.get(key))}" for name, key in self._scores() if self.last.get(key)]
+        scores = [(name, self.last.get(key)) for name, key in self._scores()]
+        said = [f"{name} {score(metric, value)}" for name, value in scores if value is not None]
         if self.last.get("num_local_steps") is not None:
             said.append(f"steps {self.last['num_local_steps']:.1f}")
         return f"round {self.last['round']} of {self.rounds}: {', '.join(said)}"

@@ -101,6 +101,7 @@ def run_command(
     try:
         if is_there:
             config = read_config(place)
+            _tell_what_was_edited(place, problem, settings or [])
             parts = problem.own_parts(config.seed)
             title = f"{name} on {problem.name}, seed {config.seed}"
             with live.watching(title, rounds or config.rounds, where, verbose) as on_round:
@@ -270,14 +271,42 @@ def _refuse_other_settings(
             )
 
 
+def _tell_what_was_edited(place: Path, problem: Problem, settings: list[str]) -> None:
+    """A run goes on as it began; say so where its study file says otherwise now, or its Python has been changed."""
+    from dataclasses import asdict
+
+    from selffl.runs.folder import MODULE, read_config
+    from selffl.studies.own import OwnProblem, code_files
+
+    if not isinstance(problem, OwnProblem):
+        return
+    config = read_config(place)
+    begun: dict[str, Any] = {key: getattr(config, key) for key in OF_PROBLEM if key != "rounds"} | config.options
+    begun["optimiser"] = config.optimiser["name"]
+    now: dict[str, Any] = {key: getattr(problem, key) for key in (*OF_PROBLEM, "optimiser") if key in begun}
+    now |= asdict(problem.method(config.algorithm))
+    given = {setting.partition("=")[0] for setting in settings}
+    for key, value in now.items():
+        if key in begun and key not in given and begun[key] != value:
+            console.tell(
+                console.err,
+                f"{key} is {value!r} in the study now; the run in {place} goes on with {begun[key]!r}, as it began.",
+            )
+    kept = place / MODULE
+    for path in code_files(problem) if kept.is_file() else ():
+        if path.stat().st_mtime > kept.stat().st_mtime:
+            console.tell(console.err, f"{path} was changed after the run in {place} began, which goes on with it.")
+
+
 def _print_summary(run: Run, name: str, place: Path) -> None:
     found, metric = run.summary, live.metric_of(run.summary)
+    rounds = "round" if found["rounds"] == 1 else "rounds"
     shown = {
         part: live.score(metric, found.get(f"{part}_{metric}")) for part in ("weighted", "top10", "worst10", "global")
     }
     console.tell(
         console.out,
-        f"{found['algorithm']} on {name}, seed {found['seed']}, {found['rounds']} rounds, "
+        f"{found['algorithm']} on {name}, seed {found['seed']}, {found['rounds']} {rounds}, "
         f"{found['clients']:,} clients: {metric} {shown['weighted']}, "
         f"top tenth {shown['top10']}, worst tenth {shown['worst10']}, global model {shown['global']}; "
         f"{found['gradient_evaluations']:,} gradients, {found['seconds']:.1f} s.",

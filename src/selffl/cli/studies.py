@@ -29,13 +29,15 @@ BARS = (
 )
 
 app = typer.Typer()
-paper_app = typer.Typer(help="The studies of the paper.", no_args_is_help=True)
+paper_app = typer.Typer(
+    help="The studies of the paper.\n\nExample: selffl paper run limits --quick", no_args_is_help=True
+)
 app.add_typer(paper_app, name="paper")
 
 
 @app.command("demo")
 def demo_command(
-    quick: Annotated[bool, typer.Option("--quick", help="Two seeds and twenty rounds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two seeds and a fifth of the rounds.")] = False,
     folder: Annotated[Path, typer.Option("--out", help="Folder for the table, the figures and the report.")] = Path(
         "runs/demo"
     ),
@@ -86,15 +88,24 @@ def as_content(record: StudyRecord) -> dict[str, Any]:
 
 
 def print_table(record: StudyRecord) -> None:
-    """The study's table, in 80 columns where it can be."""
+    """The study's table, in 80 columns where it can be; a narrower terminal shows the first of its columns."""
+    columns = {name: textwrap.fill(name, 10) for name in record.table[0]}  # long names on two lines, numbers on one
+    room, shown = console.out.width + 1, []  # the last column needs no space after it
+    for name, heading in columns.items():
+        room -= 1 + max(map(len, [*heading.split("\n"), *(row[name] for row in record.table)]))
+        if room < 0:
+            break
+        shown.append(name)
+    shown = shown or list(columns)
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
-    for index, name in enumerate(record.table[0]):
-        # Long names on two lines, numbers on one: 80 columns are enough.
-        table.add_column(textwrap.fill(name, 10), justify="left" if index == 0 else "right", no_wrap=True)
+    for name in shown:
+        table.add_column(columns[name], justify="left" if name == shown[0] else "right", no_wrap=True)
     for row in record.table:
-        table.add_row(*row.values())
-    console.out.print(record.title, style="bold", highlight=False)
+        table.add_row(*(row[name] for name in shown))
+    console.out.print(record.title, style="bold", highlight=False, markup=False)
     console.out.print(table)
+    if len(shown) < len(columns):
+        console.tell(console.out, f"Not shown for want of room: {', '.join(list(columns)[len(shown) :])}.")
 
 
 @paper_app.command("list")

@@ -10,6 +10,12 @@ const known = (values) => values.filter(isNumber);
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const minus = (text) => text.replace("-", "−");
 
+/** By whole characters: half an emoji is none. */
+function shortened(text, most = 9) {
+  const characters = [...text];
+  return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : text;
+}
+
 /** Plotly reads a few tags and %{templates} in its texts; an id is a text of the user's. */
 const escaped = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll("{", "&#123;");
 
@@ -359,13 +365,13 @@ const CHARTS = {
   weights(s, c) {
     const one = s.inside();
     const traces = bandTraces(one.weight, c, one.method, 100, "weight");
-    const rows = one.weight ? one.weight.x.map((x, i) => [x, one.weight.low[i], one.weight.middle[i], one.weight.high[i]]) : [];
+    const rows = one.weight ? one.weight.x.map((x, i) => [x, ...["low", "middle", "high"].map((edge) => 100 * one.weight[edge][i])]) : [];
     withPath(s, c, one, traces, "weight", (v) => `weight ${compact(v)} %`, 100);
     const shapes = isNumber(one.equal) ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 100 * one.equal, y1: 100 * one.equal, line: { color: c.soft, width: 1, dash: "dot" } }] : [];
     return {
       traces,
       layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "share in the average, %", range: around([...traces.flatMap((t) => known(t.y)), ...known([one.equal]).map((v) => 100 * v)]) }, shapes, annotations: shapes.length ? [{ xref: "paper", x: 1, xanchor: "right", y: 100 * one.equal, yanchor: "bottom", showarrow: false, text: "equal shares", font: { size: 11.5, color: c.soft } }] : [] }),
-      table: { head: ["round", "lowest tenth", "median", "highest tenth"], rows },
+      table: { head: ["round", "weight, %: first decile", "median", "ninth decile"], rows },
     };
   },
 
@@ -377,7 +383,7 @@ const CHARTS = {
     return {
       traces,
       layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "local steps taken", rangemode: "tozero" }, ...cap(one, c) }),
-      table: { head: ["round", "lowest tenth", "median", "highest tenth"], rows },
+      table: { head: ["round", "steps: first decile", "median", "ninth decile"], rows },
     };
   },
 
@@ -389,13 +395,14 @@ const CHARTS = {
     const names = one.bins.slice(0, last + 1).map((low, i) => (i + 1 < one.bins.length ? (one.bins[i + 1] - low > 1 ? `${low}–${one.bins[i + 1] - 1}` : `${low}`) : `${low} +`));
     const traces = [{ type: "bar", x: names, y: counts.map((n) => (100 * n) / total), meta: "bars", marker: { color: c.methods[one.method], opacity: 0.85 }, hoverinfo: "text", hovertext: counts.map((n, i) => `${names[i]} steps: ${plural(n, "client-round")}, ${compact((100 * n) / total)} %`) }];
     if (s.client !== null) {
-      const wanted = known(s.pathOf(one.method, s.client)?.wanted ?? []);
+      const path = s.pathOf(one.method, s.client);
+      const wanted = known(path?.wanted ?? []);
       const bins = wanted.map((v) => one.bins.findLastIndex((low) => low <= Math.max(v, 1)));
       const own = new Set(bins);
       traces[0].marker.opacity = names.map((_, i) => (own.has(i) || !wanted.length ? 0.95 : 0.3));
       const counted = names.map((_, i) => bins.filter((b) => b === i).length);
       const at = names.flatMap((_, i) => (counted[i] ? [i] : []));
-      traces.push({ x: at.map((i) => names[i]), y: at.map((i) => traces[0].y[i]), text: at.map((i) => `${counted[i]}×`), textposition: "top center", mode: "markers+text", meta: "selected", marker: ring(c, "circle", { size: 10 }), textfont: { color: c.ink }, customdata: at.map(() => s.client), hoverinfo: "text", hovertext: at.map((i) => `<b>${escaped(s.clientId)}</b> wants ${names[i]} steps in ${plural(counted[i], "round")}`), cliponaxis: false });
+      traces.push({ x: at.map((i) => names[i]), y: at.map((i) => traces[0].y[i]), text: at.map((i) => `${counted[i]}×`), textposition: "top center", mode: "markers+text", meta: "selected", marker: ring(c, "circle", { size: 10 }), textfont: { color: c.ink }, customdata: at.map(() => s.client), hoverinfo: "text", hovertext: at.map((i) => `<b>${escaped(s.clientId)}</b> wants ${names[i]} steps in ${plural(counted[i], "round")}${path.every > 1 ? " of those shown" : ""}`), cliponaxis: false });
     }
     return {
       traces,
@@ -420,11 +427,11 @@ const CHARTS = {
       const has = own.wanted.flatMap((v, i) => (isNumber(v) ? [i] : []));
       traces.push({ x: has.map((i) => own.round[i]), y: has.map((i) => own.wanted[i]), name: "wanted", meta: "wanted", mode: "lines+markers", marker: { symbol: "circle-open", size: 7, color: c.soft }, line: { color: c.soft, width: 1.2, dash: "dot" }, hoverinfo: "skip" });
     }
-    const empty = own && own.round.length ? [] : [{ xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, text: "no rounds of this client are noted for this method and seed", font: { color: c.soft } }];
+    const empty = own && own.round.length ? [] : [{ xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, text: "this page has no rounds of this client with this method and seed", font: { color: c.soft } }];
     const marks = cap(one, c);
     return {
       traces,
-      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: `steps of ${escaped(id)}`, rangemode: "tozero" }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 }, ...marks, annotations: [...(marks.annotations ?? []), ...empty] }),
+      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: `steps of ${escaped(shortened(id, 24))}`, rangemode: "tozero" }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 }, ...marks, annotations: [...(marks.annotations ?? []), ...empty] }),
       table: { head: ["client", "round", "steps taken", "steps wanted", "variance", "weight"], rows: own ? own.round.map((r, i) => [id, r, own.steps[i], own.wanted[i], own.variance[i], own.weight[i]]) : [] },
     };
   },
@@ -473,7 +480,7 @@ const CHARTS = {
     const traces = [{
       type: "heatmap", z, x: order.map((_, rank) => rank), y: classes.names.map((_, k) => k), customdata: counts.map(() => order), meta: "points", colorscale: c.heat, zmin: Math.log10(least), zmax: Math.log10(most), xgap: order.length <= 120 ? 1 : 0, ygap: 1.5, hoverongaps: false, hoverinfo: "text",
       hovertext: counts.map((row, k) => order.map((i) => `<b>${escaped(seed.clients[i])}</b> · class ${escaped(classes.names[k])}<br>${row[i] ?? 0} of ${plural(seed.train[i], "training row")}`)),
-      colorbar: { orientation: "h", y: -0.24, yanchor: "top", x: 1, xanchor: "right", len: size.width > 560 ? 0.45 : 0.9, thickness: 9, outlinewidth: 0, tickvals: ticks.map(Math.log10), ticktext: ticks.map((v) => v.toLocaleString("en")), title: { text: "rows of one class with one client", side: "top", font: { size: 11.5, color: c.soft } }, tickfont: { size: 11, color: c.soft } },
+      colorbar: { orientation: "h", y: 1.02, yanchor: "bottom", x: 1, xanchor: "right", len: size.width > 560 ? 0.45 : 0.9, thickness: 9, outlinewidth: 0, tickvals: ticks.map(Math.log10), ticktext: ticks.map((v) => v.toLocaleString("en")), title: { text: "rows of one class with one client", side: "top", font: { size: 11.5, color: c.soft } }, tickfont: { size: 11, color: c.soft } },
     }];
     const shapes = [];
     const annotations = [];
@@ -487,8 +494,8 @@ const CHARTS = {
     return {
       traces,
       layout: layout(c, {
-        xaxis: { title: s.order === "class" ? "clients by their main class, largest first" : "clients, largest first", ...(few ? { tickvals: order.map((_, r) => r), ticktext: order.map((i) => escaped(seed.clients[i].length > 9 ? `${seed.clients[i].slice(0, 8)}…` : seed.clients[i])), tickfont: { size: 10, color: c.soft } } : { tickformat: ",d" }) },
-        yaxis: { title: "class", autorange: "reversed", tickvals: classes.names.map((_, k) => k).filter((k) => k % step === 0), ticktext: classes.names.filter((_, k) => k % step === 0).map(escaped), showgrid: false, zeroline: false }, shapes, annotations, margin: { l: 48, r: 14, t: 20, b: 90 },
+        xaxis: { zeroline: false, title: s.order === "class" ? "clients by their main class, largest first" : "clients, largest first", ...(few ? { tickvals: order.map((_, r) => r), ticktext: order.map((i) => escaped(shortened(seed.clients[i]))), tickfont: { size: 10, color: c.soft } } : { tickformat: ",d" }) },
+        yaxis: { title: "class", autorange: "reversed", tickvals: classes.names.map((_, k) => k).filter((k) => k % step === 0), ticktext: classes.names.filter((_, k) => k % step === 0).map(escaped), showgrid: false, zeroline: false }, shapes, annotations, margin: { l: 48, r: 14, t: 60, b: 42 },
       }),
       table: { head: ["client", "training rows", ...classes.names.map((name) => `class ${name}`)], rows: order.map((i) => [seed.clients[i], seed.train[i], ...counts.map((row) => row[i] ?? 0)]) },
       order,

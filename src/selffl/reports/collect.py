@@ -17,8 +17,6 @@ from selffl.studies import STUDIES
 from selffl.studies.arms import WARM
 from selffl.training.metrics import HIGHER_IS_BETTER
 
-PARTITION = "partition.csv"
-
 
 @dataclass(frozen=True)
 class RunData:
@@ -34,6 +32,16 @@ class RunData:
     def status(self) -> str:
         """Running, finished or diverged."""
         return str(self.records.summary.get("status", "running"))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is something to tell: a round, or that the first one left the finite numbers."""
+        return bool(self.records.history) or self.status == "diverged"
+
+    @property
+    def round_number(self) -> int:
+        """The last round that was finished."""
+        return int(self.records.history[-1]["round"]) if self.records.history else 0
 
     def score(self, name: str) -> float | None:
         """A number of the summary, as of the last evaluation; none for a run that diverged."""
@@ -128,11 +136,12 @@ def read_run(folder: Path) -> RunData:
     """A run, which may still be going on."""
     content = json.loads((folder / files.CONFIG).read_text(encoding="utf-8"))
     partition: list[Row] = []
-    if (folder / PARTITION).is_file():
+    path = folder / files.PARTITION
+    if path.is_file():
         try:
-            partition = read_csv(folder / PARTITION, as_text=("client", "class"))
+            partition = read_csv(path, as_text=("client", "class"))
         except ValueError as error:
-            raise CheckpointError(f"{folder / PARTITION} is damaged ({error}); expected that of a run.") from None
+            raise CheckpointError(f"{path} is damaged ({error}); expected that of a run.") from None
     return RunData(
         folder, files.read_config(folder), files.read_records(folder), content.get("environment", {}), partition
     )
@@ -181,7 +190,7 @@ def collect(folders: Iterable[Path], *, may_wait: bool = False) -> Collection:
             if (place / files.CONFIG).stat().st_mtime <= spoken_for.get(place.parent, 0.0):
                 continue
             run = read_run(place)
-            if run.records.history:
+            if run.has_begun:
                 loose.append(run)
             else:
                 found.waiting.append(place)
@@ -202,7 +211,7 @@ def _of_record(place: Path, record: StudyRecord) -> Group | None:
         if not is_run(folder):
             return None
         run = read_run(folder)
-        if run.records.history:  # one that diverged at once has none
+        if run.has_begun:
             methods.setdefault(str(entry["method"]), []).append(run)
     return Group(_in_order(methods), record) if methods else None
 
@@ -214,8 +223,10 @@ def _in_order(methods: Mapping[str, Sequence[RunData]]) -> tuple[Method, ...]:
 def _grouped(runs: Sequence[RunData]) -> list[Group]:
     """Runs on the same data by the same metric together, Self-FL first, then as they were found."""
     alike: dict[str, list[RunData]] = {}
-    for run in runs:
-        alike.setdefault(_kind(run), []).append(run)
+    for run in sorted(runs, key=lambda run: not run.records.clients):
+        # A run that diverged at once has no clients to be known by, but rows that others may have, too.
+        twin = next((kind for kind, found in alike.items() if run.config.fingerprint in _rows(found)), None)
+        alike.setdefault(twin if twin is not None and not run.records.clients else _kind(run), []).append(run)
     groups = []
     for members in alike.values():
         labels = _labels(members)
@@ -224,6 +235,10 @@ def _grouped(runs: Sequence[RunData]) -> list[Group]:
             methods.setdefault(label, []).append(run)
         groups.append(Group(_in_order(methods)))
     return groups
+
+
+def _rows(runs: Sequence[RunData]) -> set[str]:
+    return {run.config.fingerprint for run in runs}
 
 
 def _rank(run: RunData) -> int:

@@ -6,6 +6,7 @@ Scores are in the units that a reader sees (accuracy in percent), gains positive
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -347,7 +348,8 @@ def inside(group: Group, number: int) -> dict[str, Any] | None:
     runs = [run for run in group.methods[number].runs if has_variances(run)]
     if not runs:
         return None
-    rounds = _thinned(sorted({row["round"] for run in runs for row in run.records.history}))
+    all_rounds = sorted({row["round"] for run in runs for row in run.records.history})
+    rounds = _thinned(all_rounds)
     curves = {
         name: [_mean(run.records.history, column, rounds) for run in runs]
         for name, column in (("inter", "inter_variance"), ("intra", "intra_variance"))
@@ -356,13 +358,15 @@ def inside(group: Group, number: int) -> dict[str, Any] | None:
     for run in runs:
         known = (row.get("wanted_steps") for row in run.records.participation)
         wanted += [float(value) for value in known if value is not None]
-    ends = (*STEP_BINS[1:], math.inf)
-    counts = [sum(low <= max(value, 1.0) < high for value in wanted) for low, high in zip(STEP_BINS, ends, strict=True)]
+    counts = [0] * len(STEP_BINS)
+    for value in wanted:  # a client of whom nothing is uncertain wants infinitely many
+        counts[bisect_right(STEP_BINS, max(value, 1.0)) - 1] += 1
     options = runs[0].config.options
     cohort = [row["clients"] for run in runs for row in run.records.history]
     return {
         "method": number,
         "rounds": rounds,
+        "totalRounds": len(all_rounds),
         "inter": [_mean_of(values) for values in zip(*curves["inter"], strict=True)],
         "intra": [_mean_of(values) for values in zip(*curves["intra"], strict=True)],
         "steps": _bands(steps, rounds),

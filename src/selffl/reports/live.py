@@ -9,19 +9,21 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import socket
+import sys
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from selffl.errors import ConfigError, SelfFLError
 from selffl.reports import page
-from selffl.reports.collect import PARTITION, Collection, collect, run_folders
+from selffl.reports.collect import Collection, collect, run_folders
 from selffl.reports.record import RECORD
 from selffl.runs import folder as files
 
-WATCHED = (files.CONFIG, files.HISTORY, files.PARTICIPATION, files.CLIENTS, files.SUMMARY, PARTITION)
+WATCHED = (files.CONFIG, files.HISTORY, files.PARTICIPATION, files.CLIENTS, files.SUMMARY, files.PARTITION)
 
 
 class Watched:
@@ -69,7 +71,7 @@ def state(found: Collection) -> str:
         run = runs[0]
         if run.status != "running":
             return run.status
-        return f"round {run.records.history[-1]['round']:,} of {run.config.rounds:,}"
+        return f"round {run.round_number:,} of {run.config.rounds:,}"
     done = sum(run.status != "running" for run in runs)
     return f"{done} of {len(runs)} runs finished"
 
@@ -137,6 +139,11 @@ class ReportServer(ThreadingHTTPServer):
             raise ConfigError(
                 f"cannot listen at {host}, port {port} ({reason}); give another --host or --port."
             ) from None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who closes the page while it loads is no fault of anybody's."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

@@ -234,7 +234,7 @@ def _facts(group: Group, found: dict[str, Any]) -> str:
     """What was done, in a line."""
     run = group.runs[0]
     clients = max((int(r.records.summary.get("clients") or 0) for r in group.runs), default=0)
-    ends = {r.records.history[-1]["round"] for r in group.runs}
+    ends = {r.round_number for r in group.runs}
     done = max(ends)
     rounds = words.counted(done, "round")
     if any(r.status == "running" for r in group.runs):
@@ -345,10 +345,10 @@ def _reproduce(group: Group) -> dict[str, Any]:
         ("batch size B", f"{config.batch_size}"),
         ("seeds", ", ".join(map(str, group.seeds))),
         ("device, numbers", f"{config.device}, {config.dtype}"),
-        ("seconds, all runs", f"{sum(float(r.records.history[-1].get('seconds') or 0) for r in group.runs):,.1f}"),
+        ("seconds, all runs", f"{sum(float(r.records.summary.get('seconds') or 0) for r in group.runs):,.1f}"),
     ]
     if record is not None:
-        settings.insert(0, ("setting", record.setting))
+        settings.insert(0, ("setting", record.setting + ("; this quick run has less" if record.is_quick else "")))
     environment = record.environment if record is not None else group.runs[0].environment
     options = [
         (method.label, ", ".join(_pairs(method.runs[0].config.options)) or "no options") for method in group.methods

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 from selffl.algorithms import ALGORITHMS, algorithm
+from selffl.algorithms.optimisers import OPTIMISERS
 from selffl.reports import data
 from selffl.reports.collect import Group
 from selffl.runs.folder import RunConfig
+from selffl.runs.train import train
 from selffl.studies.result import Estimate
 
 
@@ -79,11 +82,14 @@ def headline(group: Group) -> str:
         )
         if key in by
     ]
+    lost = [row.method for row in rows[1:] if row.num_diverged and "weighted" not in row.scores]
+    end = f"; {listed(lost)} left the finite numbers." if lost else "."
     if not parts:
-        return f"{reached}."
-    seeds = f"{counted(first.num_seeds, 'seed')}"
+        return reached + end
+    pairs = sorted({row.difference.count for row in rows if row.difference is not None})
+    seeds = f"{pairs[0]} to {pairs[-1]} seeds" if len(pairs) > 1 else counted(pairs[0], "seed")
     ground = f"paired over {seeds}, 5 % level" if has_tests else f"{seeds}, so nothing is tested"
-    return f"{reached}: {_joined(parts)} ({ground})."
+    return f"{reached}: {_joined(parts)} ({ground}){end}"
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -110,7 +116,7 @@ def takeaways(group: Group, tables: dict[str, Any]) -> dict[str, str]:
         found["partition"] = _of_partition(table)
         found["clusters"] = _of_clusters(table)
     if tables["inside"]:
-        found["inside"] = _of_inside(group, tables["inside"][0])
+        found["inside"] = " ".join(filter(None, (_of_inside(group, tables["inside"][0]), _thinned(group, tables))))
     return found
 
 
@@ -148,7 +154,9 @@ def _of_tails(group: Group) -> str:
 
 def _of_clients(group: Group, table: dict[str, Any]) -> str:
     sizes = [size for size in table["train"] if size is not None]
-    text = f"{counted(table['total'], 'client')}, from {min(sizes):,} to {counted(max(sizes), 'training row')}."
+    low, high = min(sizes), max(sizes)
+    each = counted(high, "training row") if low == high else f"from {low:,} to {counted(high, 'training row')}"
+    text = f"{counted(table['total'], 'client')}, {each}{' each' if low == high and table['total'] > 1 else ''}."
     if len(table["clients"]) < table["total"]:
         text += f" {len(table['clients']):,} are shown, evenly chosen by size."
     return text
@@ -161,7 +169,8 @@ def _of_gains(group: Group, table: dict[str, Any]) -> str:
         return "There is nothing to hold the personal models against."
     up, down = sum(value > 0 for value in known), sum(value < 0 for value in known)
     return (
-        f"With {group.methods[0].label}, {up:,} of {counted(len(known), 'client')} are better off than with {base}, "
+        f"With {group.methods[0].label}, {up:,} of {counted(len(known), 'client')} "
+        f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
         f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.metric)}."
     )
@@ -214,10 +223,32 @@ def _of_inside(group: Group, found: dict[str, Any]) -> str:
     if found["counts"] and found["most"]:
         over = sum(n for low, n in zip(found["bins"], found["counts"], strict=True) if low >= found["most"])
         is_edge = found["most"] in found["bins"]
-        share = 100 * over / sum(found["counts"])
+        total = sum(found["counts"])
         if is_edge:
-            parts.append(f"{share:.0f} % of its client-rounds want ℓ_max = {found['most']} steps or more")
+            of = f"the {counted(total, 'client-round')} it has chosen steps for"
+            parts.append(f"{100 * over / total:.0f} % of {of} want ℓ_max = {found['most']} or more")
     return f"{'; '.join(parts)}." if parts else ""
+
+
+def _thinned(group: Group, tables: dict[str, Any]) -> str:
+    """What of the rounds and of the client-rounds a page has no room for."""
+    parts = []
+    total = max(one["totalRounds"] for one in tables["inside"])
+    if len(tables["inside"][0]["rounds"]) < total:
+        parts.append(f"the curves have {max(len(one['rounds']) for one in tables['inside']):,} of {total:,} rounds")
+    every = max((path["every"] for path in tables["paths"]), default=1)
+    if every > 1:
+        parts.append(f"of each client one in {every} of the rounds it took part in is shown")
+    held = {(path["seed"], path["method"]) for path in tables["paths"]}
+    absent = [
+        f"{group.methods[number].label}, seed {table['seed']}"
+        for table in tables["seeds"]
+        for number, run in enumerate(data.runs_of_seed(group, table["seed"]))
+        if run is not None and run.records.participation and (table["seed"], number) not in held
+    ]
+    if absent:
+        parts.append(f"rounds of single clients are left out for {listed(absent)}")
+    return f"To keep the page small, {'; '.join(parts)}." if parts else ""
 
 
 # ----------------------------------------------------------------------------------------------------- to reproduce
@@ -236,20 +267,43 @@ def call(config: RunConfig) -> str:
     for known in ("shape", "num_classes", "seed"):
         model.pop(known, None)
     name = model.pop("name", None)
-    settings: dict[str, Any] = {
-        key: getattr(config, key)
-        for key in ("rounds", "participation", "learning_rate", "batch_size", "seed", "device", "evaluate_every")
-    }
+    usual = signature(train).parameters
+    kept = ("rounds", "participation", "learning_rate", "batch_size", "seed", "device", "evaluate_every")
+    settings: dict[str, Any] = {key: getattr(config, key) for key in kept}
     if name is not None and model:
         settings["model_options"] = model
-    if config.evaluate_on != "test":
-        settings["evaluate_on"] = config.evaluate_on
-    if config.fine_tune:
-        settings["fine_tune"] = config.fine_tune
+    for key in ("evaluate_on", "evaluate_train", "fine_tune", "chunk_size", "gradients"):
+        if getattr(config, key) != usual[key].default:
+            settings[key] = getattr(config, key)
+    objects = {
+        "loss": f"torch.nn.functional.{config.loss}" if config.loss else "loss",
+        "dtype": f"torch.{config.dtype}",
+        "optimiser": _optimiser(config),
+        "metrics": "metrics" if config.own_metrics else "None",
+        "start": "start" if config.is_warm else "None",
+    }
+    ordinary = ("torch.nn.functional.cross_entropy", "torch.float32", "'sgd'", "None")
+    given = {key: text for key, text in objects.items() if text not in ordinary}
     method = _method(config)
-    text = "import selffl\n" + ("from selffl.data import load\n" if source is not None else "")
     lines = [repr(name) if name else "model", rows, method, ", ".join(_arguments(settings))]
+    lines += [", ".join(f"{key}={text}" for key, text in given.items())] if given else []
+    own = [
+        word
+        for word in ("model", "federation", "method", "loss", "metrics", "start")
+        if word in (*lines, *given.values())
+    ]
+    text = f"# Of your own, as in this run: {', '.join(own)}.\n" if own else ""
+    text += "import torch\n\n" if any(value.startswith("torch.") for value in given.values()) else ""
+    text += "import selffl\n" + ("from selffl.data import load\n" if source is not None else "")
     return text + "selffl.train(\n    " + ",\n    ".join(lines) + ",\n)"
+
+
+def _optimiser(config: RunConfig) -> str:
+    name, *options = config.optimiser.items()
+    usual = OPTIMISERS[name[1]]
+    if vars(usual()) == dict(options):
+        return repr(name[1])
+    return f"selffl.algorithms.{usual.__name__}({', '.join(_arguments(dict(options)))})"
 
 
 def _method(config: RunConfig) -> str:

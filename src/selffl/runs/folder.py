@@ -72,6 +72,7 @@ class RunConfig:
     metrics: tuple[str, ...] = ("accuracy",)  # that follow from the task, and the user's own
     own_metrics: dict[str, bool] = field(default_factory=dict)  # the user's own: whether higher is better
     optimiser: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"})  # of local steps, with its options
+    is_warm: bool = False  # began with weights that were given (`start`)
 
 
 @dataclass

@@ -170,6 +170,7 @@ def train(
         has_own_method=not is_named(name, method),
         own_metrics={own: bool(metric.higher_is_better) for own, metric in measured.items()},
         optimiser={"name": steps_by.name, **vars(steps_by)},
+        is_warm=start is not None,
     )
     training = Training(config, method, module, loss, federation, measured)
     trackers = trackers_of(tracker)

@@ -112,7 +112,7 @@ class OwnProblem(Problem):
             for name, tensor in module.state_dict().items():
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
                 digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        for text in sorted(_sources(self.folder)):
+        for text in sorted(path.read_bytes() for path in code_files(self)):
             digest.update(text)
         beside = ("name", "title", "folder", "chosen", "repeats", "single")
         return {
@@ -350,8 +350,8 @@ def _federation(folder: str, where: str, seed: int, digest: str) -> Federation:
     return found
 
 
-def _sources(folder: str) -> list[bytes]:
+def code_files(problem: OwnProblem) -> list[Path]:
     """All code that was loaded from a study's folder."""
-    root = Path(folder).resolve()
+    root = Path(problem.folder).resolve()
     found = {Path(path).resolve() for module in list(sys.modules.values()) if (path := getattr(module, "__file__", ""))}
-    return [path.read_bytes() for path in found if root in path.parents and path.suffix == ".py" and path.is_file()]
+    return sorted(path for path in found if root in path.parents and path.suffix == ".py" and path.is_file())
