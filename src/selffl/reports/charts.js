@@ -313,8 +313,8 @@ const CHARTS = {
     const annotations = [];
     const up = y.filter((v) => v > 0).length;
     const down = y.filter((v) => v < 0).length;
-    if (up) annotations.push({ x: up + 0.9, y: y[0], yanchor: "top", xanchor: "left", showarrow: false, text: `<b>${plural(up, "client")}</b> gain`, font: { color: c.good, size: 13 } });
-    if (down) annotations.push({ x: y.length - down + 0.1, y: y.at(-1), yanchor: "bottom", xanchor: "right", showarrow: false, text: `<b>${plural(down, "client")}</b> lose`, font: { color: c.bad, size: 13 } });
+    if (up) annotations.push({ x: up + 0.9, y: y[0], yanchor: "top", xanchor: "left", showarrow: false, text: `<b>${plural(up, "client")}</b> ${up === 1 ? "gains" : "gain"}`, font: { color: c.good, size: 13 } });
+    if (down) annotations.push({ x: y.length - down + 0.1, y: y.at(-1), yanchor: "top", xanchor: "right", showarrow: false, text: `<b>${plural(down, "client")}</b> ${down === 1 ? "loses" : "lose"}`, font: { color: c.bad, size: 13 } });
     if (client !== null && isNumber(gains[client])) {
       const rank = order.indexOf(client);
       traces.push({ x: [rank + 1], y: [gains[client] + (gains[client] < 0 ? -room : room)], customdata: [client], mode: "markers", meta: "selected", name: escaped(s.clientId), marker: { symbol: gains[client] < 0 ? "triangle-up" : "triangle-down", size: 12, color: c.ink }, hoverinfo: "text", hovertext: [s.story(focus, client)] });
@@ -370,7 +370,7 @@ const CHARTS = {
     const shapes = isNumber(one.equal) ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 100 * one.equal, y1: 100 * one.equal, line: { color: c.soft, width: 1, dash: "dot" } }] : [];
     return {
       traces,
-      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "share in the average, %", range: around([...traces.flatMap((t) => known(t.y)), ...known([one.equal]).map((v) => 100 * v)]) }, shapes, annotations: shapes.length ? [{ xref: "paper", x: 1, xanchor: "right", y: 100 * one.equal, yanchor: "bottom", showarrow: false, text: "equal shares", font: { size: 11.5, color: c.soft } }] : [] }),
+      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "share in the average, %", range: around([...traces.flatMap((t) => known(t.y)), ...known([one.equal]).map((v) => 100 * v)]) }, shapes, annotations: shapes.length ? [{ xref: "paper", x: 1, xanchor: "right", y: 100 * one.equal, yanchor: "bottom", yshift: 14, showarrow: false, text: "equal shares", font: { size: 11.5, color: c.soft } }] : [] }),
       table: { head: ["round", "weight, %: first decile", "median", "ninth decile"], rows },
     };
   },
