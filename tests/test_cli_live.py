@@ -115,6 +115,12 @@ def test_a_sparkline_has_room_and_ends_with_the_last_value():
     assert long == "▁" * 11 + "▇"
 
 
+def test_a_score_of_nothing_is_a_score():
+    view = a_run()
+    view.note(dict(view.last) | {"worst10_accuracy": 0.0, "global_accuracy": None})
+    assert view.line() == "round 20 of 40: accuracy 70.0 %, worst tenth 0.0 %, steps 40.0"
+
+
 @pytest.mark.parametrize("width", [120, 80, 60, 45, 30])
 def test_a_run_is_shown_in_any_width(width):
     lines = drawn(a_run(), width)

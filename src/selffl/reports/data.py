@@ -17,6 +17,7 @@ from scipy.stats import spearmanr, t
 
 from selffl.reports.collect import Group, Method, RunData
 from selffl.runs.folder import Row
+from selffl.studies.comparison import WITHOUT_GLOBAL
 from selffl.studies.result import Estimate
 
 # What a page can hold: beyond these it shows fewer seeds, an even choice of clients, or fewer rounds, and says so.
@@ -33,9 +34,6 @@ PARTS = {
     "global": "global model",
 }
 STEP_BINS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)  # lower ends, as in the study of figure 10
-
-# Local training never changes the model it starts from; the global head of FedPer and FedRep is never trained.
-WITHOUT_GLOBAL = ("local", "fedper", "fedrep")
 
 Verdict = Literal["first", "better", "worse", "no clear difference", "above", "below", "equal", "unknown"]
 
