@@ -93,9 +93,11 @@ def test_unknown_clients_and_none_have_the_global_model(fitted):
     rows = torch.tensor((x - fitted.mean_) / fitted.scale_)
     expected = fitted.run_.global_model().double()(rows).softmax(-1).detach().numpy()
     assert fitted.predict_proba(x) == pytest.approx(expected, abs=1e-9)
-    assert fitted.predict_proba(x, client=["nobody"] * len(x)) == pytest.approx(expected, abs=1e-9)
+    with pytest.warns(UserWarning, match="rows of 'nobody' are answered by the global model"):
+        assert fitted.predict_proba(x, client=["nobody"] * len(x)) == pytest.approx(expected, abs=1e-9)
     mixed = np.where(np.arange(len(x)) % 2, "nobody", "ward 1")
-    found = fitted.predict_proba(x, client=mixed)
+    with pytest.warns(UserWarning, match="rows of 'nobody'"):
+        found = fitted.predict_proba(x, client=mixed)
     assert found[1::2] == pytest.approx(expected[1::2], abs=1e-9)
     assert np.abs(found[::2] - expected[::2]).max() > 0.1
 

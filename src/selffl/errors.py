@@ -55,4 +55,4 @@ def unknown_name(kind: str, found: str, known: Iterable[str]) -> ConfigError:
 
 def in_short(error: BaseException) -> str:
     """What other code says has gone wrong, in one line; what kind of error it is where it says nothing."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

@@ -5,6 +5,7 @@ Reached as `selffl.SelfFLClassifier` and `selffl.SelfFLRegressor`; scikit-learn 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -114,6 +115,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             raise _InputError(f"X has {len(rows)} rows and client {len(column)}; expected as many of each.")
         place = {name: number for number, name in enumerate(self.clients_)}
         ids, owner = numbered("client", column)
+        strangers = [name for name in ids if name not in place]
+        if strangers:
+            some = ", ".join(map(repr, strangers[:3])) + (", …" if len(strangers) > 3 else "")
+            warnings.warn(f"rows of {some} are answered by the global model: fit has not seen them.", stacklevel=3)
         found: Tensor | None = None
         for number, name in enumerate(ids):
             own = torch.from_numpy(np.flatnonzero(owner == number))

@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import selffl
 from selffl.data import load
@@ -95,6 +96,14 @@ def test_the_partition_is_what_the_clients_hold(fed, folder):
     assert (found["num_train"] + found["num_test"]).min() > 0
 
 
+def test_classes_with_names_are_named_in_the_partition(tmp_path):
+    fed = selffl.Federation.from_frame(
+        pd.DataFrame({"x": range(8), "y": ["no", "yes"] * 4, "site": list("aabbaabb")}), client="site", label="y"
+    )
+    selffl.train("softmax", fed, "fedavg", rounds=1, out=tmp_path / "run")
+    assert {row["class"] for row in table(tmp_path / "run" / "partition.csv")} == {"no", "yes"}
+
+
 def test_values_have_no_partition(tmp_path):
     fed = selffl.Federation.from_arrays(np.ones((8, 2)), np.arange(8.0), list("aabbaabb"), test_fraction=0.25)
     selffl.train(one_output(), fed, "fedavg", rounds=1, loss=mean_square, out=tmp_path / "run")
@@ -161,3 +170,17 @@ def test_an_interrupted_run_has_its_csv_files(fed, tmp_path):
     assert len(table(tmp_path / "run" / "history.csv")) == 3
     selffl.resume(tmp_path / "run")
     assert len(pd.read_parquet(tmp_path / "run" / "history.parquet")) == 6
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, 1), ("2", 2)])
+def test_a_small_model_trains_with_one_thread_unless_the_user_says_how_many(fed, monkeypatch, asked, expected):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        selffl.train("softmax", fed, "fedavg", rounds=1, on_round=lambda row: seen.append(torch.get_num_threads()))
+        assert (seen, torch.get_num_threads()) == ([expected], 2)
+    finally:
+        torch.set_num_threads(before)

@@ -9,6 +9,7 @@ from torch import nn
 
 from selffl.data.federation import Rows
 from selffl.errors import ConfigError, DataError
+from selffl.models import Standardise
 from selffl.training import evaluation
 from selffl.training.evaluation import check_rows, numbers_of_rows
 from selffl.training.flat import FlatModel
@@ -189,3 +190,11 @@ def test_checking_leaves_the_random_state_alone():
     before = torch.get_rng_state()
     check_rows(FlatModel(seeded(lambda: nn.Linear(4, 3))), some_loss, rows_with([0, 1], [0, 2]))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_classifier_that_begins_with_huge_outputs_is_warned_of():
+    rows = Rows.of_one(torch.tensor([[42000.0, 1.0], [17000.0, 0.0]]), torch.tensor([0, 1]))
+    with pytest.warns(UserWarning, match=r"outputs of Linear reach .*Standardise"):
+        check_rows(FlatModel(seeded(lambda: nn.Linear(2, 2))), nn.functional.cross_entropy, rows)
+    scaled = nn.Sequential(Standardise.of(rows.features), seeded(lambda: nn.Linear(2, 2)))
+    check_rows(FlatModel(scaled), nn.functional.cross_entropy, rows)

@@ -79,6 +79,7 @@ def init_command(
         console.tell(
             console.out, f"{table.num_rows:,} rows of {table.num_clients:,} clients; {label} is taken for {task}."
         )
+        console.tell(console.out, f"Features: {', '.join([*table.features, *table.categories])}.")
         for column in table.left_out:
             console.tell(console.out, f"Left out: {column}, with more than {MOST_WORDS} different words.")
     console.tell(console.out, f"Written: {', '.join(str(folder / file) for file in written)}")

@@ -168,8 +168,9 @@ def _of_gains(group: Group, table: dict[str, Any]) -> str:
     if not known:
         return "There is nothing to hold the personal models against."
     up, down = sum(value > 0 for value in known), sum(value < 0 for value in known)
+    which = "With" if len(group.seeds) == 1 else f"In seed {group.seeds[0]}, with"  # others have other clients
     return (
-        f"With {group.methods[0].label}, {up:,} of {counted(len(known), 'client')} "
+        f"{which} {group.methods[0].label}, {up:,} of {counted(len(known), 'client')} "
         f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
         f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.metric)}."

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +37,7 @@ COPIES = 4  # of its parameters that a client in training takes: start, model, g
 CACHE_BYTES = 4 << 20  # what clients that train at once should take on a CPU: a block in the cache trains faster
 MEMORY_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # and what they may take
 LOST_SECONDS = 60.0  # of training, at most, between two checkpoints
+SMALL = 1 << 17  # parameters of a model that one thread trains best
 FEWEST = 32  # clients of a block, if the memory allows: with fewer the cost of each call shows
 
 
@@ -116,6 +119,23 @@ class Training:
     def is_due(self, every: int, round_number: int) -> bool:
         """Whether what happens every so many rounds happens after this one; the last round always counts."""
         return round_number == self.config.rounds or (every > 0 and round_number % every == 0)
+
+
+@contextmanager
+def few_threads(training: Training) -> Iterator[None]:
+    """One thread while a small model trains on a CPU, unless the user has said how many.
+
+    Threads that share out a few thousand numbers wait for each other: no faster on a machine that is otherwise idle,
+    and several times slower on one that is not.
+    """
+    before = torch.get_num_threads()
+    is_small = training.model.params.numel() <= SMALL and training.config.device == "cpu"
+    if is_small and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @repeatable()
@@ -278,8 +298,9 @@ def partition_rows(federation: Federation) -> list[Row]:
         return []
     counts = torch.stack([federation.class_counts(part) for part in ("train", "test")], -1)
     held = counts.sum(-1).nonzero()
+    names = federation.classes or range(counts.shape[1])
     return [
-        {"client": federation.clients[client], "class": label, "num_train": train, "num_test": test}
+        {"client": federation.clients[client], "class": names[label], "num_train": train, "num_test": test}
         for (client, label), (train, test) in zip(held.tolist(), counts[tuple(held.T)].tolist(), strict=True)
     ]
 

@@ -98,7 +98,10 @@ def load(
     place = Path(path)
     training = _restored(place, _Given(model, loss, algorithm, federation, metrics), None, device)
     if not (place / files.CHECKPOINT).is_file():
-        raise CheckpointError(f"{place} holds records but no models; expected a run with checkpoint_every above 0.")
+        raise CheckpointError(
+            f"{place} holds records but no models, as runs of a comparison do; expected a run with checkpoint_every above "
+            "0. Train that method with `selffl run`, or with `selffl.train(..., out=...)`."
+        )
     state, _ = files.read_checkpoint(place, training.engine.start(training.model.params))
     records = _records(place, training.federation)
     if records.summary.get("rounds") != state.round_number:  # it went on after the checkpoint, and was interrupted

@@ -18,7 +18,7 @@ from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
 from selffl.runs.export import Precision, client_about, position_of, save_state_dict, write_personal
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
-from selffl.runs.loop import OnRound, Training, go_on, history_columns, partition_rows
+from selffl.runs.loop import OnRound, Training, few_threads, go_on, history_columns, partition_rows
 from selffl.runs.trackers import Tracker, tracked
 from selffl.state.files import write_csv
 
@@ -150,7 +150,10 @@ def trained(
 ) -> Run:
     """The run, trained from ``state`` to its last round and recorded as it goes."""
     place = None if folder is None else folder.path
-    with tracked(trackers, dataclasses.asdict(training.config), place, records, on_round) as note:
+    with (
+        few_threads(training),
+        tracked(trackers, dataclasses.asdict(training.config), place, records, on_round) as note,
+    ):
         return run_of(training, go_on(training, state, records, folder, seconds, note), records)
 
 

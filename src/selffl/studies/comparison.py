@@ -189,6 +189,7 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
         line = {"method": label}
         for name, title in metrics_of(metric).items():
             is_void = name.startswith("global_") and label.startswith(WITHOUT_GLOBAL)
+            is_void |= all(o.summary.get(name) is None and o.summary.get("status") != "diverged" for o in group)
             line[title] = "–" if is_void else points(estimate(group, name), metric)
         line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.0f}"
         has_cap = comparison.problem.num_local_epochs is None

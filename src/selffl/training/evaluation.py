@@ -18,6 +18,7 @@ from selffl.training.metrics import ONE_LOGIT, ONE_PROBABILITY, Measure, measure
 # Numbers of features, and of parameters, that are evaluated at once.  What a network makes of them within itself can
 # take ten times as much: 2^26 took 10 GB of a GPU with spectrograms and 16 channels.
 ROOM = {"cpu": 1 << 21, "cuda": 1 << 24}
+LARGE = 1e3  # output of a classifier, a log-odds: nobody is as sure as that
 FEWEST = 64  # features that a row counts as: of a few words, say, a model makes far more within itself
 
 
@@ -162,6 +163,13 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
             raise DataError(
                 f"client {who} has the label {int(rows.labels[row])}, and {kind} has {num_outputs} outputs; expected "
                 f"labels from 0 to {num_outputs - 1}. Number the classes anew, or give the model more outputs."
+            )
+        largest = float(outputs.abs().max())
+        if largest > LARGE:
+            warnings.warn(
+                f"before training, outputs of {kind} reach {largest:.2g}: rows hold numbers too large for steps of a "
+                "usual size. Put selffl.models.Standardise.of(training rows) first in the model, or scale the rows.",
+                stacklevel=2,
             )
     _check_loss(loss, outputs, labels)
     measure = measure_of(loss, outputs, rows.labels)

@@ -1,0 +1,40 @@
+"""A first layer that brings columns of any scale to one that gradient steps like."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Standardise(nn.Module):
+    """(x − mean) / spread, column by column: part of the model, so that it takes rows as they come.
+
+    Neither is trained.  A spread of 0, of a column that never changes, counts as 1.
+
+    Args:
+        mean: of the training rows, ``[features]`` or whatever a row's shape is.
+        spread: their standard deviation, of the same shape.
+
+    Examples:
+        >>> import torch
+        >>> from selffl.models import Standardise
+        >>> rows = torch.tensor([[1000.0, 0.1], [3000.0, 0.3]])
+        >>> layer = Standardise.of(rows)
+        >>> layer(rows).round(decimals=2).tolist()
+        [[-0.71, -0.71], [0.71, 0.71]]
+    """
+
+    def __init__(self, mean: Tensor, spread: Tensor) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(mean.detach().clone(), requires_grad=False)
+        self.spread = nn.Parameter(torch.where(spread > 0, spread, 1.0), requires_grad=False)
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Standardise:
+        """By the mean and spread of ``rows [rows, ...]``, which should be training rows alone."""
+        wide = rows.double()  # a column of large numbers, all nearly alike
+        return cls(wide.mean(0).to(rows), wide.std(0).to(rows))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows as the next layer gets them."""
+        return (x - self.mean) / self.spread
