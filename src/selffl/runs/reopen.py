@@ -99,8 +99,8 @@ def load(
     training = _restored(place, _Given(model, loss, algorithm, federation, metrics), None, device)
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(
-            f"{place} holds records but no models, as runs of a comparison do; expected a run with checkpoint_every above "
-            "0. Train that method with `selffl run`, or with `selffl.train(..., out=...)`."
+            f"{place} holds records but no models, as runs of a comparison do; expected a run with checkpoint_every "
+            "above 0. Train that method with `selffl run`, or with `selffl.train(..., out=...)`."
         )
     state, _ = files.read_checkpoint(place, training.engine.start(training.model.params))
     records = _records(place, training.federation)
