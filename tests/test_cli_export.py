@@ -1,17 +1,15 @@
 """`selffl export`: what it writes, lists and refuses."""
 
 import json
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 
 import selffl
-from selffl import cli
 from selffl.state.files import read_csv
 
 
@@ -27,20 +25,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """A function that runs the command line here, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.console, "out", Console(width=200))
-    monkeypatch.setattr(cli.console, "err", Console(width=200, stderr=True))
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["selffl", "export", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return call
+def run(command_line):
+    """A function that runs the command here, in an empty folder."""
+    return partial(command_line, "export")
 
 
 def same(state, module):

@@ -4,13 +4,13 @@ import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -31,20 +31,9 @@ FLWR = "selffl.cli.flower._flwr"
 
 
 @pytest.fixture
-def run(monkeypatch, capfd, tmp_path):
-    """A function that runs the command line here, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.console, "out", Console(width=200))
-    monkeypatch.setattr(cli.console, "err", Console(width=200, stderr=True))
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["selffl", "flower", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        printed = capfd.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return call
+def run(command_line):
+    """A function that runs the command here, in an empty folder."""
+    return partial(command_line, "flower")
 
 
 def mistake(found, *parts):

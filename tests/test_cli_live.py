@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from selffl import cli
 from selffl.algorithms import ALGORITHMS
 from selffl.cli import live, names
 from selffl.data import DATA_SETS
@@ -246,26 +245,21 @@ def test_work_that_is_announced_later_is_seen(tmp_path):
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
-    """A function that runs the command line here, not on a terminal."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.console, "out", Console(width=200))
-    monkeypatch.setattr(cli.console, "err", Console(width=200, stderr=True))
+def command(command_line):
+    """A function that runs the command line here, not on a terminal: its output and its messages."""
 
     def call(*words):
-        monkeypatch.setattr(sys, "argv", ["selffl", *words])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        assert stopped.value.code == 0
-        return capsys.readouterr()
+        code, out, err = command_line(*words)
+        assert code == 0
+        return out, err
 
     return call
 
 
 def test_elsewhere_it_is_quiet_but_for_what_is_asked(command):
     words = ("run", "digits", "--rounds", "4", "--set", "participation=0.1")
-    assert command(*words, "--out", "a").err == ""
-    lines = command(*words, "--out", "b", "--verbose").err.splitlines()
+    assert command(*words, "--out", "a")[1] == ""
+    lines = command(*words, "--out", "b", "--verbose")[1].splitlines()
     assert [line.split(":")[0] for line in lines] == [f"round {number} of 4" for number in (1, 2, 3, 4)]
     last = json.loads(Path("b/summary.json").read_text(encoding="utf-8"))
     assert f"accuracy {100 * last['weighted_accuracy']:.1f} %" in lines[-1]
@@ -273,9 +267,9 @@ def test_elsewhere_it_is_quiet_but_for_what_is_asked(command):
 
 def test_a_comparison_says_which_runs_are_done(command):
     words = ("compare", "digits", "-a", "fedavg,local", "--seeds", "1", "--rounds", "2", "--processes", "1", "-v")
-    found = command(*words, "--json")
-    assert found.err.splitlines() == ["1 of 2 runs: fedavg, seed 0", "2 of 2 runs: local, seed 0"]
-    record = json.loads(found.out)
+    out, err = command(*words, "--json")
+    assert err.splitlines() == ["1 of 2 runs: fedavg, seed 0", "2 of 2 runs: local, seed 0"]
+    record = json.loads(out)
     assert [line["method"] for line in record["table"]] == ["fedavg", "local"]
     assert record["command"].startswith("selffl compare digits")
 

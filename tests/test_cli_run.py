@@ -8,29 +8,16 @@ import sys
 import time
 
 import pytest
-from rich.console import Console
 
 import selffl
-from selffl import cli
 
 RUN = ("run", "digits", "--rounds", "4")
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(command_line):
     """A function that runs the command line here, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.console, "out", Console(width=200))
-    monkeypatch.setattr(cli.console, "err", Console(width=200, stderr=True))
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["selffl", *words])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return call
+    return command_line
 
 
 def mistake(found, *parts):

@@ -26,19 +26,13 @@ from selffl.studies.result import Job
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(command_line):
     """A function that runs the command line here, in an empty folder; its output."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli.console, "out", Console(width=200))
-    monkeypatch.setattr(cli.console, "err", Console(width=200, stderr=True))
 
     def call(*words):
-        monkeypatch.setattr(sys, "argv", ["selffl", *words])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        printed = capsys.readouterr()
-        assert stopped.value.code == 0, printed.err
-        return printed.out
+        code, out, err = command_line(*words)
+        assert code == 0, err
+        return out
 
     return call
 
