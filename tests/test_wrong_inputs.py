@@ -40,6 +40,9 @@ def broken(seed):
 def nothing(seed):
     pass
 
+def untested(seed):
+    return selffl.Federation.from_arrays(np.ones((4, 3), dtype=np.float32), [0, 1, 0, 1], list("abcd"))
+
 def model(federation):
     return nn.Linear(3, 2)
 
@@ -66,6 +69,7 @@ STUDIES = {  # study files that are wrong, by what is wrong
     "function": {"data": "study.py:federatoin"},
     "raises": {"data": "study.py:broken"},
     "none": {"data": "study.py:nothing"},
+    "untested": {"data": "study.py:untested"},
     "wide": {"model": "study.py:too_wide"},
     "few": {"model": "study.py:too_few"},
     "text": {"model": "study.py:no_model"},
@@ -274,6 +278,7 @@ COMMANDS = {
     "a function that raises, compared": ("compare study-raises", "ZeroDivisionError", "line 11"),
     "a function that returns nothing": ("run study-none", "study.py:nothing returned nothing", "selffl.Federation"),
     "a model that is none": ("run study-text", "study.py:no_model returned a str", "torch.nn.Module"),
+    "nothing to test on": ("compare study-untested --out new", "no client of study-untested has rows to test on"),
     "a model for other rows": ("run study-wide --out new", "cannot take a row of shape (3,)"),
     "a model for fewer classes": ("run study-few --out new", "labels"),
     "an option of a study's method": ("run study-good --set penaltie=1", "unknown key in --set"),

@@ -16,7 +16,7 @@ from selffl.cli import console, live, names
 from selffl.cli.names import OF_PROBLEM
 from selffl.cli.report import write_report
 from selffl.cli.studies import print_record, print_table
-from selffl.errors import ConfigError, unknown_name
+from selffl.errors import ConfigError, DataError, unknown_name
 
 if TYPE_CHECKING:
     from selffl.runs.run import Run
@@ -176,7 +176,11 @@ def compare_command(
     place = folder or Path("runs") / f"compare-{problem.name}"
     console.check_folder(place)
     check_device(device)
-    problem.federation(0)  # which says what is missing before processes are started
+    if len(problem.federation(0).test.labels) == 0:  # which says what is missing before processes are started
+        raise DataError(
+            f"no client of {study} has rows to test on; expected some, to compare methods by. Give clients more rows, "
+            "or keep a larger test_fraction."
+        )
     claims = {name: f"{methods[0]} has better personal models than {name}." for name in methods[1:]}
     comparison = Comparison(problem, claims, methods=tuple(methods), is_tuned=False, num_seeds=repeats)
     began = time.perf_counter()
