@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selffl.data.locate import DataFile
-from selffl.errors import ConfigError, DataError
+from selffl.errors import ConfigError, DataError, in_short
 from selffl.state.files import replacing
 
 Samples = npt.NDArray[np.int16]
@@ -130,7 +130,7 @@ def read_index(path: Path) -> Index:
         columns |= {name: np.array([int(row[name]) for row in rows], dtype=np.int64) for name in ("start", "length")}
     except (UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
         raise DataError(
-            f"{path} cannot be read ({_one_line(error)}); expected a table of clips with the columns file, start, "
+            f"{path} cannot be read ({in_short(error)}); expected a table of clips with the columns file, start, "
             "length, source, label, word and speaker. Copy it again."
         ) from None
     return Index(**columns)
@@ -146,7 +146,7 @@ def read_recording(path: Path, sha256: str | None = None) -> Samples:
             samples: Samples = file.read(dtype="int16")
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
         raise DataError(
-            f"{path} cannot be read ({_one_line(error)}); expected a recording as FLAC. It is damaged: copy it again."
+            f"{path} cannot be read ({in_short(error)}); expected a recording as FLAC. It is damaged: copy it again."
         ) from None
     if rate != RATE or channels != 1:
         raise DataError(
@@ -166,7 +166,7 @@ def read_decoded(path: Path) -> dict[str, Samples]:
             found = {name: file[name] for name in file.files}
     except Exception as error:  # a damaged archive can fail in any way
         raise DataError(
-            f"{path} cannot be read ({_one_line(error)}); expected decoded recordings. Decode them again."
+            f"{path} cannot be read ({in_short(error)}); expected decoded recordings. Decode them again."
         ) from None
     for name, samples in found.items():
         if name not in SAMPLES_SHA256 or samples.dtype != np.int16 or samples.ndim != 1:
@@ -286,11 +286,7 @@ def _soundfile() -> Any:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: the package is there, its library of the system is not
         raise ConfigError(
-            f'recordings are read with soundfile, which is missing ({_one_line(error)}): pip install "selffl[audio]", '
+            f'recordings are read with soundfile, which is missing ({in_short(error)}): pip install "selffl[audio]", '
             "or use a decoded copy."
         ) from None
     return soundfile
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:100]

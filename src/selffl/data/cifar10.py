@@ -22,7 +22,7 @@ import numpy.typing as npt
 from selffl.data.federation import Federation, check_seed, named
 from selffl.data.locate import DataFile
 from selffl.data.partition import three_classes_by_power_law
-from selffl.errors import DataError
+from selffl.errors import DataError, in_short
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -44,7 +44,7 @@ def read_batch(path: Path, md5: str | None = None) -> Bytes:
     try:
         batch = reader(path)
     except Exception as error:  # a damaged picture or pickle can fail in any way
-        shown = " ".join(str(error).split())[:100]
+        shown = in_short(error)
         raise DataError(f"{path} cannot be read ({shown}); expected a batch of CIFAR-10. Fetch it again.") from None
     if md5 is not None and (found := hashlib.md5(batch.data, usedforsecurity=False).hexdigest()) != md5:
         raise DataError(f"{path} holds a batch of MD5 {found}; expected {md5}. It is damaged: fetch it again.")

@@ -18,7 +18,7 @@ from selffl.data.columns import checked_rows, cluster_of_client, column_of, numb
 from selffl.data.folder import read_folder
 from selffl.data.huggingface import rows_of_huggingface
 from selffl.data.tables import Columns, TableRows, labelled, read_table, rows_of_frame
-from selffl.errors import CheckpointError, ConfigError, DataError
+from selffl.errors import CheckpointError, ConfigError, DataError, in_short
 from selffl.state.checkpoint import load_tensors, save_tensors
 
 KIND = "federation"  # what a saved file calls itself
@@ -464,7 +464,7 @@ class Federation:
                 about["classes"] = list(self.classes)
             save_tensors(path, dict(self._tensors()), about)
         except Exception as error:  # safetensors has its own kind of error for a folder that is not there
-            raise DataError(f"{path} cannot be written ({_one_line(error)}); expected a file in a folder.") from None
+            raise DataError(f"{path} cannot be written ({in_short(error)}); expected a file in a folder.") from None
 
     @classmethod
     def load(cls, path: Path | str) -> Federation:
@@ -483,7 +483,7 @@ class Federation:
                 for part in ("train", "test", "validation")
             ]
         except (CheckpointError, KeyError) as error:
-            reason = _one_line(error).removeprefix(f"{path} ").partition(";")[0]
+            reason = in_short(error).removeprefix(f"{path} ").partition(";")[0]
             raise DataError(f"{path} cannot be read ({reason}); {advice}. Save it again.") from None
         train, test, validation = parts
         if train is None or test is None:
@@ -503,7 +503,3 @@ class Federation:
                 yield f"{part}.{field}", getattr(rows, field)
         if self.cluster is not None:
             yield "cluster", self.cluster
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
