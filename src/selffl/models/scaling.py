@@ -18,10 +18,9 @@ class Standardise(nn.Module):
     Examples:
         >>> import torch
         >>> from selffl.models import Standardise
-        >>> rows = torch.tensor([[1000.0, 0.1], [3000.0, 0.3]])
-        >>> layer = Standardise.of(rows)
-        >>> layer(rows).round(decimals=2).tolist()
-        [[-0.71, -0.71], [0.71, 0.71]]
+        >>> rows = torch.tensor([[1000.0, 0.25], [2000.0, 0.5], [3000.0, 0.75]])
+        >>> Standardise.of(rows)(rows).tolist()
+        [[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]]
     """
 
     def __init__(self, mean: Tensor, spread: Tensor) -> None:
