@@ -567,21 +567,25 @@ def served(tmp_path):
 
 
 def grow(source, target, rounds):
-    """The run as it was after so many rounds, with half a line of the next."""
-    target.mkdir(exist_ok=True)
+    """The run as it was after so many rounds, with half a line of the next; all at once, as no page sees half of it."""
+    state = target.parent.with_name(f"{target.parent.name}-after-{rounds}")
+    state.mkdir()
     for name in ("history.csv", "participation.csv"):
         head, *lines = (source / name).read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if int(line.split(",")[0]) <= rounds]
         half = lines[len(kept)][:5] if len(kept) < len(lines) else ""
-        (target / name).write_text("".join([head, *kept, half]), encoding="utf-8")
+        (state / name).write_text("".join([head, *kept, half]), encoding="utf-8")
     if rounds >= 3:
         for name in ("clients.csv", "partition.csv"):
-            shutil.copy(source / name, target / name)
+            shutil.copy(source / name, state / name)
         summary = json.loads((source / "summary.json").read_text()) | {
             "status": "running" if rounds < 12 else "finished"
         }
-        (target / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    shutil.copy(source / "config.json", target / "config.json")
+        (state / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    shutil.copy(source / "config.json", state / "config.json")
+    link = state.with_name(f"{state.name}-link")
+    link.symlink_to(state)
+    link.replace(target)
 
 
 def test_a_live_page_waits_grows_and_keeps_what_was_chosen(browser, folder, served, tmp_path):
