@@ -186,3 +186,12 @@ def test_the_figures_quoted_are_those_of_the_results():
                     assert cell in row, (title, method, cell)
                     seen += 1
     assert seen > 30
+
+
+def test_the_first_page_counts_statements_as_the_results_do():
+    found = re.search(r"Of (\d+) statements put to the test: .*?(\d+) do not hold", text_of("results.md"))
+    assert f"of {found[1]} statements put to the test, {found[2]} do not hold" in text_of("index.md")
+
+
+def text_of(name):
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")

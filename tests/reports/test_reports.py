@@ -15,6 +15,7 @@ import selffl
 from selffl.data.estimates import EstimateTable
 from selffl.errors import ConfigError, DataError
 from selffl.reports import figures, page, tables
+from selffl.reports.collect import Collection
 from selffl.reports.record import RECORD, environment, load_studies, save_study
 from selffl.reports.shrinkage import Shrinkage, verdict
 from selffl.state.files import write_csv
@@ -265,7 +266,7 @@ def two_studies(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page_text(two_studies):
-    return page.html(two_studies, "A page " + NASTY)
+    return page.render(Collection([], two_studies), "A page " + NASTY)
 
 
 def test_the_page_is_well_formed(page_text):
@@ -360,13 +361,13 @@ def test_the_lead_counts_the_verdicts(tmp_path, verdicts, text):
     studies = load_studies(tmp_path)
     rule = " Comparisons are paired over repeats or seeds and decided at the 5 % level."
     assert page.lead(studies) == text + (rule if verdicts else "")
-    assert text in page.html(studies, "t")
+    assert text in page.render(Collection([], studies), "t")
 
 
 def test_two_records_of_one_study_have_ids_of_their_own(tmp_path):
     saved(tmp_path / "one", figures=[])
     saved(tmp_path / "two", figures=[])
-    text = page.html([*load_studies(tmp_path / "one"), *load_studies(tmp_path / "two")], "t")
+    text = page.render(Collection([], [*load_studies(tmp_path / "one"), *load_studies(tmp_path / "two")]), "t")
     ids = [attributes["id"] for _, attributes in parsed(text)[0] if "id" in attributes]
     assert len(ids) == len(set(ids))
 
@@ -379,7 +380,7 @@ def test_a_record_whose_picture_is_gone_is_refused(tmp_path):
     saved(tmp_path, figures=made_up()[1].figures[1:])
     (tmp_path / "made-up" / "more.svg").unlink()
     with pytest.raises(DataError):
-        page.html(load_studies(tmp_path), "t")
+        page.render(Collection([], load_studies(tmp_path)), "t")
 
 
 def test_the_results_page_holds_every_verdict_table_and_figure(two_studies):

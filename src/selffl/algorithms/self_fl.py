@@ -23,6 +23,7 @@ from selffl.maths.posterior import (
     Form,
     initial_params,
     local_steps,
+    local_weight,
     others_variance,
     prior_variance,
     relative_precision,
@@ -228,6 +229,16 @@ class SelfFL:
             return upload.num_examples.to(upload.params)
         total = server.inter_variance.unsqueeze(-1) + assumed(server.intra_variance).gather(-1, clients)
         return relative_precision(total.unsqueeze(-1))[0].squeeze(-1)
+
+    def gains(self, server: SelfFLServer) -> Tensor:
+        """Factor by which the others shrink each client's variance, ``[..., M]`` (1/k_m of Eq. (3)).
+
+        Not a number where the client's variance is unknown, or nothing is left of it.
+        """
+        known, inter = assumed(server.intra_variance.double()), server.inter_variance.double().unsqueeze(-1)
+        prior = prior_variance(others_variance((inter + known).unsqueeze(-1)).squeeze(-1), inter, self.form)
+        gain = 1.0 / local_weight(known, prior)
+        return gain.masked_fill(server.intra_variance.isnan() | gain.isinf(), torch.nan)
 
     def smoothed(self, server: SelfFLServer, estimate: Tensor, clients: Tensor) -> Tensor:
         """The new global model: the old one, moved towards the new estimate (D9)."""

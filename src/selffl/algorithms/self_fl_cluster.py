@@ -145,6 +145,10 @@ class SelfFLCluster(SelfFL):
             examples,
         )
 
+    def gains(self, server: SelfFLServer) -> Tensor:
+        """Not a number: sigma_0^2 is between clusters, and a cluster's members share a parameter."""
+        return torch.full_like(server.intra_variance, torch.nan)
+
     def weights(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> Tensor:
         """Not a number: a client speaks through the representative of its cluster, beside those of absent ones."""
         return torch.full_like(upload.intra_variance, torch.nan)

@@ -39,13 +39,8 @@ SECTIONS = {  # of a group, with the chart that has to be there for it
 }
 
 
-def html(studies: Recorded, title: str = TITLE, groups: Sequence[Group] = ()) -> str:
-    """The page, figures inside; it needs no network and no other file."""
-    return render(Collection(list(groups), list(studies)), title)
-
-
 def render(found: Collection, title: str = TITLE, *, tag: str | None = None, state: str = "") -> str:
-    """The page of a collection; with a ``tag``, one that asks its server for later numbers."""
+    """The page of a collection, which needs no network; with a ``tag``, one that asks its server for later numbers."""
     shown = [
         {
             "anchor": anchor,
@@ -184,7 +179,6 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "text": text,
         "parts": {part: name for part, name in data.PARTS.items() if any(found["rounds"][part])},
         "labels": _labels(metric, gain),
-        "gain_title": "Realised",
         "rows": rows,
         "columns": columns,
         "caption": caption(group) + (" The best of each column is underlined." if len(group.methods) > 1 else ""),
@@ -384,8 +378,7 @@ def lead(studies: Recorded) -> str:
     """The verdict in one sentence."""
     count = Counter(claim["verdict"] for _, record in studies for claim in record.claims)
     if not count:
-        told = [f"{record.title}: {record.verdict}." for _, record in studies if record.verdict]
-        return " ".join(told) or "No claims were put to the test here."
+        return "No claims were put to the test here."
     words = {
         "holds": ("holds", "hold"),
         "holds in part": ("holds in part", "hold in part"),

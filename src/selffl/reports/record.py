@@ -35,7 +35,6 @@ class StudyRecord:
     figures: list[dict[str, str]]  # name, caption; NAME.png and NAME.svg lie beside
     config: dict[str, Any]
     environment: dict[str, str]
-    verdict: str = ""  # in a few words, where no claims are put to the test
     runs: list[dict[str, Any]] = field(default_factory=list)  # method, seed, folder in RUNS, where it is a comparison
     version: int = RECORD_VERSION
 
@@ -89,6 +88,7 @@ def _load(path: Path) -> StudyRecord:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["version"] != RECORD_VERSION:
             raise DataError(f"{path} has version {content['version']}; expected {RECORD_VERSION}. Run the study again.")
+        content.pop("verdict", None)  # which earlier versions wrote, and left empty
         return StudyRecord(**content)
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} is not a complete study record ({error}); run the study again.") from None

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 
 from selffl.algorithms import Algorithm
 from selffl.algorithms.optimisers import check_optimiser, optimiser_of
-from selffl.algorithms.self_fl import SelfFL, SelfFLServer, SelfFLUpload, assumed
-from selffl.algorithms.self_fl_cluster import ClusterServer
+from selffl.algorithms.self_fl import SelfFL, SelfFLServer, SelfFLUpload
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RoundReport, RunState
 from selffl.errors import ConfigError, DivergedError
-from selffl.maths.posterior import posterior
 from selffl.runs.evaluation import Evaluation, evaluate, of_clients, or_none, score_names
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.training.blocks import Loss, repeatable
@@ -276,17 +274,8 @@ def client_rows(
         for name in ("num_local_steps", "intra_variance"):
             columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
     if isinstance(method, SelfFL) and isinstance(state.server, SelfFLServer):
-        columns["predicted_gain"] = _or_none(predicted_gain(method, state.server))
+        columns["predicted_gain"] = _or_none(method.gains(state.server))
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def predicted_gain(method: SelfFL, server: SelfFLServer) -> Tensor:
-    """Factor by which the others shrink each client's variance, ``[M]``, by the method's own posterior; else NaN."""
-    intra, inter = server.intra_variance.double().cpu(), server.inter_variance.double().cpu()
-    if isinstance(server, ClusterServer):  # whose sigma_0^2 is between clusters, and members share a parameter
-        return torch.full_like(intra, torch.nan)
-    gain = torch.as_tensor(posterior(torch.zeros_like(intra), assumed(intra), inter, method.form).gain)
-    return gain.masked_fill(intra.isnan() | gain.isinf(), torch.nan)
 
 
 def partition_rows(federation: Federation) -> list[Row]:
