@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -60,7 +60,7 @@ def simulated_rounds(
         del context
         first = ArrayRecord(build("softmax", num_features, num_classes).state_dict())
         strategy = Timed(fraction_evaluate=0.0, min_available_nodes=num_clients, min_train_nodes=num_clients)
-        strategy.start(grid, first, rounds + 2, train_config=ConfigRecord({"steps": steps}))
+        strategy.start(grid, first, rounds + 2)
 
     logging.getLogger("flwr").setLevel(logging.ERROR)  # it writes a page for every run
     run_simulation(server, client, num_clients)
