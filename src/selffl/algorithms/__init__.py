@@ -20,6 +20,7 @@ from selffl.algorithms.perfedavg import PerFedAvg
 from selffl.algorithms.pfedme import PFedMe
 from selffl.algorithms.self_fl import SelfFL
 from selffl.algorithms.self_fl_augmented import SelfFLAugmented
+from selffl.algorithms.self_fl_auto import SelfFLAuto
 from selffl.algorithms.self_fl_cluster import SelfFLCluster
 from selffl.algorithms.self_fl_sums import SelfFLSums
 from selffl.errors import unknown_name
@@ -27,6 +28,7 @@ from selffl.errors import unknown_name
 ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "self-fl": SelfFL,
     "self-fl-exact": partial(SelfFL, form="exact"),
+    "self-fl-auto": SelfFLAuto,
     "self-fl-augmented": SelfFLAugmented,
     "self-fl-cluster": SelfFLCluster,
     "self-fl-sums": SelfFLSums,
@@ -83,6 +85,7 @@ __all__ = [
     "Population",
     "SelfFL",
     "SelfFLAugmented",
+    "SelfFLAuto",
     "SelfFLCluster",
     "SelfFLSums",
     "algorithm",

@@ -58,6 +58,21 @@ class Population:
     layers: tuple[Layer, ...] = ()
 
 
+class Scores(NamedTuple):
+    """What single rows say of a model: how much information there is in them.
+
+    ``rows`` are scaled so that their outer products, summed over all of a client's rows, are the information in the
+    unit of the loss times the number of its terms, as a prior's precision beside it is.
+    """
+
+    gradient: Tensor  # of the mean loss over these rows [n, P]
+    rows: Tensor  # gradient of each row's loss, over the root of the temperature [n, R, P]; zeros where there is no row
+    surplus: Tensor  # expected information of each row over its empirical one, its outer product [n, R]
+    num_rows: Tensor  # that were looked at [n]
+    num_examples: Tensor  # of how many [n]
+    temperature: Tensor  # the loss of this many nats is 1 [n]: 1 for a negative log-likelihood
+
+
 class LocalTask(ABC):
     """What the clients of one cohort can do with their own rows in one round.
 
@@ -79,6 +94,11 @@ class LocalTask(ABC):
         self.num_gradients = torch.zeros(shape.numel(), dtype=torch.int64, device=num_examples.device)  # so far, by row
 
     @property
+    def num_terms(self) -> Tensor:
+        """How many times the loss counts in a client's log-likelihood ``[..., clients]``: it is a mean over N_m."""
+        return self.num_examples.expand(self.shape)
+
+    @property
     def steps_per_epoch(self) -> Tensor:
         """ceil(N_m / B) ``[..., clients]``, which is when every row has been met; 1 without minibatches."""
         count = self.num_examples.expand(self.shape)
@@ -96,6 +116,15 @@ class LocalTask(ABC):
         """The same, counted: what a method spends is measured here, not reported by the method."""
         self.num_gradients.index_add_(0, rows, torch.ones_like(rows))
         return self.batch_gradient(params, batch)
+
+    def batch_scores(self, params: Tensor, batch: Any, rows: Tensor, most: int) -> Scores:
+        """Of at most so many rows of the minibatch of each client in ``rows [n]``, at ``params [n, P]``."""
+        raise NotImplementedError(f"{type(self).__name__} does not look at single rows")
+
+    def scores(self, params: Tensor, batch: Any, rows: Tensor, most: int) -> Scores:
+        """The same, counted: as dear as the gradient of a minibatch, which is their mean."""
+        self.num_gradients.index_add_(0, rows, torch.ones_like(rows))
+        return self.batch_scores(params, batch, rows, most)
 
 
 Server = TypeVar("Server")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import LocalTask, Population, Scores
 from selffl.randomness import integers, normal
 
 
@@ -21,12 +21,19 @@ class GaussianTask(LocalTask):
     """
 
     def __init__(
-        self, local_estimate: Tensor, intra_variance: Tensor, num_examples: Tensor, learning_rate: float | Tensor
-    ) -> None:
+        self, local_estimate: Tensor, intra_variance: Tensor, num_examples: Tensor, learning_rate: float | Tensor,
+        data: Tensor | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(intra_variance.shape, num_examples, learning_rate)
         self._estimate = local_estimate.reshape(-1, local_estimate.shape[-1])
         self._variance = intra_variance.reshape(-1, 1)
+        self._data = None if data is None else data.reshape(-1, *data.shape[-2:])
         self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def num_terms(self) -> Tensor:
+        """1: the loss is the log-likelihood of all rows."""
+        return torch.ones_like(self.num_examples)
 
     def batch(self, draw: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The clients' estimates and variances, whatever the draw."""
@@ -39,6 +46,23 @@ class GaussianTask(LocalTask):
         """Eq. (5)."""
         estimate, variance = batch
         return (params - estimate) / variance
+
+    def batch_scores(self, params: Tensor, batch: tuple[Tensor, Tensor], rows: Tensor, most: int) -> Scores:
+        """Of all rows, where they were drawn; else of as many as there are coordinates, each as sure as z_m is of one.
+
+        A row x has the loss (theta - x)^2 / (2 N_m sigma_m^2): their sum is Eq. (4), up to a constant.
+        """
+        _, variance = batch
+        count = self.num_examples.reshape(-1)[rows]
+        if self._data is None:
+            single = torch.eye(params.shape[-1]).to(params) / variance.sqrt().unsqueeze(-1)
+            count = torch.full_like(count, params.shape[-1])
+        else:
+            is_there = torch.arange(self._data.shape[-2], device=count.device) < count.unsqueeze(-1)
+            single = (params.unsqueeze(-2) - self._data[rows]) / (variance * count.unsqueeze(-1)).unsqueeze(-1)
+            single = single * is_there.unsqueeze(-1)
+        ones = torch.ones_like(single[..., 0])
+        return Scores(self.batch_gradient(params, batch), single, ones, count, count, torch.ones_like(variance[:, 0]))
 
 
 @dataclass(frozen=True)
@@ -55,6 +79,7 @@ class GaussianFederation:
         seeds: One per repeat, ``[...]``.
         learning_rate: η, or η_m ``[..., M]``.
         resample: Whether every round sees a parametric bootstrap of the data instead of the data.
+        data: The rows themselves ``[..., M, max N_m, P]``, whose means are the estimates, where they were drawn.
     """
 
     global_params: Tensor
@@ -66,6 +91,7 @@ class GaussianFederation:
     seeds: Tensor
     learning_rate: float | Tensor
     resample: bool = False
+    data: Tensor | None = None
 
     @classmethod
     def draw(
@@ -79,9 +105,13 @@ class GaussianFederation:
         row_variance: float,
         learning_rate: float,
         resample: bool = False,
+        with_rows: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> GaussianFederation:
-        """Draw theta_m ~ N(theta_0, sigma_0^2), N_m uniform on the closed range, z_m ~ N(theta_m, row_variance/N_m)."""
+        """Draw theta_m ~ N(theta_0, sigma_0^2), N_m uniform on the closed range, z_m ~ N(theta_m, row_variance/N_m).
+
+        ``with_rows`` draws N_m rows of each client around its z_m, which stays what it is without.
+        """
         client = torch.arange(num_clients)
         seed = seeds.unsqueeze(-1)
         low, high = num_examples
@@ -89,6 +119,13 @@ class GaussianFederation:
         personal = global_mean + inter_variance**0.5 * normal(seed, "personal_params", client)
         variance = row_variance / count.to(torch.float64)  # a float over whole numbers would be float32
         estimate = personal + variance.sqrt() * normal(seed, "local_estimate", client)
+        data = None
+        if with_rows:
+            place = torch.arange(high)
+            noise = normal(seed.unsqueeze(-1), "rows", client.unsqueeze(-1), place)
+            is_there = (place < count.unsqueeze(-1)).to(noise)
+            noise = (noise - (noise * is_there).sum(-1, keepdim=True) / count.unsqueeze(-1)) * is_there
+            data = (estimate.unsqueeze(-1) + row_variance**0.5 * noise).unsqueeze(-1).to(dtype)
         return cls(
             global_params=torch.full_like(personal[..., :1], global_mean, dtype=dtype),
             personal_params=personal.unsqueeze(-1).to(dtype),
@@ -99,6 +136,7 @@ class GaussianFederation:
             seeds=seeds,
             learning_rate=learning_rate,
             resample=resample,
+            data=data,
         )
 
     @property
@@ -130,4 +168,7 @@ class GaussianFederation:
             variance,
             of_cohort(self.num_examples),
             of_cohort(rate) if isinstance(rate, Tensor) else rate,
+            None
+            if self.data is None
+            else self.data.gather(-3, index.unsqueeze(-2).expand(*index.shape[:-1], self.data.shape[-2], -1)),
         )

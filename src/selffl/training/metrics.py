@@ -197,9 +197,9 @@ def measure_of(loss: Loss, outputs: Tensor, labels: Tensor) -> Measure:
         if labels.ndim == 1 and outputs.ndim == 2 and outputs.shape[1] > 1:
             return TWO_CLASSES if outputs.shape[1] == 2 else CLASSES
         return ONE_SCORE if is_binary else by_loss(loss)
-    if is_single and _is(loss, nn.functional.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss):
+    if is_single and is_loss(loss, nn.functional.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss):
         return ONE_LOGIT
-    if is_single and _is(loss, nn.functional.binary_cross_entropy, nn.BCELoss):
+    if is_single and is_loss(loss, nn.functional.binary_cross_entropy, nn.BCELoss):
         return ONE_PROBABILITY
     if is_binary and not _is_torchs(loss):
         return ONE_SCORE
@@ -210,5 +210,6 @@ def _is_torchs(loss: Loss) -> bool:
     return (getattr(loss, "__module__", None) or "").startswith("torch.")
 
 
-def _is(loss: Loss, function: Loss, kind: type[nn.Module]) -> bool:
+def is_loss(loss: Loss, function: Loss, kind: type[nn.Module]) -> bool:
+    """Whether a loss is this one of torch's, as a function or as a module."""
     return loss is function or isinstance(loss, kind)

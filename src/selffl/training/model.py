@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import LocalTask, Population, Scores
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import uniform
 from selffl.training.blocks import Gradients, Loss, check_gradients, gradient_of, rows_at
 from selffl.training.flat import FlatModel
+from selffl.training.scores import scores_of
 
 AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
 
@@ -38,6 +39,7 @@ class ModelTask(LocalTask):
         self._keys = clients if keys is None else keys.to(clients)
         self._ahead: tuple[int, Tensor] | None = None
         self._gradient = gradient_of(model, loss, gradients)
+        self._scores = scores_of(model, loss, self._gradient)
         self.optimiser = optimiser or self.optimiser
 
     def batch(self, draw: int, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,6 +73,11 @@ class ModelTask(LocalTask):
     def batch_gradient(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         """All clients at once."""
         return self._gradient(params, *batch)
+
+    def batch_scores(self, params: Tensor, batch: tuple[Tensor, Tensor], rows: Tensor, most: int) -> Scores:
+        """One row of every client after the other."""
+        features, labels = batch
+        return self._scores(params, features[:, :most], labels[:, :most], self.num_examples[rows])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,236 @@
+"""Self-FL without anything to set: the exact two-level posterior, its variances learned from what the clients report.
+
+Not in the paper (D17; how it was found: docs/research.md).  Every round the server sends two models: the latest
+average w of FedAvg, and theta, the running mean of those averages, which is the prior mean of every client (and the
+global model).  A client trains w as in FedAvg.  Beside it, it trains its own model towards the posterior mode
+
+    theta_m = argmin  N_m loss_m(theta_m) + c/2 |theta_m - theta|^2,      c = 1/sigma_0^2,
+
+and when theta moves on, until the client's next visit, theta_m moves with it by 1 - k_m of the way, as the mode does.
+Large clients are therefore hardly held, small ones lean on the rest, and no strength is chosen: c is the one under
+which what the clients saw is most likely.  On arrival a client measures, on the first minibatch of its own training,
+how many parameters its rows decide (gamma_m, `selffl.maths.evidence`), and reports it with |theta_m - theta|^2; the
+server moves log c towards log (sum gamma_m / sum |theta_m - theta|^2).
+
+The share of the P parameters that an average client decides says how many rows n_0 of one's own the prior is worth:
+k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(sigma_0^2 + sigma_m^2) as in Eq. (20): by
+their rows where models have many parameters, equally where they have few.  Personalises the whole model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.averaging import LocalWork, ModelUpload
+from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.solver import descend, iterate, rate_of
+from selffl.maths.evidence import effective_parameters
+from selffl.maths.posterior import weighted_mean
+
+# Decision D17: these numbers are part of the method, the same for every model and data set.
+MOMENTUM = 0.9  # of a client's own training
+FIRST_PRECISION = 10.0  # c before anybody has reported
+LEARNING = 0.2  # share of the way that log c moves in a round
+RECENT = 8.0  # round t weighs as t^8 in the running mean of the shared model
+BALANCE = 0.25  # 0: empirical information of a row; 1/2: expected information; between them, their geometric mean
+SKIPPED = 0.5  # share of the steps before those whose mean is kept
+MOST_ROWS = 20  # of a minibatch that are looked at one by one
+NEARLY_ALL = 1e-6  # what is left, at least, of a share of parameters that rows do not decide
+ROOM = 1 << 27  # numbers of row gradients at a time
+
+
+@dataclass(frozen=True)
+class AutoServer:
+    """What the server knows."""
+
+    params: Tensor  # theta [..., P], the running mean of the averages
+    latest: Tensor  # w [..., P], the last of them
+    inter_variance: Tensor  # sigma_0^2 = 1/c [...]
+    intra_variance: Tensor  # sigma_m^2 [..., M], as of the client's last report; NaN where there is none
+    prior_rows: Tensor  # n_0 [...]: rows of one's own that the prior is worth; NaN before the first report
+    clock: Tensor  # t [...]
+
+
+@dataclass(frozen=True)
+class AutoBroadcast:
+    """What a client is sent: two models and two numbers."""
+
+    params: Tensor  # theta [..., C, P]
+    latest: Tensor  # w [..., C, P]
+    inter_variance: Tensor  # sigma_0^2 [..., C]
+    prior_rows: Tensor  # n_0 [..., C]
+
+
+@dataclass(frozen=True)
+class AutoMemory:
+    """What a client keeps: its model, as a function of the global one, which goes on moving."""
+
+    own: Tensor  # theta_m - (1 - k_m) theta [..., C, P], as of its last visit
+    lean: Tensor  # 1 - k_m [..., C]
+
+    def model(self, global_params: Tensor) -> Tensor:
+        """The posterior mode moves by 1 - k_m of the way that the prior mean has moved since."""
+        return torch.addcmul(self.own, self.lean.unsqueeze(-1), global_params)
+
+
+@dataclass(frozen=True)
+class AutoUpload(ModelUpload):
+    """What a client sends back: FedAvg's model and number of rows, and two numbers more."""
+
+    effective_params: Tensor  # gamma_m [..., C]
+    distance: Tensor  # |theta_m - theta|^2 on arrival, over the loss's temperature [..., C]; 0 on the first visit
+
+
+@dataclass(frozen=True)
+class SelfFLAuto(LocalWork):
+    """Self-FL with learned variances; there is nothing to choose but how long clients train.
+
+    Attributes:
+        num_local_steps: L, of both models.
+    """
+
+    name: ClassVar[str] = "self-fl-auto"
+    only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
+
+    def start(self, params: Tensor, population: Population) -> AutoServer:
+        """The initial model twice, and a first guess of sigma_0^2."""
+        each = params[..., 0]
+        unknown = params.new_full((*each.shape, population.num_clients), torch.nan)
+        return AutoServer(
+            params,
+            params.clone(),
+            torch.full_like(each, 1.0 / FIRST_PRECISION),
+            unknown,
+            unknown[..., 0],
+            torch.zeros_like(each),
+        )
+
+    def newcomer(self, params: Tensor) -> AutoMemory:
+        """Nothing of its own yet: the global model."""
+        return AutoMemory(torch.zeros_like(params), torch.ones_like(params[..., 0]))
+
+    def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
+        """Both models, sigma_0^2 and n_0, the same for everybody."""
+        return AutoBroadcast(
+            server.params.unsqueeze(-2).expand(*clients.shape, -1),
+            server.latest.unsqueeze(-2).expand(*clients.shape, -1),
+            server.inter_variance.unsqueeze(-1).expand(clients.shape),
+            server.prior_rows.unsqueeze(-1).expand(clients.shape),
+        )
+
+    def client_round(
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask
+    ) -> tuple[AutoUpload, AutoMemory]:
+        """FedAvg's steps from w, and as many towards the posterior mode from theta_m."""
+        trained = descend(task, broadcast.latest, self.steps(task))
+        kept, decided, temperature = self.adapted(broadcast, memory, task)
+        distance = (memory.model(broadcast.params) - broadcast.params).square().sum(-1) / temperature
+        return AutoUpload(trained, task.num_examples.to(trained), decided, distance), kept
+
+    def adapted(
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask
+    ) -> tuple[AutoMemory, Tensor, Tensor]:
+        """A client's own training: what it keeps, gamma_m on arrival, and its loss's temperature.
+
+        Steps with momentum on the loss, each followed by the pull towards theta, implicitly, so that no strength is
+        too much for the step size.  Kept is the mean over the second half of the steps: minibatch noise is averaged
+        out of a model that nobody else averages.
+        """
+        steps = self.steps(task)
+        anchor = broadcast.params.reshape(-1, broadcast.params.shape[-1])
+        start = memory.model(broadcast.params).reshape_as(anchor)
+        precision = 1.0 / broadcast.inter_variance
+        pull = (precision / task.num_terms).reshape(-1, 1)
+        num_steps = torch.as_tensor(steps, dtype=pull.dtype, device=pull.device).expand(task.shape).reshape(-1, 1)
+        skipped = (num_steps * SKIPPED).floor()
+        decided = torch.zeros_like(precision).reshape(-1)
+        temperature = torch.ones_like(decided)
+
+        def step(number: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            params, centre, velocity, mean = states
+            if number == 0:
+                gradient, decided[rows], temperature[rows] = self.arrival(task, params, rows, precision.reshape(-1))
+            else:
+                gradient = task.gradient(params, task.batch(number, rows), rows)
+            velocity.mul_(MOMENTUM).add_(gradient)
+            rate = rate_of(task, rows)
+            params.sub_(rate * velocity)
+            # The pull builds up as the momentum does, so that they balance where the posterior is highest.
+            held = rate * pull[rows] * (1.0 - MOMENTUM ** (number + 1)) / (1.0 - MOMENTUM)
+            params.lerp_(centre, held / (1.0 + held))
+            since = (number - skipped[rows]).clamp(min=0.0) + 1.0
+            mean.lerp_(params, 1.0 / since)
+            return states
+
+        found = iterate(task, steps, step, start, anchor, torch.zeros_like(start), start)[3]
+        shape = broadcast.inter_variance.shape
+        lean = 1.0 - local_weight(task.num_examples.to(found), broadcast.prior_rows)
+        own = found.reshape_as(memory.own) - lean.unsqueeze(-1) * broadcast.params
+        return AutoMemory(own, lean), decided.reshape(shape), temperature.reshape(shape)
+
+    def arrival(
+        self, task: LocalTask, params: Tensor, rows: Tensor, precision: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradient of the first minibatch ``[n, P]``, and from its single rows gamma_m and the temperature ``[n]``."""
+        found = []
+        size = max(ROOM // (MOST_ROWS * params.shape[-1]), 1)
+        for begin in range(0, len(rows), size):
+            part = slice(begin, begin + size)
+            chosen = rows[part]
+            scores = task.scores(params[part], task.batch(0, chosen), chosen, MOST_ROWS)
+            information = scores.rows * scores.surplus.pow(BALANCE).unsqueeze(-1)
+            decided = effective_parameters(information, scores.num_rows, scores.num_examples, precision[chosen])
+            found.append((scores.gradient, decided, scores.temperature.to(decided)))
+        gradient, decided, temperature = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return gradient, decided, temperature
+
+    def server_round(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
+        """The precision-weighted average of the w_m, its running mean, and both variances a step further."""
+        known = self.learned(server, clients, upload)
+        latest = weighted_mean(upload.params, self.weights(known, clients, upload).unsqueeze(-1))
+        clock = server.clock + 1
+        share = (RECENT + 1) / (clock + RECENT)
+        return replace(known, params=torch.lerp(server.params, latest, share.unsqueeze(-1)), latest=latest, clock=clock)
+
+    def learned(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
+        """sigma_0^2, n_0 and the cohort's sigma_m^2, after its reports.
+
+        A client on its first visit has no difference yet, and does not count for sigma_0^2.
+        """
+        is_back = upload.distance > 0
+        decided = torch.where(is_back, upload.effective_params, 0.0).sum(-1)
+        inter = _moved(server.inter_variance, upload.distance.sum(-1) / decided)
+        count = upload.num_examples
+        # k = N/(N + n_0) of an average client.
+        share = (upload.effective_params.mean(-1) / upload.params.shape[-1]).clamp(max=1.0 - NEARLY_ALL)
+        worth = _moved(server.prior_rows, count.mean(-1) * (1.0 / share - 1.0))
+        intra = (inter * worth).unsqueeze(-1) / count
+        everyone = server.intra_variance.scatter(-1, clients, intra.to(server.intra_variance))
+        return replace(server, inter_variance=inter, prior_rows=worth, intra_variance=everyone)
+
+    def weights(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> Tensor:
+        """What each client of the cohort weighs, ``[..., C]``: N_m/(N_m + n_0), which is 1/(sigma_0^2 + sigma_m^2)."""
+        return local_weight(upload.num_examples, server.prior_rows.unsqueeze(-1))
+
+    def gains(self, server: AutoServer) -> Tensor:
+        """Factor by which the others shrink each client's variance, ``[..., M]``: 1 + sigma_m^2/sigma_0^2 (D11)."""
+        return 1.0 + server.intra_variance.double() / server.inter_variance.double().unsqueeze(-1)
+
+    def personal(self, global_params: Tensor, memory: AutoMemory, task: LocalTask) -> Tensor:
+        """The client's own part, and as much of the global model as it leans on, as that is now (D10, D17)."""
+        return memory.model(global_params.unsqueeze(-2))
+
+
+def local_weight(num_examples: Tensor, prior_rows: Tensor) -> Tensor:
+    """k_m = N_m/(N_m + n_0), what a client's own rows weigh in its model; 0 while n_0 is unknown."""
+    return (num_examples / (num_examples + prior_rows)).nan_to_num(nan=0.0)
+
+
+def _moved(old: Tensor, new: Tensor) -> Tensor:
+    """A variance after one more estimate of it: its logarithm moves; an estimate that is none moves nothing."""
+    is_one = new.isfinite() & (new > 0)
+    return torch.where(old.isnan(), new, old * (new / old) ** LEARNING).where(is_one, old)

@@ -1,0 +1,38 @@
+"""How many of a client's parameters its own rows decide, and what that says of the variance between clients.
+
+The evidence approximation (MacKay, Neural Computation 1992): with the rows' information H, a prior of precision c on
+every coordinate and the posterior mode at a distance d from the prior mean, gamma = tr H (H + c)^-1 parameters are
+decided by the rows, and the precision under which the rows are most likely satisfies c = gamma / d^2; over several
+clients, c = sum gamma_m / sum d_m^2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def decided_by(rows: Tensor, precision: Tensor) -> Tensor:
+    """gamma = tr H (H + c)^-1 with H = sum_i j_i j_i^T, of ``rows [..., R, P]`` and c ``[...]``: ``[...]``."""
+    few = rows if rows.shape[-2] <= rows.shape[-1] else rows.mT  # both Gram matrices have the same spectrum
+    spectrum = torch.linalg.eigvalsh((few @ few.mT).double()).clamp(min=0.0)
+    decided: Tensor = (spectrum / (spectrum + precision.double().unsqueeze(-1))).sum(-1)
+    return decided
+
+
+def effective_parameters(rows: Tensor, num_rows: Tensor, num_examples: Tensor, precision: Tensor) -> Tensor:
+    """gamma of all N of a client's rows, from ``num_rows`` of them (further ``rows [..., R, P]`` are zeros): ``[...]``.
+
+    Information about directions in which no row seen so far has pointed cannot be read off: multiplied by N/n, n rows
+    decide n parameters at most.  Doubling the rows from n/2 to n multiplies gamma by 2^s, and N rows are taken to
+    decide gamma_n (N/n)^s; with one row to look at, s = 1.  Never more than there are parameters.
+    """
+    share = num_examples.double() / num_rows.double()
+    # A client with fewer rows than a minibatch meets some of them twice.
+    scaled = rows * share.clamp(max=1.0).sqrt().to(rows)[..., None, None]
+    found = decided_by(scaled, precision)
+    growth = torch.ones_like(found)
+    if rows.shape[-2] > 1:
+        half = (decided_by(scaled[..., ::2, :], precision) + decided_by(scaled[..., 1::2, :], precision)) / 2
+        growth = torch.log2(found / half.clamp(min=torch.finfo(half.dtype).tiny)).clamp(0.0, 1.0)
+    return (found * share.clamp(min=1.0) ** growth).clamp(max=rows.shape[-1]).to(rows)
