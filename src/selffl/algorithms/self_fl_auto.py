@@ -13,7 +13,7 @@ how many parameters its rows decide (gamma_m, `selffl.maths.evidence`), and repo
 server moves log c towards log (sum gamma_m / sum |theta_m - theta|^2).
 
 The share of the P parameters that an average client decides says how many rows n_0 of one's own the prior is worth:
-k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(sigma_0^2 + sigma_m^2) as in Eq. (20): by
+k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(sigma_0^2 + sigma_m^2), Eq. (20): by
 their rows where models have many parameters, equally where they have few.  Personalises the whole model.
 """
 
