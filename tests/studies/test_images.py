@@ -201,8 +201,8 @@ def test_rivals_are_tuned_on_validation_rows_and_never_on_test_rows(monkeypatch)
 
 def test_fine_tuning_that_does_not_help_is_not_done(monkeypatch):
     found = outcome(global_accuracy=0.9, **{f"global_after_{k}_weighted_accuracy": 0.1 for k in comparison.FINE_TUNE})
-    assert comparison._best_steps(found) == 0
-    assert comparison._fine_tuned(found, 0) is found
+    assert comparison.best_steps([found]) == 0
+    assert comparison.fine_tuned(found, 0) is found
 
 
 @pytest.mark.slow

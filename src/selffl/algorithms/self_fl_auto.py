@@ -40,7 +40,7 @@ BALANCE = 0.25  # 0: empirical information of a row; 1/2: expected information; 
 SKIPPED = 0.5  # share of the steps before those whose mean is kept
 MOST_ROWS = 20  # of a minibatch that are looked at one by one
 NEARLY_ALL = 1e-6  # what is left, at least, of a share of parameters that rows do not decide
-ROOM = 1 << 27  # numbers of row gradients at a time
+ROOM = 1 << 26  # numbers of row gradients at a time
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ STUDIES = (
     *("step-histogram", "step-trajectory", "sent140-warmstart", "sent140"),
     *("wakeword-global", "wakeword-personal", "augmented-wakeword", "wakeword-clusters", "wakeword-participation"),
     *("sums", "sums-noise"),
+    *("auto-digits", "auto-mnist", "auto-femnist", "auto-cifar10", "auto-sent140", "auto-wakeword"),
 )
 
 OF_PROBLEM = ("rounds", "participation", "learning_rate", "batch_size")  # settings besides a method's own options

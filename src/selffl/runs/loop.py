@@ -257,6 +257,8 @@ def client_rows(
     found: Evaluation,
 ) -> list[Row]:
     """One row per client, as of now."""
+    prefixes = {"": "personal", "global_": "global"}
+    prefixes |= {f"{view.replace('+', '_after_')}_": view for view in found.numbers if "+" in view}
     columns: dict[str, list[Any]] = {
         "client": list(clients),
         "num_train": num_train.tolist(),
@@ -264,7 +266,7 @@ def client_rows(
         **{
             f"{prefix}{metric}": _or_none(found.of_clients(metric, view))
             for metric in config.metrics
-            for prefix, view in (("", "personal"), ("global_", "global"))
+            for prefix, view in prefixes.items()
         },
         "rounds": state.num_rounds.tolist(),
         "gradient_evaluations": state.num_gradients.tolist(),

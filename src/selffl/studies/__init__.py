@@ -1,6 +1,7 @@
-"""The paper's figures and tables, one study each, by the names the command line uses."""
+"""The paper's figures and tables, and what goes beyond them, one study each, by the names the command line uses."""
 
 from selffl.studies.audio import AUDIO
+from selffl.studies.auto import BEYOND
 from selffl.studies.convergence import CONVERGENCE
 from selffl.studies.images import DEMO, IMAGES
 from selffl.studies.limits import LIMITS
@@ -21,6 +22,7 @@ STUDIES: dict[str, Study] = {
         *TEXT,
         *AUDIO,
         *SUMS,
+        *BEYOND,
     )
 }
 

@@ -58,6 +58,7 @@ class Outcome:
     rounds_taken: int  # client-rounds in all
     scores: Mapping[str, Tensor] = field(default_factory=dict)  # by view, where an arm keeps them
     folder: str | None = None  # name of the run's, among those of the study; none: not a run of its own
+    clients: list[Row] = field(default_factory=list)  # one row each, as of the last evaluation
 
     def score(self, name: str) -> float:
         """A number of the summary, in percent if it is an accuracy; NaN for a run that diverged."""
@@ -272,7 +273,9 @@ def _outcome(place: Path, records: Records, seed: int) -> Outcome:
     scored = [row for row in records.history if any(row[name] is not None for name in weighted)]
     taken = sum(int(row["clients"]) for row in records.history)
     scores = load_tensors(place / SCORES)[0] if (place / SCORES).is_file() else {}
-    return Outcome(seed, records.summary, scored, records.participation, max(taken, 1), scores, place.name)
+    return Outcome(
+        seed, records.summary, scored, records.participation, max(taken, 1), scores, place.name, records.clients
+    )
 
 
 def _finished(place: Path) -> Records | None:

@@ -105,8 +105,8 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     total = (len(base) + len(choosing) + len(equal) + 1) * len(seeds)
     outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in (*base, *choosing)], job, 0, total)
 
-    penalties = [max(PENALTIES, key=lambda penalty: _or_least(outcomes[f"ditto {penalty:g}"][seed])) for seed in seeds]
-    steps = [_best_steps(outcomes["fedavg choosing"][seed]) for seed in seeds]
+    penalties = [max(PENALTIES, key=lambda penalty: or_least(outcomes[f"ditto {penalty:g}"][seed])) for seed in seeds]
+    steps = [best_steps(outcomes["fedavg choosing"][seed : seed + 1]) for seed in seeds]
     budget = sum(outcome.num_gradients for outcome in outcomes[comparison.methods[0]]) / len(seeds)
     spending = {name: max(round(budget / GRADIENTS_PER_STEP[name]), 1) for name in equal}
     second = [(Arm(TUNED_DITTO, "ditto", {"penalty": penalties[seed]}), seed) for seed in seeds]
@@ -114,7 +114,7 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     found = run_arms(problem, second, job, len(outcomes) * len(seeds), total)
     outcomes = {label: group for label, group in outcomes.items() if label in {arm.label for arm in base}}
     outcomes[TUNED_DITTO] = found.pop(TUNED_DITTO)
-    outcomes[TUNED_FEDAVG] = [_fine_tuned(outcomes["fedavg"][seed], steps[seed]) for seed in seeds]
+    outcomes[TUNED_FEDAVG] = [fine_tuned(outcomes["fedavg"][seed], steps[seed]) for seed in seeds]
     outcomes |= found
     notes = {
         TUNED_DITTO: "λ = " + ", ".join(f"{penalty:g}" for penalty in penalties),
@@ -125,19 +125,19 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     return outcomes, notes
 
 
-def _or_least(outcome: Outcome) -> float:
+def or_least(outcome: Outcome) -> float:
+    """The accuracy that is chosen by."""
     score = outcome.score("weighted_accuracy")
     return score if score == score else -1.0  # a run that diverged is never chosen
 
 
-def _best_steps(outcome: Outcome) -> int:
-    """Steps of fine-tuning with the best accuracy; 0 if none is better than none at all."""
-    views = {0: outcome.score("global_accuracy")}
-    views |= {steps: outcome.score(f"global_after_{steps}_weighted_accuracy") for steps in FINE_TUNE}
-    return max(views, key=lambda steps: views[steps])
+def best_steps(outcomes: Sequence[Outcome]) -> int:
+    """Steps of fine-tuning with the best accuracy over these seeds; 0 if none is better than none at all."""
+    views = {0: "global_accuracy"} | {steps: f"global_after_{steps}_weighted_accuracy" for steps in FINE_TUNE}
+    return max(views, key=lambda steps: sum(outcome.score(views[steps]) for outcome in outcomes))
 
 
-def _fine_tuned(outcome: Outcome, steps: int) -> Outcome:
+def fine_tuned(outcome: Outcome, steps: int) -> Outcome:
     """FedAvg's outcome with its global model, fine-tuned, as everybody's personal model."""
     if steps == 0:
         return outcome

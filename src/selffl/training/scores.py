@@ -21,10 +21,11 @@ def scores_of(model: FlatModel, loss: Loss, gradient: Gradient) -> ScoresOf:
     """The scores of a block of clients, each with its own parameters and rows."""
 
     def scores(params: Tensor, features: Tensor, labels: Tensor, num_examples: Tensor) -> Scores:
-        num_rows = features.shape[1]
-        rows = torch.stack(
-            [gradient(params, features[:, i : i + 1], labels[:, i : i + 1]) for i in range(num_rows)], dim=1
-        )
+        num_clients, num_rows = features.shape[:2]
+        # Every row as a client of its own, with a minibatch of one.
+        spread = params.repeat_interleave(num_rows, dim=0)
+        rows = gradient(spread, features.flatten(0, 1).unsqueeze(1), labels.flatten(0, 1).unsqueeze(1))
+        rows = rows.view(num_clients, num_rows, -1)
         way = quickest_way(model, params, features)
         with torch.no_grad():
             surplus, temperature = surplus_of(loss, outputs_of(model, params, features, way), labels)

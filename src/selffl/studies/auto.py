@@ -1,0 +1,285 @@
+"""Self-FL with learned variances against rivals that were tuned for each data set: not in the paper.
+
+Rivals choose on validation rows, a fifth of each client's training rows, on the first seeds: lambda of DITTO, lambda of
+pFedMe, the steps of fine-tuning.  They are then trained on all training rows, with every seed.  self-fl-auto chooses
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms import Algorithm, algorithm
+from selffl.algorithms.contract import tensors_of
+from selffl.engines.cohort import CohortEngine, RoundReport
+from selffl.runs.folder import Row
+from selffl.studies.arms import Arm, Outcome, Outcomes, estimate, run_arms, values
+from selffl.studies.comparison import (
+    FINE_TUNE,
+    METRICS,
+    NUM_SEEDS,
+    PENALTIES,
+    TUNED_FEDAVG,
+    VALIDATION,
+    WITHOUT_GLOBAL,
+    best_steps,
+    by_round,
+    fine_tuned,
+    history,
+    or_least,
+    points,
+)
+from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, WAKEWORD, Problem, femnist, sent140
+from selffl.studies.result import Claim, Estimate, Figure, Job, Study, StudyResult, Verdict
+from selffl.training.gaussian import GaussianFederation
+
+AUTO = "self-fl-auto"
+PFEDME_PENALTIES = (1.0, 5.0, 15.0)  # lambda of pFedMe, to choose from; the authors' is 15
+BUDGET = 2.0  # times FedAvg's gradients and bytes
+GRIDS = {"ditto": PENALTIES, "pfedme": PFEDME_PENALTIES}
+SHARE = "worse than alone"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A problem and who is in it.
+
+    Attributes:
+        problem: What is trained.
+        others: Methods besides self-fl-auto, local, fedavg and those that are tuned.
+        num_choosing: Seeds on whose validation rows rivals choose.
+        rounds: Fewer than the problem's, where that would take hours.
+        quick_share: Part of the rounds that a quick look takes, one in so many.
+    """
+
+    problem: Callable[[], Problem]
+    others: tuple[str, ...] = ("self-fl", "perfedavg")
+    num_choosing: int = 2
+    rounds: int | None = None
+    quick_share: int = 5
+
+    def found(self) -> Problem:
+        """On the data that are there."""
+        problem = self.problem()
+        return replace(problem, rounds=self.rounds or problem.rounds)
+
+
+FIELDS = {
+    "digits": Field(lambda: DIGITS),
+    "mnist": Field(lambda: MNIST),
+    "femnist": Field(femnist),
+    "cifar10": Field(lambda: CIFAR10, others=(), num_choosing=1, quick_share=20),
+    "sent140": Field(sent140, others=(), num_choosing=1, rounds=100, quick_share=25),
+    "wakeword": Field(lambda: WAKEWORD, num_choosing=1, quick_share=10),
+}
+
+
+def chosen_label(name: str) -> str:
+    """Of a method whose lambda was chosen."""
+    return f"{name}, λ chosen"
+
+
+def _run(field: Field, job: Job) -> StudyResult:
+    problem = field.found()
+    if job.quick:
+        problem = replace(problem, rounds=max(problem.rounds // field.quick_share, 1))
+    seeds = range(job.num_seeds or (2 if job.quick else NUM_SEEDS))
+    choosing = range(1 if job.quick else min(field.num_choosing, len(seeds)))
+    grids = {name: grid[:: len(grid) // 2] if job.quick else grid for name, grid in GRIDS.items()}
+    trials = [
+        Arm(f"{name} {penalty:g}", name, {"penalty": penalty}, (), "validation", VALIDATION, num_evaluations=1)
+        for name, grid in grids.items()
+        for penalty in grid
+    ] + [Arm("fedavg choosing", "fedavg", {}, FINE_TUNE, "validation", VALIDATION, num_evaluations=1)]
+    plain = [Arm(name, name) for name in (AUTO, "local", *field.others)] + [Arm("fedavg", "fedavg", {}, FINE_TUNE)]
+    total = len(trials) * len(choosing) + (len(plain) + len(grids)) * len(seeds)
+    tried = run_arms(problem, [(arm, seed) for seed in choosing for arm in trials], job, 0, total)
+    penalties = {
+        name: max(grid, key=lambda penalty: sum(map(or_least, tried[f"{name} {penalty:g}"])))
+        for name, grid in grids.items()
+    }
+    steps = best_steps(tried["fedavg choosing"])
+    tuned = [Arm(chosen_label(name), name, {"penalty": penalty}) for name, penalty in penalties.items()]
+    outcomes = run_arms(
+        problem, [(arm, seed) for seed in seeds for arm in (*plain, *tuned)], job, len(trials) * len(choosing), total
+    )
+    outcomes[TUNED_FEDAVG] = [fine_tuned(outcome, steps) for outcome in outcomes["fedavg"]]
+    notes = {chosen_label(name): f"λ = {penalty:g}" for name, penalty in penalties.items()}
+    notes[TUNED_FEDAVG] = f"k = {steps}"
+    job.progress(total, total, "done")
+    return _report(problem, outcomes, notes, len(choosing), steps)
+
+
+def _report(
+    problem: Problem, outcomes: Outcomes, notes: dict[str, str], num_choosing: int, num_tuning_steps: int
+) -> StudyResult:
+    columns = {TUNED_FEDAVG: f"global_after_{num_tuning_steps}_accuracy" if num_tuning_steps else "global_accuracy"}
+    losing = {
+        label: Estimate.of(100 * share_losing(group, outcomes["local"], columns.get(label, "accuracy")))
+        for label, group in outcomes.items()
+        if label != "local"
+    }
+    table = []
+    for label, group in outcomes.items():
+        line = {"method": label}
+        for name, title in METRICS.items():
+            is_void = name.startswith("global_") and label.startswith(WITHOUT_GLOBAL)
+            line[title] = "–" if is_void else points(estimate(group, name))
+        line[SHARE] = points(losing[label]) + " %" if label in losing else "–"
+        line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.1f}"
+        line["chosen"] = notes.get(label, "–")
+        table.append(line)
+    num_seeds = len(outcomes[AUTO])
+    shown = [label for label in outcomes if label != TUNED_FEDAVG]  # which is one number, at the end
+    figure = Figure(
+        "accuracy",
+        f"Accuracy on each client's own held-out rows, by round; mean over {num_seeds} seeds, bars ± s.e.",
+        [
+            by_round(outcomes, shown, "weighted_accuracy", "All clients, by test rows"),
+            by_round(outcomes, shown, "worst10_accuracy", "Worst tenth of clients"),
+        ],
+    )
+    runs = [
+        {"method": label, "seed": outcome.seed, "folder": outcome.folder}
+        for label, group in outcomes.items()
+        for outcome in group
+        if outcome.folder is not None
+    ]
+    return StudyResult(
+        history(outcomes),
+        table,
+        [figure],
+        _claims(outcomes, losing),
+        asdict(problem) | {"num_seeds": num_seeds, "num_choosing": num_choosing},
+        title=f"Self-FL with learned variances, rivals tuned: {problem.title}",
+        setting=f"{problem.setting}; {num_seeds} seeds, rivals tuned on {num_choosing}",
+        runs=runs,
+    )
+
+
+def share_losing(group: Sequence[Outcome], alone: Sequence[Outcome], column: str) -> Tensor:
+    """Share of clients, seed by seed, whose model is worse on their held-out rows than the one trained alone."""
+
+    def of_seed(rows: Sequence[Row], others: Sequence[Row]) -> float:
+        pairs = [
+            (float(row[column]), float(other["accuracy"]))
+            for row, other in zip(rows, others, strict=True)
+            if other["accuracy"] is not None
+        ]
+        return sum(own < other for own, other in pairs) / len(pairs)
+
+    return torch.tensor(
+        [of_seed(own.clients, other.clients) for own, other in zip(group, alone, strict=True)], dtype=torch.float64
+    )
+
+
+def _claims(outcomes: Outcomes, losing: dict[str, Estimate]) -> list[Claim]:
+    """The five lines that self-fl-auto is held to."""
+    rivals = [label for label in outcomes if label != AUTO]
+
+    def gap(metric: str, rival: str) -> Estimate:
+        return Estimate.of(values(outcomes[AUTO], metric) - values(outcomes[rival], metric))
+
+    def means(metric: str) -> dict[str, float]:
+        found = {label: estimate(outcomes[label], metric).mean for label in rivals}
+        return {label: mean for label, mean in found.items() if mean == mean}
+
+    best = max(means("weighted_accuracy").items(), key=lambda pair: pair[1])[0]
+    hardest = max(means("worst10_accuracy").items(), key=lambda pair: pair[1])[0]
+    lead, low, alone, top = (
+        gap("weighted_accuracy", best),
+        gap("worst10_accuracy", hardest),
+        gap("worst10_accuracy", "local"),
+        gap("top10_accuracy", "local"),
+    )
+    least = min((label for label in losing if label != AUTO), key=lambda label: losing[label].mean)
+    spent = {label: sum(o.num_gradients for o in outcomes[label]) / len(outcomes[label]) for label in (AUTO, "fedavg")}
+    gradients = spent[AUTO] / spent["fedavg"]
+    traffic = numbers_sent(algorithm(AUTO)) / numbers_sent(algorithm("fedavg"))
+    paired = f"paired over {len(outcomes[AUTO])} seeds"
+    return [
+        Claim(
+            "Accuracy at least that of the best rival, or within one standard error of it.",
+            _holds(lead.mean + lead.error >= 0),
+            f"{_gap(lead)} points against {best}, the best ({paired}).",
+        ),
+        Claim(
+            "The worst tenth of clients above every rival's.",
+            _holds(low.mean > 0),
+            f"{_gap(low)} points against {hardest}, the best there ({paired}).",
+        ),
+        Claim(
+            "The worst tenth of clients not below local training's.",
+            _holds(alone.mean >= 0),
+            f"{_gap(alone)} points against local ({paired}).",
+        ),
+        Claim(
+            "The top tenth by size at least as good as alone, or within one standard error of it.",
+            _holds(top.mean + top.error >= 0),
+            f"{_gap(top)} points against local ({paired}).",
+        ),
+        Claim(
+            "A smaller share of clients is worse than alone than with any rival.",
+            _holds(losing[AUTO].mean < losing[least].mean),
+            f"{points(losing[AUTO])} %; the least of the others {points(losing[least])} % ({least}).",
+        ),
+        Claim(
+            f"At most {BUDGET:g} times FedAvg's gradient evaluations and bytes a round.",
+            _holds(gradients <= BUDGET and traffic <= BUDGET),
+            f"{gradients:.2f} times the gradients, {traffic:.2f} times the numbers sent.",
+        ),
+    ]
+
+
+def _holds(does: bool) -> Verdict:
+    return "holds" if does else "does not hold"
+
+
+def _gap(found: Estimate) -> str:
+    return f"{found.mean:+.2f} ± {found.error:.2f}"
+
+
+def numbers_sent(method: Algorithm[object, object, object, object], num_params: int = 1_000) -> float:
+    """How many numbers go to a client and back in a round, for a model of so many parameters."""
+    one = torch.zeros(1, dtype=torch.float64)
+    estimates = torch.zeros(1, num_params, dtype=torch.float64)
+    federation = GaussianFederation(
+        estimates[0], estimates, estimates, one + 1, one[0] + 1, torch.ones(1, dtype=torch.int64), one[0], 0.1
+    )
+    engine = CohortEngine(method, federation, 1.0)
+    found: list[int] = []
+
+    def count(report: RoundReport) -> None:
+        sent = method.broadcast(report.server, report.clients)
+        found.append(sum(tensor.numel() for record in (sent, report.upload) for tensor in tensors_of(record).values()))
+
+    engine.advance(engine.start(estimates[0]), 1, count)
+    return float(found[0])
+
+
+def _study(name: str, problem: Problem) -> Study:
+    return Study(
+        f"auto-{name}",
+        f"Self-FL with learned variances, rivals tuned: {problem.title}",
+        "not in the paper",
+        f"{problem.setting}; {NUM_SEEDS} seeds",
+        partial(_run, FIELDS[name]),
+    )
+
+
+BEYOND = tuple(
+    _study(name, replace(problem, rounds=FIELDS[name].rounds or problem.rounds))
+    for name, problem in {
+        "digits": DIGITS,
+        "mnist": MNIST,
+        "femnist": LETTERS,
+        "cifar10": CIFAR10,
+        "sent140": SENTIMENT,
+        "wakeword": WAKEWORD,
+    }.items()
+)
