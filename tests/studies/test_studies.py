@@ -415,13 +415,13 @@ def test_a_method_is_run_on_every_repeat_and_its_cost_counted():
         assert found.num_gradients.tolist() == pytest.approx([3.0] * 4)  # per client and round it took part in
 
 
-@pytest.mark.parametrize(("case", "num_claims"), [("homogeneous", 5), ("heterogeneous", 5)])
+@pytest.mark.parametrize(("case", "num_claims"), [("homogeneous", 6), ("heterogeneous", 6)])
 def test_a_tiny_synthetic_study_is_complete(case, num_claims):
     steps = []
     result = synthetic._run(TINY, case, Job(progress=lambda *step: steps.append(step)))
-    names = list(methods(TINY))
-    assert steps[-1][:2] == (19, 19)
-    assert [done for done, _, _ in steps] == list(range(20))
+    names = [*methods(TINY), "self-fl-auto"]
+    assert steps[-1][:2] == (21, 21)
+    assert [done for done, _, _ in steps] == list(range(22))
     assert len(result.rows) == len(names) * 2 + 3 + 2 + 2 * 2  # methods, smoothing, estimated, limits
     assert [row["method"] for row in result.table] == [*names, "limit, paper posterior", "limit, exact posterior"]
     assert all(math.isfinite(row["local_error"]) and row["repeats"] == 4 for row in result.rows)
@@ -507,6 +507,12 @@ def test_every_study_has_a_name_of_its_own():
         "wakeword-participation",
         "sums",
         "sums-noise",
+        "auto-digits",
+        "auto-mnist",
+        "auto-femnist",
+        "auto-cifar10",
+        "auto-sent140",
+        "auto-wakeword",
     ]
     assert all(study.id == name for name, study in STUDIES.items())
     assert DEMO.id not in STUDIES

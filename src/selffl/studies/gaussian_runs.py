@@ -41,7 +41,7 @@ class Setting:
         """One per repeat."""
         return torch.arange(self.first_seed, self.first_seed + self.num_repeats)
 
-    def federation(self, *, resample: bool = False) -> GaussianFederation:
+    def federation(self, *, resample: bool = False, with_rows: bool = False) -> GaussianFederation:
         """All repeats side by side."""
         return GaussianFederation.draw(
             seeds=self.seeds,
@@ -52,6 +52,7 @@ class Setting:
             row_variance=self.row_variance,
             learning_rate=self.learning_rate,
             resample=resample,
+            with_rows=with_rows,
         )
 
 
@@ -136,10 +137,16 @@ Outcomes = dict[tuple[str, float], Outcome]
 
 
 def collect(
-    setting: Setting, named: dict[str, AnyAlgorithm], progress: Progress, done: int = 0, total: int | None = None
+    setting: Setting,
+    named: dict[str, AnyAlgorithm],
+    progress: Progress,
+    done: int = 0,
+    total: int | None = None,
+    *,
+    with_rows: bool = False,
 ) -> tuple[GaussianFederation, Outcomes]:
     """Every method at every rate of participation."""
-    federation = setting.federation()
+    federation = setting.federation(with_rows=with_rows)
     total = total or len(named) * len(setting.participation)
     outcomes: Outcomes = {}
     for name, algorithm in named.items():
