@@ -131,9 +131,9 @@ def or_least(outcome: Outcome) -> float:
     return score if score == score else -1.0  # a run that diverged is never chosen
 
 
-def best_steps(outcomes: Sequence[Outcome]) -> int:
+def best_steps(outcomes: Sequence[Outcome], offered: Sequence[int] = FINE_TUNE) -> int:
     """Steps of fine-tuning with the best accuracy over these seeds; 0 if none is better than none at all."""
-    views = {0: "global_accuracy"} | {steps: f"global_after_{steps}_weighted_accuracy" for steps in FINE_TUNE}
+    views = {0: "global_accuracy"} | {steps: f"global_after_{steps}_weighted_accuracy" for steps in offered}
     return max(views, key=lambda steps: sum(outcome.score(views[steps]) for outcome in outcomes))
 
 
