@@ -7,8 +7,8 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 import torch
@@ -56,6 +56,7 @@ class Field:
         fine_tune: Numbers of steps that fine-tuning may choose from.
         rounds: Fewer than the problem's, where that would take hours.
         quick_share: Part of the rounds that a quick look takes, one in so many.
+        quick_model: Options of the model in a quick look.
     """
 
     problem: Callable[[], Problem]
@@ -64,11 +65,23 @@ class Field:
     fine_tune: tuple[int, ...] = FINE_TUNE
     rounds: int | None = None
     quick_share: int = 5
+    quick_model: Mapping[str, int] = field(default_factory=dict)
 
     def found(self) -> Problem:
         """On the data that are there."""
         problem = self.problem()
         return replace(problem, rounds=self.rounds or problem.rounds)
+
+    def quick(self) -> Problem:
+        """The same, shorter."""
+        found = self.found()
+        warm = found.warm_up
+        return replace(
+            found,
+            rounds=max(found.rounds // self.quick_share, 1),
+            warm_up=warm and replace(warm, rounds=max(warm.rounds // self.quick_share, 1)),
+            model_options={**found.model_options, **self.quick_model},
+        )
 
 
 FIELDS = {
@@ -77,7 +90,15 @@ FIELDS = {
     "femnist": Field(femnist),
     "cifar10": Field(lambda: CIFAR10, others=(), num_choosing=1, quick_share=20),
     # Its clients have some twenty rows: eighty steps are forty passes.
-    "sent140": Field(sent140, others=(), num_choosing=1, fine_tune=FINE_TUNE[:-1], rounds=100, quick_share=25),
+    "sent140": Field(
+        sent140,
+        others=(),
+        num_choosing=1,
+        fine_tune=FINE_TUNE[:-1],
+        rounds=100,
+        quick_share=25,
+        quick_model={"hidden": 16},
+    ),
     "wakeword": Field(lambda: WAKEWORD, num_choosing=1, quick_share=10),
 }
 
@@ -87,20 +108,18 @@ def chosen_label(name: str) -> str:
     return f"{name}, λ chosen"
 
 
-def _run(field: Field, job: Job) -> StudyResult:
-    problem = field.found()
-    if job.quick:
-        problem = replace(problem, rounds=max(problem.rounds // field.quick_share, 1))
+def _run(entry: Field, job: Job) -> StudyResult:
+    problem = entry.quick() if job.quick else entry.found()
     seeds = range(job.num_seeds or (2 if job.quick else NUM_SEEDS))
-    choosing = range(1 if job.quick else min(field.num_choosing, len(seeds)))
+    choosing = range(1 if job.quick else min(entry.num_choosing, len(seeds)))
     grids = {name: grid[:: len(grid) // 2] if job.quick else grid for name, grid in GRIDS.items()}
     trials = [
         Arm(f"{name} {penalty:g}", name, {"penalty": penalty}, (), "validation", VALIDATION, num_evaluations=1)
         for name, grid in grids.items()
         for penalty in grid
-    ] + [Arm("fedavg choosing", "fedavg", {}, field.fine_tune, "validation", VALIDATION, num_evaluations=1)]
-    plain = [Arm(name, name) for name in (AUTO, "local", *field.others)] + [
-        Arm("fedavg", "fedavg", {}, field.fine_tune)
+    ] + [Arm("fedavg choosing", "fedavg", {}, entry.fine_tune, "validation", VALIDATION, num_evaluations=1)]
+    plain = [Arm(name, name) for name in (AUTO, "local", *entry.others)] + [
+        Arm("fedavg", "fedavg", {}, entry.fine_tune)
     ]
     total = len(trials) * len(choosing) + (len(plain) + len(grids)) * len(seeds)
     tried = run_arms(problem, [(arm, seed) for seed in choosing for arm in trials], job, 0, total)
@@ -108,7 +127,7 @@ def _run(field: Field, job: Job) -> StudyResult:
         name: max(grid, key=lambda penalty: sum(map(or_least, tried[f"{name} {penalty:g}"])))
         for name, grid in grids.items()
     }
-    steps = best_steps(tried["fedavg choosing"], field.fine_tune)
+    steps = best_steps(tried["fedavg choosing"], entry.fine_tune)
     tuned = [Arm(chosen_label(name), name, {"penalty": penalty}) for name, penalty in penalties.items()]
     outcomes = run_arms(
         problem, [(arm, seed) for seed in seeds for arm in (*plain, *tuned)], job, len(trials) * len(choosing), total
