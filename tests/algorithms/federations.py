@@ -37,9 +37,10 @@ def federation(
     rate=1e-3,
     rates_differ=False,
     resample=False,
+    with_rows=False,
     dtype=torch.float64,
 ):
-    """M clients of the two-level model with variances 0.1/N_m; η is one number, or one a client."""
+    """M clients of the two-level model with variances 0.1/N_m, and rows if asked for; η is one number, or one each."""
     rng = random.Random(seed)
     centre = CENTRES[:num_params]
     counts = [rng.randint(*examples) for _ in range(num_clients)]
@@ -47,6 +48,12 @@ def federation(
     personal = [[rng.gauss(c, inter_variance**0.5) for c in centre] for _ in range(num_clients)]
     estimates = [[rng.gauss(x, v**0.5) for x in model] for model, v in zip(personal, variances, strict=True)]
     rates = torch.tensor([rate * rng.uniform(0.5, 1.5) for _ in range(num_clients)], dtype=dtype)
+    data = None
+    if with_rows:  # around the estimate, which stays their mean
+        data = torch.zeros(num_clients, max(counts), num_params, dtype=dtype)
+        for client, count in enumerate(counts):
+            noise = torch.tensor([[rng.gauss(0, 0.1**0.5) for _ in centre] for _ in range(count)], dtype=dtype)
+            data[client, :count] = torch.tensor(estimates[client], dtype=dtype) + noise - noise.mean(0)
     return StructuredFederation(
         global_params=torch.tensor(centre, dtype=dtype),
         personal_params=torch.tensor(personal, dtype=dtype),
@@ -57,6 +64,7 @@ def federation(
         seeds=torch.tensor(seed),
         learning_rate=rates if rates_differ else rate,
         resample=resample,
+        data=data,
     )
 
 

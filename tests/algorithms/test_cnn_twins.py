@@ -89,8 +89,27 @@ def as_problem(source, module):
 
         return slope
 
+    def information(t, m):
+        """Each row of the first minibatch by itself; p/(1 − p) of its label is its surplus."""
+        features, labels = minibatches(source, t, m)(0)
+
+        def rows_of(model):
+            load(own, model)
+            rows, surplus = [], []
+            for feature, label in zip(features, labels, strict=True):
+                output = own(feature.unsqueeze(0))
+                slopes = torch.autograd.grad(CROSS_ENTROPY(output, label.unsqueeze(0)), list(own.parameters()))
+                rows.append([number for part in slopes for number in part.flatten().tolist()])
+                p = output[0].softmax(0)[label].item()
+                surplus.append(p / (1.0 - p))
+            return rows, surplus, float(SIZES[m]), 1.0
+
+        return rows_of
+
     size = sum(part.numel() for part in module.parameters())
     return {
+        "information": information,
+        "terms": [float(size) for size in SIZES],
         "start": unload(module),
         "cohorts": [sample_cohort(SEED, t + 1, len(SIZES), PARTICIPATION).tolist() for t in range(ROUNDS)],
         "gradient": gradient,
@@ -118,6 +137,8 @@ INNER = {"inner_rates": [RATE] * len(SIZES)}
 CASES = {
     "self-fl": ("self-fl", SELF_FL, twins.run_self_fl, AS_SELF_FL),
     "self-fl-exact": ("self-fl-exact", SELF_FL, twins.run_self_fl, AS_SELF_FL | {"form": "exact"}),
+    "self-fl-auto": ("self-fl-auto", STEPS, twins.run_self_fl_auto, STEPS),
+    "self-fl-auto, longer": ("self-fl-auto", {"num_local_steps": 6}, twins.run_self_fl_auto, {"num_local_steps": 6}),
     "self-fl-augmented": (
         "self-fl-augmented",
         SELF_FL | {"tolerance": 0.01, "max_convergence_steps": 26},

@@ -51,7 +51,7 @@ def test_each_client_of_a_cohort_does_what_it_would_do_alone_with_that_many_step
     upload, kept, task = one_round(algorithm(name, num_local_epochs=epochs, **bound), source, torch.arange(len(SIZES)))
     for client, size in enumerate(SIZES):
         steps = epochs * -(-size // BATCH)
-        option = "initial_steps" if name.startswith("self-fl") else "num_local_steps"
+        option = "initial_steps" if hasattr(algorithm(name), "initial_steps") else "num_local_steps"
         alone = one_round(algorithm(name, **{option: steps}, **bound), source, torch.tensor([client]))
         assert task.num_gradients[client] == alone[2].num_gradients[0]
         for record, single in ((upload, alone[0]), (kept, alone[1])):

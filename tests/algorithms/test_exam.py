@@ -331,6 +331,7 @@ def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
         ("apfl", {"num_local_steps": 7}, 7 * 2),
         ("fedper", {"num_local_steps": 7}, 7),
         ("fedrep", {"num_local_steps": 7, "head_steps": 4}, 4 + 7),
+        ("self-fl-auto", {"num_local_steps": 7}, 7 + 7),
         ("self-fl", {"initial_steps": 6}, 6),
         ("self-fl-cluster", {"initial_steps": 6}, 6),
         ("self-fl-sums", {"initial_steps": 6}, 6),
@@ -377,6 +378,7 @@ def test_gradients_of_self_fl_are_its_steps():
         ("apfl", {"num_local_steps": 3}, [0, 1, 2]),  # one for both gradients
         ("fedper", {"num_local_steps": 3}, [0, 1, 2]),
         ("fedrep", {"num_local_steps": 2, "head_steps": 3}, [0, 1, 2, 3, 4]),
+        ("self-fl-auto", {"num_local_steps": 3}, [0, 1, 2, 0, 1, 2]),  # both models on the same minibatches
         ("self-fl", {"initial_steps": 3}, [0, 1, 2]),
         ("self-fl-cluster", {"initial_steps": 3}, [0, 1, 2]),
         ("self-fl-sums", {"initial_steps": 3}, [0, 1, 2]),

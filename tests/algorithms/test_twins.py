@@ -44,7 +44,23 @@ def as_problem(source, participation, rounds=ROUNDS, seed=0):
         """∇f_m: θ ↦ (θ − z_m) / σ_m², whatever the draw."""
         return lambda model, draw: [(x - z) / variances[m] for x, z in zip(model, estimates[t][m], strict=True)]
 
+    def information(t, m):
+        """Of every row x, (θ − x)/(N σ_m²); without rows, of as many as there are coordinates, each sure of one."""
+        count, variance = int(source.num_examples[m]), variances[m]
+
+        def rows_of(model):
+            if source.data is None:
+                size = len(model)
+                return [[(i == j) / variance**0.5 for j in range(size)] for i in range(size)], [1.0] * size, size, 1.0
+            data = source.data[m, :count].tolist()
+            rows = [[(a - x) / (variance * count) for a, x in zip(model, row, strict=True)] for row in data]
+            return rows, [1.0] * count, count, 1.0
+
+        return rows_of
+
     return {
+        "information": information,
+        "terms": [1.0] * num_clients,
         "start": starting_point(source).tolist(),
         "cohorts": [sample_cohort(seed, t + 1, num_clients, participation).tolist() for t in range(rounds)],
         "gradient": gradient,
@@ -57,10 +73,10 @@ def as_problem(source, participation, rounds=ROUNDS, seed=0):
     }
 
 
-def compared(name, options, setting, twin, **twin_options):
+def compared(name, options, setting, twin, *, with_rows=False, **twin_options):
     """Both runs, held against each other in all that every method has; the code's reports, and both outcomes."""
     federation_options, participation = SETTINGS[setting]
-    source = federation(**federation_options)
+    source = federation(**federation_options, with_rows=with_rows)
     problem = as_problem(source, participation)
     reports = []
     _, state, personal = run(
@@ -263,6 +279,19 @@ def test_self_fl_by_sums_equals_its_twin(case, setting):
     scale = max(expected["inter_variance"], expected["usual"])
     assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9, abs=1e-12)
     assert state.server.intra_variance.item() == pytest.approx(expected["usual"], rel=1e-9, abs=1e-9 * scale)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("num_local_steps", [1, 4, 7])
+@pytest.mark.parametrize("with_rows", [False, True], ids=["estimates", "rows"])
+def test_self_fl_auto_equals_its_twin(with_rows, num_local_steps, setting):
+    options, name = {"num_local_steps": num_local_steps}, "self-fl-auto"
+    _, state, expected = compared(name, options, setting, twins.run_self_fl_auto, with_rows=with_rows, **options)
+    server = state.server
+    assert server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9, abs=0)
+    assert server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-9, abs=0)
+    reported = [math.nan if value is None else value for value in expected["reported"]]
+    assert server.intra_variance.tolist() == pytest.approx(reported, rel=1e-9, abs=0, nan_ok=True)
 
 
 AUGMENTED = {

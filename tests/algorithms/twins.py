@@ -1,6 +1,6 @@
 """The methods once more, one client at a time, in plain Python: the oracle of test_twins.py and test_cnn_twins.py.
 
-Written from the publications and the decisions D1–D16, with nothing but floats and lists; the first of them *before*
+Written from the publications and the decisions D1–D17, with nothing but floats and lists; the first of them *before*
 the library's own algorithms were read. A model is a list of P floats. What a client's rows say of it is one function
 of the problem, so that the same twin runs on the Gaussian loss and on a network.
 
@@ -15,12 +15,17 @@ Every run takes a *problem*, a dict of plain values:
     batch_size  B; None: every draw is the whole data set, and B = 1
     clusters    the cluster of each client, where there are some
     head        the coordinates that are not shared, where there are some
+    information information(t, m) is client m's in round t: a function of (model) that gives the rows of its first
+                minibatch, P floats each, the surplus of each, of how many rows they are, and the loss's temperature
+    terms       how often the loss counts in each client's log-likelihood
 
 and returns a dict with the global model, the personal models of all clients, the global model after every round
 and, for each round, the steps and the number of gradients of the cohort's clients, in the cohort's order.
 """
 
 import math
+
+import numpy as np
 
 # --------------------------------------------------------------------------------------------------- vectors as lists
 
@@ -511,3 +516,89 @@ def run_self_fl_sums(
         gradients.append(round_steps)
     result = outcome(model, personal_or_global(personal, model, num_clients), history, steps, gradients)
     return result | {"usual": usual, "inter_variance": inter_variance}
+
+
+# ---------------------------------------------------------------------------------------- Self-FL with learned variances
+
+
+def decided(rows, precision):
+    """γ = tr H (H + c)⁻¹, H = Σ j jᵀ."""
+    matrix = np.array(rows).T @ np.array(rows)
+    return float(np.trace(np.linalg.solve(matrix + precision * np.eye(len(matrix)), matrix)))
+
+
+def effective(rows, num_examples, precision):
+    """γ of N rows from n: as they are, or γ_n (N/n)^s, where 2^s is what twice the rows decide; at most P."""
+    share = num_examples / len(rows)
+    rows = [[min(share, 1.0) ** 0.5 * x for x in row] for row in rows]
+    whole, growth = decided(rows, precision), 1.0
+    if len(rows) > 1:
+        half = (decided(rows[::2], precision) + decided(rows[1::2], precision)) / 2
+        growth = min(max(math.log2(whole / half), 0.0), 1.0)
+    return min(whole * max(share, 1.0) ** growth, float(len(rows[0])))
+
+
+def moved(old, new, learning):
+    """A fifth of the way, of logarithms; the first estimate is taken as it is, and one that is none not at all."""
+    if new is None or not 0.0 < new < math.inf:
+        return old
+    return new if old is None else old * (new / old) ** learning
+
+
+def run_self_fl_auto(
+    problem, *, num_local_steps, momentum=0.9, recent=8, learning=0.2, first=10.0, balance=0.25, skipped=0.5
+):
+    """D17. A client's model is kept as θ_m and the θ it was made with: since then it has moved by 1 − k_m of θ's way."""
+    shared = prior = problem["start"]  # w, θ
+    precision, prior_rows, memory = first, None, {}
+    history, steps, gradients, reported = [], [], [], {}
+
+    def here(m):
+        """θ_m, as θ is now."""
+        if m not in memory:
+            return prior
+        own, then, lean = memory[m]
+        return [x + lean * (now - old) for x, now, old in zip(own, prior, then, strict=True)]
+
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained, parameters, distances = [], [], []
+        for m in cohort:
+            gradient, rate = problem["gradient"](t, m), problem["rates"][m]
+            trained.append(descend(shared, gradient, rate, num_local_steps))
+            own, velocity, kept = here(m), [0.0] * len(prior), []
+            rows, surplus, num_examples, temperature = problem["information"](t, m)(own)
+            rows = [
+                [x * extra**balance / temperature**0.5 for x in row] for row, extra in zip(rows, surplus, strict=True)
+            ]
+            parameters.append(effective(rows, num_examples, precision))
+            distances.append(math.fsum((x - c) ** 2 for x, c in zip(own, prior, strict=True)) / temperature)
+            for draw in range(num_local_steps):
+                velocity = [momentum * v + g for v, g in zip(velocity, gradient(own, draw), strict=True)]
+                own = [x - rate * v for x, v in zip(own, velocity, strict=True)]
+                pull = rate * precision / problem["terms"][m] * math.fsum(momentum**i for i in range(draw + 1))
+                own = [(x + pull * c) / (1.0 + pull) for x, c in zip(own, prior, strict=True)]
+                if draw >= math.floor(skipped * num_local_steps):
+                    kept.append(own)
+            count = problem["examples"][m]
+            lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
+            memory[m] = mean_model(kept, [1.0] * len(kept)), prior, lean
+        back = [parameter for parameter, distance in zip(parameters, distances, strict=True) if distance > 0.0]
+        if back:
+            precision = 1.0 / moved(1.0 / precision, math.fsum(distances) / math.fsum(back), learning)
+        counts = [problem["examples"][m] for m in cohort]
+        share = min(math.fsum(parameters) / len(cohort) / len(prior), 1.0 - 1e-6)
+        prior_rows = moved(prior_rows, math.fsum(counts) / len(cohort) * (1.0 / share - 1.0), learning)
+        for m, count in zip(cohort, counts, strict=True):
+            reported[m] = prior_rows / count / precision
+        shared = mean_model(trained, [count / (count + prior_rows) for count in counts])
+        prior = blend(prior, shared, (recent + 1.0) / (t + 1.0 + recent))
+        history.append(prior)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([2 * num_local_steps] * len(cohort))
+    num_clients = len(problem["examples"])
+    result = outcome(prior, [here(m) for m in range(num_clients)], history, steps, gradients)
+    return result | {
+        "inter_variance": 1.0 / precision,
+        "prior_rows": prior_rows,
+        "reported": [reported.get(m) for m in range(num_clients)],
+    }

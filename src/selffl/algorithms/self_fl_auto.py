@@ -213,8 +213,12 @@ class SelfFLAuto(LocalWork):
         return replace(server, inter_variance=inter, prior_rows=worth, intra_variance=everyone)
 
     def weights(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> Tensor:
-        """What each client of the cohort weighs, ``[..., C]``: N_m/(N_m + n_0), which is 1/(sigma_0^2 + sigma_m^2)."""
-        return local_weight(upload.num_examples, server.prior_rows.unsqueeze(-1))
+        """What each client of the cohort weighs, ``[..., C]``: N_m/(N_m + n_0), which is 1/(sigma_0^2 + sigma_m^2).
+
+        While n_0 is unknown, because rows have decided nothing yet, as with the largest: by rows.
+        """
+        worth = server.prior_rows.unsqueeze(-1)
+        return torch.where(worth.isnan(), upload.num_examples, local_weight(upload.num_examples, worth))
 
     def gains(self, server: AutoServer) -> Tensor:
         """Factor by which the others shrink each client's variance, ``[..., M]``: 1 + sigma_m^2/sigma_0^2 (D11)."""

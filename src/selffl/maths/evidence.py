@@ -13,11 +13,17 @@ from torch import Tensor
 
 
 def decided_by(rows: Tensor, precision: Tensor) -> Tensor:
-    """gamma = tr H (H + c)^-1 with H = sum_i j_i j_i^T, of ``rows [..., R, P]`` and c ``[...]``: ``[...]``."""
+    """gamma = tr H (H + c)^-1 with H = sum_i j_i j_i^T, of ``rows [..., R, P]`` and c ``[...]``: ``[...]``.
+
+    NaN where rows are not finite.
+    """
     few = rows if rows.shape[-2] <= rows.shape[-1] else rows.mT  # both Gram matrices have the same spectrum
-    spectrum = torch.linalg.eigvalsh((few @ few.mT).double()).clamp(min=0.0)
+    gram = (few @ few.mT).double()
+    is_finite = gram.isfinite().flatten(-2).all(-1)
+    # A client that has left the finite numbers decides nothing that can be said; LAPACK would stop everybody.
+    spectrum = torch.linalg.eigvalsh(gram.where(is_finite[..., None, None], 0.0)).clamp(min=0.0)
     decided: Tensor = (spectrum / (spectrum + precision.double().unsqueeze(-1))).sum(-1)
-    return decided
+    return decided.where(is_finite, torch.nan)
 
 
 def effective_parameters(rows: Tensor, num_rows: Tensor, num_examples: Tensor, precision: Tensor) -> Tensor:
