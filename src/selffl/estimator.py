@@ -19,6 +19,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
+from selffl.algorithms import DEFAULT_ALGORITHM
 from selffl.data.columns import column_of, numbered
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError
@@ -26,11 +27,6 @@ from selffl.runs.loop import Method
 from selffl.runs.run import Run
 from selffl.runs.train import train
 from selffl.training.flat import FlatModel
-
-# Held against nine others, options as they are, on scikit-learn's digits, wine and breast cancer, standardised, of one,
-# two and ten clients (alike, or of different classes): within 1.3 points of the best on each.  Where a third of the
-# clients call the classes by other names it is up to 7 points behind local training, DITTO 19, FedAvg 39.
-DEFAULT_ALGORITHM = "self-fl-exact"
 
 Array = npt.NDArray[Any]
 Model = str | nn.Module | Callable[[Any, int], nn.Module]

@@ -45,6 +45,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "fedrep": FedRep,
 }
 
+DEFAULT_ALGORITHM = SelfFLAuto.name  # where nobody names one
+
 
 def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
     """The method of that name, with options by keyword.
@@ -66,6 +68,7 @@ def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "DEFAULT_ALGORITHM",
     "OPTIMISERS",
     "SGD",
     "Adam",

@@ -105,7 +105,7 @@ def texts(folder: Path, csv: Path | None, table: Table | None, client: str, labe
 
     place, name = shlex.quote(str(folder)), folder.resolve().name
     share = 0.5 if table is None else min(max(round(FEWEST_A_ROUND / table.num_clients, 2), 0.1), 1.0)
-    run = f"runs/{name}-self-fl-exact-0"  # where `selffl run` puts it
+    run = f"runs/{name}-self-fl-auto-0"  # where `selffl run` puts it
     given: dict[str, Any] = {
         "run": shlex.quote(run),
         "run_text": _literal(run),

@@ -242,7 +242,7 @@ def _rows(runs: Sequence[RunData]) -> set[str]:
 
 
 def _rank(run: RunData) -> int:
-    order = ("self-fl", "self-fl-exact")
+    order = ("self-fl-auto", "self-fl", "self-fl-exact")
     name = run.config.algorithm
     return order.index(name) if name in order else len(order) + (not name.startswith("self-fl"))
 

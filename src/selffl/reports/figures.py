@@ -23,6 +23,7 @@ from selffl.studies.result import Chart, Figure, Series
 INK = "#26292e"
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the methods keep theirs in every figure.
 METHOD_COLOURS = {
+    "self-fl-auto": "#8a6fb3",
     "self-fl": "#d55e00",
     "self-fl-exact": "#0072b2",
     "self-fl-augmented": "#cc79a7",

@@ -46,10 +46,12 @@ def _rivals(where: str) -> dict[str, str]:
 DEMO_COMPARISON = Comparison(
     DIGITS,
     {
-        "fedavg": "Personal models by Self-FL are better than one shared model.",
+        "fedavg": "Personal models by Self-FL with learned variances are better than one shared model.",
         "local": "Joining is better than training alone.",
-        "ditto": "Self-FL is better than DITTO with λ = 1, without a λ.",
+        "ditto": "Self-FL with learned variances is better than DITTO with λ = 1, without a λ.",
+        "self-fl": "It is better than the paper's Self-FL.",
     },
+    DIGITS.algorithms,
     is_tuned=False,
 )
 MNIST_COMPARISON = Comparison(MNIST, _rivals("figure 1a"))

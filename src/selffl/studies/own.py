@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from selffl.algorithms import ALGORITHMS
+from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from selffl.algorithms.optimisers import OPTIMISERS
 from selffl.algorithms.options import above, at_least
 from selffl.data import DATA_SETS
@@ -53,9 +53,9 @@ class OwnProblem(Problem):
     loss: str = "cross_entropy"
     optimiser: str = "sgd"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    chosen: tuple[str, ...] = METHODS
+    chosen: tuple[str, ...] = (DEFAULT_ALGORITHM, *METHODS)
     repeats: int = NUM_SEEDS
-    single: str = METHODS[0]
+    single: str = DEFAULT_ALGORITHM
 
     @property
     def algorithm(self) -> str:
@@ -164,7 +164,7 @@ def read_study(path: Path) -> OwnProblem:
             )
     name = folder.resolve().name if file.name == FILE else file.stem
     title = values.pop("title", name)
-    chosen = tuple(values.pop("chosen", METHODS))
+    chosen = tuple(values.pop("chosen", (DEFAULT_ALGORITHM, *METHODS)))
     problem = OwnProblem(name, title, folder=str(folder), chosen=chosen, **{"single": chosen[0]} | values)
     for method in problem.options:
         problem.method(method)  # which refuses an option that it does not have

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from selffl.algorithms import ALGORITHMS, Algorithm, algorithm
+from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, Algorithm, algorithm
 from selffl.data import DATA_SETS, load
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError, unknown_name
@@ -77,12 +77,12 @@ class Problem:
     @property
     def algorithm(self) -> str:
         """The method that is trained where nobody names one."""
-        return METHODS[0]
+        return DEFAULT_ALGORITHM
 
     @property
     def algorithms(self) -> tuple[str, ...]:
         """The methods that are compared where nobody names any."""
-        return METHODS
+        return (DEFAULT_ALGORITHM, *METHODS)
 
     @property
     def num_seeds(self) -> int:
