@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr, t
 
+from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.reports.collect import Group, Method, RunData
 from selffl.runs.folder import Row
-from selffl.studies.comparison import WITHOUT_GLOBAL
 from selffl.studies.result import Estimate
 
 # What a page can hold: beyond these it shows fewer seeds, an even choice of clients, or fewer rounds, and says so.
