@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ def gain_scores(clients: Sequence[Row]) -> Row:
     }
 
 
+@cache  # the same few counts come again and again
 def is_within_chance(num_won: int, num_lost: int) -> bool:
     """Whether as uneven a split happens in 5 % of cases or more, were each row won or lost by the toss of a coin.
 
