@@ -96,6 +96,7 @@ def test_who_loses_most_is_named_with_a_reason(own):
     for number, method in enumerate(own.methods):
         for run in method.runs:
             expected = [row for row in selffl.load(run.folder).gains() if (row["realised_gain"] or 0) < 0]
+            expected.sort(key=lambda row: row["is_within_chance"])
             found = data.losing(own, run.config.seed, number)
             assert found["lose"] == len(expected)
             assert [(one["client"], one["why"]) for one in found["most"]] == [
@@ -165,6 +166,12 @@ def test_a_method_that_chooses_no_steps_has_no_picture_of_them(folder):
 def test_the_call_asks_for_the_gain_again(folder):
     assert "gain=True" in words.call(read_config(folder / "own" / "fedavg-1"))
     assert "gain" not in words.call(read_config(folder / "beside" / "fedavg-1"))
+
+
+def test_all_figures_of_a_method_that_chooses_no_steps(folder, tmp_path):
+    plates.save_plates([folder / "own"], tmp_path, formats=("svg",))
+    assert {path.name for path in tmp_path.glob("*.svg")} >= {"gains.svg", "variances.svg"}
+    assert not (tmp_path / "steps.svg").exists()
 
 
 def test_the_figure_for_a_paper_has_points_means_and_a_line_at_zero(own):

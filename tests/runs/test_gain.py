@@ -19,7 +19,7 @@ from selffl.algorithms.averaging import upload_model
 from selffl.data import load
 from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.runs import loop
-from selffl.runs.gain import gain_rows, is_within_chance
+from selffl.runs.gain import gain_rows, is_within_chance, losers
 
 SETTINGS = {"rounds": 8, "participation": 0.5, "learning_rate": 0.05, "batch_size": 8, "seed": 3, "evaluate_every": 4}
 
@@ -303,6 +303,13 @@ def test_the_worst_come_first_and_those_without_a_number_last():
     assert [row["client"] for row in gain_rows(rows, "accuracy")] == ["worst", "worse", "same", "none"]
 
 
+def test_whoever_loses_beyond_chance_is_named_before_the_rest():
+    rows = [losing("chance", 0, 5), losing("clear", 0, 10), losing("clearer", 0, 12), client("same")]
+    found = gain_rows(rows, "accuracy")
+    found[2]["realised_gain"] = -0.9  # of two rows, say
+    assert [row["client"] for row in losers(found)] == ["clearer", "clear", "chance"]
+
+
 def test_without_pairs_only_what_is_within_chance_in_any_case_is_said_to_be():
     """Five rows fewer can be five lost and none won, of which 1 in 16 is as uneven; six cannot be told."""
     rows = [losing("five", 0, 5), losing("six", 0, 6)]
@@ -369,6 +376,7 @@ def test_the_command_line_says_who_loses(command_line, tmp_path):
     run = selffl.load(tmp_path / "here")
     losing = [row for row in run.gains() if row["realised_gain"] < 0]
     assert len(losing) > 5
+    losing = [row for chance in (False, True) for row in losing if row["is_within_chance"] == chance]
     clear = sum(not row["is_within_chance"] for row in losing)
     share = (
         f"{len(losing)} of 40 clients lose by joining ({100 * len(losing) / 40:.1f} %), {clear} of them beyond chance"

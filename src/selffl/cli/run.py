@@ -328,9 +328,11 @@ def _tell_what_was_edited(place: Path, problem: Problem, settings: list[str]) ->
 
 def _print_gains(run: Run) -> None:
     """How many lose by joining, and the worst of them with the reasons."""
+    from selffl.runs.gain import losers
+
     metric = run.config.metrics[0]
     known = [row for row in run.gains() if row["realised_gain"] is not None]
-    losing = [row for row in known if row["realised_gain"] < 0]
+    losing = losers(known)
     tested = [row for row in losing if row["is_within_chance"] is not None]
     clear = sum(not row["is_within_chance"] for row in tested)
     beyond = f", {clear} of them beyond chance" if tested else ""

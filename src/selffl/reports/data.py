@@ -18,7 +18,7 @@ from scipy.stats import spearmanr, t
 from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.reports.collect import Group, Method, RunData
 from selffl.runs.folder import Row
-from selffl.runs.gain import gain_rows
+from selffl.runs.gain import gain_rows, losers
 from selffl.studies.result import Estimate
 
 # What a page can hold: beyond these it shows fewer seeds, an even choice of clients, or fewer rounds, and says so.
@@ -420,8 +420,9 @@ def losing(group: Group, seed: int, method: int) -> dict[str, Any] | None:
     rows = [row for row in joining(group, seed, method) if row["realised_gain"] is not None]
     if not rows:
         return None
+    down = losers(rows)
     return {
-        "lose": sum(row["realised_gain"] < 0 for row in rows),
+        "lose": len(down),
         "of": len(rows),
         "most": [
             {
@@ -431,8 +432,7 @@ def losing(group: Group, seed: int, method: int) -> dict[str, Any] | None:
                 "test": row["num_test"],
                 "why": row["why"],
             }
-            for row in rows[:MOST_LOSERS]
-            if row["realised_gain"] < 0
+            for row in down[:MOST_LOSERS]
         ],
     }
 

@@ -196,7 +196,7 @@ def _of_inside(group: Group, table: dict[str, Any], inside: dict[str, Any]) -> l
         bars = [Series(name, inside["bins"][: last + 1], shares)]
         steps.append(Chart("Steps wanted", "lower end of the bin", "client-rounds, %", bars, kind="bars"))
     paths = [path for path in table["paths"] if path["method"] == inside["method"]]
-    if paths:
+    if paths and any(taken is not None for taken in paths[0]["steps"]):
         steps.append(_trajectory(table, paths[0]))
     found.append(Figure("steps", f"{name}: steps wanted in all client-rounds, and those of one client.", steps))
     return found

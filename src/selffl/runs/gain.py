@@ -90,6 +90,15 @@ def gain_rows(clients: Sequence[Row], metric: str, *, has_global: bool = True) -
     )
 
 
+def losers(rows: Sequence[Row]) -> list[Row]:
+    """Of such rows those that lose, the worst first, but who loses within chance after all others.
+
+    Clients with two or three test rows lose or gain half of everything: they would fill every short list.
+    """
+    down = [row for row in rows if row["realised_gain"] is not None and row["realised_gain"] < 0]
+    return sorted(down, key=lambda row: row["is_within_chance"] is True)
+
+
 def _gain_row(row: Row, metric: str, typical: _Typical) -> Row:
     chance = _chance(row, metric)
     return {
