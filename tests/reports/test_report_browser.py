@@ -219,6 +219,56 @@ def test_gains_and_predictions_are_those_of_the_files(watch, folder):
         assert x == pytest.approx(float(joined[ids[number]]["predicted_gain"]), rel=1e-4)
 
 
+def test_means_of_bins_are_those_of_their_clients(watch):
+    (points,), (bins,) = watch.of("predicted", "points"), watch.of("predicted", "bins")
+    pairs = sorted(zip(points["x"], points["y"], strict=True))
+    assert len(bins["x"]) == min(len(pairs) // 5, 6)
+    edges = [math.sqrt(a * b) for a, b in itertools.pairwise(bins["x"])]
+    assert bins["x"] == sorted(bins["x"])
+    assert sum(bins["y"]) / len(bins["y"]) == pytest.approx(statistics.mean(y for _, y in pairs), abs=0.5)
+    assert pairs[0][0] < edges[0] < edges[-1] < pairs[-1][0]
+    layout = watch.page.evaluate("document.querySelector('[data-chart=predicted] .plot').layout")
+    assert layout["xaxis"]["type"] == "log"
+    assert [(shape["y0"], shape["y1"]) for shape in layout["shapes"]] == [(0, 0)]
+
+
+def losing(folder, method, seed):
+    """Clients that lose by joining, worst first, but those that five rows or fewer speak against last."""
+    joined, alone = clients(folder, method, seed), clients(folder, "local", seed)
+    gains = {c: 100 * (float(row["accuracy"]) - float(alone[c]["accuracy"])) for c, row in joined.items()}
+    down = sorted((gain, c) for c, gain in gains.items() if gain < 0)
+    down.sort(key=lambda pair: round(-pair[0] * int(joined[pair[1]]["num_test"]) / 100) <= 5)
+    return [(c, gain) for gain, c in down]
+
+
+def test_who_loses_is_listed_for_the_method_and_the_seed_that_are_chosen(watch, folder):
+    for method, seed in ((0, 0), (1, 0), (1, 1)):
+        watch.page.select_option("[data-focus]", str(method))
+        watch.page.select_option("[data-seed]", str(seed))
+        expected = losing(folder, METHODS[method], seed)
+        said = watch.page.locator("[data-losing]").text_content()
+        assert (f"{len(expected)} of 40 clients" in said) if expected else ("nobody loses" in said)
+        lines = watch.page.locator("[data-losers] tbody tr")
+        assert lines.count() == min(len(expected), 10)
+        for line, (_, gain) in zip(lines.all(), expected, strict=False):
+            assert line.locator("td").first.text_content() == f"−{-gain:.1f} points"
+            client = line.locator("th").text_content()
+            assert dict(expected)[client] == pytest.approx(gain)
+            assert line.locator("td").nth(1).text_content()
+    watch.page.select_option("[data-focus]", "2")
+    assert watch.page.locator("[data-losing]").text_content() == "local is training alone."
+    assert watch.page.locator("[data-losers]").is_hidden()
+
+
+def test_a_client_that_loses_is_chosen_from_the_list(watch, folder):
+    watch.page.select_option("[data-focus]", "1")
+    assert losing(folder, "ditto", 0)
+    button = watch.page.locator("[data-losers] button").first
+    name = button.text_content()
+    button.click()
+    assert watch.card.startswith(name)
+
+
 def test_the_tails_the_steps_and_the_partition_are_those_of_the_files(watch, folder):
     for part in ("worst10", "weighted", "top10"):
         (trace,) = watch.of("tails", part)

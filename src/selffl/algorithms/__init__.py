@@ -46,6 +46,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
 }
 
 DEFAULT_ALGORITHM = SelfFLAuto.name  # where nobody names one
+# Local training never changes the model it starts from; the global head of FedPer and FedRep is never trained.
+WITHOUT_GLOBAL = ("local", "fedper", "fedrep")
 
 
 def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
@@ -71,6 +73,7 @@ __all__ = [
     "DEFAULT_ALGORITHM",
     "OPTIMISERS",
     "SGD",
+    "WITHOUT_GLOBAL",
     "Adam",
     "Algorithm",
     "Ditto",

@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -163,6 +163,22 @@ class Algorithm(Protocol, Generic[Server, Broadcast, Memory, Upload]):
 
         Decision D10: a client that never took part has the global model.
         """
+        ...
+
+
+@runtime_checkable
+class KnowsClients(Protocol):
+    """A method whose server knows single clients: what they weigh, and what they gain by joining.  Runs write it down.
+
+    Both are NaN for a client of whom it is unknown, or where a method has no such number.
+    """
+
+    def weights(self, server: Any, clients: Tensor, upload: Any) -> Tensor:
+        """What each client of the cohort weighs ``[..., C]``, relative to each other, once it has answered."""
+        ...
+
+    def gains(self, server: Any) -> Tensor:
+        """Factor by which the others shrink each client's variance, ``[..., M]``."""
         ...
 
 

@@ -170,6 +170,15 @@ class SelfFLSums(SelfFL):
         share = torch.as_tensor(share).to(step).unsqueeze(-1)
         return SumsServer((server.params + share * step).to(server.params), inter, intra, server.num_clients)
 
+    def weights(self, server: SumsServer, clients: Tensor, upload: SumsUpload) -> Tensor:  # type: ignore[override]
+        """Not a number: they are for the sum alone."""
+        return torch.full_like(upload.weight, torch.nan)
+
+    def gains(self, server: SumsServer) -> Tensor:  # type: ignore[override]
+        """Not a number: the server knows no single client."""
+        each = server.inter_variance.unsqueeze(-1)
+        return torch.full_like(each, torch.nan).expand(*each.shape[:-1], int(server.num_clients.max()))
+
     def noise_scale(self) -> dict[str, float]:
         """Standard deviation of the noise on each sum, by the field of `SumsUpload`; none without noise."""
         if not self.noise_multiplier:

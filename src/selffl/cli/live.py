@@ -55,6 +55,12 @@ def score(metric: str, value: float | None) -> str:
     return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
 
 
+def difference(metric: str, value: float) -> str:
+    """Between two scores, with its sign."""
+    shown = f"{100 * value:+.1f} points" if metric == "accuracy" else f"{value:+.3g}"
+    return shown.replace("-", "−", 1) if value < 0 else shown
+
+
 def clock_time(seconds: float) -> str:
     """Hours, minutes and seconds."""
     whole = max(round(seconds), 0)
@@ -262,8 +268,8 @@ class ArmsView:
     """Methods with their seeds, as a table that fills in; told by the files that the runs write."""
 
     def __init__(self, title: str, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        from selffl.algorithms import WITHOUT_GLOBAL
         from selffl.studies.arms import INDEX
-        from selffl.studies.comparison import WITHOUT_GLOBAL
 
         self.void = WITHOUT_GLOBAL
         self.title, self.folder, self.index, self.clock = title, folder, folder / INDEX, clock

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+WORST = 5  # clients that are named
+
 STUDY_HELP = f"What to train: {', '.join(names.PROBLEMS)}; or a folder that `selffl init` has made, or its study file."
 Study = Annotated[str, typer.Argument(help=STUDY_HELP, metavar="STUDY", autocompletion=names.study)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each evaluation.")]
@@ -63,6 +65,10 @@ def run_command(
             autocompletion=names.tracker,
         ),
     ] = None,
+    gain: Annotated[
+        bool,
+        typer.Option("--gain", help="At the end, train every client alone as well: who loses by joining, and why."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -70,6 +76,7 @@ def run_command(
 
     Example: selffl run digits --algorithm ditto --set penalty=0.1 --out runs/my-ditto
     """
+    from selffl.algorithms.local import training_alone
     from selffl.algorithms.options import above, at_least
     from selffl.runs import reopen
     from selffl.runs.folder import CONFIG, read_config
@@ -82,18 +89,22 @@ def run_command(
     if is_there and not resume:
         raise ConfigError(f"{place} already holds a run; go on with it by --resume, or give another --out.")
     if is_there:
-        _refuse_other_settings(place, problem, algorithm, seed, settings or [])
+        _refuse_other_settings(place, problem, algorithm, seed, settings or [], gain)
     elif resume:
         console.tell(console.err, f"Nothing to go on with in {place}: a new run begins there.")
     name = read_config(place).algorithm if is_there else algorithm or problem.algorithm
     problem, options = _settle(problem, name, settings or [])
     if rounds is not None:
         problem = replace(problem, rounds=rounds)
-    problem.method(name, **options)  # refuse what cannot work before anything is loaded
+    method = problem.method(name, **options)  # refuse what cannot work before anything is loaded
+    if gain:
+        training_alone(method)
     for option in ("rounds", "batch_size"):
         at_least(option, getattr(problem, option), 1)
     above("learning_rate", problem.learning_rate, 0.0)
     above("participation", problem.participation, 0.0, at_most=1.0)
+    is_alone_too = read_config(place).gain if is_there else gain
+    ending = ", then every client alone" if is_alone_too else ""
     start, where = None, device or (read_config(place).device if is_there else "cpu")
     if problem.warm_up is not None and not is_there:
         with live.watching(f"warm start on {study}", problem.warm_up.rounds, where, verbose) as on_round:
@@ -103,13 +114,22 @@ def run_command(
             config = read_config(place)
             _tell_what_was_edited(place, problem, settings or [])
             parts = problem.own_parts(config.seed)
-            title = f"{name} on {problem.name}, seed {config.seed}"
+            title = f"{name} on {problem.name}, seed {config.seed}{ending}"
             with live.watching(title, rounds or config.rounds, where, verbose) as on_round:
                 run = reopen.resume(place, rounds=rounds, device=device, on_round=on_round, tracker=tracker, **parts)
         else:
-            with live.watching(f"{name} on {problem.name}, seed {number}", problem.rounds, where, verbose) as on_round:
+            title = f"{name} on {problem.name}, seed {number}{ending}"
+            with live.watching(title, problem.rounds, where, verbose) as on_round:
                 run = problem.run(
-                    name, options, number, device=where, out=place, start=start, on_round=on_round, tracker=tracker
+                    name,
+                    options,
+                    number,
+                    device=where,
+                    out=place,
+                    start=start,
+                    on_round=on_round,
+                    tracker=tracker,
+                    gain=gain,
                 )
     except KeyboardInterrupt:
         if (place / CONFIG).is_file():
@@ -120,6 +140,8 @@ def run_command(
         print(json.dumps(run.summary, ensure_ascii=False))
         return
     _print_summary(run, problem.name, place)
+    if run.config.gain:
+        _print_gains(run)
 
 
 @app.command("compare")
@@ -249,7 +271,7 @@ def _settle(problem: Problem, algorithm: str, settings: list[str]) -> tuple[Prob
 
 
 def _refuse_other_settings(
-    place: Path, problem: Problem, algorithm: str | None, seed: int | None, settings: list[str]
+    place: Path, problem: Problem, algorithm: str | None, seed: int | None, settings: list[str], gain: bool
 ) -> None:
     """A run goes on as it began: refuse a method, a seed or a setting that it was not begun with."""
     from selffl.runs.folder import read_config
@@ -260,7 +282,9 @@ def _refuse_other_settings(
         asked["algorithm"] = algorithm
     if seed is not None:
         asked["seed"] = seed
-    begun: dict[str, Any] = {"algorithm": config.algorithm, "seed": config.seed} | config.options
+    if gain:
+        asked["gain"] = True
+    begun: dict[str, Any] = {"algorithm": config.algorithm, "seed": config.seed, "gain": config.gain} | config.options
     begun |= {key: getattr(config, key) for key in OF_PROBLEM if key != "rounds"}
     changed, options = _settle(problem, config.algorithm, settings)
     asked |= options
@@ -300,6 +324,28 @@ def _tell_what_was_edited(place: Path, problem: Problem, settings: list[str]) ->
     for path in code_files(problem) if kept.is_file() else ():
         if path.stat().st_mtime > kept.stat().st_mtime:
             console.tell(console.err, f"{path} was changed after the run in {place} began, which goes on with it.")
+
+
+def _print_gains(run: Run) -> None:
+    """How many lose by joining, and the worst of them with the reasons."""
+    from selffl.runs.gain import losers
+
+    metric = run.config.metrics[0]
+    known = [row for row in run.gains() if row["realised_gain"] is not None]
+    losing = losers(known)
+    tested = [row for row in losing if row["is_within_chance"] is not None]
+    clear = sum(not row["is_within_chance"] for row in tested)
+    beyond = f", {clear} of them beyond chance" if tested else ""
+    mean = run.summary["mean_realised_gain"]
+    console.tell(
+        console.out,
+        f"{len(losing):,} of {len(known):,} clients lose by joining ({100 * len(losing) / len(known):.1f} %){beyond}; "
+        f"the mean gain over training alone is {live.difference(metric, mean)}.",
+    )
+    for row in losing[:WORST]:
+        scores = f"{live.score(metric, row['alone'])} alone, {live.score(metric, row['personal'])} joined"
+        lost = live.difference(metric, row["realised_gain"])
+        console.tell(console.out, f"  {row['client']}: {lost} ({scores}): {row['why']}")
 
 
 def _print_summary(run: Run, name: str, place: Path) -> None:

@@ -81,18 +81,22 @@ class State {
     const { inside } = this.data;
     return inside.find((one) => one.method === this.focus) ?? inside[0];
   }
-  /** What a client gains by joining: over training alone if there is such a run, else over the shared model. */
-  gain(method, client) {
-    const { alone, higher } = this.data;
-    const isAlone = alone !== null && alone !== method && this.of(alone) !== null;
-    const mine = this.value(method, "personal", client);
-    const other = isAlone ? this.value(alone, "personal", client) : this.value(method, "global", client);
-    return isNumber(mine) && isNumber(other) ? (higher ? mine - other : other - mine) : null;
-  }
-  get gainOver() {
+  /** Whether it is known what a method's clients have alone: the run itself has measured it, or another one has. */
+  hasAlone(method) {
     const { alone } = this.data;
-    return alone !== null && alone !== this.focus && this.of(alone) !== null ? "training alone" : "the global model";
+    return Boolean(this.of(method)?.alone) || (alone !== null && alone !== method && this.of(alone) !== null);
   }
+  alone(method, client) {
+    if (!this.hasAlone(method)) return null;
+    return this.of(method)?.alone ? this.value(method, "alone", client) : this.value(this.data.alone, "personal", client);
+  }
+  /** What a client gains by joining: over training alone if that is known, else over the shared model. */
+  gain(method, client) {
+    const mine = this.value(method, "personal", client);
+    const other = this.hasAlone(method) ? this.alone(method, client) : this.value(method, "global", client);
+    return isNumber(mine) && isNumber(other) ? (this.data.higher ? mine - other : other - mine) : null;
+  }
+  get gainOver() { return this.hasAlone(this.focus) ? "training alone" : "the global model"; }
   shown(value) {
     if (!isNumber(value)) return "–";
     return this.data.metric === "accuracy" ? `${value.toFixed(1)} %` : compact(value, 4);
@@ -120,9 +124,7 @@ class State {
     const facts = [["personal model", this.shown(this.value(method, "personal", client))]];
     const add = (name, value, text) => isNumber(value) && facts.push([name, text(value)]);
     add("global model", this.value(method, "global", client), (v) => this.shown(v));
-    if (this.data.alone !== null && this.data.alone !== method) {
-      add("alone", this.value(this.data.alone, "personal", client), (v) => this.shown(v));
-    }
+    add("alone", this.alone(method, client), (v) => this.shown(v));
     add("gain", this.gain(method, client), (v) => this.gap(v));
     add("predicted gain", this.value(method, "predicted", client), (v) => `variance ÷ ${compact(v)}`);
     add("local steps", this.value(method, "steps", client), (v) => String(v));
@@ -170,6 +172,22 @@ function around(values) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const air = (high - low || Math.abs(high) || 1) * 0.12;
   return [Math.max(low - air, 0), high + air];
+}
+
+/** Of factors on a logarithmic axis, with air; and marks at round numbers, of which a narrow one has no powers of ten. */
+function factorRange(values) {
+  const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [1, 10];
+  const air = Math.max(high / low, 1.02) ** 0.05;
+  return [low / air, high * air];
+}
+function factorTicks([low, high]) {
+  if (high / low > 30) return { exponentformat: "none", dtick: 1 };
+  if (high / low > 3) return { tickvals: (high / low > 10 ? [1, 2, 5] : [1, 1.5, 2, 3, 5, 7]).flatMap((m) => [0.1, 1, 10, 100, 1e3, 1e4].map((p) => m * p)).filter((v) => v >= low && v <= high) };
+  const rough = (high - low) / 4;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((m) => m * power >= rough);
+  const first = Math.ceil(low / step);
+  return { tickvals: Array.from({ length: Math.max(Math.floor(high / step) - first + 1, 0) }, (_, i) => Number(((first + i) * step).toPrecision(6))) };
 }
 
 const roundAxis = (one) => ({ title: "round", range: [0, 1.02 * Math.max(...one.rounds, 1)] });
@@ -327,23 +345,37 @@ const CHARTS = {
     };
   },
 
-  predicted(s, c) {
+  predicted(s, c, size) {
     const { seed, client } = s;
-    const method = s.of(s.focus)?.predicted ? s.focus : s.data.methods.findIndex((_, m) => s.of(m)?.predicted);
+    const foretells = (m) => Boolean(s.of(m)?.predicted) && s.hasAlone(m);
+    const method = foretells(s.focus) ? s.focus : s.data.methods.findIndex((_, m) => foretells(m));
     const own = method < 0 ? { predicted: [] } : s.of(method);
-    const at = seed.clients.map((_, i) => i).filter((i) => isNumber(own.predicted[i]) && isNumber(s.gain(method, i)));
+    const at = seed.clients.map((_, i) => i).filter((i) => own.predicted[i] > 0 && isNumber(s.gain(method, i)));
     const order = at.slice().sort((a, b) => own.predicted[a] - own.predicted[b] || a - b);
+    const unit = s.data.unit ? ", points" : "";
     const traces = [{
-      x: at.map((i) => own.predicted[i]), y: at.map((i) => s.gain(method, i)), customdata: at, meta: "points", mode: "markers",
-      marker: { symbol: symbolOf(Math.max(method, 0)), size: at.length > 300 ? 6 : 9, color: c.methods[Math.max(method, 0)], opacity: client === null ? 0.75 : 0.25, line: { width: 0.6, color: c.paper } }, hoverinfo: "text", hovertext: at.map((i) => s.story(method, i)),
+      x: at.map((i) => own.predicted[i]), y: at.map((i) => s.gain(method, i)), customdata: at, name: "a client", meta: "points", mode: "markers",
+      marker: { symbol: symbolOf(Math.max(method, 0)), size: at.length > 300 ? 5 : 8, color: c.methods[Math.max(method, 0)], opacity: client === null ? 0.65 : 0.25, line: { width: 0.6, color: c.paper } }, hoverinfo: "text", hovertext: at.map((i) => s.story(method, i)),
     }];
-    if (client !== null && at.includes(client)) traces.push({ x: [own.predicted[client]], y: [s.gain(method, client)], customdata: [client], meta: "selected", mode: "markers", marker: ring(c, symbolOf(method)), hoverinfo: "text", hovertext: [s.story(method, client)] });
-    const wide = isWide(known(own.predicted));
-    const missing = client !== null && !at.includes(client) ? [{ xref: "paper", yref: "paper", x: 0.99, y: 0.98, xanchor: "right", yanchor: "top", showarrow: false, text: `nothing is predicted for <b>${escaped(s.clientId)}</b>: its variance is not known`, font: { color: c.soft, size: 12 } }] : [];
+    const { bins } = own;
+    if (bins) {
+      const few = Math.min(...bins.count);
+      const many = Math.max(...bins.count);
+      traces.push({
+        x: bins.x, y: bins.y, name: `mean of ${few === many ? few : `${few} to ${many}`} clients ± s.e.`, meta: "bins", mode: "lines+markers", line: { color: c.ink, width: 1.6 }, marker: { symbol: "circle", size: 9, color: c.ink },
+        error_y: { array: bins.error.map((e) => e ?? 0), color: c.ink, thickness: 1.6, width: 5 }, hoverinfo: "text",
+        hovertext: bins.x.map((x, i) => `${plural(bins.count[i], "client")} around ${compact(x)}: mean gain ${s.gap(bins.y[i])}${isNumber(bins.error[i]) ? ` ± ${compact(bins.error[i], 2)}` : ""}`),
+      });
+    }
+    if (client !== null && at.includes(client)) traces.push({ x: [own.predicted[client]], y: [s.gain(method, client)], customdata: [client], name: escaped(s.clientId), showlegend: false, meta: "selected", mode: "markers", marker: ring(c, symbolOf(method)), hoverinfo: "text", hovertext: [s.story(method, client)] });
+    const why = client === null ? "" : isNumber(own.predicted[client]) ? "it has no rows to test on" : "its variance is not known";
+    const missing = client !== null && !at.includes(client) ? [{ xref: "paper", yref: "paper", x: 0.99, y: 0.98, xanchor: "right", yanchor: "top", showarrow: false, text: `<b>${escaped(s.clientId)}</b> is not here: ${why}`, font: { color: c.soft, size: 12 } }] : [];
+    const range = factorRange(at.map((i) => own.predicted[i]));
+    const zero = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0, line: { color: c.soft, width: 1.5 } };
     return {
       traces,
-      layout: layout(c, { annotations: missing, xaxis: { title: `predicted: variance shrinks by this factor`, type: wide ? "log" : "linear" }, yaxis: { title: `realised: gain over ${s.gainOver}${s.data.unit ? ", points" : ""}`, zeroline: true, zerolinecolor: c.soft } }),
-      table: { head: ["client", "predicted gain (variance factor)", `gain over ${s.gainOver}`], rows: at.map((i) => [seed.clients[i], own.predicted[i], s.gain(method, i)]) },
+      layout: layout(c, { annotations: missing, shapes: [zero], xaxis: { title: size.width > 560 ? `predicted by ${escaped(s.data.methods[Math.max(method, 0)])}: variance shrinks by this factor (logarithmic)` : "predicted: variance shrinks by a factor of", type: "log", range: range.map(Math.log10), ...factorTicks(range) }, yaxis: { title: size.width > 560 ? `realised: gain over training alone${unit}` : `realised gain${unit}`, zeroline: false }, showlegend: Boolean(bins), legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 34, b: 42 } }),
+      table: { head: ["client", "predicted gain (variance factor)", "gain over training alone"], rows: at.map((i) => [seed.clients[i], own.predicted[i], s.gain(method, i)]) },
       order,
     };
   },

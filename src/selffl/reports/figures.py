@@ -149,7 +149,7 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
             axis.bar(places, series.y, width, yerr=series.error, color=colours[series.name], label=series.name)
             axis.set_xticks(range(len(series.x)), [f"{value:g}" for value in series.x])
             continue
-        if chart.kind == "points":
+        if chart.kind == "points" and series.error is None and not series.is_reference:
             marker = MARKERS[index % len(MARKERS)]
             axis.scatter(
                 series.x, series.y, s=22, marker=marker, color=colours[series.name], alpha=0.75, label=series.name

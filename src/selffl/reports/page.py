@@ -90,7 +90,10 @@ def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int
     parts = _templates().get_template("parts.html.j2").module
     shape = json.dumps(
         [
-            [(g["sections"], g["charts"], g["tables"]["methods"], g["shown_seeds"]) for g in groups],
+            [
+                (g["sections"], g["charts"], g["tables"]["methods"], g["shown_seeds"], bool(g["joining"]))
+                for g in groups
+            ],
             num_studies,
             0 if groups else num_waiting,
         ]
@@ -103,7 +106,10 @@ def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int
                 "tables": g["tables"],
                 "palette": g["palette"],
                 "text": g["text"],
-                "html": {"table": str(parts.methods_table(g))},  # type: ignore[attr-defined]
+                "html": {
+                    "table": str(parts.methods_table(g)),  # type: ignore[attr-defined]
+                    "joining": str(parts.joining_table(g)),  # type: ignore[attr-defined]
+                },
             }
             for g in groups
         ],
@@ -166,7 +172,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
     found = data.tables(group)
     charts = _charts(found)
     metric, text = group.metric, words.takeaways(group, found)
-    gain = "training alone" if found["alone"] not in (None, 0) else "the global model"
+    gain = data.gains(group, found["seeds"][0], 0)[1] if found["seeds"] else ""
     rows, columns = _table(group)
     text |= {"headline": words.headline(group), "facts": _facts(group, found), "seeds": _seeds(found)}
     return {
@@ -184,6 +190,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "caption": caption(group) + (" The best of each column is underlined." if len(group.methods) > 1 else ""),
         "claims": group.record.claims if group.record is not None else [],
         "has_clients": bool(found["seeds"]),
+        "joining": _joining(group),
         "shown_seeds": [table["seed"] for table in found["seeds"]],
         "reproduce": _reproduce(group),
     }
@@ -193,18 +200,18 @@ def _charts(found: dict[str, Any]) -> list[str]:
     """The charts that there are numbers for."""
     seeds, inside = found["seeds"], found["inside"]
     methods = [method for table in seeds for method in table["methods"] if method is not None]
-    has_gain = (found["alone"] is not None and len(found["methods"]) > 1) or any("global" in m for m in methods)
+    has_gain = any("losing" in method or "global" in method for method in methods)
     there = {
         "rounds": any(curve for curves in found["rounds"].values() for curve in curves),
         "clients": bool(seeds),
         "tails": any("worst10" in scores for scores in found["scores"]),
         "gains": bool(methods) and has_gain,
-        "predicted": any("predicted" in method for method in methods) and has_gain,
+        "predicted": any("predicted" in method and "losing" in method for method in methods),
         "variances": any(value is not None for one in inside for value in (*one["inter"], *one["intra"])),
         "weights": any(one["weight"] is not None for one in inside),
         "steps": any(one["steps"] is not None for one in inside),
         "histogram": any(one["counts"] is not None for one in inside),
-        "trajectory": bool(found["paths"]),
+        "trajectory": any(steps is not None for path in found["paths"] for steps in path["steps"]),
         "clusters": any(table["cluster"] is not None for table in seeds),
         "partition": bool(seeds),
     }
@@ -217,7 +224,7 @@ def _labels(metric: str, gain: str) -> dict[str, str]:
         "clients": f"Points: {metric} of each client's personal model against its training rows, by method",
         "tails": f"Points: {metric} of the worst tenth, of all and of the largest tenth of clients, by method",
         "gains": f"Bars: what each client gains over {gain}, from most to least",
-        "predicted": "Points: realised gain of each client against the gain its method predicts",
+        "predicted": "Points: realised gain of each client against the gain its method predicts, with means of bins",
         "variances": "Lines: variance between clients and within them, by round",
         "weights": "Line with a band: clients' weights in the average, by round",
         "steps": "Line with a band: clients' local steps, by round",
@@ -297,6 +304,23 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
         cells.append({"text": gradients, "kind": ""})
         rows.append(cells)
     return rows, columns
+
+
+def _joining(group: Group) -> list[dict[str, str]]:
+    """Who loses by joining, method by method; columns that no method has are left out."""
+    rows, metric = data.by_joining(group), group.metric
+    unit = ", points" if metric == "accuracy" else ""
+    return [
+        {"method": row.method, "losing, %": words.with_error(row.losing, "accuracy")}
+        | ({"beyond chance, %": words.with_error(row.beyond, "accuracy")} if any(r.beyond for r in rows) else {})
+        | {f"mean gain{unit}": words.with_error(row.gain, metric, signed=True)}
+        | (
+            {"rank correlation": words.with_error(row.correlation, "correlation", signed=True)}
+            if any(r.correlation for r in rows)
+            else {}
+        )
+        for row in rows
+    ]
 
 
 def plain_table(group: Group) -> list[dict[str, str]]:

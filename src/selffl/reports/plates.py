@@ -148,14 +148,20 @@ def _of_clients(group: Group, table: dict[str, Any], seed_table: dict[str, Any],
         base = over if number == 0 or not gains else base
         ranked = sorted((value for value in found if value is not None), reverse=True)
         gains.append(Series(name, list(range(1, len(ranked) + 1)), ranked))
-        if "predicted" in columns:
+        if "predicted" in columns and over == data.ALONE:
             predicted.append(_points(name, columns["predicted"], found))
+            if (bins := columns.get("bins")) is not None:
+                predicted.append(Series(f"{name}, means of bins", bins["x"], bins["y"], bins["error"]))
     seed = f" (seed {seed_table['seed']})" if len(group.seeds) > 1 else ""
     rows = [Chart("By size", "training rows", axis, points, log_x=is_wide, kind="points")]
     gain = f"gain over {base}" + (", points" if group.metric == "accuracy" else "")
     charts = [Chart("Who gains", "clients, from those who gain most", gain, gains)] if gains else []
     if predicted:
-        charts.append(Chart("Predicted against realised", "variance shrinks by", gain, predicted, kind="points"))
+        ends = [end(x for series in predicted for x in series.x) for end in (min, max)]
+        predicted.append(Series("no gain", ends, [0.0, 0.0], is_reference=True))
+        charts.append(
+            Chart("Predicted against realised", "variance shrinks by", gain, predicted, log_x=True, kind="points")
+        )
     return [
         Figure("clients", f"Each client's {group.metric} against its training rows{seed}.", rows),
         Figure("gains", f"What each client gains by joining{seed}.", charts),
@@ -190,7 +196,7 @@ def _of_inside(group: Group, table: dict[str, Any], inside: dict[str, Any]) -> l
         bars = [Series(name, inside["bins"][: last + 1], shares)]
         steps.append(Chart("Steps wanted", "lower end of the bin", "client-rounds, %", bars, kind="bars"))
     paths = [path for path in table["paths"] if path["method"] == inside["method"]]
-    if paths:
+    if paths and any(taken is not None for taken in paths[0]["steps"]):
         steps.append(_trajectory(table, paths[0]))
     found.append(Figure("steps", f"{name}: steps wanted in all client-rounds, and those of one client.", steps))
     return found

@@ -108,9 +108,35 @@ class GroupView {
       list.replaceChildren(...(state.seed?.clients ?? []).map((id) => element("option", { value: id })));
       list.dataset.of = `${state.seed?.seed}:${state.seed?.clients.length}`;
     }
+    this.fillLosers();
     this.paintSwatches();
     if (this.panel) this.fillCard();
     this.all("[data-numbers][open]").forEach((one) => this.tabulate(one.dataset.numbers));
+  }
+
+  /** Who loses most with the method and seed that are chosen, and why. */
+  fillLosers() {
+    const box = this.root.querySelector("[data-losers]");
+    if (!box) return;
+    const { state } = this;
+    const { focus, data } = state;
+    const losers = state.of(focus)?.losing?.most;
+    const name = data.methods[focus];
+    const seed = data.seeds.length > 1 ? ` (seed ${state.seed.seed})` : "";
+    const { lose, of } = state.of(focus)?.losing ?? {};
+    const said = !losers ? `${focus === data.alone ? `${name} is training alone` : `What clients of ${name} have alone is not known`}.`
+      : !lose ? `With ${name} nobody loses by joining${seed}.`
+      : `With ${name}${seed}, ${lose.toLocaleString("en")} of ${plural(of, "client")} ${lose === 1 ? "loses" : "lose"} by joining${lose > losers.length ? `; ${losers.length} are named` : ""}, those beyond chance first.`;
+    this.root.querySelector("[data-losing]").textContent = said;
+    box.hidden = !losers?.length;
+    const line = (one) => {
+      const place = state.find(one.client);
+      const who = place === null ? one.client : element("button", { type: "button", class: "link" }, one.client);
+      if (place !== null) who.addEventListener("click", () => this.choose(place === state.client ? null : place));
+      return element("tr", {}, element("th", { scope: "row" }, who), element("td", { class: "number bad" }, state.gap(one.gain)), element("td", {}, one.why), element("td", { class: "number wide" }, String(one.train)), element("td", { class: "number wide" }, String(one.test)));
+    };
+    const names = [["client", ""], ["gain", "number"], ["why, as far as it was measured", ""], ["training rows", "number wide"], ["test rows", "number wide"]];
+    box.replaceChildren(element("table", {}, element("thead", {}, element("tr", {}, ...names.map(([text, kind]) => element("th", { scope: "col", ...(kind ? { class: kind } : {}) }, text)))), element("tbody", {}, ...(losers ?? []).map(line))));
   }
 
   paintSwatches() {

@@ -42,10 +42,10 @@ def with_error(found: Estimate | None, metric: str, *, signed: bool = False) -> 
     """Mean ± standard error for the table, whose heading has the unit."""
     if found is None or math.isnan(found.mean):
         return "–"
-    form = ".1f" if metric == "accuracy" else ".4g"
+    form = {"accuracy": ".1f", "correlation": ".2f"}.get(metric, ".4g")
     # A minus sign as wide as a plus; nothing rounds to minus nothing.
     mean = format(found.mean + 0.0, ("+" if signed else "") + form).replace("-", "−")
-    return mean if math.isnan(found.error) else f"{mean} ± {found.error:{'.1f' if metric == 'accuracy' else '.2g'}}"
+    return mean if math.isnan(found.error) else f"{mean} ± {found.error:{'.2g' if form == '.4g' else form}}"
 
 
 def p_shown(p: float | None) -> str:
@@ -174,6 +174,7 @@ def _of_gains(group: Group, table: dict[str, Any]) -> str:
         f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
         f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.metric)}."
+        + ("" if base == data.ALONE else " Trained with gain=True, a run is held against training alone.")
     )
 
 
@@ -181,16 +182,20 @@ def _of_predicted(group: Group, table: dict[str, Any]) -> str:
     for number, columns in enumerate(table["methods"]):
         if columns is None or "predicted" not in columns:
             continue
-        found = data.rank_correlation(columns["predicted"], data.gains(group, table, number)[0])
+        realised, base = data.gains(group, table, number)
+        if base != data.ALONE:
+            continue
+        found = data.rank_correlation(columns["predicted"], realised)
         name = group.methods[number].label
         if found is None:
             return f"The gains of {name} do not vary enough to say whether its predictions order them."
         rho, p, count = found
         how = "orders" if rho > 0 and p < 0.05 else "does not order"
         sign = "−" if rho < 0 else ""
+        which = f" in seed {group.seeds[0]}" if len(group.seeds) > 1 else ""
         return (
             f"What {name} predicts {how} what its clients gain: rank correlation {sign}{abs(rho):.2f} over "
-            f"{counted(count, 'client')} (p {'' if p < 0.001 else '= '}{p_shown(p)})."
+            f"{counted(count, 'client')}{which} (p {'' if p < 0.001 else '= '}{p_shown(p)})."
         )
     return ""
 
@@ -273,7 +278,7 @@ def call(config: RunConfig) -> str:
     settings: dict[str, Any] = {key: getattr(config, key) for key in kept}
     if name is not None and model:
         settings["model_options"] = model
-    for key in ("evaluate_on", "evaluate_train", "fine_tune", "chunk_size", "gradients"):
+    for key in ("evaluate_on", "evaluate_train", "fine_tune", "chunk_size", "gradients", "gain"):
         if getattr(config, key) != usual[key].default:
             settings[key] = getattr(config, key)
     objects = {

@@ -11,6 +11,7 @@
     summary.json             the numbers of the run, as of the last evaluation
     checkpoint.safetensors   everything training needs to go on
     federation.safetensors   the rows, if they are the user's own
+    start.safetensors        the model that training began with, where clients train alone from it as well (``gain``)
     module.pt                the user's own module, loss, method and metrics, pickled
     trackers.json            the trackers that follow the run, if there are any; their files lie in folders beside it
 """
@@ -38,7 +39,10 @@ VERSION = 1
 
 CONFIG, SUMMARY, CHECKPOINT = "config.json", "summary.json", "checkpoint.safetensors"
 HISTORY, PARTICIPATION, CLIENTS, PARTITION = "history.csv", "participation.csv", "clients.csv", "partition.csv"
-FEDERATION, MODULE = "federation.safetensors", "module.pt"
+FEDERATION, START, MODULE = "federation.safetensors", "start.safetensors", "module.pt"
+
+# Of participation.csv, after the round and the client: what a client reported, and what it weighed.
+REPORTED = ("num_local_steps", "wanted_steps", "intra_variance", "effective_params", "weight")
 
 Row = dict[str, Any]
 
@@ -73,6 +77,7 @@ class RunConfig:
     own_metrics: dict[str, bool] = field(default_factory=dict)  # the user's own: whether higher is better
     optimiser: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"})  # of local steps, with its options
     is_warm: bool = False  # began with weights that were given (`start`)
+    gain: bool = False  # whether clients train alone as well, when the last round is done
 
 
 @dataclass
@@ -101,9 +106,7 @@ class RunFolder:
 
     path: Path
     history_columns: Sequence[str]
-    participation_columns: Sequence[str] = (
-        "round", "client", "num_local_steps", "wanted_steps", "intra_variance", "weight",
-    )  # fmt: skip
+    participation_columns: Sequence[str] = ("round", "client", *REPORTED)
 
     def begin(self, config: RunConfig, records: Records) -> None:
         """Write what is known before the first round, or what an interrupted run had found until its checkpoint."""

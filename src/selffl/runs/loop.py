@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from selffl.algorithms import Algorithm
+from selffl.algorithms.contract import KnowsClients, map_tensors
+from selffl.algorithms.local import training_alone
 from selffl.algorithms.optimisers import check_optimiser, optimiser_of
-from selffl.algorithms.self_fl import SelfFL, SelfFLServer, SelfFLUpload
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RoundReport, RunState
-from selffl.errors import ConfigError, DivergedError
+from selffl.errors import ConfigError, DataError, DivergedError
 from selffl.runs.evaluation import Evaluation, evaluate, of_clients, or_none, score_names
-from selffl.runs.folder import Records, Row, RunConfig, RunFolder
+from selffl.runs.folder import REPORTED, Records, Row, RunConfig, RunFolder
+from selffl.runs.gain import gain_columns, gain_scores
 from selffl.training.blocks import Loss, repeatable
 from selffl.training.evaluation import check_rows, numbers_of_rows
 from selffl.training.flat import FlatModel
@@ -80,12 +82,31 @@ class Training:
         if chosen is None:
             raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
         self.evaluated = chosen
+        self.first = self.model.params  # what training begins with
+        if config.gain:
+            training_alone(method)  # refuse a method that cannot be held against it
+            if not len(chosen.labels):
+                raise DataError(f"gain=True, and no client has {config.evaluate_on} rows; expected some to measure by.")
         self._try_metrics()
 
     def evaluation(self, state: RunState, rows: Rows | None = None, fine_tune: Sequence[int] = ()) -> Evaluation:
         """All clients on the rows that the run is evaluated on, or on others."""
         chosen = self.evaluated if rows is None else rows
         return evaluate(self.engine, self.source, state, chosen, self.measure, fine_tune, self.metrics)
+
+    def alone(self) -> tuple[Evaluation, Tensor]:
+        """All clients on the same rows after as many rounds by themselves, and whose models were lost ``[M]``.
+
+        The same first model, cohorts, minibatches and optimiser; nothing of it counts as work of the run.
+        """
+        engine = replace(self.engine, algorithm=training_alone(self.method))
+        state = engine.advance(engine.start(self.first), self.config.rounds, consume=True)
+        lost = ~state.memory.params.isfinite().all(-1)
+        kept = map_tensors(lambda tensor: tensor.masked_fill(lost.view(-1, *[1] * (tensor.ndim - 1)), 0), state.memory)
+        found = evaluate(
+            engine, self.source, replace(state, memory=kept), self.evaluated, self.measure, (), self.metrics
+        )
+        return found, lost.cpu()
 
     def _try_metrics(self) -> None:
         """Compute the user's own metrics once, of the first client that has rows: better now than after training."""
@@ -188,7 +209,7 @@ def go_on(
                 folder.add_evaluation(replace(records, summary=summary(config, len(ids), records, "diverged")))
             raise
         publish()
-        status = "finished" if stop == config.rounds else "running"
+        status = "finished" if stop == config.rounds and not config.gain else "running"
         records.summary = summary(config, len(ids), records, status)
         if folder is not None:
             folder.add_evaluation(records)
@@ -198,6 +219,13 @@ def go_on(
             if config.checkpoint_every and is_due:
                 folder.add_checkpoint(state, now - began)
                 saved = now
+    if config.gain:  # after the checkpoint: what has been trained is safe while clients train alone
+        found = gain_columns(training.evaluation(state), *training.alone())
+        for place, row in enumerate(records.clients):
+            row.update({name: cells[place] for name, cells in found.items()})
+        records.summary = summary(config, len(ids), records, "finished")
+        if folder is not None:
+            folder.add_evaluation(records)
     return state
 
 
@@ -221,29 +249,28 @@ def _evaluate(training: Training, state: RunState, records: Records) -> None:
 def rows_of(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
     """A round as a row of the history, and its clients as rows of their own."""
     row: Row = {"round": report.round_number, "clients": report.clients.shape[-1]}
-    taking_part: list[Row] = []
     if hasattr(report.server, "inter_variance"):
         row["inter_variance"] = float(report.server.inter_variance)
-    if isinstance(report.upload, SelfFLUpload):
-        variance, steps = report.upload.intra_variance, report.upload.num_local_steps
-        known = variance[~variance.isnan()]
-        row["num_local_steps"] = float(steps.double().mean())
-        row["intra_variance"] = float(known.double().mean()) if len(known) else None
-        columns = {
-            "client": [ids[client] for client in report.clients.tolist()],
-            "num_local_steps": steps.tolist(),
-            "wanted_steps": _or_none(report.upload.wanted_steps),
-            "intra_variance": _or_none(variance),
-            "weight": [None] * len(steps),
+    found = {name: getattr(report.upload, name) for name in REPORTED[:-1] if hasattr(report.upload, name)}
+    if not isinstance(method, KnowsClients) or not found:
+        return row, []
+    if "intra_variance" not in found:  # the server has worked it out
+        found["intra_variance"] = report.server.intra_variance.gather(-1, report.clients)
+    known = found["intra_variance"][~found["intra_variance"].isnan()]
+    row["intra_variance"] = float(known.double().mean()) if len(known) else None
+    if "num_local_steps" in found:
+        row["num_local_steps"] = float(found["num_local_steps"].double().mean())
+    weight = method.weights(report.server, report.clients, report.upload).double()
+    found["weight"] = weight / weight.sum()
+    cells = {name: _or_none(values) for name, values in found.items()}
+    return row, [
+        {
+            "round": report.round_number,
+            "client": ids[client],
+            **{name: cells[name][place] if name in cells else None for name in REPORTED},
         }
-        if isinstance(method, SelfFL):
-            weight = method.weights(report.server, report.clients, report.upload).double()
-            columns["weight"] = _or_none(weight / weight.sum())
-        taking_part = [
-            {"round": report.round_number, **dict(zip(columns, values, strict=True))}
-            for values in zip(*columns.values(), strict=True)
-        ]
-    return row, taking_part
+        for place, client in enumerate(report.clients.tolist())
+    ]
 
 
 def client_rows(
@@ -275,7 +302,7 @@ def client_rows(
         last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
         for name in ("num_local_steps", "intra_variance"):
             columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
-    if isinstance(method, SelfFL) and isinstance(state.server, SelfFLServer):
+    if isinstance(method, KnowsClients):
         columns["predicted_gain"] = _or_none(method.gains(state.server))
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
@@ -318,6 +345,7 @@ def summary(config: RunConfig, num_clients: int, records: Records, status: str) 
         "evaluated_on": config.evaluate_on,
         "clients": num_clients,
         "participation": config.participation,
+        **(gain_scores(records.clients) if config.gain else {}),
         "status": status,
     }
 

@@ -23,6 +23,7 @@ from selffl.runs.folder import Records, RunConfig, RunFolder
 from selffl.runs.loop import Method, OnRound, Training, history_columns, summary
 from selffl.runs.run import Run, run_of, trained
 from selffl.runs.trackers import Choice, followers, trackers_of
+from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 from selffl.training.blocks import Loss
 from selffl.training.metrics import own_metrics
@@ -171,7 +172,10 @@ def _restored(path: Path, given: _Given, rounds: int | None, device: str | None)
                 f"run in {path}. Pass selffl.Metric(function, higher_is_better={is_higher_better})."
             )
     ordered = {name: metrics[name] for name in config.own_metrics}
-    return Training(config, method, module, loss, _federation(path, config, given.federation), ordered)
+    training = Training(config, method, module, loss, _federation(path, config, given.federation), ordered)
+    if config.gain:
+        training.first = load_tensors(path / files.START)[0]["params"].to(training.model.params)
+    return training
 
 
 def _federation(path: Path, config: RunConfig, given: Federation | None) -> Federation:

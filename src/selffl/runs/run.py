@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.data.federation import Federation
 from selffl.engines.cohort import RunState
 from selffl.errors import ConfigError
@@ -18,8 +19,10 @@ from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
 from selffl.runs.export import Precision, client_about, position_of, save_state_dict, write_personal
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
+from selffl.runs.gain import gain_rows
 from selffl.runs.loop import OnRound, Training, few_threads, go_on, history_columns, partition_rows
 from selffl.runs.trackers import Tracker, tracked
+from selffl.state.checkpoint import save_tensors
 from selffl.state.files import write_csv
 
 
@@ -124,6 +127,25 @@ class Run:
         """
         return self._training.evaluation(self._state, fine_tune=fine_tune)
 
+    def gains(self) -> list[Row]:
+        """Who loses by joining, worst first, and why; of a run with ``gain=True``.
+
+        One row for each client that has held-out rows: ``client``, ``num_train``, ``num_test``, ``predicted_gain`` (the
+        factor by which the method expected its variance to shrink, where it says so), ``alone`` and ``personal``
+        (the first metric), ``realised_gain`` (positive where joining helped), ``is_within_chance`` (an exact sign
+        test of the rows that one model has right and the other wrong, 5 % level; none where rows are not right or
+        wrong) and ``why``, a reason that the run's own numbers support.
+        """
+        if not self.config.gain:
+            raise ConfigError(
+                "the run was trained without gain=True, so that nobody's model is known without joining; train it "
+                "again with gain=True (selffl run --gain)."
+            )
+        if self.summary.get("status") != "finished":
+            raise ConfigError("the run has not ended, and its clients train alone at the end; resume it first.")
+        has_global = not self.config.algorithm.startswith(WITHOUT_GLOBAL)
+        return gain_rows(self.clients, self.config.metrics[0], has_global=has_global)
+
     def __repr__(self) -> str:
         """What it is and how it did, in a line."""
         names = ("algorithm", "data", "rounds", f"weighted_{self.config.metrics[0]}", "status")
@@ -186,6 +208,8 @@ def begin(path: Path, training: Training, records: Records, state: RunState, kee
         write_csv(path / files.PARTITION, held)
     if config.source is None and keep_rows:
         training.federation.save(path / files.FEDERATION)
+    if config.gain:
+        save_tensors(path / files.START, {"params": training.first}, {})
     if config.checkpoint_every or state.round_number:
         folder.add_checkpoint(state, records.summary.get("seconds", 0.0))
     if records.summary:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
-from selffl.algorithms.options import above, at_least, one_of
+from selffl.algorithms.options import above, at_least, one_of, true_or_false
 from selffl.data.federation import Federation, check_seed
 from selffl.errors import ConfigError
 from selffl.models import build
@@ -58,6 +58,7 @@ def train(
     metrics: Mapping[str, Any] | None = None,
     optimiser: str | Optimiser = "sgd",
     tracker: Choice | None = None,
+    gain: bool = False,
 ) -> Run:
     """Train one model per client.
 
@@ -99,6 +100,10 @@ def train(
             It starts anew in every round.
         tracker: ``tensorboard``, ``mlflow`` or ``wandb``, which write files beside the run's (`selffl.runs.trackers`
             says where), an object with ``begin``, ``log`` and ``end``, or several of these in a list.
+        gain: whether every client is also trained alone, by ``local`` with the same rounds, cohorts, minibatches and
+            steps, when the last round is done: ``run.clients`` then has ``alone_accuracy`` and ``realised_gain``, and
+            `Run.gains` says who loses by joining.  It takes about as long again; its gradients and seconds are not
+            counted.
 
     Returns:
         The run.
@@ -121,6 +126,7 @@ def train(
     if not callable(loss):
         raise ConfigError(f"loss is {loss!r}; expected a function, such as torch.nn.functional.cross_entropy.")
     check_seed(seed)
+    true_or_false("gain", gain)
     measured, steps_by = own_metrics(metrics), optimiser_of(optimiser)
     check_optimiser(steps_by, method)
     module, recipe = _module(model, federation, seed, model_options or {})
@@ -171,10 +177,12 @@ def train(
         own_metrics={own: bool(metric.higher_is_better) for own, metric in measured.items()},
         optimiser={"name": steps_by.name, **vars(steps_by)},
         is_warm=start is not None,
+        gain=gain,
     )
     training = Training(config, method, module, loss, federation, measured)
     trackers = trackers_of(tracker)
-    state = training.engine.start(_first(training, start))
+    training.first = _first(training, start)
+    state = training.engine.start(training.first)
     if out is None:
         return trained(training, state, Records(), None, 0.0, on_round, trackers)
     refuse_if_taken(Path(out))

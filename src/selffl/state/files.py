@@ -107,7 +107,8 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         kinds = {type(cell) for cell in cells} - {type(None)}
         is_plain = kinds <= {int, float} or (len(kinds) == 1 and kinds <= {str, bool})
         try:
-            columns[name] = pa.array(cells if is_plain else _as_text(cells))
+            # An empty column is one of numbers, as in every run where it is not empty.
+            columns[name] = pa.array(cells if is_plain else _as_text(cells), None if kinds else pa.float64())
         except (pa.ArrowInvalid, OverflowError):  # ids of 64 bits without a sign
             columns[name] = pa.array(_as_text(cells))
     with replacing(path) as partial:

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from selffl.algorithms import Algorithm, algorithm
+from selffl.algorithms import WITHOUT_GLOBAL, Algorithm, algorithm
 from selffl.algorithms.contract import tensors_of
 from selffl.engines.cohort import CohortEngine, RoundReport
 from selffl.runs.folder import Row
@@ -26,7 +26,6 @@ from selffl.studies.comparison import (
     PENALTIES,
     TUNED_FEDAVG,
     VALIDATION,
-    WITHOUT_GLOBAL,
     best_steps,
     by_round,
     fine_tuned,

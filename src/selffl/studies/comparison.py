@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.studies.arms import Arm, Outcome, Outcomes, estimate, metric_of, run_arms, values
 from selffl.studies.problems import METHODS, Problem
 from selffl.studies.problems import NUM_SEEDS as NUM_SEEDS
@@ -21,9 +22,6 @@ PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
 FINE_TUNE = (5, 20, 80, 320)  # steps of fine-tuning, to choose from
 VALIDATION = 0.2  # share of each client's rows, while choosing
 GRADIENTS_PER_STEP = {"fedavg": 1, "local": 1, "ditto": 2, "perfedavg": 2, "pfedme": 5}
-
-# Local training never changes the model it starts from; the global head of FedPer and FedRep is never trained.
-WITHOUT_GLOBAL = ("local", "fedper", "fedrep")
 
 TUNED_DITTO, TUNED_FEDAVG = "ditto, λ chosen", "fedavg, fine-tuned"
 

@@ -128,8 +128,11 @@ class Metric:
 
 
 # Columns that a run's records have anyway, and how the names of scores begin.
-TAKEN = ("client", "cluster", "predicted_gain", "rounds", "round", "clients", "seconds", "gradient_evaluations")
-PREFIXES = ("weighted_", "top10_", "worst10_", "global_", "personal_", "train_", "num_")
+TAKEN = (
+    "client", "cluster", "predicted_gain", "realised_gain", "rounds", "round", "clients", "seconds",
+    "gradient_evaluations",
+)  # fmt: skip
+PREFIXES = ("weighted_", "top10_", "worst10_", "global_", "personal_", "alone_", "train_", "num_")
 
 
 def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:
