@@ -518,7 +518,7 @@ def run_self_fl_sums(
     return result | {"usual": usual, "inter_variance": inter_variance}
 
 
-# ---------------------------------------------------------------------------------------- Self-FL with learned variances
+# --------------------------------------------------------------------------------------- Self-FL with learned variances
 
 
 def decided(rows, precision):
@@ -539,16 +539,14 @@ def effective(rows, num_examples, precision):
 
 
 def moved(old, new, learning):
-    """A fifth of the way, of logarithms; the first estimate is taken as it is, and one that is none not at all."""
+    """A share of the way, of logarithms; the first estimate is taken as it is, and one that is none not at all."""
     if new is None or not 0.0 < new < math.inf:
         return old
     return new if old is None else old * (new / old) ** learning
 
 
-def run_self_fl_auto(
-    problem, *, num_local_steps, momentum=0.9, recent=8, learning=0.2, first=10.0, balance=0.25, skipped=0.5
-):
-    """D17. A client's model is kept as θ_m and the θ it was made with: since then it has moved by 1 − k_m of θ's way."""
+def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, first, balance, skipped):
+    """D17. A client keeps θ_m, and the θ it was made with: by 1 − k_m of the way from there to the present one it moves."""
     shared = prior = problem["start"]  # w, θ
     precision, prior_rows, memory = first, None, {}
     history, steps, gradients, reported = [], [], [], {}
@@ -561,7 +559,7 @@ def run_self_fl_auto(
         return [x + lean * (now - old) for x, now, old in zip(own, prior, then, strict=True)]
 
     for t, cohort in enumerate(problem["cohorts"]):
-        trained, parameters, distances = [], [], []
+        trained, parameters, temperatures, distances = [], [], [], []
         for m in cohort:
             gradient, rate = problem["gradient"](t, m), problem["rates"][m]
             trained.append(descend(shared, gradient, rate, num_local_steps))
@@ -571,7 +569,8 @@ def run_self_fl_auto(
                 [x * extra**balance / temperature**0.5 for x in row] for row, extra in zip(rows, surplus, strict=True)
             ]
             parameters.append(effective(rows, num_examples, precision))
-            distances.append(math.fsum((x - c) ** 2 for x, c in zip(own, prior, strict=True)) / temperature)
+            temperatures.append(temperature)
+            distances.append(math.fsum((x - c) ** 2 for x, c in zip(own, prior, strict=True)))
             for draw in range(num_local_steps):
                 velocity = [momentum * v + g for v, g in zip(velocity, gradient(own, draw), strict=True)]
                 own = [x - rate * v for x, v in zip(own, velocity, strict=True)]
@@ -582,7 +581,8 @@ def run_self_fl_auto(
             count = problem["examples"][m]
             lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
             memory[m] = mean_model(kept, [1.0] * len(kept)), prior, lean
-        back = [parameter for parameter, distance in zip(parameters, distances, strict=True) if distance > 0.0]
+        told = zip(parameters, temperatures, distances, strict=True)
+        back = [gamma * temperature for gamma, temperature, distance in told if distance > 0.0]
         if back:
             precision = 1.0 / moved(1.0 / precision, math.fsum(distances) / math.fsum(back), learning)
         counts = [problem["examples"][m] for m in cohort]
