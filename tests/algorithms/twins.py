@@ -528,8 +528,11 @@ def decided(rows, precision):
 
 
 def effective(rows, num_examples, precision):
-    """γ of N rows from n: as they are, or γ_n (N/n)^s, where 2^s is what twice the rows decide; at most P."""
+    """γ of N rows from n: N/n times the information, or, of n < P rows, γ_n (N/n)^s, if twice the rows decide 2^s as
+    many parameters; at most P."""
     share = num_examples / len(rows)
+    if len(rows) >= len(rows[0]):
+        return decided([[share**0.5 * x for x in row] for row in rows], precision)
     rows = [[min(share, 1.0) ** 0.5 * x for x in row] for row in rows]
     whole, growth = decided(rows, precision), 1.0
     if len(rows) > 1:
@@ -546,7 +549,7 @@ def moved(old, new, learning):
 
 
 def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, first, balance, skipped):
-    """D17. A client keeps θ_m, and the θ it was made with: by 1 − k_m of the way from there to the present one it moves."""
+    """D17. A client keeps θ_m and the θ it was made with: θ_m moves by 1 − k_m of the way from there to the new θ."""
     shared = prior = problem["start"]  # w, θ
     precision, prior_rows, memory = first, None, {}
     history, steps, gradients, reported = [], [], [], {}
