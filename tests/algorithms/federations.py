@@ -5,11 +5,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from selffl.algorithms import Layer
+from selffl.algorithms import Layer, self_fl_auto
 from selffl.engines.cohort import CohortEngine
 from selffl.training.gaussian import GaussianFederation
 
 CENTRES = (1.6, -2.5, 4.0)  # θ_0, coordinate by coordinate; away from 0, so that relative errors mean something
+# The numbers of D17, as its twin is told them; docs/methods/self-fl.md states them, and a test compares.
+AUTO = {
+    "momentum": self_fl_auto.MOMENTUM,
+    "recent": self_fl_auto.RECENT,
+    "learning": self_fl_auto.LEARNING,
+    "first": self_fl_auto.FIRST_PRECISION,
+    "balance": self_fl_auto.BALANCE,
+    "skipped": self_fl_auto.SKIPPED,
+}
 
 
 @dataclass(frozen=True)

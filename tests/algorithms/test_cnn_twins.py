@@ -9,7 +9,7 @@ import copy
 import pytest
 import torch
 import twins
-from federations import federation, starting_point
+from federations import AUTO, federation, starting_point
 from torch import nn
 
 from selffl.algorithms import ALGORITHMS, PerFedAvg, PFedMe, algorithm, self_fl_augmented
@@ -137,8 +137,13 @@ INNER = {"inner_rates": [RATE] * len(SIZES)}
 CASES = {
     "self-fl": ("self-fl", SELF_FL, twins.run_self_fl, AS_SELF_FL),
     "self-fl-exact": ("self-fl-exact", SELF_FL, twins.run_self_fl, AS_SELF_FL | {"form": "exact"}),
-    "self-fl-auto": ("self-fl-auto", STEPS, twins.run_self_fl_auto, STEPS),
-    "self-fl-auto, longer": ("self-fl-auto", {"num_local_steps": 6}, twins.run_self_fl_auto, {"num_local_steps": 6}),
+    "self-fl-auto": ("self-fl-auto", STEPS, twins.run_self_fl_auto, STEPS | AUTO),
+    "self-fl-auto, longer": (
+        "self-fl-auto",
+        {"num_local_steps": 6},
+        twins.run_self_fl_auto,
+        AUTO | {"num_local_steps": 6},
+    ),
     "self-fl-augmented": (
         "self-fl-augmented",
         SELF_FL | {"tolerance": 0.01, "max_convergence_steps": 26},

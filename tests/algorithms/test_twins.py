@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import twins
-from federations import federation, run, starting_point
+from federations import AUTO, federation, run, starting_point
 
 from selffl.algorithms import algorithm
 from selffl.engines.cohort import sample_cohort
@@ -286,7 +286,9 @@ def test_self_fl_by_sums_equals_its_twin(case, setting):
 @pytest.mark.parametrize("with_rows", [False, True], ids=["estimates", "rows"])
 def test_self_fl_auto_equals_its_twin(with_rows, num_local_steps, setting):
     options, name = {"num_local_steps": num_local_steps}, "self-fl-auto"
-    _, state, expected = compared(name, options, setting, twins.run_self_fl_auto, with_rows=with_rows, **options)
+    _, state, expected = compared(
+        name, options, setting, twins.run_self_fl_auto, with_rows=with_rows, **options, **AUTO
+    )
     server = state.server
     assert server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9, abs=0)
     assert server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-9, abs=0)

@@ -518,7 +518,7 @@ def run_self_fl_sums(
     return result | {"usual": usual, "inter_variance": inter_variance}
 
 
-# ---------------------------------------------------------------------------------------- Self-FL with learned variances
+# --------------------------------------------------------------------------------------- Self-FL with learned variances
 
 
 def decided(rows, precision):
@@ -528,8 +528,11 @@ def decided(rows, precision):
 
 
 def effective(rows, num_examples, precision):
-    """γ of N rows from n: as they are, or γ_n (N/n)^s, where 2^s is what twice the rows decide; at most P."""
+    """γ of N rows from n: N/n times the information, or, of n < P rows, γ_n (N/n)^s, if twice the rows decide 2^s as
+    many parameters; at most P."""
     share = num_examples / len(rows)
+    if len(rows) >= len(rows[0]):
+        return decided([[share**0.5 * x for x in row] for row in rows], precision)
     rows = [[min(share, 1.0) ** 0.5 * x for x in row] for row in rows]
     whole, growth = decided(rows, precision), 1.0
     if len(rows) > 1:
@@ -539,16 +542,14 @@ def effective(rows, num_examples, precision):
 
 
 def moved(old, new, learning):
-    """A fifth of the way, of logarithms; the first estimate is taken as it is, and one that is none not at all."""
+    """A share of the way, of logarithms; the first estimate is taken as it is, and one that is none not at all."""
     if new is None or not 0.0 < new < math.inf:
         return old
     return new if old is None else old * (new / old) ** learning
 
 
-def run_self_fl_auto(
-    problem, *, num_local_steps, momentum=0.9, recent=8, learning=0.2, first=10.0, balance=0.25, skipped=0.5
-):
-    """D17. A client's model is kept as θ_m and the θ it was made with: since then it has moved by 1 − k_m of θ's way."""
+def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, first, balance, skipped):
+    """D17. A client keeps θ_m and the θ it was made with: θ_m moves by 1 − k_m of the way from there to the new θ."""
     shared = prior = problem["start"]  # w, θ
     precision, prior_rows, memory = first, None, {}
     history, steps, gradients, reported = [], [], [], {}
@@ -561,7 +562,7 @@ def run_self_fl_auto(
         return [x + lean * (now - old) for x, now, old in zip(own, prior, then, strict=True)]
 
     for t, cohort in enumerate(problem["cohorts"]):
-        trained, parameters, distances = [], [], []
+        trained, parameters, temperatures, distances = [], [], [], []
         for m in cohort:
             gradient, rate = problem["gradient"](t, m), problem["rates"][m]
             trained.append(descend(shared, gradient, rate, num_local_steps))
@@ -571,7 +572,8 @@ def run_self_fl_auto(
                 [x * extra**balance / temperature**0.5 for x in row] for row, extra in zip(rows, surplus, strict=True)
             ]
             parameters.append(effective(rows, num_examples, precision))
-            distances.append(math.fsum((x - c) ** 2 for x, c in zip(own, prior, strict=True)) / temperature)
+            temperatures.append(temperature)
+            distances.append(math.fsum((x - c) ** 2 for x, c in zip(own, prior, strict=True)))
             for draw in range(num_local_steps):
                 velocity = [momentum * v + g for v, g in zip(velocity, gradient(own, draw), strict=True)]
                 own = [x - rate * v for x, v in zip(own, velocity, strict=True)]
@@ -582,7 +584,8 @@ def run_self_fl_auto(
             count = problem["examples"][m]
             lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
             memory[m] = mean_model(kept, [1.0] * len(kept)), prior, lean
-        back = [parameter for parameter, distance in zip(parameters, distances, strict=True) if distance > 0.0]
+        told = zip(parameters, temperatures, distances, strict=True)
+        back = [gamma * temperature for gamma, temperature, distance in told if distance > 0.0]
         if back:
             precision = 1.0 / moved(1.0 / precision, math.fsum(distances) / math.fsum(back), learning)
         counts = [problem["examples"][m] for m in cohort]

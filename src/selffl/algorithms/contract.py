@@ -70,7 +70,7 @@ class Scores(NamedTuple):
     surplus: Tensor  # expected information of each row over its empirical one, its outer product [n, R]
     num_rows: Tensor  # that were looked at [n]
     num_examples: Tensor  # of how many [n]
-    temperature: Tensor  # the loss of this many nats is 1 [n]: 1 for a negative log-likelihood
+    temperature: Tensor  # a loss of this much is one nat [n]: 1 for a negative log-likelihood
 
 
 class LocalTask(ABC):

@@ -79,10 +79,11 @@ class AutoMemory:
 
 @dataclass(frozen=True)
 class AutoUpload(ModelUpload):
-    """What a client sends back: FedAvg's model and number of rows, and two numbers more."""
+    """What a client sends back: FedAvg's model and number of rows, and three numbers more."""
 
     effective_params: Tensor  # gamma_m [..., C]
-    distance: Tensor  # |theta_m - theta|^2 on arrival, over the loss's temperature [..., C]; 0 on the first visit
+    temperature: Tensor  # of its loss [..., C]
+    distance: Tensor  # |theta_m - theta|^2 on arrival [..., C]; 0 on the first visit
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ class SelfFLAuto(LocalWork):
         """FedAvg's steps from w, and as many towards the posterior mode from theta_m."""
         trained = descend(task, broadcast.latest, self.steps(task))
         kept, decided, temperature = self.adapted(broadcast, memory, task)
-        distance = (memory.model(broadcast.params) - broadcast.params).square().sum(-1) / temperature
-        return AutoUpload(trained, task.num_examples.to(trained), decided, distance), kept
+        distance = (memory.model(broadcast.params) - broadcast.params).square().sum(-1)
+        return AutoUpload(trained, task.num_examples.to(trained), decided, temperature, distance), kept
 
     def adapted(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask
@@ -199,10 +200,11 @@ class SelfFLAuto(LocalWork):
     def learned(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
         """sigma_0^2, n_0 and the cohort's sigma_m^2, after its reports.
 
-        A client on its first visit has no difference yet, and does not count for sigma_0^2.
+        A client on its first visit has no difference yet, and does not count for sigma_0^2.  Temperatures multiply
+        gamma instead of dividing distances: that of a few rows can be next to nothing, and one over it anything.
         """
         is_back = upload.distance > 0
-        decided = torch.where(is_back, upload.effective_params, 0.0).sum(-1)
+        decided = torch.where(is_back, upload.effective_params * upload.temperature, 0.0).sum(-1)
         inter = _moved(server.inter_variance, upload.distance.sum(-1) / decided)
         count = upload.num_examples
         # k = N/(N + n_0) of an average client.

@@ -29,14 +29,18 @@ def decided_by(rows: Tensor, precision: Tensor) -> Tensor:
 def effective_parameters(rows: Tensor, num_rows: Tensor, num_examples: Tensor, precision: Tensor) -> Tensor:
     """gamma of all N of a client's rows, from ``num_rows`` of them (further ``rows [..., R, P]`` are zeros): ``[...]``.
 
-    Information about directions in which no row seen so far has pointed cannot be read off: multiplied by N/n, n rows
-    decide n parameters at most.  Doubling the rows from n/2 to n multiplies gamma by 2^s, and N rows are taken to
-    decide gamma_n (N/n)^s; with one row to look at, s = 1.  Never more than there are parameters.
+    With no fewer rows than parameters, N rows have N/n times their information.  With fewer, that about directions in
+    which no row seen so far has pointed cannot be read off: multiplied by N/n, n rows decide n parameters at most.
+    Doubling the rows from n/2 to n multiplies gamma by 2^s, and N rows are taken to decide gamma_n (N/n)^s; with one
+    row to look at, s = 1.  Never more than there are parameters.
     """
     share = num_examples.double() / num_rows.double()
-    # A client with fewer rows than a minibatch meets some of them twice.
-    scaled = rows * share.clamp(max=1.0).sqrt().to(rows)[..., None, None]
+    is_whole = rows.shape[-2] >= rows.shape[-1]
+    # Less than 1 for a client with fewer rows than a minibatch, which meets some of them twice.
+    scaled = rows * (share if is_whole else share.clamp(max=1.0)).sqrt().to(rows)[..., None, None]
     found = decided_by(scaled, precision)
+    if is_whole:
+        return found.to(rows)
     growth = torch.ones_like(found)
     if rows.shape[-2] > 1:
         half = (decided_by(scaled[..., ::2, :], precision) + decided_by(scaled[..., 1::2, :], precision)) / 2

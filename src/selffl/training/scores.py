@@ -56,7 +56,7 @@ def surplus_of(loss: Loss, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Ten
             flat.reshape(-1), answers.reshape(-1).to(flat), reduction="none"
         )
     elif is_loss(loss, nn.functional.mse_loss, nn.MSELoss):
-        errors = (flat.reshape(answers.shape) - answers).square().flatten(1)
+        errors = (flat.reshape(answers.shape) - answers).square().reshape(len(answers), -1)
         each = (2.0 * errors.mean(1) / errors.shape[1]).reshape(one.shape)
         return one, each.mean(1).clamp(min=torch.finfo(one.dtype).eps)
     else:
