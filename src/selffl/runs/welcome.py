@@ -56,8 +56,8 @@ def rows_of_newcomer(training: Training, rows: Any) -> Rows:
     for name, mine, theirs in (("row", found.features, known.features), ("label", found.labels, known.labels)):
         if mine.shape[1:] != theirs.shape[1:]:
             raise DataError(
-                f"a {name} of the newcomer has shape {tuple(mine.shape[1:])}; expected {tuple(theirs.shape[1:])}, as in "
-                "the federation that was trained."
+                f"a {name} of the newcomer has shape {tuple(mine.shape[1:])}; expected {tuple(theirs.shape[1:])}, as "
+                "of the clients that were trained on."
             )
     found = found.to(training.config.device, getattr(torch, training.config.dtype))
     check_rows(training.model, training.loss, found, [NEWCOMER])
@@ -88,13 +88,14 @@ def welcomed(training: Training, state: RunState, rows: Rows) -> Tensor:
 
     Nothing of the run is changed.
     """
-    found = state.server.params.expand(len(rows.num_examples), -1).clone()
+    shared: Tensor = state.server.params
+    found = shared.expand(len(rows.num_examples), -1).clone()
     sent = _message(training, state)
     most = training.engine.chunk_size or len(found)
     with few_threads(training):
-        for size in rows.num_examples.unique().tolist():
+        for size in set(rows.num_examples.tolist()) - {0}:
             alike = (rows.num_examples == size).nonzero().flatten()
-            for some in alike.split(most) if size else ():  # type: ignore[no-untyped-call]
+            for some in alike.split(most):
                 found[some] = _settled(training, state, sent, rows.only(some))
     if not found.isfinite().all():
         raise DivergedError(
@@ -128,7 +129,8 @@ def _message(training: Training, state: RunState) -> Any:
 
 def _settled(training: Training, state: RunState, sent: Any, rows: Rows) -> Tensor:
     """Models ``[C, P]`` of newcomers with as many rows each, after their visits."""
-    method, source, shared = training.method, training.source, state.server.params
+    method, source = training.method, training.source
+    shared: Tensor = state.server.params
     count, size = len(rows.num_examples), int(rows.num_examples[0])
     # Self-FL takes its variance from the spread of a client's models over rounds in which the global one moves (D4).
     # Visits to a server at rest would show none: one visit, as of a client whose variance is not known yet (D3).
@@ -143,8 +145,7 @@ def _settled(training: Training, state: RunState, sent: Any, rows: Rows) -> Tens
             state.round_number + visit, source.gradients, keys=torch.full_like(moving, source.federation.num_clients),
             optimiser=source.optimiser,
         )  # fmt: skip
-        told = map_tensors(lambda part: part.expand(task.shape + part.shape[1:]), sent)
-        kept = _after_visit(method, told, store.read(moving), task)
+        kept = _after_visit(method, sent, store.read(moving), task)
         store.write(moving, kept)
         before, after = found[moving], method.personal(shared, kept, task)
         found[moving] = after
@@ -156,7 +157,8 @@ def _settled(training: Training, state: RunState, sent: Any, rows: Rows) -> Tens
 
 
 def _after_visit(method: Method, sent: Any, memory: Any, task: ModelTask) -> Any:
-    """What newcomers keep."""
+    """What newcomers keep who are all sent the same."""
+    sent = map_tensors(lambda part: part.expand(task.shape + part.shape[1:]), sent)
     if isinstance(method, SelfFLAuto):  # without the training of what it would send
         return method.adapted(sent, memory, task)[0]
     return method.client_round(sent, memory, task)[1]
