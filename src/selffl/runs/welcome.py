@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import map_tensors
+from selffl.algorithms.contract import Scores, map_tensors
 from selffl.algorithms.self_fl import SelfFL
 from selffl.algorithms.self_fl_auto import SelfFLAuto
 from selffl.data.federation import Federation, Rows
@@ -29,7 +29,7 @@ from selffl.training.evaluation import check_rows
 from selffl.training.model import ModelTask
 
 MOST_VISITS = 100
-TOLERANCE = 1e-3  # a model that moves less in a visit, relative to its way from the global one, no longer moves
+TOLERANCE = 1e-4  # a model that moves less in a visit, relative to its way from the global one, no longer moves
 WHOLE = 500  # rows of a step: up to so many are met in every step, so that no minibatch noise is left to wait for
 NEWCOMER = "newcomer"  # what messages call it
 
@@ -97,7 +97,7 @@ def welcomed(training: Training, state: RunState, rows: Rows) -> Tensor:
             alike = (rows.num_examples == size).nonzero().flatten()
             for some in alike.split(most):
                 found[some] = _settled(training, state, sent, rows.only(some))
-    if not found.isfinite().all():
+    if not found.norm(dim=-1).isfinite().all():
         raise DivergedError(
             f"the newcomer's model by {training.method.name} is not finite; expected finite numbers. Scale its rows as "
             "those that were trained on, or train with a lower learning rate or penalty."
@@ -127,6 +127,17 @@ def _message(training: Training, state: RunState) -> Any:
     return training.method.broadcast(server, torch.tensor([number], device=state.num_gradients.device))
 
 
+class NewcomerTask(ModelTask):
+    """The work of newcomers, whose first step is on the whole minibatch as all others are.
+
+    How many parameters their rows decide, for which rows are else looked at one by one, nobody asks them.
+    """
+
+    def batch_scores(self, params: Tensor, batch: tuple[Tensor, Tensor], rows: Tensor, most: int) -> Scores:
+        """Of one row, with the gradient of all."""
+        return super().batch_scores(params, batch, rows, 1)._replace(gradient=self.batch_gradient(params, batch))
+
+
 def _settled(training: Training, state: RunState, sent: Any, rows: Rows) -> Tensor:
     """Models ``[C, P]`` of newcomers with as many rows each, after their visits."""
     method, source = training.method, training.source
@@ -140,7 +151,7 @@ def _settled(training: Training, state: RunState, sent: Any, rows: Rows) -> Tens
     found = shared.expand(count, -1).clone()
     moving = torch.arange(count, device=shared.device)
     for visit in range(1, 2 if is_once else MOST_VISITS + 1):
-        task = ModelTask(
+        task = NewcomerTask(
             source.model, source.loss, rows, moving, source.learning_rate, min(size, most), source.seed,
             state.round_number + visit, source.gradients, keys=torch.full_like(moving, source.federation.num_clients),
             optimiser=source.optimiser,
@@ -156,7 +167,7 @@ def _settled(training: Training, state: RunState, sent: Any, rows: Rows) -> Tens
     return found
 
 
-def _after_visit(method: Method, sent: Any, memory: Any, task: ModelTask) -> Any:
+def _after_visit(method: Method, sent: Any, memory: Any, task: NewcomerTask) -> Any:
     """What newcomers keep who are all sent the same."""
     sent = map_tensors(lambda part: part.expand(task.shape + part.shape[1:]), sent)
     if isinstance(method, SelfFLAuto):  # without the training of what it would send
