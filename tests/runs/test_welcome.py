@@ -226,10 +226,22 @@ def test_the_server_knows_of_a_newcomer_what_it_knew_of_everybody_at_first():
     torch.testing.assert_close(flat(run.welcome(rows_of(93, 3))), flat(run.global_model()) + 7.0)
 
 
-def test_visits_end_where_the_model_no_longer_moves_and_at_the_bound(monkeypatch):
-    visits = []
+@pytest.fixture
+def visits(monkeypatch):
+    """A list with an entry for every visit."""
+    found = []
     once = welcome._after_visit
-    monkeypatch.setattr(welcome, "_after_visit", lambda *given: (visits.append(1), once(*given))[1])
+    monkeypatch.setattr(welcome, "_after_visit", lambda *given: (found.append(1), once(*given))[1])
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name.startswith("self-fl") and name != "self-fl-auto"])
+def test_a_method_that_learns_its_variance_by_taking_part_is_visited_once(name, visits):
+    trained(name).welcome(rows_of(88, 3 * BATCH))
+    assert len(visits) == 1
+
+
+def test_visits_end_where_the_model_no_longer_moves_and_at_the_bound(visits, monkeypatch):
     run, own = trained("self-fl-auto"), rows_of(92, 5)
     run.welcome(own)
     assert 1 < len(visits) < welcome.MOST_VISITS
