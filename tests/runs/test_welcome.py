@@ -47,6 +47,8 @@ def trained(algorithm, kind="classes", **options):
     module = nn.Linear(FEATURES, 1 if kind == "values" else CLASSES)
     if algorithm in ("fedper", "fedrep"):
         module = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES))
+    if algorithm == "self-fl-augmented":  # which would look for local optima for long
+        algorithm = selffl.algorithm(algorithm, max_convergence_steps=20)
     return selffl.train(
         module, federation(kind), algorithm,
         **{"rounds": 6, "participation": 0.5, "learning_rate": 0.05, "batch_size": BATCH, "dtype": torch.float64}

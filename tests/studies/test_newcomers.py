@@ -67,6 +67,7 @@ def found(tmp_path_factory):
         return STUDIES["newcomers"].run(Job(folder=place, num_seeds=2, quick=True)), place
 
 
+@pytest.mark.slow
 def test_every_line_has_a_number_for_every_number_of_rows(found):
     result, _ = found
     methods = ["self-fl-auto", "fedavg, as it is", "fedavg, 20 steps", "fedavg, 320 steps", "ditto, λ = 1", "local"]
@@ -88,6 +89,7 @@ def test_every_line_has_a_number_for_every_number_of_rows(found):
     assert figure.charts[0].series[0].x == [1, 2, 5, 10, 20, 50]
 
 
+@pytest.mark.slow
 def test_verdicts_follow_from_the_numbers(found):
     result, _ = found
     assert len(result.claims) == 6
@@ -122,6 +124,7 @@ def test_fine_tuning_is_plain_descent_from_the_global_model():
     assert torch.equal(right[view("3 steps", 1)].bool(), torch.cat(answers))
 
 
+@pytest.mark.slow
 def test_runs_keep_no_rows_and_are_not_made_again(found, monkeypatch):
     result, place = found
     assert not list(place.rglob("federation.safetensors"))
