@@ -28,8 +28,8 @@ from selffl.training.blocks import repeatable
 from selffl.training.evaluation import check_rows
 from selffl.training.model import ModelTask
 
-MOST_VISITS = 100
-TOLERANCE = 1e-4  # a model that moves less in a visit, relative to its way from the global one, no longer moves
+MOST_VISITS = 50
+TOLERANCE = 3e-4  # a model that moves less in a visit, relative to its way from the global one, no longer moves
 WHOLE = 500  # rows of a step: up to so many are met in every step, so that no minibatch noise is left to wait for
 NEWCOMER = "newcomer"  # what messages call it
 
