@@ -84,7 +84,7 @@ def succeed(found):
 
 COMMANDS = [
     *(("demo",), ("run",), ("compare",), ("init",), ("bench",), ("posterior",), ("report",), ("figures",), ("serve",)),
-    ("export",),
+    *(("export",), ("welcome",)),
     *(("paper", "list"), ("paper", "run"), ("paper", "page")),
     *(("data", "list"), ("data", "check"), ("data", "fetch"), ("data", "show")),
     *(("flower", "resume"), ("flower", "list"), ("flower", "export")),

@@ -434,3 +434,35 @@ def test_clusters_can_be_given_later_and_the_source_is_forgotten():
     for wrong in ([0, 1], [0, 1, -1], [0.0, 1.0, 2.0]):
         with pytest.raises(DataError, match="expected a whole number, 0 or more, for each of 3 clients"):
             fed.with_clusters(wrong)
+
+
+# --------------------------------------------------------------------------------------------------------- some clients
+
+
+def test_some_clients_keep_their_rows_in_the_order_asked_for():
+    x, y, client = numbered([4, 2, 7, 3])
+    fed = Federation.from_arrays(x, y, client, 0.3, validation_fraction=0.2, cluster=client % 2)
+    some = fed.only([3, 0])
+    assert some.clients == [3, 0]
+    assert some.cluster.tolist() == [1, 0]
+    for mine, theirs in zip(some.parts.values(), fed.parts.values(), strict=True):
+        groups = [numbers(theirs)[low:high] for low, high in zip(theirs.offset, theirs.offset[1:], strict=False)]
+        assert numbers(mine) == groups[3] + groups[0]
+        assert mine.offset.tolist() == [0, len(groups[3]), len(groups[3]) + len(groups[0])]
+        assert [y[row] for row in numbers(mine)] == mine.labels.tolist()
+    assert_same(fed.only(fed.clients), fed)
+
+
+def test_some_clients_of_a_named_data_set_are_no_longer_that_data_set():
+    fed = replace(Federation.from_arrays(*numbered([4, 2])), source={"name": "digits"}, classes=["a", "b", "c"])
+    assert fed.only([1]).source is None
+    assert fed.only([1]).classes == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("clients", "reason"), [([], "hold no client"), ([0, 9], "hold 9, which is none of 2 clients")]
+)
+def test_clients_that_are_not_there_cannot_be_kept(clients, reason):
+    fed = Federation.from_arrays(*numbered([4, 2]))
+    with pytest.raises(DataError, match=reason):
+        fed.only(clients)

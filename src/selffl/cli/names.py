@@ -19,6 +19,7 @@ STUDIES = (
     *("wakeword-global", "wakeword-personal", "augmented-wakeword", "wakeword-clusters", "wakeword-participation"),
     *("sums", "sums-noise"),
     *("auto-digits", "auto-mnist", "auto-femnist", "auto-cifar10", "auto-sent140", "auto-wakeword"),
+    "newcomers",
 )
 
 OF_PROBLEM = ("rounds", "participation", "learning_rate", "batch_size")  # settings besides a method's own options

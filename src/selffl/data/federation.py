@@ -87,6 +87,14 @@ class Rows:
         features, labels = checked_rows(x, y)
         return cls(features, labels, torch.tensor([0, len(labels)]))
 
+    def only(self, clients: Tensor) -> Rows:
+        """The rows of the clients at these positions, in their order."""
+        sizes = self.num_examples[clients]
+        offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        first = (self.offset[clients] - offset[:-1]).repeat_interleave(sizes)
+        index = first + torch.arange(len(first), device=first.device)
+        return Rows(self.features[index], self.labels[index], offset)
+
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
         """The same rows on a device, features (and targets that are not classes) in a precision, if one is given."""
 
@@ -419,6 +427,28 @@ class Federation:
 
         parts: dict[str, Any] = {name: whole(rows) for name, rows in self.parts.items()}
         return replace(self, clients=["all"], cluster=None, source=None, **parts)
+
+    def only(self, clients: Sequence[Hashable]) -> Federation:
+        """The same federation with some of its clients, by their ids; the rest can come later, as newcomers.
+
+        Examples:
+            >>> import selffl
+            >>> fed = selffl.Federation.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 0], list("abc"))
+            >>> fed.only(["a", "c"]).clients
+            ['a', 'c']
+        """
+        place = {client: number for number, client in enumerate(self.clients)}
+        chosen = list(dict.fromkeys(clients))
+        strange = next((client for client in chosen if client not in place), None)
+        if strange is not None or not chosen:
+            found = "no client" if not chosen else f"{strange!r}, which is none of {self.num_clients} clients"
+            raise DataError(f"the clients to keep hold {found}; expected ids of some, such as {self.clients[0]!r}.")
+        at = torch.tensor([place[client] for client in chosen], device=self.train.offset.device)
+        parts: dict[str, Any] = {name: rows.only(at) for name, rows in self.parts.items()}
+        # The source would make it again with all of them.
+        return replace(
+            self, clients=chosen, cluster=None if self.cluster is None else self.cluster[at], source=None, **parts
+        )
 
     def with_clusters(self, cluster: Sequence[int]) -> Federation:
         """The same federation with its clients in clusters, one number for each client in their order, from 0 up."""

@@ -22,6 +22,7 @@ from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.runs.gain import gain_rows
 from selffl.runs.loop import OnRound, Training, few_threads, go_on, history_columns, partition_rows
 from selffl.runs.trackers import Tracker, tracked
+from selffl.runs.welcome import rows_of_newcomer, welcomed
 from selffl.state.checkpoint import save_tensors
 from selffl.state.files import write_csv
 
@@ -58,6 +59,35 @@ class Run:
     def personal_model(self, client: Hashable) -> nn.Module:
         """The model of one client, by its id."""
         return self._training.model.load(self._personal(position_of(client, list(self.federation.clients))))
+
+    def welcome(self, rows: tuple[Any, Any] | Federation) -> nn.Module:
+        """A personal model for a client that never took part, from the global model and its own rows, at once.
+
+        Of ``self-fl-auto`` it is the posterior mode under the spread between clients that the run has learned: one or
+        two rows hardly move the global model, many are hardly held.  Of other methods it is what the newcomer would
+        keep after visits to the server as it is, until its model no longer moves (`selffl.runs.welcome` has tolerance
+        and bound); of those that take a client's variance from its earlier rounds (``self-fl`` and its kin), after one.
+        Methods without personal models give the global one.  Nothing in the run is changed, and nothing of the newcomer
+        is kept.
+
+        Args:
+            rows: (features, labels) as the federation has them, one row or many; of classes with names, either names or
+                numbers.  Or a federation of one client, whose training rows are taken.  Without any row the model is
+                the global one.
+
+        Examples:
+            >>> import selffl
+            >>> from selffl.data import load
+            >>> fed = load("digits", num_clients=12, seed=0)
+            >>> run = selffl.train("softmax", fed.only(range(11)), "self-fl-auto", rounds=10, participation=0.5)
+            >>> stranger = fed.only([11])
+            >>> run.welcome((stranger.train.features, stranger.train.labels))
+            Linear(in_features=64, out_features=10, bias=True)
+        """
+        own = rows_of_newcomer(self._training, rows)
+        if len(own.labels) == 0:
+            return self.global_model()
+        return self._training.model.load(welcomed(self._training, self._state, own)[0])
 
     def _personal(self, position: int) -> Tensor:
         """One at a time, so that a model has the same bits whoever asks for it."""

@@ -5,6 +5,7 @@ from selffl.studies.auto import BEYOND
 from selffl.studies.convergence import CONVERGENCE
 from selffl.studies.images import DEMO, IMAGES
 from selffl.studies.limits import LIMITS
+from selffl.studies.newcomers import NEWCOMERS
 from selffl.studies.result import Study, StudyResult
 from selffl.studies.sums import SUMS
 from selffl.studies.synthetic import AUGMENTED_SYNTHETIC, SYNTHETIC_HETEROGENEOUS, SYNTHETIC_HOMOGENEOUS
@@ -23,6 +24,7 @@ STUDIES: dict[str, Study] = {
         *AUDIO,
         *SUMS,
         *BEYOND,
+        NEWCOMERS,
     )
 }
 

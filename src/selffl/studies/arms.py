@@ -29,6 +29,7 @@ from selffl.studies.result import Estimate, Job
 WARM = "warm-up"  # what its folder is called
 SCORES = "scores.safetensors"
 START = "start"  # the view of the model that a run starts from
+MAKING = ("arms.py", "problems.py", "own.py", "newcomers.py")  # of the studies' files, those that make numbers
 INDEX = ".arms.json"  # which runs a study is at, for whoever watches it
 
 
@@ -254,7 +255,7 @@ def run_arm(
     except DivergedError:
         return _outcome(place, read_records(place), seed)
     if arm.keep_scores:
-        scores = run.evaluate(fine_tune=arm.fine_tune).numbers
+        scores = problem.scores(run, arm.fine_tune)
         if start is not None:
             scores = scores | {START: load_tensors(start / SCORES)[0]["global"]}
         save_tensors(place / SCORES, scores, {})
@@ -301,7 +302,7 @@ def _source() -> str:
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        is_of_studies = path.parent.name == "studies" and path.name not in ("arms.py", "problems.py", "own.py")
+        is_of_studies = path.parent.name == "studies" and path.name not in MAKING
         if not is_of_studies and path.relative_to(root).parts[0] not in ("reports", "cli"):
             digest.update(path.read_bytes())
     return digest.hexdigest()

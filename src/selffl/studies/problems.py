@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, Algorithm, algorithm
 from selffl.data import DATA_SETS, load
@@ -141,6 +141,10 @@ class Problem:
         method = self.method(name, **options)
         federation = self.federation(seed, validation_fraction)
         return train(self.module(federation, seed), federation, method, seed=seed, **settings | training)
+
+    def scores(self, run: Run, fine_tune: Sequence[int] = ()) -> dict[str, Tensor]:
+        """What is kept of a run where its arm keeps scores: a number for every row evaluated, by view."""
+        return run.evaluate(fine_tune=fine_tune).numbers
 
     def warmed_up(self, seed: int, validation_fraction: float = 0.0, **training: Any) -> Run:
         """The run that every method of that seed starts from."""

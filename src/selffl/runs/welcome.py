@@ -1,0 +1,175 @@
+"""Newcomers: a personal model for a client that never took part, from the current global model and its own rows.
+
+A newcomer makes visits, one after the other, to a server that stays as it is: what it would be sent, what it would do
+with it, and what it would keep are the method's own (``broadcast``, ``client_round``, ``personal``); what it would send
+back goes nowhere.  The visits end when its model no longer moves.  With self-fl-auto that is its posterior mode under
+the sigma_0^2 that the federation has learned, which needs nothing of the newcomer but its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selffl.algorithms.contract import Scores, map_tensors
+from selffl.algorithms.self_fl import SelfFL
+from selffl.algorithms.self_fl_auto import SelfFLAuto
+from selffl.data.federation import Federation, Rows
+from selffl.engines.cohort import RunState
+from selffl.errors import DataError, DivergedError, unknown_name
+from selffl.runs.loop import Method, Training, few_threads
+from selffl.state.memory import MemoryStore
+from selffl.training.blocks import repeatable
+from selffl.training.evaluation import check_rows
+from selffl.training.model import ModelTask
+
+MOST_VISITS = 50
+TOLERANCE = 3e-4  # a model that moves less in a visit, relative to its way from the global one, no longer moves
+WHOLE = 500  # rows of a step: up to so many are met in every step, so that no minibatch noise is left to wait for
+NEWCOMER = "newcomer"  # what messages call it
+
+
+def rows_of_newcomer(training: Training, rows: Any) -> Rows:
+    """A newcomer's rows, once they are seen to be of the kind that the run was trained on; where it has any."""
+    known = training.federation.train
+    if isinstance(rows, Federation):
+        if rows.num_clients != 1:
+            raise DataError(f"the federation has {rows.num_clients} clients; expected the newcomer alone.")
+        features, labels = rows.train.features, rows.train.labels
+    else:
+        try:
+            features, labels = rows
+        except (TypeError, ValueError):
+            raise DataError(
+                f"rows are a {type(rows).__name__}; expected a pair (features, labels), or a federation of one client."
+            ) from None
+    found = Rows.of_one(features, _numbered(labels, training.federation.classes))
+    if len(found.labels) == 0:
+        return found
+    # Whole numbers may stand for the floating-point ones that they are; the other way round would lose something.
+    found = Rows(_as(found.features, known.features), _as(found.labels, known.labels), found.offset)
+    for name, mine, theirs in (("row", found.features, known.features), ("label", found.labels, known.labels)):
+        if mine.shape[1:] != theirs.shape[1:]:
+            raise DataError(
+                f"a {name} of the newcomer has shape {tuple(mine.shape[1:])}; expected {tuple(theirs.shape[1:])}, as "
+                "of the clients that were trained on."
+            )
+    found = found.to(training.config.device, getattr(torch, training.config.dtype))
+    check_rows(training.model, training.loss, found, [NEWCOMER])
+    return found
+
+
+def _numbered(labels: Any, classes: Sequence[str] | None) -> Any:
+    """Names of classes as their numbers; anything else as it is."""
+    if classes is None or isinstance(labels, Tensor):
+        return labels
+    column = np.asarray(labels)
+    if column.dtype.kind not in "UO" or not all(isinstance(name, str) for name in column.reshape(-1).tolist()):
+        return labels
+    place = {name: number for number, name in enumerate(classes)}
+    strange = next((name for name in column.reshape(-1).tolist() if name not in place), None)
+    if strange is not None:
+        raise unknown_name("class", strange, classes)
+    return np.vectorize(place.__getitem__, otypes=[np.int64])(column)
+
+
+def _as(values: Tensor, known: Tensor) -> Tensor:
+    return values.to(known.dtype) if known.is_floating_point() and not values.is_floating_point() else values
+
+
+@repeatable()
+def welcomed(training: Training, state: RunState, rows: Rows) -> Tensor:
+    """Personal models ``[C, P]`` of C newcomers with ``rows``, each by itself; the global one for who has none.
+
+    Nothing of the run is changed.
+    """
+    shared: Tensor = state.server.params
+    found = shared.expand(len(rows.num_examples), -1).clone()
+    sent = _message(training, state)
+    most = training.engine.chunk_size or len(found)
+    with few_threads(training):
+        for size in set(rows.num_examples.tolist()) - {0}:
+            alike = (rows.num_examples == size).nonzero().flatten()
+            for some in alike.split(most):
+                found[some] = _settled(training, state, sent, rows.only(some))
+    if not found.norm(dim=-1).isfinite().all():
+        raise DivergedError(
+            f"the newcomer's model by {training.method.name} is not finite; expected finite numbers. Scale its rows as "
+            "those that were trained on, or train with a lower learning rate or penalty."
+        )
+    return found
+
+
+def _message(training: Training, state: RunState) -> Any:
+    """What the server sends to a client of whom it knows what it knew of everybody before the first round."""
+    population = training.source.population
+    number, cluster = population.num_clients, population.cluster
+    # Clusters decide how far one that has a variance trusts itself, which a newcomer has not: any will do.
+    wider = replace(
+        population,
+        num_clients=number + 1,
+        cluster=None if cluster is None else torch.cat([cluster, cluster.new_zeros(1)]),
+    )
+    fresh = training.method.start(state.server.params, wider)
+
+    def with_one_more(known: Tensor, new: Tensor) -> Tensor:
+        if known.shape == new.shape:
+            return known
+        axis = next(axis for axis, size in enumerate(known.shape) if size != new.shape[axis])
+        return torch.cat([known, new.narrow(axis, number, 1).to(known)], axis)
+
+    server = map_tensors(with_one_more, state.server, fresh)
+    return training.method.broadcast(server, torch.tensor([number], device=state.num_gradients.device))
+
+
+class NewcomerTask(ModelTask):
+    """The work of newcomers, whose first step is on the whole minibatch as all others are.
+
+    How many parameters their rows decide, for which rows are else looked at one by one, nobody asks them.
+    """
+
+    def batch_scores(self, params: Tensor, batch: tuple[Tensor, Tensor], rows: Tensor, most: int) -> Scores:
+        """Of one row, with the gradient of all."""
+        return super().batch_scores(params, batch, rows, 1)._replace(gradient=self.batch_gradient(params, batch))
+
+
+def _settled(training: Training, state: RunState, sent: Any, rows: Rows) -> Tensor:
+    """Models ``[C, P]`` of newcomers with as many rows each, after their visits."""
+    method, source = training.method, training.source
+    shared: Tensor = state.server.params
+    count, size = len(rows.num_examples), int(rows.num_examples[0])
+    # Self-FL takes its variance from the spread of a client's models over rounds in which the global one moves (D4).
+    # Visits to a server at rest would show none: one visit, as of a client whose variance is not known yet (D3).
+    is_once = isinstance(method, SelfFL)
+    most = source.batch_size if is_once else max(WHOLE, source.batch_size)
+    store = MemoryStore(method.newcomer(shared.expand(count, -1)), ())
+    found = shared.expand(count, -1).clone()
+    moving = torch.arange(count, device=shared.device)
+    for visit in range(1, 2 if is_once else MOST_VISITS + 1):
+        task = NewcomerTask(
+            source.model, source.loss, rows, moving, source.learning_rate, min(size, most), source.seed,
+            state.round_number + visit, source.gradients, keys=torch.full_like(moving, source.federation.num_clients),
+            optimiser=source.optimiser,
+        )  # fmt: skip
+        kept = _after_visit(method, sent, store.read(moving), task)
+        store.write(moving, kept)
+        before, after = found[moving], method.personal(shared, kept, task)
+        found[moving] = after
+        has_moved = (after - before).norm(dim=-1) > TOLERANCE * (after - shared).norm(dim=-1)
+        moving = moving[has_moved]
+        if not len(moving):
+            break
+    return found
+
+
+def _after_visit(method: Method, sent: Any, memory: Any, task: NewcomerTask) -> Any:
+    """What newcomers keep who are all sent the same."""
+    sent = map_tensors(lambda part: part.expand(task.shape + part.shape[1:]), sent)
+    if isinstance(method, SelfFLAuto):  # without the training of what it would send
+        return method.adapted(sent, memory, task)[0]
+    return method.client_round(sent, memory, task)[1]

@@ -1,0 +1,257 @@
+"""Beyond the paper: clients that come when training is over, and what they are given for their first k rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selffl.algorithms.solver import descend
+from selffl.data.federation import Federation, Rows
+from selffl.runs.run import Run
+from selffl.runs.welcome import welcomed
+from selffl.studies.arms import Arm, Outcomes, run_arms, values
+from selffl.studies.comparison import NUM_SEEDS, points, shortened, sign
+from selffl.studies.problems import DIGITS, LETTERS, MNIST, Problem, femnist
+from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
+from selffl.training.evaluation import numbers_of_rows
+
+SHARE = 0.2  # of the clients never take part in training
+COUNTS = (0, 1, 2, 5, 10, 20, 50)  # k
+LONGER = 16  # times L, of the longer fine-tuning
+ALIKE = 0.5  # points of accuracy that may be missing where one is called at least as good as the other
+
+OURS, FEDAVG, DITTO, LOCAL = "self-fl-auto", "fedavg", "ditto, λ = 1", "local"
+SIZES = "rows"  # of each newcomer, among the scores
+
+
+@dataclass(frozen=True)
+class WithNewcomers(Problem):
+    """A problem of which some clients come only when training is over."""
+
+    share: float = SHARE
+
+    @classmethod
+    def of(cls, problem: Problem) -> WithNewcomers:
+        """The same problem."""
+        return cls(**{field.name: getattr(problem, field.name) for field in fields(problem)})
+
+    def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
+        """Those that take part."""
+        whole = super().federation(seed, validation_fraction)
+        late = set(self._late(whole, seed))
+        return whole.only([client for client in whole.clients if client not in late])
+
+    def newcomers(self, seed: int) -> Federation:
+        """Those that do not."""
+        whole = super().federation(seed)
+        return whole.only(self._late(whole, seed))
+
+    def _late(self, whole: Federation, seed: int) -> list[Any]:
+        number = max(round(self.share * whole.num_clients), 1)
+        chosen = np.random.default_rng(seed).choice(whole.num_clients, number, replace=False)
+        return [whole.clients[place] for place in sorted(chosen.tolist())]
+
+    def _training(self) -> dict[str, Any]:
+        # A part of a data set has no name to be loaded by, and a copy for each run would take hundreds of megabytes.
+        return super()._training() | {"keep_rows": False}
+
+    def scores(self, run: Run, fine_tune: Sequence[int] = ()) -> dict[str, Tensor]:
+        """Whether each held-out row of the newcomers is answered right, once they have been given k rows.
+
+        By the model that they are welcomed with and, for each number of steps, by the global one fine-tuned.
+        """
+        training, state = run._training, run._state
+        seed = run.config.seed
+        late = self.newcomers(seed).to(run.config.device, training.model.params.dtype)
+        shared = state.server.params
+        everyone = torch.arange(late.num_clients, device=shared.device)
+        found = {SIZES: late.train.num_examples.cpu()}
+        for count in COUNTS:
+            rows = first_rows(late.train, count, seed)
+            models = {view("welcome", count): welcomed(training, state, rows)}
+            for steps in fine_tune:
+                start = shared.expand(len(everyone), -1)
+                tuned = self._tuned(run, rows, everyone, start, steps) if count else start
+                models[view(f"{steps} steps", count)] = tuned
+            for name, params in models.items():
+                found[name] = numbers_of_rows(training.model, params, late.test, training.measure).cpu()
+        return found
+
+    def _tuned(self, run: Run, rows: Rows, everyone: Tensor, start: Tensor, steps: int) -> Tensor:
+        """The global model after some steps of each newcomer's own, in minibatches as in training."""
+        own = Federation(everyone.tolist(), rows, rows)
+        task = replace(run._training.source, federation=own).task(everyone, run._state.round_number + 1)
+        return descend(task, start, steps)
+
+
+def view(way: str, count: int) -> str:
+    """What scores are called that newcomers with so many rows have one way."""
+    return f"{way}, {count} rows"
+
+
+def first_rows(rows: Rows, count: int, seed: int) -> Rows:
+    """So many rows of each client, or all that it has, by lot: of a larger number, the first are those of a smaller."""
+    owner, lot = rows.owner.cpu().numpy(), np.random.default_rng(seed).random(len(rows.labels))
+    order = torch.from_numpy(np.lexsort((lot, owner))).to(rows.offset.device)
+    rank = torch.arange(len(order), device=order.device) - rows.offset[rows.owner]  # rows lie client by client
+    chosen = order[rank < count]
+    sizes = rows.num_examples.clamp(max=count)
+    return Rows(rows.features[chosen], rows.labels[chosen], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: one arm's newcomers, one way."""
+
+    arm: str
+    way: str = "welcome"
+
+
+def lines_of(problem: Problem) -> dict[str, Line]:
+    """Of a problem, by what they are called; the first is held against the others."""
+    steps = problem.num_local_steps
+    return {
+        OURS: Line(OURS),
+        "fedavg, as it is": Line(FEDAVG),
+        f"fedavg, {steps} steps": Line(FEDAVG, f"{steps} steps"),
+        f"fedavg, {LONGER * steps} steps": Line(FEDAVG, f"{LONGER * steps} steps"),
+        DITTO: Line(DITTO),
+        LOCAL: Line(LOCAL),
+    }
+
+
+def _newcomers(job: Job) -> StudyResult:
+    """Accuracy of newcomers against the number of their rows."""
+    problems = [shortened(problem, job)[0] for problem in ((DIGITS,) if job.quick else (femnist(), MNIST))]
+    seeds = shortened(MNIST, job)[1]
+    rows, table, charts, claims = [], [], [], []
+    config: dict[str, Any] = {"counts": COUNTS, "num_seeds": len(seeds)}
+    total, done = len(problems) * 4 * len(seeds), 0
+    for problem in map(WithNewcomers.of, problems):
+        longest = (problem.num_local_steps, LONGER * problem.num_local_steps)
+        arms = [
+            Arm(OURS, "self-fl-auto", keep_scores=True),
+            Arm(FEDAVG, "fedavg", fine_tune=longest, keep_scores=True),
+            Arm(DITTO, "ditto", {"penalty": 1.0}, keep_scores=True),
+        ]
+        outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, done, total)
+        done += len(arms) * len(seeds)
+        # Who trains alone needs nobody else's rounds: the newcomer starts from the first model, whenever it comes.
+        alone = [(Arm(LOCAL, "local", keep_scores=True), seed) for seed in seeds]
+        outcomes |= run_arms(replace(problem, rounds=1), alone, job, done, total)
+        done += len(alone)
+        lines = lines_of(problem)
+        found = {label: _by_count(outcomes, line) for label, line in lines.items()}
+        sizes = torch.cat([outcome.scores[SIZES] for outcome in outcomes[OURS]])
+        rows += [
+            {"problem": problem.name, "method": label, "seed": seed, "rows": count, "accuracy": float(accuracy)}
+            for label, by_count in found.items()
+            for count, accuracies in by_count.items()
+            for seed, accuracy in zip(seeds, accuracies, strict=True)
+        ]
+        table += [
+            {
+                "problem": problem.name,
+                "method": label,
+                **{_heading(count): points(Estimate.of(by_count[count])) for count in COUNTS},
+                "took part": _of_members(outcomes, lines[label]),
+            }
+            for label, by_count in found.items()
+        ]
+        have = {_heading(count): f"{float((sizes >= count).double().mean()):.0%}" for count in COUNTS}
+        table.append({"problem": problem.name, "method": "newcomers with as many rows", **have, "took part": "–"})
+        charts.append(_chart(problem, found))
+        claims += _claims(problem, found)
+        config[problem.name] = asdict(problem)
+    caption = (
+        "Accuracy on the held-out rows of clients that took no part in training, weighted by rows, against the number "
+        f"of training rows that each is given; mean over {len(seeds)} seeds, bars ± s.e."
+    )
+    return StudyResult(rows, table, [Figure("newcomers", caption, charts)], claims, config)
+
+
+def _by_count(outcomes: Outcomes, line: Line) -> dict[int, Tensor]:
+    """Accuracy in percent over all held-out rows of the newcomers, a number for each seed."""
+    return {
+        count: torch.stack([100 * o.scores[view(line.way, count)].double().mean() for o in outcomes[line.arm]])
+        for count in COUNTS
+    }
+
+
+def _of_members(outcomes: Outcomes, line: Line) -> str:
+    """The same of those that took part, on all their rows."""
+    if line.arm == LOCAL:
+        return "–"  # nobody trained for longer than a round
+    way = line.way.removesuffix(" steps")
+    name = "weighted_accuracy" if line.way == "welcome" else f"global_after_{way}_weighted_accuracy"
+    return points(Estimate.of(values(outcomes[line.arm], name)))
+
+
+def _heading(count: int) -> str:
+    return f"k = {count}"
+
+
+def _chart(problem: Problem, found: Mapping[str, Mapping[int, Tensor]]) -> Chart:
+    series = []
+    some = [count for count in COUNTS if count]
+    for label, by_count in found.items():
+        each = [Estimate.of(by_count[count]) for count in some]
+        is_flat = label == "fedavg, as it is"
+        series.append(
+            Series(
+                label, some, [e.mean for e in each], None if is_flat else [e.error for e in each], is_reference=is_flat
+            )
+        )
+    return Chart(problem.name, "rows of the newcomer, k", "accuracy, %", series, log_x=True, x_ticks=some)
+
+
+def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]]) -> list[Claim]:
+    """Ours against each other way, paired over seeds, number of rows by number of rows."""
+    nothing = "fedavg, as it is"
+    gap = Estimate.of(found[OURS][0] - found[nothing][0])
+    claims = [
+        Claim(
+            f"Before a newcomer has any row, {OURS}'s global model is at least as good as FedAvg's ({problem.name}).",
+            sign(gap.shifted(ALIKE)),
+            f"{gap.mean:+.2f} ± {gap.error:.2f} points, paired over {gap.count} seeds; counts as long as less than "
+            f"{ALIKE:g} are missing.",
+        )
+    ]
+    for rival in found:
+        if rival == OURS:
+            continue
+        gaps = {count: Estimate.of(found[OURS][count] - found[rival][count]) for count in COUNTS if count}
+        said = ", ".join(f"{count}: {gap.mean:+.2f} ± {gap.error:.2f}" for count, gap in gaps.items())
+        claims.append(
+            Claim(
+                f"With {min(gaps)} to {max(gaps)} rows a newcomer's model by {OURS} is at least as good as by {rival} "
+                f"({problem.name}).",
+                together([sign(gap.shifted(ALIKE)) for gap in gaps.values()]),
+                f"Points by number of rows, paired over {gap.count} seeds: {said}; each counts as long as less than "
+                f"{ALIKE:g} are missing.",
+            )
+        )
+    return claims
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of a statement about several cases at once."""
+    for verdict in ("holds", "does not hold"):
+        if all(found == verdict for found in verdicts):
+            return verdict
+    return "holds in part" if "holds" in verdicts else "not decided"
+
+
+NEWCOMERS = Study(
+    "newcomers",
+    "Clients that come when training is over",
+    "beyond the paper",
+    f"{LETTERS.setting}; and {MNIST.setting}; a fifth of the clients come after training, with up to "
+    f"{max(COUNTS)} rows each; {NUM_SEEDS} seeds",
+    _newcomers,
+)

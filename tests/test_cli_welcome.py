@@ -1,0 +1,111 @@
+"""`selffl welcome`: the model it writes, and what it refuses."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+import selffl
+
+ROWS = "site,age,dose,ill\n" + "".join(
+    f"{site},{row % 5},{(row * row + number) % 7},{'yes' if (row + number) % 3 else 'no'}\n"
+    for number, site in enumerate("abcd")
+    for row in range(12)
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run over four sites, whose labels have names."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "rows.csv").write_text(ROWS, encoding="utf-8")
+    fed = selffl.Federation.from_csv(place / "rows.csv", client="site", label="ill", test_fraction=0.2)
+    selffl.train("softmax", fed, "self-fl-auto", rounds=4, participation=0.5, out=place / "run")
+    return place / "run"
+
+
+@pytest.fixture
+def run(command_line, tmp_path):
+    """A function that runs the command here, in a folder with two rows of a newcomer."""
+    tables = {
+        "new.csv": "age,dose,ill\n1,2,yes\n3,0.5,no\n",
+        "mixed.csv": "ill,name,dose,age\nyes,x,2,1\nno,y,0.5,3\n",
+        "numbers.csv": "age,dose,label\n1,2,1\n3,0.5,0\n",
+        "nobody.csv": "age,dose,ill\n",
+        "other.csv": "age,dose,ill\n1,2,perhaps\n",
+        "hole.csv": "age,dose,ill\n1,,yes\n",
+        "wide.csv": "age,dose,height,ill\n1,2,3,yes\n",
+    }
+    for name, text in tables.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return partial(command_line, "welcome")
+
+
+def same(file, module):
+    opened = nn.Linear(2, 2)
+    opened.load_state_dict(load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True))
+    return all(map(torch.equal, opened.state_dict().values(), module.state_dict().values()))
+
+
+def test_the_model_is_that_of_the_library(run, folder, tmp_path):
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    expected = selffl.load(folder).welcome(([[1.0, 2.0], [3.0, 0.5]], ["yes", "no"]))
+    code, out, err = run(folder, "new.csv", "--label", "ill", "--out", "new.safetensors")
+    assert (code, err) == (0, "")
+    file = tmp_path / "new.safetensors"
+    assert out == f"A model from 2 rows of new.csv: new.safetensors ({file.stat().st_size / 1024:,.0f} KiB)\n"
+    assert same(file, expected)
+    with safe_open(file, "pt") as opened:
+        about = opened.metadata()
+    assert (about["algorithm"], about["client"], about["rows"], about["round"]) == ("self-fl-auto", "new", "2", "4")
+    code, _, _ = run(folder, "mixed.csv", "--label", "ill", "--features", "age, dose", "--out", "new.pt")
+    assert code == 0
+    assert same(tmp_path / "new.pt", expected)
+    code, out, _ = run(folder, "numbers.csv", "--json")
+    assert json.loads(out) == {
+        "file": "newcomer.safetensors", "bytes": (tmp_path / "newcomer.safetensors").stat().st_size, "rows": 2
+    }  # fmt: skip
+    assert same(tmp_path / "newcomer.safetensors", expected)
+    assert {file: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_without_rows_it_is_the_global_model(run, folder, tmp_path):
+    code, out, _ = run(folder, "nobody.csv", "--label", "ill")
+    assert (code, out.startswith("A model from 0 rows of nobody.csv")) == (0, True)
+    assert same(tmp_path / "newcomer.safetensors", selffl.load(folder).global_model())
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["new.csv"], "new.csv has no column 'label' among: age, dose, ill"),
+        (["nowhere.csv"], "nowhere.csv is not there or no file; expected a table."),
+        (["new.txt"], "new.txt is none of .csv, .parquet"),
+        (["other.csv", "--label", "ill"], "unknown class 'perhaps'; expected one of: no, yes."),
+        (["hole.csv", "--label", "ill"], "hole.csv, line 2: dose is missing"),
+        (["wide.csv", "--label", "ill"], "a row of the newcomer has shape (3,); expected (2,)"),
+        (["new.csv", "--label", "ill", "--features", "age,dos"], "new.csv has no column 'dos'"),
+        (["new.csv", "--label", "ill", "-o", "x.bin"], "x.bin; expected a name that ends in .safetensors or .pt."),
+        (["new.csv", "--label", "ill", "-o", "nowhere/x.pt"], "the folder nowhere does not exist"),
+    ],
+)
+def test_mistakes_are_told_in_a_line_and_nothing_is_written(words, reason, run, folder, tmp_path):
+    before = set(tmp_path.iterdir())
+    code, out, err = run(folder, *words)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith("selffl: ")
+    assert reason in err
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_folder_without_a_run_and_a_file_that_is_there_are_refused(run, folder, tmp_path):
+    code, _, err = run(tmp_path, "new.csv", "--label", "ill")
+    assert (code, len(err.splitlines())) == (2, 1)
+    (tmp_path / "newcomer.safetensors").write_text("mine", encoding="utf-8")
+    code, _, err = run(folder, "new.csv", "--label", "ill")
+    assert (code, "newcomer.safetensors is already there" in err) == (2, True)
+    assert (tmp_path / "newcomer.safetensors").read_text(encoding="utf-8") == "mine"
