@@ -340,3 +340,11 @@ def test_a_quick_look_at_a_comparison_is_short_and_untuned():
     assert (quick.problem.rounds, quick.num_seeds, quick.is_tuned) == (40, 2, False)
     assert quick.methods == whole.methods
     assert replace(whole, quick_share=20).quick().problem.rounds == 10
+
+
+def test_a_method_that_reports_no_steps_has_no_share_at_the_cap(tmp_path):
+    chosen = Comparison(SMALL, {}, methods=("self-fl", "self-fl-auto"), is_tuned=False, num_seeds=1)
+    found = study(chosen, Job(folder=tmp_path))
+    shown = {line["method"]: line["steps at ℓ_max"] for line in found.table}
+    assert shown["self-fl-auto"] == "–"
+    assert shown["self-fl"].endswith(" %")

@@ -217,8 +217,8 @@ def points(found: Estimate, metric: str = "accuracy") -> str:
 
 
 def share_at_cap(outcome: Outcome, max_local_steps: int) -> float | None:
-    """Share of client-rounds that took the most steps allowed."""
-    steps = [row["num_local_steps"] for row in outcome.participation]
+    """Share of client-rounds that took the most steps allowed; none for a method that does not choose them."""
+    steps = [row["num_local_steps"] for row in outcome.participation if row["num_local_steps"] is not None]
     return sum(count >= max_local_steps for count in steps) / len(steps) if steps else None
 
 
