@@ -279,6 +279,18 @@ def test_rows_may_come_as_lists_whole_numbers_names_or_a_federation():
     torch.testing.assert_close(flat(run.welcome(alone)), flat(run.welcome(again)))
 
 
+def test_a_newcomer_that_holds_one_class_means_that_class():
+    run = selffl.train(
+        "softmax", selffl.Federation.from_csv(_table(), client="site", label="ill"), "self-fl-auto", rounds=3
+    )
+    ill = _table(["me,1,2,yes", "me,2,2,yes"])
+    alone = selffl.Federation.from_csv(ill, client="site", label="ill", test_fraction=0)
+    assert alone.train.labels.tolist() == [0, 0]
+    order = alone.train.features.tolist()
+    assert torch.equal(flat(run.welcome(alone)), flat(run.welcome((order, ["yes", "yes"]))))
+    assert not torch.equal(flat(run.welcome(alone)), flat(run.welcome((order, [0, 0]))))
+
+
 def _table(lines=("a,1,2,no", "a,3,1,yes", "b,2,2,no", "b,0,1,yes", "b,4,4,yes")):
     from pathlib import Path
     from tempfile import mkdtemp

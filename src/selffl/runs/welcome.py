@@ -40,7 +40,10 @@ def rows_of_newcomer(training: Training, rows: Any) -> Rows:
     if isinstance(rows, Federation):
         if rows.num_clients != 1:
             raise DataError(f"the federation has {rows.num_clients} clients; expected the newcomer alone.")
-        features, labels = rows.train.features, rows.train.labels
+        features: Any = rows.train.features
+        labels: Any = rows.train.labels
+        if rows.classes is not None:  # it numbers those that it holds, the run those of everybody
+            labels = np.array(rows.classes)[labels.cpu().numpy()]
     else:
         try:
             features, labels = rows
