@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from selffl.data.federation import Federation
 from selffl.engines.cohort import RunState
 from selffl.errors import ConfigError
 from selffl.runs import folder as files
+from selffl.runs.confidence import Confidence
 from selffl.runs.evaluation import Evaluation
 from selffl.runs.export import Precision, client_about, position_of, save_state_dict, write_personal
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
@@ -46,6 +47,7 @@ class Run:
     participation: list[Row]
     _training: Training
     _state: RunState
+    _sureness: Confidence | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def federation(self) -> Federation:
@@ -175,6 +177,34 @@ class Run:
             raise ConfigError("the run has not ended, and its clients train alone at the end; resume it first.")
         has_global = not self.config.algorithm.startswith(WITHOUT_GLOBAL)
         return gain_rows(self.clients, self.config.metrics[0], has_global=has_global)
+
+    def probabilities(self, client: Hashable, features: Any = None, *, moderated: bool = True) -> Tensor:
+        """What a client's personal model gives every class, ``[rows, classes]``.
+
+        Args:
+            client: its id.
+            features: rows as they were trained on; none: those of the client that the run is evaluated on.
+            moderated: whether what the posterior leaves open is allowed for, and what rows left out say of it
+                (`selffl.runs.confidence`): for ``self-fl-auto``, which learns how much clients differ.  The likeliest
+                class is the same.  Asked for the first time it takes a pass over the rows of up to 100 clients.
+        """
+        position, sure = position_of(client, list(self.federation.clients)), self._confidence()
+        rows = sure.held_out(position).features if features is None else sure.given(features)
+        return sure.logits(position, rows, moderated).softmax(-1)
+
+    def calibration(self) -> list[Row]:
+        """Whether probabilities are what they say, on all held-out rows: one row per kind of model.
+
+        The personal models as they are, moderated (where the method knows), and the global model.  Columns:
+        ``accuracy`` and mean ``confidence``, which should be the same; ``calibration_error`` over 15 bins of equal
+        width and ``even_calibration_error`` over 15 bins of equally many rows; ``log_loss`` in nats; ``brier_score``.
+        """
+        return self._confidence().table()
+
+    def _confidence(self) -> Confidence:
+        if self._sureness is None:
+            self._sureness = Confidence(self._training, self._state)
+        return self._sureness
 
     def __repr__(self) -> str:
         """What it is and how it did, in a line."""

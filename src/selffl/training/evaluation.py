@@ -147,7 +147,7 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
     if len(rows.labels) == 0:
         raise DataError("there are no rows; expected at least one.")
     kind = type(model.module).__name__
-    _check_numbers(model, rows.features)
+    check_numbers(model, rows.features)
     is_plain = rows.labels.ndim == 1
     some = torch.tensor([0, int(rows.labels.argmax()) if is_plain else 0], device=rows.labels.device)
     features, labels = rows.features[some], rows.labels[some]
@@ -181,7 +181,7 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
     return measure
 
 
-def _check_numbers(model: FlatModel, features: Tensor) -> None:
+def check_numbers(model: FlatModel, features: Tensor) -> None:
     """Refuse rows of numbers that no embedding of the model has: computed for many clients, they would go unnoticed."""
     tables = [part.num_embeddings for part in model.module.modules() if isinstance(part, nn.Embedding)]
     if not tables or features.is_floating_point() or features.numel() == 0:

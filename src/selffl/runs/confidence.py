@@ -1,0 +1,185 @@
+"""How sure the personal models of a run are: probabilities, moderated by what the posterior leaves open.
+
+The normal posterior by itself is too wide: its prior gives every direction of the parameters the same variance, those
+in which no two clients differ, too.  What it says of a row *left out* holds up (docs/research.md), and is there for
+every row that was trained on.  So the labels of these rows decide, for all clients together, how much of the variance
+counts, and by how much log-odds are too small or too large throughout: two numbers, and no row is set aside for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selffl.algorithms.self_fl_auto import BALANCE, SelfFLAuto
+from selffl.data.federation import Rows
+from selffl.engines.cohort import RunState
+from selffl.errors import ConfigError, DataError, in_short
+from selffl.maths.calibration import brier_score, calibration_error, log_loss
+from selffl.maths.confidence import (
+    Moderation,
+    information,
+    learned_moderation,
+    left_out,
+    log_odds,
+    log_odds_variance,
+    moderated,
+)
+from selffl.randomness import uniform
+from selffl.runs.evaluation import of_clients
+from selffl.runs.folder import Row
+from selffl.runs.loop import Training
+from selffl.training.evaluation import check_numbers
+from selffl.training.tangents import Tangents, check_classifies, class_labels
+
+MOST_ROWS = 200  # of a client's training rows that its posterior is made of
+MOST_CLIENTS = 100  # whose rows, left out, decide how much of the posterior counts
+
+
+class _Own(NamedTuple):
+    """A client's posterior: what it was trained on, as its own model sees it."""
+
+    features: Tensor  # [n, ...]
+    classes: Tensor  # [n]
+    weights: Tensor  # the information in each label [n]
+    chance: Tensor  # of each label [n]
+
+
+class Confidence:
+    """What the models of a run say of rows, as probabilities; ``moderation`` is learned where it is not given."""
+
+    def __init__(self, training: Training, state: RunState, moderation: Moderation | None = None) -> None:
+        check_classifies(training.measure, training.loss)
+        self._training, self._state, self._rows = training, state, training.source.federation.train
+        self._moderation = moderation
+
+    @property
+    def knows(self) -> bool:
+        """Whether the method has learned how much clients differ."""
+        return isinstance(self._training.method, SelfFLAuto)
+
+    @property
+    def moderation(self) -> Moderation:
+        """Of all clients, learned when it is first asked for."""
+        if not self.knows:
+            raise ConfigError(
+                f"{self._training.config.algorithm} does not know how sure its models are; expected {SelfFLAuto.name}, "
+                "which learns how much clients differ. Train with it, or ask for moderated=False."
+            )
+        if self._moderation is None:
+            self._moderation = self._learned()
+        return self._moderation
+
+    def tangents(self, position: int | None) -> Tangents:
+        """The model of a client, or the global one."""
+        params = self._state.server.params
+        if position is not None:
+            where = torch.tensor([position], device=self._state.num_gradients.device)
+            params = self._training.engine.personal(self._state, where)[0]
+        return Tangents(self._training.model, params, self._training.measure, self._training.config.gradients)
+
+    def logits(self, position: int | None, features: Tensor, is_moderated: bool = False) -> Tensor:
+        """Of classes, ``[rows, K]``, of a client's model, or of the global one."""
+        moderation = self.moderation if is_moderated else None
+        own = self.tangents(position)
+        logits = own.logits(features)
+        if moderation is None or position is None or not len(features):
+            return logits
+        return moderated(logits, self._variance(position, own, features, logits.argmax(-1)), moderation)
+
+    def _precision(self) -> float:
+        return 1.0 / float(self._state.server.inter_variance)
+
+    def _own(self, position: int, tangents: Tangents) -> _Own:
+        """At most so many of a client's rows, by lot; none if it has never trained: its model knows none of them."""
+        low, high = self._rows.offset[position : position + 2].tolist()
+        has_trained = int(self._state.num_rounds[position]) > 0
+        lots = uniform(self._training.config.seed, "confidence", position, torch.arange(high - low))
+        chosen = low + lots.argsort(stable=True)[: MOST_ROWS if has_trained else 0].sort().values
+        chosen = chosen.to(self._rows.offset.device)
+        features = self._rows.features[chosen]
+        classes = class_labels(self._rows.labels[chosen], self._training.measure)
+        chance = log_odds(tangents.logits(features), classes).sigmoid() if len(chosen) else features.new_zeros(0)
+        return _Own(features, classes, information(chance.double(), BALANCE), chance.double())
+
+    def _variance(self, position: int, tangents: Tangents, features: Tensor, classes: Tensor) -> Tensor:
+        """s^2 of the log-odds of ``classes [rows]``."""
+        own = self._own(position, tangents)
+        right = torch.cat([own.features, features]), torch.cat([own.classes, classes])
+        products, squares = tangents.products((own.features, own.classes), right)
+        num = len(own.classes)
+        return log_odds_variance(squares[num:], products[:, num:], products[:, :num], own.weights, self._precision())
+
+    def _learned(self) -> Moderation:
+        """From the rows of clients that have trained, some of them by lot if they are many."""
+        trained = self._state.num_rounds.cpu().nonzero().flatten()
+        lots = uniform(self._training.config.seed, "confidence", trained)
+        logits, labels, variance = [], [], []
+        for position in trained[lots.argsort(stable=True)[:MOST_CLIENTS]].tolist():
+            tangents = self.tangents(position)
+            own = self._own(position, tangents)
+            side = own.features, own.classes
+            gram, _ = tangents.products(side, side)
+            without = left_out(gram, own.weights, own.chance, self._precision())
+            found = tangents.logits(own.features)
+            logits.append(found.scatter_add(-1, own.classes[:, None], -without.shift[:, None]))
+            labels.append(own.classes)
+            variance.append(without.variance)
+        return learned_moderation(torch.cat(logits), torch.cat(labels), torch.cat(variance))
+
+    def given(self, features: Any) -> Tensor:
+        """The user's rows as the model takes them."""
+        known = self._rows.features
+        try:
+            rows = features if isinstance(features, Tensor) else torch.as_tensor(np.asarray(features))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"features are no array of numbers: {in_short(error)}; expected one row each.") from None
+        if rows.shape[1:] != known.shape[1:] or rows.ndim != known.ndim:
+            raise DataError(
+                f"features have shape {tuple(rows.shape)}; expected rows of shape {tuple(known.shape[1:])}, as those "
+                "that were trained on."
+            )
+        if rows.is_floating_point() and not known.is_floating_point():
+            raise DataError(f"features are {rows.dtype}; expected whole numbers, as those that were trained on.")
+        if not bool(rows.isfinite().all()):
+            raise DataError("features hold NaN or infinity; expected finite numbers. Fill or drop those rows.")
+        check_numbers(self._training.model, rows)
+        return rows.to(known)
+
+    def held_out(self, position: int) -> Rows:
+        """The rows of a client that the run is evaluated on."""
+        return of_clients(self._training.evaluated, position, position + 1)
+
+    def table(self) -> list[Row]:
+        """Every client's held-out rows: the personal models as they are and moderated, and the global model."""
+        evaluated = self._training.evaluated
+        if not len(evaluated.labels):
+            raise DataError("there are no held-out rows; expected some. Make the federation with a test_fraction.")
+        labels = class_labels(evaluated.labels, self._training.measure)
+        has_rows = evaluated.num_examples.nonzero().flatten().tolist()
+        kinds = [("personal", False), *([("personal", True)] if self.knows else []), ("global", False)]
+        lines = []
+        for model, is_moderated in kinds:
+            found = [
+                self.logits(position if model == "personal" else None, self.held_out(position).features, is_moderated)
+                for position in has_rows
+            ]
+            chances = torch.cat(found).softmax(-1)
+            confidence, answer = chances.max(-1)
+            lines.append(
+                {
+                    "model": model,
+                    "moderated": is_moderated,
+                    "rows": len(labels),
+                    "accuracy": float((answer == labels).double().mean()),
+                    "confidence": float(confidence.mean()),
+                    "calibration_error": calibration_error(chances, labels),
+                    "even_calibration_error": calibration_error(chances, labels, even=True),
+                    "log_loss": log_loss(chances, labels),
+                    "brier_score": brier_score(chances, labels),
+                }
+            )
+        return lines

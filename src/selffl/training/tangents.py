@@ -1,0 +1,84 @@
+"""Gradients of the log-odds of classes, row by row, and their products, which a classifier's posterior is made of."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from selffl.errors import ConfigError
+from selffl.maths.confidence import log_odds
+from selffl.training.blocks import Gradients, Loss, gradient_of
+from selffl.training.evaluation import FEWEST
+from selffl.training.evaluation import ROOM as ROOM_OF_ROWS
+from selffl.training.flat import FlatModel
+from selffl.training.metrics import CLASSES, ONE_LOGIT, ONE_PROBABILITY, TWO_CLASSES, Measure, is_loss
+
+ROOM = 1 << 26  # numbers of row gradients at a time
+
+
+def check_classifies(measure: Measure, loss: Loss) -> None:
+    """Refuse a task whose outputs are no log-odds of classes."""
+    is_crossed = measure in (CLASSES, TWO_CLASSES) and is_loss(loss, nn.functional.cross_entropy, nn.CrossEntropyLoss)
+    if not (is_crossed or measure in (ONE_LOGIT, ONE_PROBABILITY)):
+        raise ConfigError(
+            f"the task is measured by {measure.metrics[0]} under the loss {getattr(loss, '__name__', repr(loss))}; "
+            "expected classes under torch's cross-entropy, or two of them under its binary cross-entropy. Outputs of "
+            "other tasks are no probabilities."
+        )
+
+
+def class_logits(outputs: Tensor, measure: Measure) -> Tensor:
+    """Outputs as logits of classes ``[rows, K]``; a single one, or a probability, says class 1 against class 0."""
+    if measure in (CLASSES, TWO_CLASSES):
+        return outputs
+    single = outputs.flatten()
+    single = single.logit(torch.finfo(single.dtype).eps) if measure == ONE_PROBABILITY else single
+    return torch.stack([torch.zeros_like(single), single], -1)
+
+
+def class_labels(labels: Tensor, measure: Measure) -> Tensor:
+    """Labels as numbers of classes ``[rows]``."""
+    return labels if measure in (CLASSES, TWO_CLASSES) else (labels.flatten() > 0.5).long()
+
+
+class Tangents:
+    """The model of one client as rows see it: logits of classes, and products of the gradients of their log-odds."""
+
+    def __init__(self, model: FlatModel, params: Tensor, measure: Measure, gradients: Gradients = "auto") -> None:
+        self._model, self._params, self._measure = model, params, measure
+
+        def loss(outputs: Tensor, classes: Tensor) -> Tensor:
+            return log_odds(class_logits(outputs, measure), classes).mean()
+
+        self._gradient = gradient_of(model, loss, gradients)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Of classes ``[rows, K]``, in double precision."""
+        room = ROOM_OF_ROWS.get(features.device.type, ROOM_OF_ROWS["cpu"])
+        size = max(room // max(features[:1].numel(), FEWEST), 1)
+        with torch.no_grad():
+            parts = [self._model(self._params, part) for part in features.split(size)]  # type: ignore[no-untyped-call]
+        return class_logits(torch.cat(parts), self._measure).double()
+
+    def rows(self, features: Tensor, classes: Tensor) -> Tensor:
+        """u, the gradients of the log-odds of ``classes [rows]``: ``[rows, P]``, in double precision."""
+        own = self._params.expand(len(features), -1)
+        return self._gradient(own, features.unsqueeze(1), classes.unsqueeze(1)).double()
+
+    def products(self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """u_i . u_j of rows of both sides ``[n, m]``, and u_j . u_j ``[m]``; a side is features and classes.
+
+        Gradients that there is no room for are computed again for every block of the other side.
+        """
+        size = max(ROOM // (2 * len(self._params)), 1)
+        num_left, num_right = len(left[1]), len(right[1])
+        found = torch.empty(num_left, num_right, dtype=torch.float64, device=self._params.device)
+        squares = found.new_empty(num_right)
+        for begin in range(0, num_right, size):
+            part = slice(begin, begin + size)
+            these = self.rows(right[0][part], right[1][part])
+            squares[part] = these.square().sum(-1)
+            for start in range(0, num_left, size):
+                block = slice(start, start + size)
+                found[block, part] = self.rows(left[0][block], left[1][block]) @ these.mT
+        return found, squares
