@@ -1,0 +1,420 @@
+"""self-fl-auto as an estimator: against maximum likelihood, mixed models and dense solves; and where it is hard."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+import torch
+from federations import federation, run
+from scipy.optimize import minimize, minimize_scalar
+from torch import nn
+
+import selffl
+from selffl.algorithms import algorithm, self_fl_auto
+from selffl.algorithms.contract import map_tensors, tensors_of
+from selffl.engines.cohort import CohortEngine
+from selffl.errors import DivergedError
+from selffl.training.flat import FlatModel
+from selffl.training.gaussian import GaussianFederation
+from selffl.training.model import ModelSource
+
+MSE = nn.functional.mse_loss
+AUTO = "self-fl-auto"
+
+# ---------------------------------------------------------------------------------- the Gaussian model: both variances
+
+
+def most_likely(estimate, variance):
+    """σ_0² under which the estimates are most likely, θ_0 with it: z_m ~ N(θ_0, σ_0² + σ_m²) in every coordinate."""
+
+    def centre(inter):
+        weight = 1.0 / (inter + variance)
+        return weight @ estimate / weight.sum()
+
+    def surprise(log_inter):
+        total = np.exp(log_inter) + variance
+        squares = ((estimate - centre(np.exp(log_inter))) ** 2).sum(1)
+        return 0.5 * (estimate.shape[1] * np.log(total).sum() + (squares / total).sum())
+
+    return np.exp(minimize_scalar(surprise, bounds=(-15, 5), method="bounded", options={"xatol": 1e-9}).x)
+
+
+def posterior_means(estimate, variance, inter):
+    """E[θ_m | everybody], θ_0 having a flat prior: a dense solve for (θ_0, θ_1 … θ_M)."""
+    num_clients = len(estimate)
+    matrix = np.zeros((num_clients + 1, num_clients + 1))
+    matrix[0, 0] = num_clients / inter
+    matrix[0, 1:] = matrix[1:, 0] = -1.0 / inter
+    matrix[1:, 1:] = np.diag(1.0 / inter + 1.0 / variance)
+    seen = np.vstack([np.zeros((1, estimate.shape[1])), estimate / variance[:, None]])
+    return np.linalg.solve(matrix, seen)[1:]
+
+
+# rows or estimates, rows a client, participation, rounds; σ_0² to this part of itself, models to this part of what
+# separates them from training alone.  Of a quarter of the clients the last few rounds' estimates alone are remembered:
+# 150 numbers a round, a standard error of √(2/150)·√(0.2/1.8) = 4 %.
+GAUSSIAN = {
+    "estimates": (False, (3, 40), 1.0, 80, 0.002, 0.02),
+    "estimates of few rows": (False, (1, 5), 1.0, 80, 0.005, 0.03),
+    "estimates, a quarter of the clients": (False, (3, 40), 0.25, 160, 0.12, 0.08),
+    "many rows": (True, (30, 80), 1.0, 80, 0.015, 0.02),
+    "few rows": (True, (3, 40), 1.0, 80, 0.08, 0.05),
+}
+
+
+@pytest.fixture(scope="module", params=GAUSSIAN)
+def fitted(request):
+    with_rows, examples, participation, rounds, *bounds = GAUSSIAN[request.param]
+    source = federation(200, 3, examples=examples, with_rows=with_rows, seed=3)
+    _, state, personal = run(algorithm(AUTO), source, rounds, participation=participation)
+    return source.local_estimate.numpy(), source.intra_variance.numpy(), state.server, personal.numpy(), bounds
+
+
+def test_the_variance_between_clients_is_the_one_of_maximum_likelihood(fitted):
+    estimate, variance, server, _, (bound, _) = fitted
+    assert server.inter_variance.item() == pytest.approx(most_likely(estimate, variance), rel=bound)
+
+
+def test_personal_models_are_the_posterior_means(fitted):
+    estimate, variance, _, personal, (_, bound) = fitted
+    expected = posterior_means(estimate, variance, most_likely(estimate, variance))
+    assert ((personal - expected) ** 2).mean() < bound**2 * ((estimate - expected) ** 2).mean()
+
+
+# ------------------------------------------------------------------------------------------- regression: mixed models
+
+
+class Intercept(nn.Module):
+    """One number, whatever the features."""
+
+    def __init__(self):
+        super().__init__()
+        self.level = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, features):
+        return self.level.expand(*features.shape[:-1], 1)
+
+
+def levels(spread, num_clients=150, rows=(8, 40), seed=1):
+    """y = θ_m + noise of variance 1, θ_m ~ N(2, spread²): values, and whose they are."""
+    rng = np.random.default_rng(seed)
+    client = np.repeat(np.arange(num_clients), rng.integers(rows[0], rows[1] + 1, num_clients))
+    return (2.0 + spread * rng.normal(size=num_clients))[client] + rng.normal(size=len(client)), client
+
+
+def regression(module, features, values, client, *, batch_size, rate=0.02, rounds=40):
+    fed = selffl.Federation.from_arrays(features, values[:, None], client, test_fraction=0.0)
+    source = ModelSource(fed, FlatModel(module.double()), MSE, rate, batch_size, seed=0)
+    engine = CohortEngine(algorithm(AUTO), source)
+    state = engine.advance(engine.start(source.model.params), rounds)
+    return state.server, engine.personal(state).numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_a_random_intercept_is_that_of_statsmodels(spread):
+    """MixedLM by maximum likelihood; σ_0² of the method is in units of twice the residual variance."""
+    values, client = levels(spread)
+    fit = sm.MixedLM(values, np.ones((len(values), 1)), groups=client).fit(reml=False)
+    between = float(np.asarray(fit.cov_re)[0, 0])
+    server, personal = regression(Intercept(), np.zeros((len(values), 1)), values, client, batch_size=20)
+    assert 2 * fit.scale * server.inter_variance.item() == pytest.approx(between, rel=0.1)
+    assert server.prior_rows.item() == pytest.approx(fit.scale / between, rel=0.2)
+    assert server.params.item() == pytest.approx(fit.fe_params[0], abs=0.3 * fit.bse_fe[0])
+    best = fit.fe_params[0] + np.array([np.asarray(fit.random_effects[m])[0] for m in range(len(personal))])
+    alone = np.bincount(client, values) / np.bincount(client)
+    for other in (alone, np.full_like(alone, fit.fe_params[0])):
+        assert ((personal[:, 0] - best) ** 2).mean() < 0.2**2 * ((other - best) ** 2).mean()
+
+
+@pytest.mark.slow
+def test_a_row_at_a_time_is_enough_for_the_order_of_magnitude():
+    """The variance of one residual can be next to nothing; nothing may be divided by it."""
+    values, client = levels(1.0)
+    server, _ = regression(Intercept(), np.zeros((len(values), 1)), values, client, batch_size=1)
+    assert 0.5 < 2 * server.inter_variance.item() < 2.0
+
+
+@pytest.mark.slow
+def test_a_regression_of_several_parameters_is_that_of_maximum_likelihood():
+    """y_m ~ N(X_m θ_0, σ_0² X_m X_mᵀ + σ²): every coefficient differs between clients by the same variance.
+
+    Not to a few percent: residuals of the rows that a model was fitted to are too small, by γ_m/N_m of their squares.
+    """
+    rng = np.random.default_rng(5)
+    client = np.repeat(np.arange(100), rng.integers(10, 50, 100))
+    features = rng.normal(size=(len(client), 2))
+    x = np.column_stack([features, np.ones(len(client))])
+    truth = np.array([1.0, -1.0, 2.0]) + 0.5 * rng.normal(size=(100, 3))
+    values = (x * truth[client]).sum(1) + 0.8 * rng.normal(size=len(client))
+    parts = [(x[client == m], values[client == m]) for m in range(100)]
+
+    def surprise(guess):
+        inter, noise, *centre = *np.exp(guess[:2]), *guess[2:]
+        total = 0.0
+        for own, y in parts:
+            covariance = inter * own @ own.T + noise * np.eye(len(y))
+            error = y - own @ np.array(centre)
+            total += np.linalg.slogdet(covariance)[1] + error @ np.linalg.solve(covariance, error)
+        return total
+
+    best = minimize(surprise, [np.log(0.25), np.log(0.64), 1.0, -1.0, 2.0], method="BFGS").x
+    inter, noise, centre = *np.exp(best[:2]), best[2:]
+    expected = np.array(
+        [
+            centre + inter * own.T @ np.linalg.solve(inter * own @ own.T + noise * np.eye(len(y)), y - own @ centre)
+            for own, y in parts
+        ]
+    )
+    server, personal = regression(nn.Linear(2, 1), features, values, client, batch_size=20, rate=0.05)
+    assert 2 * noise * server.inter_variance.item() == pytest.approx(inter, rel=0.25)
+    alone = np.array([np.linalg.lstsq(own, y, rcond=None)[0] for own, y in parts])
+    assert ((personal - expected) ** 2).mean() < 0.3**2 * ((alone - expected) ** 2).mean()
+
+
+# ------------------------------------------------------------------------------------------------ reductions and limits
+
+
+def test_among_clients_of_one_size_the_shared_model_is_fedavgs():
+    for with_rows in (False, True):
+        source = federation(7, examples=(20, 20), resample=True, with_rows=with_rows)
+        _, state, _ = run(algorithm(AUTO, num_local_steps=4), source, 8, participation=0.6)
+        _, fedavg, _ = run(algorithm("fedavg", num_local_steps=4), source, 8, participation=0.6)
+        torch.testing.assert_close(state.server.latest, fedavg.server.params, rtol=1e-12, atol=0)
+        assert not torch.equal(state.server.params, state.server.latest)
+
+
+def test_the_smaller_the_variance_between_clients_the_nearer_they_stay():
+    source, clients, chosen = federation(5, rate=2e-3), torch.arange(5), algorithm(AUTO, num_local_steps=40)
+    server = chosen.start(source.global_params, source.population)
+    memory = chosen.newcomer(server.params.expand(5, -1))
+    gaps = []
+    for variance in (1e-12, 1e-3, 1e-2, 1e12):
+        sent = chosen.broadcast(replace(server, inter_variance=torch.tensor(variance, dtype=torch.float64)), clients)
+        _, kept = chosen.client_round(sent, memory, source.task(clients, 1))
+        gaps.append((kept.model(sent.params) - sent.params).norm(dim=-1))
+    assert (gaps[0] < 1e-9).all()
+    assert (gaps[1] < 0.9 * gaps[2]).all()
+    assert (gaps[2] < gaps[3]).all()
+    # Without a prior it is each client's own optimum that is trained for.
+    apart = (source.local_estimate - server.params).norm(dim=-1)
+    torch.testing.assert_close(gaps[3][-1], apart[-1], rtol=0.2, atol=0)
+
+
+def test_a_client_that_is_away_follows_the_prior_by_what_it_leans_on_it():
+    source = federation(6, examples=(2, 60))
+    _, state, personal = run(algorithm(AUTO), source, 12)
+    shift = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+    later = algorithm(AUTO).personal(state.server.params + shift, state.memory, None)
+    worth = state.server.prior_rows
+    # n_0 as it was sent, which by now has all but stopped to move
+    lean = (worth / (source.num_examples + worth)).unsqueeze(-1)
+    torch.testing.assert_close(later - personal, lean * shift, rtol=0.05, atol=1e-6)
+    assert (state.memory.lean.argsort(descending=True) == source.num_examples.argsort()).all()
+
+
+def test_the_predicted_gain_is_one_over_what_the_rows_weigh():
+    source = federation(6, examples=(2, 60))
+    chosen = algorithm(AUTO)
+    _, state, _ = run(chosen, source, 12, participation=0.3)
+    gains = chosen.gains(state.server)
+    seen = state.num_rounds > 0
+    assert 0 < seen.sum() < 6
+    assert gains[~seen].isnan().all()
+    just = run(chosen, source, 12)[1].server
+    expected = 1.0 + just.prior_rows / source.num_examples
+    torch.testing.assert_close(chosen.gains(just), expected, rtol=1e-12, atol=0)
+
+
+# ------------------------------------------------------------------------------------------------- rows as they come
+
+
+def drawn(seeds, **options):
+    settings = {"num_clients": 9, "num_examples": (3, 12), "global_mean": 1.6, "inter_variance": 0.05}
+    settings |= {"row_variance": 0.1, "learning_rate": 1e-3, "with_rows": True}
+    return GaussianFederation.draw(seeds=torch.as_tensor(seeds), **(settings | options))
+
+
+def outcome(source, chunk_size=None, rounds=8):
+    engine = CohortEngine(algorithm(AUTO), source, 0.5, source.seeds, chunk_size)
+    state = engine.advance(engine.start(source.global_params - 0.5), rounds)
+    return tensors_of(state) | {"personal": engine.personal(state)}
+
+
+def test_federations_of_rows_side_by_side_are_those_one_at_a_time():
+    together = outcome(drawn([4, 5, 6]))
+    for place, seed in enumerate((4, 5, 6)):
+        for name, expected in outcome(drawn(seed)).items():
+            found = together[name][place]
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15, equal_nan=True, msg=name)
+
+
+def test_rows_in_chunks_have_the_bits_of_all_at_once():
+    every = outcome(drawn([4, 5]))
+    for size in (1, 3):
+        for name, found in outcome(drawn([4, 5]), size).items():
+            torch.testing.assert_close(found, every[name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def classes(sizes, seed=2, dtype=torch.float64):
+    rng = torch.Generator().manual_seed(seed)
+    client = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    x = torch.randn(sum(sizes), 5, generator=rng, dtype=dtype)
+    return x, torch.randint(3, (sum(sizes),), generator=rng), client
+
+
+def source_of(module, sizes=(7, 30, 12, 4, 9), batch_size=6, rate=0.1, loss=nn.functional.cross_entropy, rows=None):
+    x, y, client = classes(sizes) if rows is None else rows
+    fed = selffl.Federation.from_arrays(x, y, client, test_fraction=0.0)
+    return ModelSource(fed, FlatModel(module.double()), loss, rate, batch_size, seed=3)
+
+
+def trained(source, rounds=6):
+    engine = CohortEngine(algorithm(AUTO, num_local_steps=5), source, 0.6, 1)
+    state = engine.advance(engine.start(source.model.params), rounds)
+    return state, engine.personal(state)
+
+
+def test_the_room_for_row_gradients_changes_no_number(monkeypatch):
+    source = source_of(network())
+    _, expected = trained(source)
+    monkeypatch.setattr(self_fl_auto, "ROOM", 1)
+    _, found = trained(source)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_no_more_rows_are_looked_at_than_was_asked_for():
+    source = source_of(network(), batch_size=9)
+    clients = torch.arange(5)
+    task = source.task(clients, 1)
+    params, (features, labels) = source.model.params.expand(5, -1), task.batch(0, clients)
+    found = task.scores(params, (features, labels), clients, 4)
+    assert found.rows.shape[:2] == (5, 4)
+    assert found.num_rows.tolist() == [4] * 5
+    assert found.num_examples.tolist() == [7, 30, 12, 4, 9]
+    expected = task.batch_gradient(params, (features[:, :4], labels[:, :4]))
+    torch.testing.assert_close(found.gradient, expected, rtol=1e-10, atol=1e-14)
+    assert task.num_gradients.tolist() == [1] * 5
+
+
+# ----------------------------------------------------------------------------------------------------- where it is hard
+
+
+def all_finite(state, personal):
+    return personal.isfinite().all() and not any(
+        part.isinf().any() or (part.isnan().any() and "intra" not in name) for name, part in tensors_of(state).items()
+    )
+
+
+def test_a_client_whose_rows_are_all_alike_has_a_model():
+    x, y, client = classes((7, 30, 12, 4, 9))
+    x[client == 1], y[client == 1] = x[10].clone(), 2
+    state, personal = trained(source_of(network(), rows=(x, y, client)))
+    assert all_finite(state, personal)
+
+
+@pytest.mark.parametrize("batch_size", [1, 6])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (1, 30, 2, 1, 9)])
+@pytest.mark.parametrize("kind", ["classes", "values"])
+def test_clients_of_one_row_and_minibatches_of_one(kind, sizes, batch_size):
+    x, y, client = classes(sizes)
+    if kind == "values":
+        rows, loss, module = (x, x[:, :1] + y[:, None], client), MSE, nn.Linear(5, 1)
+    else:
+        rows, loss, module = (x, y, client), nn.functional.cross_entropy, network()
+    state, personal = trained(source_of(module, batch_size=batch_size, rows=rows, loss=loss, rate=0.02), 12)
+    assert all_finite(state, personal)
+    assert (personal != state.server.params).any(-1)[state.num_rounds > 0].all()
+
+
+def test_a_model_that_fits_from_the_start_stays():
+    """No row has a gradient: nothing is decided, nothing is known, and nothing moves."""
+    x, _, client = classes((7, 30, 12, 4, 9))
+    module = nn.Linear(5, 1)
+    nn.init.zeros_(module.weight)
+    nn.init.zeros_(module.bias)
+    source = source_of(module, rows=(x, torch.zeros(len(x), 1, dtype=torch.float64), client), loss=MSE)
+    state, personal = trained(source)
+    assert (personal == 0.0).all()
+    assert state.server.prior_rows.isnan()
+    assert state.server.inter_variance.item() == 1.0 / self_fl_auto.FIRST_PRECISION
+
+
+def test_one_that_comes_to_fit_stays_finite():
+    """Two clients without noise, trained until nothing is left to learn."""
+    x, _, client = classes((6, 6))
+    values = x @ torch.tensor([[1.0], [2.0], [0.0], [0.0], [-1.0]], dtype=torch.float64)
+    engine = CohortEngine(algorithm(AUTO), source_of(nn.Linear(5, 1), rows=(x, values, client), loss=MSE))
+    state = engine.advance(engine.start(engine.source.model.params), 60)
+    assert all_finite(state, engine.personal(state))
+    assert (engine.personal(state)[:, :5] - torch.tensor([1.0, 2.0, 0, 0, -1.0])).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e30])
+def test_too_large_a_learning_rate_is_said_in_one_line(rate, tmp_path):
+    x, y, client = classes((7, 30, 12, 4, 9), dtype=torch.float32)
+    fed = selffl.Federation.from_arrays(x, (x[:, :1] + y[:, None]), client, test_fraction=0.2, seed=0)
+    folder = tmp_path / "run"
+    with pytest.raises(DivergedError, match="Lower the learning rate") as raised:
+        selffl.train(nn.Linear(5, 1), fed, AUTO, loss=MSE, rounds=20, learning_rate=rate, seed=0, out=folder)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(selffl.SelfFLError):  # no state that is not finite has been kept
+        selffl.resume(folder)
+
+
+def test_a_client_whose_own_model_has_left_the_finite_numbers_keeps_it_to_itself():
+    chosen, source = algorithm(AUTO, num_local_steps=3), source_of(network())
+    clients = torch.arange(5)
+    engine = CohortEngine(chosen, source)
+    state = engine.advance(engine.start(source.model.params), 3)
+    sent = chosen.broadcast(state.server, clients)
+    sound, _ = chosen.client_round(sent, state.memory, source.task(clients, 4))
+    broken = map_tensors(torch.clone, state.memory)
+    broken.own[2] = torch.nan
+    upload, kept = chosen.client_round(sent, broken, source.task(clients, 4))
+    others = [0, 1, 3, 4]
+    for name, part in tensors_of(upload).items():
+        torch.testing.assert_close(part[others], tensors_of(sound)[name][others], rtol=1e-9, atol=1e-12)
+    assert torch.equal(upload.params[2], sound.params[2])
+    assert kept.own[others].isfinite().all()
+    server = chosen.server_round(state.server, clients, upload)
+    assert server.params.isfinite().all()
+    assert server.inter_variance == state.server.inter_variance  # a round that says nothing moves nothing
+
+
+def test_a_frozen_layer_stays_and_is_nobodys():
+    module = network()
+    module[0].requires_grad_(False)
+    before = module[0].weight.clone()
+    x, y, client = classes((17, 30, 12, 14, 19), dtype=torch.float32)
+    fed = selffl.Federation.from_arrays(x, y, client, test_fraction=0.2, seed=0)
+    result = selffl.train(module, fed, AUTO, rounds=4, participation=1.0, learning_rate=0.1, seed=0)
+    for number in range(5):
+        own = result.personal_model(number)
+        assert torch.equal(own[0].weight, before)
+        assert not torch.equal(own[2].weight, module[2].weight)
+
+
+def test_rows_that_are_not_to_be_had_are_said_to_be_missing():
+    """A task that knows gradients alone."""
+
+    class Bare(selffl.algorithms.LocalTask):
+        def batch(self, draw, rows):
+            return None
+
+        def batch_gradient(self, params, batch):
+            return params
+
+    chosen = algorithm(AUTO)
+    task = Bare(torch.Size([2]), torch.tensor([3, 4]), 0.1)
+    server = chosen.start(torch.zeros(3), selffl.algorithms.Population(2))
+    with pytest.raises(NotImplementedError, match="Bare does not look at single rows"):
+        chosen.client_round(
+            chosen.broadcast(server, torch.arange(2)), chosen.newcomer(server.params.expand(2, -1)), task
+        )
