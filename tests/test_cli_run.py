@@ -12,6 +12,7 @@ import pytest
 import selffl
 
 RUN = ("run", "digits", "--rounds", "4")
+SELF_FL = (*RUN, "--algorithm", "self-fl")
 
 
 @pytest.fixture
@@ -101,11 +102,11 @@ def test_a_taken_folder_is_left_alone(run, tmp_path):
     [
         (("run", "minst"), ("unknown study to train 'minst'", "did you mean 'mnist'")),
         ((*RUN, "--algorithm", "self_fl"), ("unknown algorithm 'self_fl'", "'self-fl'")),
-        ((*RUN, "--set", "max_local_step=3"), ("unknown key in --set", "did you mean 'max_local_steps'")),
+        ((*SELF_FL, "--set", "max_local_step=3"), ("unknown key in --set", "did you mean 'max_local_steps'")),
         ((*RUN, "--set", "max_local_steps"), ("expected KEY=VALUE",)),
         ((*RUN, "--set", "=3"), ("expected KEY=VALUE",)),
-        ((*RUN, "--set", "max_local_steps=many"), ("max_local_steps is 'many'",)),
-        ((*RUN, "--set", "form=rough"), ("form is 'rough'",)),
+        ((*SELF_FL, "--set", "max_local_steps=many"), ("max_local_steps is 'many'",)),
+        ((*SELF_FL, "--set", "form=rough"), ("form is 'rough'",)),
         ((*RUN, "--set", "participation=2"), ("participation is 2",)),
         ((*RUN, "--set", "participation=some"), ("participation is 'some'",)),
         ((*RUN, "--set", "learning_rate=fast"), ("learning_rate is 'fast'",)),

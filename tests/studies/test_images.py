@@ -133,7 +133,7 @@ def test_a_small_demo_is_complete(monkeypatch):
     line = result.figures[0].charts[0].series[1]
     assert (line.name, line.x) == ("ditto", [1, 2, 3, 4])
     assert line.y[-1] == pytest.approx(mean)
-    assert len(result.claims) == 3
+    assert len(result.claims) == 4
     assert result.config["problem"]["rounds"] == 4
 
 

@@ -61,8 +61,8 @@ def test_a_new_study_runs_compares_goes_on_and_can_be_loaded(run, tmp_path):
     out = run("init", "my-study")
     assert out.splitlines()[-1] == "Next: selffl run my-study"
     out = run("run", "my-study", "--rounds", "3")
-    assert out.startswith("self-fl-exact on my-study, seed 0, 3 rounds, 30 clients: accuracy ")
-    place = "runs/my-study-self-fl-exact-0"
+    assert out.startswith("self-fl-auto on my-study, seed 0, 3 rounds, 30 clients: accuracy ")
+    place = "runs/my-study-self-fl-auto-0"
     run("run", "my-study", "--rounds", "5", "--resume")
     run("run", "my-study/study.toml", "--rounds", "5", "--out", "whole")
     ours, theirs = selffl.load(place), selffl.load("whole")
@@ -80,12 +80,12 @@ def test_the_study_file_says_what_is_trained(run, tmp_path):
     file = tmp_path / "mine" / "study.toml"
     problem = read_study(tmp_path / "mine")
     assert (problem.algorithm, problem.num_seeds, problem.rounds, problem.participation) == (
-        "self-fl-exact",
+        "self-fl-auto",
         3,
         40,
         0.5,
     )
-    assert problem.algorithms == ("self-fl-exact", "self-fl", "ditto", "fedavg", "local")
+    assert problem.algorithms == ("self-fl-auto", "self-fl-exact", "ditto", "fedavg", "local")
     assert problem.method("ditto").penalty == 0.1
     assert problem.method("ditto", penalty=2.0).penalty == 2.0
     assert problem.method("self-fl").max_local_steps == 40
@@ -319,7 +319,7 @@ def test_the_readme_of_a_study_with_an_awkward_name_can_be_followed(run, tmp_pat
     run("init", 'my "own" study')
     text = (tmp_path / 'my "own" study' / "README.md").read_text(encoding="utf-8")
     line = next(line for line in text.splitlines() if line.startswith("selffl report"))
-    place = 'runs/my "own" study-self-fl-exact-0'
+    place = 'runs/my "own" study-self-fl-auto-0'
     assert shlex.split(line)[2] == place
     assert f"selffl.load({json.dumps(place)})" in text
 

@@ -513,6 +513,7 @@ def test_every_study_has_a_name_of_its_own():
         "auto-cifar10",
         "auto-sent140",
         "auto-wakeword",
+        "newcomers",
     ]
     assert all(study.id == name for name, study in STUDIES.items())
     assert DEMO.id not in STUDIES

@@ -259,7 +259,7 @@ def run_arm(
         if start is not None:
             scores = scores | {START: load_tensors(start / SCORES)[0]["global"]}
         save_tensors(place / SCORES, scores, {})
-    return _outcome(place, Records(run.history, run.participation, run.clients, run.summary), seed)
+    return _outcome(place, read_records(place), seed)  # as whoever comes later finds it
 
 
 def _emptied(place: Path) -> None:
