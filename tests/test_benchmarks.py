@@ -22,6 +22,10 @@ TINY = {
     ],
     "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
+    "calibration": [
+        "--problems", "digits", "digits-mlp", "--methods", "self-fl-auto", "fedavg", "--seeds", "0", "1",
+        "--rounds", "2",
+    ],
 }  # fmt: skip
 ROWS = {
     "mnist_rounds": ["loop, 1 thr.", "selffl, 1 thr.", "products alone, 1 thr."],
@@ -31,7 +35,19 @@ ROWS = {
     "lstm_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
     "flower_rounds": ["Flower FedAvg, softmax"],
     "memory": ["import torch", "whole run, above it"],
+    "calibration": [
+        f"| {problem} | {line}"
+        for problem in ("digits", "digits-mlp")
+        for line in (
+            "self-fl-auto | plain |",
+            "self-fl-auto | posterior as it stands |",
+            "self-fl-auto | moderated |",
+            "self-fl-auto | global |",
+            "fedavg | plain |",
+        )
+    ],
 }
+KEYS = {"memory": "megabytes", "calibration": "calibration"}
 
 
 def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():
@@ -52,4 +68,4 @@ def test_a_benchmark_prints_its_ratios_and_writes_its_file(name, tmp_path):
     for row in ROWS[name]:
         assert re.search(rf"^{re.escape(row)} .*\d\.\d\d x", done.stdout, re.M), done.stdout
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-    assert record["megabytes" if name == "memory" else "seconds"]
+    assert record[KEYS.get(name, "seconds")]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.algorithms.self_fl_auto import BALANCE, SelfFLAuto
 from selffl.data.federation import Rows
 from selffl.engines.cohort import RunState
@@ -154,13 +155,17 @@ class Confidence:
         return of_clients(self._training.evaluated, position, position + 1)
 
     def table(self) -> list[Row]:
-        """Every client's held-out rows: the personal models as they are and moderated, and the global model."""
+        """Every client's held-out rows: the personal models as they are and moderated, and the global one, if any."""
         evaluated = self._training.evaluated
         if not len(evaluated.labels):
             raise DataError("there are no held-out rows; expected some. Make the federation with a test_fraction.")
         labels = class_labels(evaluated.labels, self._training.measure)
         has_rows = evaluated.num_examples.nonzero().flatten().tolist()
-        kinds = [("personal", False), *([("personal", True)] if self.knows else []), ("global", False)]
+        kinds = [("personal", False)]
+        if self.knows:
+            kinds.append(("personal", True))
+        if not self._training.config.algorithm.startswith(WITHOUT_GLOBAL):
+            kinds.append(("global", False))
         lines = []
         for model, is_moderated in kinds:
             found = [
