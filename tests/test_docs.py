@@ -153,6 +153,15 @@ def test_every_decision_is_listed():
     assert [f"D{number}" for number in range(1, 18)] == re.findall(r"^\| (D\d+) \|", page, re.M)
 
 
+def test_the_numbers_of_self_fl_auto_are_those_of_the_code():
+    from selffl.algorithms import self_fl_auto
+
+    page = (ROOT / "docs" / "methods" / "self-fl.md").read_text(encoding="utf-8")
+    stated = {name: float(value) for name, value in re.findall(r"^\| `([A-Z_]+)` \| ([\d.]+) \|", page, re.M)}
+    assert stated == {name: getattr(self_fl_auto, name) for name in stated}
+    assert len(stated) == 7
+
+
 def test_readme_lists_every_method_and_study():
     from selffl.algorithms import ALGORITHMS
     from selffl.studies import STUDIES

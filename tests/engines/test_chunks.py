@@ -77,7 +77,7 @@ class Body(nn.Module):
         return self.head(torch.relu(self.hidden(seen.flatten(1))))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "self-fl", "ditto", "fedper", "fedrep"])
+@pytest.mark.parametrize("name", ["fedavg", "self-fl", "self-fl-auto", "ditto", "fedper", "fedrep"])
 def test_a_network_is_within_1e_5_whatever_the_chunk(name):
     torch.manual_seed(3)
     source = digits(Body())

@@ -87,7 +87,69 @@ def test_the_population_states_everything():
     assert source.population.inter_variance is source.inter_variance
 
 
+def test_rows_are_drawn_around_the_estimates_which_stay_what_they_are():
+    source, without = draw([3, 4], num_clients=200, with_rows=True), draw([3, 4], num_clients=200)
+    assert without.data is None
+    assert source.data.shape == (2, 200, 20, 1)
+    for name in ("personal_params", "local_estimate", "intra_variance", "num_examples"):
+        assert torch.equal(getattr(source, name), getattr(without, name)), name
+    noise = []
+    for repeat in range(2):
+        for client, count in enumerate(source.num_examples[repeat].tolist()):
+            rows = source.data[repeat, client, :count, 0]
+            assert rows.mean().item() == pytest.approx(source.local_estimate[repeat, client].item(), abs=1e-12)
+            noise.append((rows - rows.mean()) / (0.1 * (1 - 1 / count)) ** 0.5)  # the mean is taken out of N rows
+    assert stats.kstest(torch.cat(noise).numpy(), "norm").pvalue > 1e-3
+    assert (torch.cat(noise).var() - 1).abs() < 4 * (2 / len(torch.cat(noise))) ** 0.5
+
+
+def test_rows_are_keyed_by_seed_and_client():
+    batch, alone = draw([8, 9], with_rows=True), draw(9, with_rows=True)
+    assert torch.equal(batch.data[1], alone.data)
+    assert torch.equal(draw(9, num_clients=50, with_rows=True).data[:20], alone.data)
+    assert draw(9, with_rows=True, dtype=torch.float32).data.dtype == torch.float32
+
+
 # -------------------------------------------------------------------------------------------------------------- tasks
+
+
+def row_losses(params, rows, variance, count):
+    """(θ − x)² / (2 N σ_m²) of each row."""
+    return ((params - rows) ** 2).sum(-1) / (2 * count * variance)
+
+
+def test_the_scores_of_rows_are_their_gradients():
+    source, clients = draw([3, 4], with_rows=True), torch.tensor([[5, 0, 7], [2, 1, 19]])
+    task, rows = source.task(clients, 1), torch.tensor([4, 0, 2])
+    params = torch.linspace(1.0, 2.0, 3, dtype=torch.float64).unsqueeze(-1)
+    found = task.scores(params, task.batch(0, rows), rows, 2)  # all of them are at hand, and counted as one gradient
+    for place, row in enumerate(rows.tolist()):
+        repeat, client = row // 3, clients.flatten()[row].item()
+        count, variance = source.num_examples[repeat, client].item(), source.intra_variance[repeat, client].item()
+        data, own = source.data[repeat, client, :count], params[place].clone().requires_grad_()
+        for number in range(count):
+            (expected,) = torch.autograd.grad(row_losses(own, data[number], variance, count), own)
+            torch.testing.assert_close(found.rows[place, number], expected, rtol=1e-12, atol=1e-14)
+        assert (found.rows[place, count:] == 0).all()
+        # With the log-likelihood of all rows, the loss counts once: the rows' gradients sum to its own.
+        torch.testing.assert_close(found.rows[place].sum(0), found.gradient[place], rtol=1e-9, atol=1e-10)
+        assert found.num_rows[place] == found.num_examples[place] == count
+    assert (found.surplus == 1).all()
+    assert (found.temperature == 1).all()
+    assert task.num_gradients.tolist() == [1, 0, 1, 0, 1, 0]
+    assert task.num_terms.tolist() == [[1] * 3] * 2
+
+
+def test_without_rows_the_information_is_that_of_the_estimate():
+    estimate = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    variance = torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)
+    task = GaussianTask(estimate, variance, torch.tensor([7, 8, 9]), 0.1)
+    rows = torch.tensor([2, 0])
+    found = task.scores(estimate[rows] + 1.0, task.batch(0, rows), rows, 20)
+    for place, row in enumerate(rows.tolist()):
+        information = found.rows[place].T @ found.rows[place]
+        torch.testing.assert_close(information, torch.eye(4, dtype=torch.float64) / variance[row], rtol=1e-14, atol=0)
+    assert torch.equal(found.num_rows, found.num_examples)
 
 
 def test_the_gradient_is_that_of_equation_4():

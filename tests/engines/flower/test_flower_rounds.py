@@ -118,7 +118,7 @@ def test_softmax_regression_has_the_bits_of_the_cohort_engine(name, federation, 
     assert_same((state, setting.personal()), setting.cohort(), bits=True)
 
 
-@pytest.mark.parametrize("name", ["self-fl", "self-fl-exact", "ditto", "fedavg", *LAYERED])
+@pytest.mark.parametrize("name", ["self-fl", "self-fl-exact", "self-fl-auto", "ditto", "fedavg", *LAYERED])
 def test_a_network_has_the_numbers_of_the_cohort_engine(name, federation, tmp_path):
     """Alone it goes by autograd, in a cohort by vmap: equal to rounding."""
     setting = Setting(federation, tmp_path, algorithm(name), network())

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, Layer, LocalTask, Population, map_tensors, tensors_of
+from selffl.algorithms.contract import Algorithm, Layer, LocalTask, Population, Scores, map_tensors, tensors_of
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
 from selffl.state.checkpoint import filled
@@ -131,6 +131,12 @@ class _Idle(LocalTask):
     def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
         """Zero."""
         return torch.zeros_like(params)
+
+    def batch_scores(self, params: Tensor, batch: Any, rows: Tensor, most: int) -> Scores:
+        """Of that one row, which says nothing."""
+        one = torch.ones_like(params[:, :1])
+        count = self.num_examples[rows]
+        return Scores(torch.zeros_like(params), torch.zeros_like(params).unsqueeze(1), one, count, count, one[:, 0])
 
 
 class Templates(NamedTuple):
