@@ -103,7 +103,7 @@ def labelled(num_rows, scale, share, seed=0):
 
 @pytest.mark.parametrize(("scale", "share"), [(1.0, 0.0), (2.5, 0.0), (0.5, 0.0), (3.0, 0.1), (8.0, 1.0)])
 def test_the_moderation_that_labels_follow_is_found(scale, share):
-    found = learned_moderation(*labelled(20_000, scale, share))
+    found = learned_moderation(*labelled(10_000, scale, share))
     variance = torch.tensor([0.0, 20.0, 200.0], dtype=torch.float64)
     one = torch.ones(3, 1, dtype=torch.float64)
     wanted = moderated(one, variance, Moderation(scale, share))

@@ -21,6 +21,7 @@ from torch import Tensor
 PROBIT = math.pi / 8  # sigmoid(f) is about the normal distribution function of f sqrt(pi/8)
 SLIP = 1e-4  # share of rows that may be anything: for one far off its fellows, linear is not good enough
 SCALES = tuple(2.0 ** (step / 8) for step in range(-32, 65))  # 1/16 to 256
+COARSE = 8  # steps between scales that are tried first: in the scale there is one best
 SHARES = (0.0, *(10.0 ** (-step / 2) for step in range(8, -1, -1)))  # 0, and 0.0001 to 1
 FINEST = 1e-12  # what is left, at least, of a variance
 
@@ -102,11 +103,16 @@ def learned_moderation(logits: Tensor, labels: Tensor, variance: Tensor) -> Mode
     found, least = AS_IT_STANDS, math.inf
     for share in SHARES:
         held = moderated(logits, variance, Moderation(share=share))
-        for scale in SCALES:
-            chance = (held * scale).softmax(-1)[row, labels]
-            loss = -float(((1.0 - SLIP) * chance + SLIP / logits.shape[-1]).log().sum()) + math.log(scale) ** 2 / 2.0
-            if loss < least:
-                found, least = Moderation(scale, share), loss
+
+        def loss(step: int, held: Tensor = held) -> float:
+            chance = (held * SCALES[step]).softmax(-1)[row, labels]
+            nats = -((1.0 - SLIP) * chance + SLIP / logits.shape[-1]).log().sum()
+            return float(nats) + math.log(SCALES[step]) ** 2 / 2.0
+
+        near = min(range(0, len(SCALES), COARSE), key=loss)
+        best = min(range(max(near - COARSE, 0), min(near + COARSE + 1, len(SCALES))), key=loss)
+        if loss(best) < least:
+            found, least = Moderation(SCALES[best], share), loss(best)
     return found
 
 
