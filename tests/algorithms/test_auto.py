@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 import torch
+import twins
+from federations import AUTO as CONSTANTS
 from federations import federation, run
 from scipy.optimize import minimize, minimize_scalar
 from torch import nn
@@ -13,7 +15,7 @@ from torch import nn
 import selffl
 from selffl.algorithms import algorithm, self_fl_auto
 from selffl.algorithms.contract import map_tensors, tensors_of
-from selffl.engines.cohort import CohortEngine
+from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.errors import DivergedError
 from selffl.training.flat import FlatModel
 from selffl.training.gaussian import GaussianFederation
@@ -126,6 +128,44 @@ def test_a_random_intercept_is_that_of_statsmodels(spread):
     alone = np.bincount(client, values) / np.bincount(client)
     for other in (alone, np.full_like(alone, fit.fe_params[0])):
         assert ((personal[:, 0] - best) ** 2).mean() < 0.2**2 * ((other - best) ** 2).mean()
+
+
+def test_a_regression_equals_its_twin():
+    """Rows are 2 e x with the error e, the temperature is twice the mean of e²."""
+    x, y, client = classes((7, 30, 12, 2, 9))
+    source = source_of(nn.Linear(5, 1), rows=(x, x[:, :1] + y[:, None], client), loss=MSE, rate=0.02)
+
+    def minibatch(t, m, draw):
+        features, labels = source.task(torch.tensor([m]), t + 1).batch(draw, torch.tensor([0]))
+        return np.column_stack([features[0].numpy(), np.ones(len(features[0]))]), labels[0, :, 0].numpy()
+
+    def rows_of(model, t, m, draw):
+        own, values = minibatch(t, m, draw)
+        error = own @ np.array(model) - values
+        return 2.0 * error[:, None] * own, 2.0 * (error**2).mean()
+
+    def information(t, m):
+        def found(model):
+            rows, temperature = rows_of(model, t, m, 0)
+            return rows.tolist(), [1.0] * len(rows), float((client == m).sum()), temperature
+
+        return found
+
+    problem = {
+        "start": source.model.params.tolist(),
+        "cohorts": [sample_cohort(1, t + 1, 5, 0.6).tolist() for t in range(6)],
+        "gradient": lambda t, m: lambda model, draw: rows_of(model, t, m, draw)[0].mean(0).tolist(),
+        "information": information,
+        "terms": [7.0, 30.0, 12.0, 2.0, 9.0],
+        "examples": [7.0, 30.0, 12.0, 2.0, 9.0],
+        "rates": [0.02] * 5,
+    }
+    expected = twins.run_self_fl_auto(problem, num_local_steps=5, **CONSTANTS)
+    state, personal = trained(source)
+    assert state.server.params.tolist() == pytest.approx(expected["global"], rel=1e-9)
+    assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9)
+    assert state.server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-9)
+    torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow
