@@ -86,7 +86,7 @@ def drawn(view, width, **options):
 
 def a_run(rounds=20):
     clock = iter(range(1000))
-    view = live.RunView("self-fl on digits, seed 0", 40, clock=lambda: next(clock))
+    view = live.RunView("self-fl-auto on digits, seed 0", 40, clock=lambda: next(clock))
     for number in range(1, rounds + 1):
         is_scored = number % 2 == 0
         view.note(
@@ -344,11 +344,11 @@ RUN = ("run", "digits", "--rounds", "60", "--out", "here")
 def test_a_run_on_a_terminal_leaves_its_summary_and_nothing_else(tmp_path, columns):
     code, text = on_a_terminal(*RUN, cwd=tmp_path, columns=columns, resize_to=columns + 10)
     assert code == 0
-    assert "self-fl on digits, seed 0" in text
+    assert "self-fl-auto on digits, seed 0" in text
     assert re.search(r"\d+ of 60", text)
     assert text.count("\x1b[?25h") == text.count("\x1b[?25l") == 1  # the cursor is back
     left = screen_of(text)
-    assert left[0].startswith("self-fl on digits, seed 0, 60 rounds, 40 clients: accuracy ")
+    assert left[0].startswith("self-fl-auto on digits, seed 0, 60 rounds, 40 clients: accuracy ")
     assert left[1:] == ["Records and models: here"]
 
 

@@ -189,10 +189,10 @@ COMMANDS = {
     # settings
     "a setting without a value": ("run digits --set penalty", "--set is 'penalty'", "KEY=VALUE"),
     "a setting without a key": ("run digits --set =3", "--set is '=3'", "KEY=VALUE"),
-    "a key": ("run digits --set max_local_step=3", "unknown key in --set", "did you mean 'max_local_steps'"),
+    "a key": ("run digits -a self-fl --set max_local_step=3", "unknown key in --set", "did you mean 'max_local_steps'"),
     "a key of another method": ("run digits -a fedavg --set penalty=1", "unknown key in --set for fedavg 'penalty'"),
-    "a value": ("run digits --set max_local_steps=many", "max_local_steps is 'many'"),
-    "a choice": ("run digits --set form=rough", "form is 'rough'", "'exact'"),
+    "a value": ("run digits -a self-fl --set max_local_steps=many", "max_local_steps is 'many'"),
+    "a choice": ("run digits -a self-fl --set form=rough", "form is 'rough'", "'exact'"),
     "nobody takes part": ("run digits --set participation=0", "participation is 0", "above 0"),
     "more than everybody takes part": ("run digits --set participation=2", "participation is 2", "at most 1"),
     "participation is no number": ("run digits --set participation=NaN", "participation is nan", "above 0"),
