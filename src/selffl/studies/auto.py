@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -14,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from selffl.algorithms import WITHOUT_GLOBAL, Algorithm, algorithm
+from selffl.algorithms import WITHOUT_GLOBAL, Algorithm, SelfFLAuto, algorithm
 from selffl.algorithms.contract import tensors_of
 from selffl.engines.cohort import CohortEngine, RoundReport
 from selffl.runs.folder import Row
@@ -37,7 +38,7 @@ from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, 
 from selffl.studies.result import Claim, Estimate, Figure, Job, Study, StudyResult, Verdict
 from selffl.training.gaussian import GaussianFederation
 
-AUTO = "self-fl-auto"
+AUTO = SelfFLAuto.name
 PFEDME_PENALTIES = (1.0, 5.0, 15.0)  # lambda of pFedMe, to choose from; the authors' is 15
 BUDGET = 2.0  # times FedAvg's gradients and bytes
 GRIDS = {"ditto": PENALTIES, "pfedme": PFEDME_PENALTIES}
@@ -189,6 +190,8 @@ def share_losing(group: Sequence[Outcome], alone: Sequence[Outcome], column: str
     """Share of clients, seed by seed, whose model is worse on their held-out rows than the one trained alone."""
 
     def of_seed(rows: Sequence[Row], others: Sequence[Row]) -> float:
+        if not rows or not others:  # a run that diverged
+            return math.nan
         pairs = [
             (float(row[column]), float(other["accuracy"]))
             for row, other in zip(rows, others, strict=True)
@@ -220,7 +223,8 @@ def _claims(outcomes: Outcomes, losing: dict[str, Estimate]) -> list[Claim]:
         gap("worst10_accuracy", "local"),
         gap("top10_accuracy", "local"),
     )
-    least = min((label for label in losing if label != AUTO), key=lambda label: losing[label].mean)
+    shares = {label: found.mean for label, found in losing.items() if label != AUTO and found.mean == found.mean}
+    least = min(shares, key=lambda label: shares[label])
     spent = {label: sum(o.num_gradients for o in outcomes[label]) / len(outcomes[label]) for label in (AUTO, "fedavg")}
     gradients = spent[AUTO] / spent["fedavg"]
     traffic = numbers_sent(algorithm(AUTO)) / numbers_sent(algorithm("fedavg"))

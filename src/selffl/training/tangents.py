@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from selffl.algorithms.self_fl_auto import ROOM
 from selffl.errors import ConfigError
 from selffl.maths.confidence import log_odds
 from selffl.training.blocks import Gradients, Loss, gradient_of
@@ -12,8 +13,6 @@ from selffl.training.evaluation import FEWEST
 from selffl.training.evaluation import ROOM as ROOM_OF_ROWS
 from selffl.training.flat import FlatModel
 from selffl.training.metrics import CLASSES, ONE_LOGIT, ONE_PROBABILITY, TWO_CLASSES, Measure, is_loss
-
-ROOM = 1 << 26  # numbers of row gradients at a time
 
 
 def check_classifies(measure: Measure, loss: Loss) -> None:
