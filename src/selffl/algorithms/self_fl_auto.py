@@ -29,7 +29,7 @@ from selffl.algorithms.averaging import LocalWork, ModelUpload
 from selffl.algorithms.contract import LocalTask, Population
 from selffl.algorithms.solver import descend, iterate, rate_of
 from selffl.maths.evidence import effective_parameters
-from selffl.maths.posterior import weighted_mean
+from selffl.maths.posterior import local_weight, weighted_mean
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
 MOMENTUM = 0.9  # of a client's own training
@@ -169,7 +169,8 @@ class SelfFLAuto(LocalWork):
 
         found = iterate(task, steps, step, start, anchor, torch.zeros_like(start), start)[3]
         shape = broadcast.inter_variance.shape
-        lean = 1.0 - local_weight(task.num_examples.to(found), broadcast.prior_rows)
+        # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
+        lean = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(found)).nan_to_num(nan=0.0)
         own = found.reshape_as(memory.own) - lean.unsqueeze(-1) * broadcast.params
         return AutoMemory(own, lean), decided.reshape(shape), temperature.reshape(shape)
 
@@ -220,7 +221,7 @@ class SelfFLAuto(LocalWork):
         While n_0 is unknown, because rows have decided nothing yet, as with the largest: by rows.
         """
         worth = server.prior_rows.unsqueeze(-1)
-        return torch.where(worth.isnan(), upload.num_examples, local_weight(upload.num_examples, worth))
+        return torch.where(worth.isnan(), upload.num_examples, local_weight(worth, upload.num_examples))
 
     def gains(self, server: AutoServer) -> Tensor:
         """Factor by which the others shrink each client's variance, ``[..., M]``: 1 + sigma_m^2/sigma_0^2 (D11)."""
@@ -229,11 +230,6 @@ class SelfFLAuto(LocalWork):
     def personal(self, global_params: Tensor, memory: AutoMemory, task: LocalTask) -> Tensor:
         """The client's own part, and as much of the global model as it leans on, as that is now (D10, D17)."""
         return memory.model(global_params.unsqueeze(-2))
-
-
-def local_weight(num_examples: Tensor, prior_rows: Tensor) -> Tensor:
-    """k_m = N_m/(N_m + n_0), what a client's own rows weigh in its model; 0 while n_0 is unknown."""
-    return (num_examples / (num_examples + prior_rows)).nan_to_num(nan=0.0)
 
 
 def _moved(old: Tensor, new: Tensor) -> Tensor:
