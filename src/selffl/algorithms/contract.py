@@ -39,6 +39,25 @@ class Layer(NamedTuple):
     stop: int
 
 
+class ClassBias(NamedTuple):
+    """Where the numbers lie that a model adds to the scores of classes: ``params[..., start:stop]``."""
+
+    start: int
+    stop: int
+
+    @property
+    def num_classes(self) -> int:
+        """As many as there are scores; a single score tells two apart."""
+        return max(self.stop - self.start, 2)
+
+    def added(self, params: Tensor, shift: Tensor) -> Tensor:
+        """``params [..., P]`` with ``shift [..., K]`` on top of the scores; they are not changed themselves."""
+        is_one = self.stop - self.start == 1
+        found = params.clone()
+        found[..., self.start : self.stop] += shift[..., 1:] - shift[..., :1] if is_one else shift
+        return found
+
+
 @dataclass(frozen=True)
 class Population:
     """What is known of a federation and its model before training.
@@ -49,6 +68,7 @@ class Population:
         inter_variance: σ₀² ``[...]``, where it is known.
         cluster: Number of each client's cluster ``[M]``, from 0 up, where the federation names clusters.
         layers: The model's layers, in the order in which their parameters lie; empty where it has none to speak of.
+        class_bias: What is added to its scores, where the model ends in such numbers.
     """
 
     num_clients: int
@@ -56,6 +76,7 @@ class Population:
     inter_variance: Tensor | None = None
     cluster: Tensor | None = None
     layers: tuple[Layer, ...] = ()
+    class_bias: ClassBias | None = None
 
 
 class Scores(NamedTuple):
@@ -82,6 +103,7 @@ class LocalTask(ABC):
     """
 
     optimiser: Optimiser = SGD()  # how the solver makes steps of gradients; one of its own where a task has been told
+    class_bias: ClassBias | None = None  # what is added to the scores of classes, where that can be said
 
     def __init__(
         self, shape: torch.Size, num_examples: Tensor, learning_rate: float | Tensor, batch_size: int | None = None
@@ -103,6 +125,10 @@ class LocalTask(ABC):
         """ceil(N_m / B) ``[..., clients]``, which is when every row has been met; 1 without minibatches."""
         count = self.num_examples.expand(self.shape)
         return torch.ones_like(count) if self.is_full_batch else (count + self.batch_size - 1) // self.batch_size
+
+    def class_counts(self, num_classes: int) -> Tensor:
+        """Rows of each class ``[..., clients, K]``; none where rows have no class."""
+        return torch.zeros(*self.shape, num_classes, device=self.num_examples.device)
 
     @abstractmethod
     def batch(self, draw: int, rows: Tensor) -> Any:

@@ -7,6 +7,8 @@ global model).  A client trains w as in FedAvg.  Beside it, it trains its own mo
     theta_m = argmin  N_m loss_m(theta_m) + c/2 |theta_m - theta|^2,      c = 1/sigma_0^2,
 
 and when theta moves on, until the client's next visit, theta_m moves with it by 1 - k_m of the way, as the mode does.
+Where rows have classes, the prior mean of a client is theta with everybody's class frequencies replaced by its own, as
+far as its rows tell (`selffl.maths.frequencies`): the logarithm of their ratio is added to the bias of the scores.
 Large clients are therefore hardly held, small ones lean on the rest, and no strength is chosen: c is the one under
 which what the clients saw is most likely.  On arrival a client measures, on the first minibatch of its own training,
 how many parameters its rows decide (gamma_m, `selffl.maths.evidence`), and reports it with |theta_m - theta|^2; the
@@ -20,7 +22,7 @@ their rows where models have many parameters, equally where they have few.  Pers
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,13 +31,14 @@ from selffl.algorithms.averaging import LocalWork, ModelUpload
 from selffl.algorithms.contract import LocalTask, Population
 from selffl.algorithms.solver import descend, iterate, rate_of
 from selffl.maths.evidence import effective_parameters
+from selffl.maths.frequencies import class_shift, moved_concentration
 from selffl.maths.posterior import local_weight, weighted_mean
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
-MOMENTUM = 0.9  # of a client's own training
+MOMENTUM = 0.9  # of a client's own steps
 FIRST_PRECISION = 10.0  # c before anybody has reported
 LEARNING = 0.2  # share of the way that log c moves in a round
-RECENT = 8.0  # round t weighs as t^8 in the running mean of the shared model
+RECENT = 8.0  # round t weighs as t^8 in the running mean of the shared model, and visit v as v^8 in that of one's own
 BALANCE = 0.25  # 0: empirical information of a row; 1/2: expected information; between them, their geometric mean
 SKIPPED = 0.5  # share of the steps before those whose mean is kept
 MOST_ROWS = 20  # of a minibatch that are looked at one by one
@@ -52,17 +55,21 @@ class AutoServer:
     inter_variance: Tensor  # sigma_0^2 = 1/c [...]
     intra_variance: Tensor  # sigma_m^2 [..., M], as of the client's last report; NaN where there is none
     prior_rows: Tensor  # n_0 [...]: rows of one's own that the prior is worth; NaN before the first report
+    frequencies: Tensor  # pi [..., K], of the classes, everybody's; K = 0 where models have no scores of classes
+    concentration: Tensor  # alpha [...], of clients' frequencies around them
     clock: Tensor  # t [...]
 
 
 @dataclass(frozen=True)
 class AutoBroadcast:
-    """What a client is sent: two models and two numbers."""
+    """What a client is sent: two models, three numbers and a frequency for each class."""
 
     params: Tensor  # theta [..., C, P]
     latest: Tensor  # w [..., C, P]
     inter_variance: Tensor  # sigma_0^2 [..., C]
     prior_rows: Tensor  # n_0 [..., C]
+    frequencies: Tensor  # pi [..., C, K]
+    skew: Tensor  # rho = 1/(1 + alpha) [..., C]: how much frequencies differ between clients; 0 while nothing is known
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,8 @@ class AutoMemory:
 
     own: Tensor  # theta_m - (1 - k_m) theta [..., C, P], as of its last visit
     lean: Tensor  # 1 - k_m [..., C]
+    skew: Tensor  # rho of that visit [..., C]
+    visits: Tensor  # how many there were [..., C]
 
     def model(self, global_params: Tensor) -> Tensor:
         """The posterior mode moves by 1 - k_m of the way that the prior mean has moved since."""
@@ -79,11 +88,20 @@ class AutoMemory:
 
 @dataclass(frozen=True)
 class AutoUpload(ModelUpload):
-    """What a client sends back: FedAvg's model and number of rows, and three numbers more."""
+    """What a client sends back: FedAvg's model and number of rows, three numbers more, and its rows of each class."""
 
     effective_params: Tensor  # gamma_m [..., C]
     temperature: Tensor  # of its loss [..., C]
-    distance: Tensor  # |theta_m - theta|^2 on arrival [..., C]; 0 on the first visit
+    distance: Tensor  # |theta_m - its prior mean|^2 on arrival [..., C]; 0 on the first visit
+    class_counts: Tensor  # [..., C, K]
+
+
+class Arrival(NamedTuple):
+    """A client at the beginning of a visit."""
+
+    anchor: Tensor  # its prior mean [..., C, P]
+    start: Tensor  # its own model [..., C, P]
+    class_counts: Tensor  # [..., C, K]
 
 
 @dataclass(frozen=True)
@@ -98,29 +116,36 @@ class SelfFLAuto(LocalWork):
     only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
 
     def start(self, params: Tensor, population: Population) -> AutoServer:
-        """The initial model twice, and a first guess of sigma_0^2."""
+        """The initial model twice, a first guess of sigma_0^2, and every class as frequent as any other."""
         each = params[..., 0]
         unknown = params.new_full((*each.shape, population.num_clients), torch.nan)
+        num_classes = population.class_bias.num_classes if population.class_bias else 0
         return AutoServer(
             params,
             params.clone(),
             torch.full_like(each, 1.0 / FIRST_PRECISION),
             unknown,
             unknown[..., 0],
+            params.new_full((*each.shape, num_classes), 1.0 / max(num_classes, 1)),
+            torch.full_like(each, max(num_classes, 1)),
             torch.zeros_like(each),
         )
 
     def newcomer(self, params: Tensor) -> AutoMemory:
         """Nothing of its own yet: the global model."""
-        return AutoMemory(torch.zeros_like(params), torch.ones_like(params[..., 0]))
+        none = torch.zeros_like(params[..., 0])
+        return AutoMemory(torch.zeros_like(params), none + 1, none, none.clone())
 
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
-        """Both models, sigma_0^2 and n_0, the same for everybody."""
+        """Both models and what is known of the federation, the same for everybody."""
+        skew = torch.where(server.clock > 0, 1.0 / (1.0 + server.concentration), 0.0)
         return AutoBroadcast(
             server.params.unsqueeze(-2).expand(*clients.shape, -1),
             server.latest.unsqueeze(-2).expand(*clients.shape, -1),
             server.inter_variance.unsqueeze(-1).expand(clients.shape),
             server.prior_rows.unsqueeze(-1).expand(clients.shape),
+            server.frequencies.unsqueeze(-2).expand(*clients.shape, -1),
+            skew.unsqueeze(-1).expand(clients.shape),
         )
 
     def client_round(
@@ -128,22 +153,35 @@ class SelfFLAuto(LocalWork):
     ) -> tuple[AutoUpload, AutoMemory]:
         """FedAvg's steps from w, and as many towards the posterior mode from theta_m."""
         trained = descend(task, broadcast.latest, self.steps(task))
-        kept, decided, temperature = self.adapted(broadcast, memory, task)
-        distance = (memory.model(broadcast.params) - broadcast.params).square().sum(-1)
-        return AutoUpload(trained, task.num_examples.to(trained), decided, temperature, distance), kept
+        arrival = self.arrived(broadcast, memory, task)
+        kept, decided, temperature = self.adapted(broadcast, memory, task, arrival)
+        distance = (arrival.start - arrival.anchor).square().sum(-1)
+        count = task.num_examples.to(trained)
+        return AutoUpload(trained, count, decided, temperature, distance, arrival.class_counts), kept
+
+    def arrived(self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask) -> Arrival:
+        """Both follow the class frequencies as they are known by now; the client's model as far as it leans on others."""
+        anchor, start = broadcast.params, memory.model(broadcast.params)
+        counts = task.class_counts(broadcast.frequencies.shape[-1]).to(anchor)
+        if task.class_bias is not None:
+            shift = class_shift(counts, broadcast.frequencies, broadcast.skew)
+            before = class_shift(counts, broadcast.frequencies, memory.skew)
+            anchor = task.class_bias.added(anchor, shift)
+            start = task.class_bias.added(start, memory.lean.unsqueeze(-1) * (shift - before))
+        return Arrival(anchor, start, counts)
 
     def adapted(
-        self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask, arrival: Arrival
     ) -> tuple[AutoMemory, Tensor, Tensor]:
         """A client's own training: what it keeps, gamma_m on arrival, and its loss's temperature.
 
-        Steps with momentum on the loss, each followed by the pull towards theta, implicitly, so that no strength is
-        too much for the step size.  Kept is the mean over the second half of the steps: minibatch noise is averaged
-        out of a model that nobody else averages.
+        Steps with momentum on the loss, each followed by the pull towards the prior mean, implicitly, so that no
+        strength is too much for the step size.  What they lead to is the mean over the second half of them, and at its
+        v-th visit a client goes 9/(v + 8) of the way there: minibatch noise is averaged out of a model that nobody
+        else averages.
         """
         steps = self.steps(task)
-        anchor = broadcast.params.reshape(-1, broadcast.params.shape[-1])
-        start = memory.model(broadcast.params).reshape_as(anchor)
+        anchor, start = (model.reshape(-1, model.shape[-1]) for model in (arrival.anchor, arrival.start))
         precision = 1.0 / broadcast.inter_variance
         pull = (precision / task.num_terms).reshape(-1, 1)
         num_steps = torch.as_tensor(steps, dtype=pull.dtype, device=pull.device).expand(task.shape).reshape(-1, 1)
@@ -154,7 +192,7 @@ class SelfFLAuto(LocalWork):
         def step(number: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             params, centre, velocity, mean = states
             if number == 0:
-                gradient, decided[rows], temperature[rows] = self.arrival(task, params, rows, precision.reshape(-1))
+                gradient, decided[rows], temperature[rows] = self.looked_at(task, params, rows, precision.reshape(-1))
             else:
                 gradient = task.gradient(params, task.batch(number, rows), rows)
             velocity.mul_(MOMENTUM).add_(gradient)
@@ -171,10 +209,13 @@ class SelfFLAuto(LocalWork):
         shape = broadcast.inter_variance.shape
         # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
         lean = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(found)).nan_to_num(nan=0.0)
-        own = found.reshape_as(memory.own) - lean.unsqueeze(-1) * broadcast.params
-        return AutoMemory(own, lean), decided.reshape(shape), temperature.reshape(shape)
+        visits = memory.visits + 1
+        share = (RECENT + 1) / (visits + RECENT)
+        reached = torch.lerp(arrival.start, found.reshape_as(memory.own), share.unsqueeze(-1))
+        own = reached - lean.unsqueeze(-1) * broadcast.params
+        return AutoMemory(own, lean, broadcast.skew.clone(), visits), decided.reshape(shape), temperature.reshape(shape)
 
-    def arrival(
+    def looked_at(
         self, task: LocalTask, params: Tensor, rows: Tensor, precision: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradient of the first minibatch ``[n, P]``, and from its single rows gamma_m and the temperature ``[n]``."""
@@ -193,10 +234,24 @@ class SelfFLAuto(LocalWork):
     def server_round(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
         """The precision-weighted average of the w_m, its running mean, and both variances a step further."""
         known = self.learned(server, clients, upload)
-        latest = weighted_mean(upload.params, self.weights(known, clients, upload).unsqueeze(-1))
+        weights = self.weights(known, clients, upload).unsqueeze(-1)
+        latest = weighted_mean(upload.params, weights)
+        known = self.counted(known, upload.class_counts, weights)
         clock = server.clock + 1
         share = (RECENT + 1) / (clock + RECENT)
         return replace(known, params=torch.lerp(server.params, latest, share.unsqueeze(-1)), latest=latest, clock=clock)
+
+    def counted(self, server: AutoServer, counts: Tensor, weights: Tensor) -> AutoServer:
+        """Class frequencies of what the average was trained on, and how much clients differ in them.
+
+        Their mean over all rounds; the guess that they began from counts as one.
+        """
+        count = counts.sum(-1, keepdim=True)
+        seen = weighted_mean(counts / count.clamp(min=1.0), weights * (count > 0))
+        share = (1.0 / (server.clock + 2.0)).unsqueeze(-1)
+        frequencies = torch.where(seen.isfinite(), torch.lerp(server.frequencies, seen, share), server.frequencies)
+        concentration = moved_concentration(server.concentration, counts, frequencies)
+        return replace(server, frequencies=frequencies, concentration=concentration)
 
     def learned(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
         """sigma_0^2, n_0 and the cohort's sigma_m^2, after its reports.

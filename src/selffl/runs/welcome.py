@@ -174,5 +174,5 @@ def _after_visit(method: Method, sent: Any, memory: Any, task: NewcomerTask) -> 
     """What newcomers keep who are all sent the same."""
     sent = map_tensors(lambda part: part.expand(task.shape + part.shape[1:]), sent)
     if isinstance(method, SelfFLAuto):  # without the training of what it would send
-        return method.adapted(sent, memory, task)[0]
+        return method.adapted(sent, memory, task, method.arrived(sent, memory, task))[0]
     return method.client_round(sent, memory, task)[1]

@@ -10,11 +10,13 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms.contract import Layer
+from selffl.algorithms.contract import ClassBias, Layer
 from selffl.errors import ConfigError
 from selffl.training.embedding import guard_embeddings, is_trained
 from selffl.training.recurrent import convert_lstms, is_convertible
 from selffl.training.unfold import unfold_convolutions
+
+CLOSE = 1e-3  # that a bias is added to an output is seen on numbers between 1 and 2
 
 
 class FlatModel:
@@ -59,6 +61,7 @@ class FlatModel:
         self._sizes = [shape.numel() for shape in self._shapes.values()]
         self._convolutions = [part for part in module.modules() if isinstance(part, nn.modules.conv._ConvNd)]
         self._work: dict[torch.Size, int] = {}
+        self._adds_bias: dict[tuple[torch.Size, torch.dtype], bool] = {}
         self._is_vectorisable: dict[tuple[torch.Size, torch.dtype], bool] = {}
 
     @property
@@ -79,6 +82,37 @@ class FlatModel:
                 found.append(Layer(owner, start, start + size))
             start += size
         return tuple(found)
+
+    @property
+    def class_bias(self) -> ClassBias | None:
+        """The bias of the last layer, if that is linear and its bias trained; `adds_bias` says whether it acts as one."""
+        owners = {name.rpartition(".")[0] for name in self._trained}
+        last = [(name, part) for name, part in self.module.named_modules() if name in owners][-1]
+        bias = f"{last[0]}.bias".removeprefix(".")
+        if not isinstance(last[1], nn.Linear) or bias not in self._trained:
+            return None
+        start = sum(self._sizes[: list(self._shapes).index(bias)])
+        return ClassBias(start, start + last[1].out_features)
+
+    def adds_bias(self, features: Tensor) -> bool:
+        """Whether what is added to the last layer's bias is added to the outputs ``[rows, K]``, or to their log-odds."""
+        bias = self.class_bias
+        if bias is None:
+            return False
+        kind = features.shape[1:], features.dtype
+        if kind not in self._adds_bias:
+            params = self.params.to(features.device)
+            more = torch.zeros_like(params)
+            more[bias.start : bias.stop] = torch.linspace(1.0, 2.0, bias.stop - bias.start)
+            with torch.no_grad():
+                change = self(params + more, features) - self(params, features)
+            expected = more[bias.start : bias.stop].expand(len(features), -1)
+            is_same = change.shape == expected.shape
+            # Softmax leaves a number open that is added to all.
+            error = (change - expected) if is_same else expected
+            is_added = error if bias.stop - bias.start == 1 else error - error[:, :1]
+            self._adds_bias[kind] = bool((is_added.abs() < CLOSE).all())
+        return self._adds_bias[kind]
 
     def parts(self, params: Tensor) -> dict[str, Tensor]:
         """Views of ``params [P]`` by name, each in its shape."""

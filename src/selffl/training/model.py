@@ -12,6 +12,7 @@ from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import uniform
 from selffl.training.blocks import Gradients, Loss, check_gradients, gradient_of, rows_at
+from selffl.training.classes import class_counts
 from selffl.training.flat import FlatModel
 from selffl.training.scores import scores_of
 
@@ -40,6 +41,8 @@ class ModelTask(LocalTask):
         self._ahead: tuple[int, Tensor] | None = None
         self._gradient = gradient_of(model, loss, gradients)
         self._scores = scores_of(model, loss, self._gradient)
+        self._model, self._loss = model, loss
+        self.class_bias = model.class_bias
         self.optimiser = optimiser or self.optimiser
 
     def batch(self, draw: int, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,6 +72,10 @@ class ModelTask(LocalTask):
         shuffled = (begin[owner] + row)[by_lot[turn[by_lot].argsort(stable=True)]]
         wanted = torch.arange(width, device=size.device) + (start + block * width - first * size).unsqueeze(-1)
         return shuffled[wanted].reshape(len(size), AHEAD, self.batch_size)
+
+    def class_counts(self, num_classes: int) -> Tensor:
+        """Of the training rows, where the loss is that of classes."""
+        return class_counts(self._model, self._loss, self._rows, self._clients, num_classes)
 
     def batch_gradient(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         """All clients at once."""
@@ -115,8 +122,13 @@ class ModelSource:
 
     @property
     def population(self) -> Population:
-        """How many clients there are, their clusters and the model's layers; their variances are not known."""
-        return Population(self.federation.num_clients, cluster=self.federation.cluster, layers=self.model.layers)
+        """How many clients there are, their clusters, and what the model is made of; variances are not known."""
+        return Population(
+            self.federation.num_clients,
+            cluster=self.federation.cluster,
+            layers=self.model.layers,
+            class_bias=self.model.class_bias,
+        )
 
     def task(self, clients: Tensor, round_number: int) -> ModelTask:
         """Training rows of the cohort ``clients [C]``; test rows are out of reach."""

@@ -119,8 +119,8 @@ def test_what_does_not_fit_is_an_error_that_says_so(change, reason):
 def test_templates_are_what_the_method_makes_of_one_client(name):
     model = FlatModel(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)))
     before = model.params.clone()
-    found = templates(algorithm(name), model.params, model.layers)
-    upload = upload_template(algorithm(name), model.params, model.layers)
+    found = templates(algorithm(name), model)
+    upload = upload_template(algorithm(name), model)
     for part in (*found, upload):
         assert all(tensor.shape[0] == 1 for tensor in tensors_of(part).values())
     assert (1, 23) in {tuple(tensor.shape) for tensor in tensors_of(upload).values()}

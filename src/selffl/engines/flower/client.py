@@ -163,7 +163,7 @@ class Site:
         return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
 
     def _templates(self) -> Templates:
-        return templates(self.algorithm, self.model.params, self.model.layers)
+        return templates(self.algorithm, self.model)
 
     def _memory(self, order: Order, expected: Templates) -> ClientMemory:
         return ClientMemory(self.memory_dir, order.experiment, order.client, expected.memory, order.run)

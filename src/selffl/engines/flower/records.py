@@ -14,10 +14,11 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, Layer, LocalTask, Population, Scores, map_tensors, tensors_of
+from selffl.algorithms.contract import Algorithm, LocalTask, Population, Scores, map_tensors, tensors_of
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
 from selffl.state.checkpoint import filled
+from selffl.training.flat import FlatModel
 
 Record = TypeVar("Record")
 
@@ -146,23 +147,25 @@ class Templates(NamedTuple):
     memory: Any
 
 
-def templates(algorithm: Algorithm[Any, Any, Any, Any], params: Tensor, layers: tuple[Layer, ...]) -> Templates:
-    """Names, shapes and types of what one client is sent and keeps, for a model ``params [P]``.
+def templates(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Templates:
+    """Names, shapes and types of what one client is sent and keeps.
 
     Only the method knows its records, so it is asked what it would send to a lone newcomer.
     """
+    params = model.params
     zero = torch.zeros(1, dtype=params.dtype, device=params.device)
-    alone = Population(1, zero, zero[0], torch.zeros(1, dtype=torch.int64, device=params.device), layers)
+    cluster = torch.zeros(1, dtype=torch.int64, device=params.device)
+    alone = Population(1, zero, zero[0], cluster, model.layers, model.class_bias)
     server = algorithm.start(params, alone)
     broadcast = algorithm.broadcast(server, torch.zeros(1, dtype=torch.int64, device=params.device))
     return Templates(broadcast, algorithm.newcomer(params.unsqueeze(0)))
 
 
-def upload_template(algorithm: Algorithm[Any, Any, Any, Any], params: Tensor, layers: tuple[Layer, ...]) -> Any:
+def upload_template(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Any:
     """Likewise of what it sends: of one round of a lone client that has nothing to learn.
 
     For the server, once a run: the round has all its steps over vectors ``[P]``, too many for every message.
     """
-    found = templates(algorithm, params, layers)
-    upload, _ = algorithm.client_round(found.broadcast, found.memory, _Idle(params))
+    found = templates(algorithm, model)
+    upload, _ = algorithm.client_round(found.broadcast, found.memory, _Idle(model.params))
     return upload

@@ -165,7 +165,8 @@ class Server:
 
     def _begin(self) -> tuple[RunState, Names, Callable[[RunState], None] | None]:
         """Where the run begins or goes on, what it goes by, and how it is kept."""
-        known = replace(self.population or Population(len(self.clients)), layers=self.model.layers)
+        known = self.population or Population(len(self.clients))
+        known = replace(known, layers=self.model.layers, class_bias=self.model.class_bias)
         state = start_state(self.algorithm, self.model.params, known)
         # Noise hides a client the better for nobody knowing whether it took part.
         is_secret = bool(noise_scale(self.algorithm))

@@ -187,7 +187,7 @@ class SelfFLStrategy(Strategy):
         self.ids = [str(client) for client in clients]
         self._algorithm, self._settings = algorithm, settings
         self._fingerprint = fingerprint(model)
-        self._template = upload_template(algorithm, model.params, model.layers)
+        self._template = upload_template(algorithm, model)
         self._save, self._watcher = save, watcher
         self.roster = Roster(self.ids, self._fingerprint, max(settings.connect_seconds, QUERY_SECONDS))
         self._sent: dict[int, Message] = {}  # by client's number
