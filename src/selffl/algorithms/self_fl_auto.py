@@ -31,7 +31,7 @@ from selffl.algorithms.averaging import LocalWork, ModelUpload
 from selffl.algorithms.contract import LocalTask, Population
 from selffl.algorithms.solver import descend, iterate, rate_of
 from selffl.maths.evidence import effective_parameters
-from selffl.maths.frequencies import class_shift, moved_concentration
+from selffl.maths.frequencies import class_shift, class_skew, rows_alike
 from selffl.maths.posterior import local_weight, weighted_mean
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
@@ -56,7 +56,7 @@ class AutoServer:
     intra_variance: Tensor  # sigma_m^2 [..., M], as of the client's last report; NaN where there is none
     prior_rows: Tensor  # n_0 [...]: rows of one's own that the prior is worth; NaN before the first report
     frequencies: Tensor  # pi [..., K], of the classes, everybody's; K = 0 where models have no scores of classes
-    concentration: Tensor  # alpha [...], of clients' frequencies around them
+    alike: Tensor  # how often two rows of one client are of one class [...]; NaN before the first report
     clock: Tensor  # t [...]
 
 
@@ -69,7 +69,7 @@ class AutoBroadcast:
     inter_variance: Tensor  # sigma_0^2 [..., C]
     prior_rows: Tensor  # n_0 [..., C]
     frequencies: Tensor  # pi [..., C, K]
-    skew: Tensor  # rho = 1/(1 + alpha) [..., C]: how much frequencies differ between clients; 0 while nothing is known
+    skew: Tensor  # rho [..., C]: how much frequencies differ between clients; 0 while nothing is known
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class SelfFLAuto(LocalWork):
             unknown,
             unknown[..., 0],
             params.new_full((*each.shape, num_classes), 1.0 / max(num_classes, 1)),
-            torch.full_like(each, max(num_classes, 1)),
+            unknown[..., 0],
             torch.zeros_like(each),
         )
 
@@ -138,7 +138,7 @@ class SelfFLAuto(LocalWork):
 
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
-        skew = torch.where(server.clock > 0, 1.0 / (1.0 + server.concentration), 0.0)
+        skew = class_skew(server.alike, server.frequencies).nan_to_num(nan=0.0)
         return AutoBroadcast(
             server.params.unsqueeze(-2).expand(*clients.shape, -1),
             server.latest.unsqueeze(-2).expand(*clients.shape, -1),
@@ -250,8 +250,9 @@ class SelfFLAuto(LocalWork):
         seen = weighted_mean(counts / count.clamp(min=1.0), weights * (count > 0))
         share = (1.0 / (server.clock + 2.0)).unsqueeze(-1)
         frequencies = torch.where(seen.isfinite(), torch.lerp(server.frequencies, seen, share), server.frequencies)
-        concentration = moved_concentration(server.concentration, counts, frequencies)
-        return replace(server, frequencies=frequencies, concentration=concentration)
+        found = rows_alike(counts).nanmean(-1)
+        alike = torch.where(server.alike.isnan(), found, torch.lerp(server.alike, found, share.squeeze(-1)))
+        return replace(server, frequencies=frequencies, alike=alike.where(found.isfinite(), server.alike))
 
     def learned(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
         """sigma_0^2, n_0 and the cohort's sigma_m^2, after its reports.

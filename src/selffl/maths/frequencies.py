@@ -1,7 +1,8 @@
 """How often clients have each class: a two-level hierarchy of its own, beside that of their models.
 
-Client m's frequencies are drawn around everybody's, pi_m ~ Dirichlet(alpha pi).  Between clients they vary by
-pi (1 - pi) rho, rho = 1/(1 + alpha), from 0, where all have the same, to 1, where each has a single class.
+A client's frequencies vary around everybody's, pi, with the variance rho pi (1 - pi): rho is 0 where all clients have the
+same, 1 where each has a single class.  As in credibility theory (Buehlmann, 1967), the best linear estimate of a
+client's frequencies needs nothing else of how they are distributed.
 """
 
 from __future__ import annotations
@@ -9,27 +10,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+MOST_SKEW = 0.99  # no class is impossible for not having been met
+
 
 def class_shift(counts: Tensor, frequencies: Tensor, skew: Tensor) -> Tensor:
     """log of a client's class frequencies over everybody's, of its ``counts [..., K]`` and rho ``[...]``: ``[..., K]``.
 
-    (n_k + pi_k/rho) / (N + 1/rho) is the posterior mean after one row more from everybody's frequencies: next to no rows
-    should make nobody sure that a class is never met.  Nothing where there are no rows, or rho = 0.
+    Its own are estimated by (n_k + alpha pi_k) / (N + alpha), alpha = (1 - rho)/rho.  Nothing where it has no rows, or
+    rho = 0.
     """
-    rho = skew.unsqueeze(-1)
-    return torch.log1p(rho * counts / frequencies) - torch.log1p(rho * counts.sum(-1, keepdim=True))
+    own, rest = skew.unsqueeze(-1), 1.0 - skew.unsqueeze(-1)
+    return ((own * counts / frequencies + rest) / (own * counts.sum(-1, keepdim=True) + rest)).log()
 
 
-def moved_concentration(concentration: Tensor, counts: Tensor, frequencies: Tensor) -> Tensor:
-    """alpha ``[...]`` one step nearer to where the ``counts [..., M, K]`` of several clients are likeliest.
+def rows_alike(counts: Tensor) -> Tensor:
+    """Share of the pairs of a client's rows that are of one class, of its ``counts [..., K]``; NaN without a pair."""
+    pairs = counts.sum(-1) * (counts.sum(-1) - 1.0)
+    alike = (counts * (counts - 1.0)).clamp(min=0.0).sum(-1) / pairs
+    return alike.where(pairs > 0, torch.nan)
 
-    Minka's fixed point (Estimating a Dirichlet distribution, 2000), with the mean ``frequencies [..., K]`` given.
+
+def class_skew(alike: Tensor, frequencies: Tensor) -> Tensor:
+    """rho ``[...]``, of how often two rows of one client are of one class and how often any two would be.
+
+    With the frequencies pi_m of client m the former is sum_k pi_mk^2, on average sum_k pi_k^2 + rho pi_k (1 - pi_k).
     """
-    alpha = concentration.double()
-    prior = (alpha.unsqueeze(-1) * frequencies.double()).unsqueeze(-2)
-    known = counts.double()
-    by_class = (torch.digamma(known + prior) - torch.digamma(prior)) * frequencies.double().unsqueeze(-2)
-    in_all = torch.digamma(known.sum(-1) + alpha.unsqueeze(-1)) - torch.digamma(alpha).unsqueeze(-1)
-    found = alpha * by_class.sum((-2, -1)) / in_all.sum(-1)
-    # No rows, or one a client, say nothing; nor is anything beyond these ends told apart.
-    return torch.where(found.isfinite(), found, alpha).clamp(1e-3, 1e6).to(concentration)
+    by_chance = frequencies.square().sum(-1)
+    return ((alike - by_chance) / (1.0 - by_chance)).clamp(0.0, MOST_SKEW)
