@@ -77,6 +77,7 @@ class AutoMemory:
     """What a client keeps: its model, as a function of the global one, which goes on moving."""
 
     own: Tensor  # theta_m - (1 - k_m) theta [..., C, P], as of its last visit
+    last: Tensor  # the same of where its training has got to [..., C, P]: its model is the mean over visits
     lean: Tensor  # 1 - k_m [..., C]
     skew: Tensor  # rho of that visit [..., C]
     visits: Tensor  # how many there were [..., C]
@@ -100,7 +101,8 @@ class Arrival(NamedTuple):
     """A client at the beginning of a visit."""
 
     anchor: Tensor  # its prior mean [..., C, P]
-    start: Tensor  # its own model [..., C, P]
+    model: Tensor  # its own [..., C, P], the mean over its visits
+    start: Tensor  # where its training goes on [..., C, P]
     class_counts: Tensor  # [..., C, K]
 
 
@@ -134,7 +136,7 @@ class SelfFLAuto(LocalWork):
     def newcomer(self, params: Tensor) -> AutoMemory:
         """Nothing of its own yet: the global model."""
         none = torch.zeros_like(params[..., 0])
-        return AutoMemory(torch.zeros_like(params), none + 1, none, none.clone())
+        return AutoMemory(torch.zeros_like(params), torch.zeros_like(params), none + 1, none, none.clone())
 
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
@@ -155,20 +157,22 @@ class SelfFLAuto(LocalWork):
         trained = descend(task, broadcast.latest, self.steps(task))
         arrival = self.arrived(broadcast, memory, task)
         kept, decided, temperature = self.adapted(broadcast, memory, task, arrival)
-        distance = (arrival.start - arrival.anchor).square().sum(-1)
+        distance = (arrival.model - arrival.anchor).square().sum(-1)
         count = task.num_examples.to(trained)
         return AutoUpload(trained, count, decided, temperature, distance, arrival.class_counts), kept
 
     def arrived(self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask) -> Arrival:
         """Both follow the class frequencies as they are known by now; the client's model as far as it leans on others."""
-        anchor, start = broadcast.params, memory.model(broadcast.params)
+        anchor, model = broadcast.params, memory.model(broadcast.params)
+        start = model + (memory.last - memory.own)
         counts = task.class_counts(broadcast.frequencies.shape[-1]).to(anchor)
         if task.class_bias is not None:
             shift = class_shift(counts, broadcast.frequencies, broadcast.skew)
             before = class_shift(counts, broadcast.frequencies, memory.skew)
             anchor = task.class_bias.added(anchor, shift)
-            start = task.class_bias.added(start, memory.lean.unsqueeze(-1) * (shift - before))
-        return Arrival(anchor, start, counts)
+            moved = memory.lean.unsqueeze(-1) * (shift - before)
+            model, start = (task.class_bias.added(own, moved) for own in (model, start))
+        return Arrival(anchor, model, start, counts)
 
     def adapted(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask, arrival: Arrival
@@ -211,9 +215,10 @@ class SelfFLAuto(LocalWork):
         lean = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(found)).nan_to_num(nan=0.0)
         visits = memory.visits + 1
         share = (RECENT + 1) / (visits + RECENT)
-        reached = torch.lerp(arrival.start, found.reshape_as(memory.own), share.unsqueeze(-1))
-        own = reached - lean.unsqueeze(-1) * broadcast.params
-        return AutoMemory(own, lean, broadcast.skew.clone(), visits), decided.reshape(shape), temperature.reshape(shape)
+        last = found.reshape_as(memory.own)
+        mean = torch.lerp(arrival.model, last, share.unsqueeze(-1))
+        own, last = (model - lean.unsqueeze(-1) * broadcast.params for model in (mean, last))
+        return AutoMemory(own, last, lean, broadcast.skew.clone(), visits), decided.reshape(shape), temperature.reshape(shape)
 
     def looked_at(
         self, task: LocalTask, params: Tensor, rows: Tensor, precision: Tensor
