@@ -162,7 +162,10 @@ class SelfFLAuto(LocalWork):
         return AutoUpload(trained, count, decided, temperature, distance, arrival.class_counts), kept
 
     def arrived(self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask) -> Arrival:
-        """Both follow the class frequencies as they are known by now; the client's model as far as it leans on others."""
+        """Prior mean and own model, by the class frequencies as they are known by now.
+
+        The model follows them, as it follows the prior mean, as far as it leans on it.
+        """
         anchor, model = broadcast.params, memory.model(broadcast.params)
         start = model + (memory.last - memory.own)
         counts = task.class_counts(broadcast.frequencies.shape[-1]).to(anchor)
@@ -218,7 +221,8 @@ class SelfFLAuto(LocalWork):
         last = found.reshape_as(memory.own)
         mean = torch.lerp(arrival.model, last, share.unsqueeze(-1))
         own, last = (model - lean.unsqueeze(-1) * broadcast.params for model in (mean, last))
-        return AutoMemory(own, last, lean, broadcast.skew.clone(), visits), decided.reshape(shape), temperature.reshape(shape)
+        kept = AutoMemory(own, last, lean, broadcast.skew.clone(), visits)
+        return kept, decided.reshape(shape), temperature.reshape(shape)
 
     def looked_at(
         self, task: LocalTask, params: Tensor, rows: Tensor, precision: Tensor

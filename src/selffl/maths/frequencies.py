@@ -1,7 +1,7 @@
 """How often clients have each class: a two-level hierarchy of its own, beside that of their models.
 
-A client's frequencies vary around everybody's, pi, with the variance rho pi (1 - pi): rho is 0 where all clients have the
-same, 1 where each has a single class.  As in credibility theory (Buehlmann, 1967), the best linear estimate of a
+A client's frequencies vary around everybody's, pi, with the variance rho pi (1 - pi): rho is 0 where all clients have
+the same, 1 where each has a single class.  As in credibility theory (Buehlmann, 1967), the best linear estimate of a
 client's frequencies needs nothing else of how they are distributed.
 """
 

@@ -85,7 +85,7 @@ class FlatModel:
 
     @property
     def class_bias(self) -> ClassBias | None:
-        """The bias of the last layer, if that is linear and its bias trained; `adds_bias` says whether it acts as one."""
+        """The bias of the last layer, if that is linear and trains one; `adds_bias` says whether it acts as a bias."""
         owners = {name.rpartition(".")[0] for name in self._trained}
         last = [(name, part) for name, part in self.module.named_modules() if name in owners][-1]
         bias = f"{last[0]}.bias".removeprefix(".")
@@ -95,7 +95,7 @@ class FlatModel:
         return ClassBias(start, start + last[1].out_features)
 
     def adds_bias(self, features: Tensor) -> bool:
-        """Whether what is added to the last layer's bias is added to the outputs ``[rows, K]``, or to their log-odds."""
+        """Whether what is added to that bias is added to the outputs ``[rows, K]``, but for a number added to all."""
         bias = self.class_bias
         if bias is None:
             return False
