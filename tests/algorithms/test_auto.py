@@ -17,6 +17,7 @@ from selffl.algorithms import algorithm, self_fl_auto
 from selffl.algorithms.contract import map_tensors, tensors_of
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.errors import DivergedError
+from selffl.maths.frequencies import class_skew
 from selffl.training.flat import FlatModel
 from selffl.training.gaussian import GaussianFederation
 from selffl.training.model import ModelSource
@@ -58,7 +59,7 @@ def posterior_means(estimate, variance, inter):
 # 150 numbers a round, a standard error of √(2/150)·√(0.2/1.8) = 4 %.
 GAUSSIAN = {
     "estimates": (False, (3, 40), 1.0, 80, 0.002, 0.02),
-    "estimates of few rows": (False, (1, 5), 1.0, 80, 0.005, 0.03),
+    "estimates of few rows": (False, (1, 5), 1.0, 160, 0.005, 0.03),
     "estimates, a quarter of the clients": (False, (3, 40), 0.25, 160, 0.12, 0.08),
     "many rows": (True, (30, 80), 1.0, 80, 0.015, 0.02),
     "few rows": (True, (3, 40), 1.0, 80, 0.08, 0.05),
@@ -120,7 +121,7 @@ def test_a_random_intercept_is_that_of_statsmodels(spread):
     values, client = levels(spread)
     fit = sm.MixedLM(values, np.ones((len(values), 1)), groups=client).fit(reml=False)
     between = float(np.asarray(fit.cov_re)[0, 0])
-    server, personal = regression(Intercept(), np.zeros((len(values), 1)), values, client, batch_size=20)
+    server, personal = regression(Intercept(), np.zeros((len(values), 1)), values, client, batch_size=20, rounds=80)
     assert 2 * fit.scale * server.inter_variance.item() == pytest.approx(between, rel=0.1)
     assert server.prior_rows.item() == pytest.approx(fit.scale / between, rel=0.2)
     assert server.params.item() == pytest.approx(fit.fe_params[0], abs=0.3 * fit.bse_fe[0])
@@ -166,6 +167,52 @@ def test_a_regression_equals_its_twin():
     assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9)
     assert state.server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-9)
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
+
+
+def test_a_classifier_equals_its_twin():
+    """Rows are (p − e)(x, 1); clients differ in how often they have which class, and one has a single row."""
+    generator = np.random.default_rng(4)
+    client = np.repeat(np.arange(6), (9, 30, 12, 1, 8, 20))
+    features = torch.from_numpy(generator.normal(size=(len(client), 5)))
+    labels = torch.from_numpy(np.where(generator.random(len(client)) < 0.7, client % 3, (client + 1) % 3))
+    source = source_of(nn.Linear(5, 3), rows=(features, labels, client), rate=0.1)
+    counts = [np.bincount(labels[client == m], minlength=3).tolist() for m in range(6)]
+
+    def rows_of(model, t, m, draw):
+        own, answers = source.task(torch.tensor([m]), t + 1).batch(draw, torch.tensor([0]))
+        own, answers, flat = own[0].numpy(), answers[0].numpy(), np.array(model)
+        scores = own @ flat[:15].reshape(3, 5).T + flat[15:]
+        chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        error = chances - np.eye(3)[answers]
+        rows = np.column_stack([(error[:, :, None] * own[:, None]).reshape(len(own), 15), error])
+        return rows, chances[np.arange(len(own)), answers]
+
+    def information(t, m):
+        def found(model):
+            rows, chance = rows_of(model, t, m, 0)
+            return rows.tolist(), (chance / (1.0 - chance)).tolist(), float(sum(counts[m])), 1.0
+
+        return found
+
+    sizes = [float(sum(own)) for own in counts]
+    problem = {
+        "start": source.model.params.tolist(),
+        "cohorts": [sample_cohort(1, t + 1, 6, 0.6).tolist() for t in range(6)],
+        "gradient": lambda t, m: lambda model, draw: rows_of(model, t, m, draw)[0].mean(0).tolist(),
+        "information": information,
+        "terms": sizes,
+        "examples": sizes,
+        "rates": [0.1] * 6,
+        "classes": counts,
+        "bias": [15, 16, 17],
+    }
+    expected = twins.run_self_fl_auto(problem, num_local_steps=5, **CONSTANTS)
+    assert 0.1 < expected["skew"] < 0.9
+    state, personal = trained(source)
+    assert state.server.frequencies.tolist() == pytest.approx(expected["frequencies"], rel=1e-12)
+    assert class_skew(state.server.alike, state.server.frequencies).item() == pytest.approx(expected["skew"], rel=1e-9)
+    assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-7)
+    torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def as_problem(source, module):
 
         return rows_of
 
-    size = sum(part.numel() for part in module.parameters())
+    size, rows = sum(part.numel() for part in module.parameters()), source.federation.train
     return {
         "information": information,
         "terms": [float(size) for size in SIZES],
@@ -118,6 +118,8 @@ def as_problem(source, module):
         "batch_size": BATCH,
         "clusters": list(CLUSTERS),
         "head": list(range(size - 12 * 3 - 3, size)),
+        "classes": [torch.bincount(rows.labels[rows.owner == m], minlength=3).tolist() for m in range(len(SIZES))],
+        "bias": list(range(size - 3, size)),
     }
 
 

@@ -553,37 +553,65 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
     shared = prior = problem["start"]  # w, θ
     precision, prior_rows, memory = first, None, {}
     history, steps, gradients, reported = [], [], [], {}
+    classes, bias = problem.get("classes"), problem.get("bias", [])  # rows of each class, and where their biases lie
+    frequencies, alike = [1.0 / len(bias)] * len(bias) if bias else [], 0.0
 
-    def here(m):
-        """θ_m, as θ is now."""
+    def here(m, which="mean"):
+        """θ_m, or where its training has got to, as θ is now."""
         if m not in memory:
             return prior
-        own, then, lean = memory[m]
-        return [x + lean * (now - old) for x, now, old in zip(own, prior, then, strict=True)]
+        found, lean = memory[m][which], memory[m]["lean"]
+        return [x + lean * (now - old) for x, now, old in zip(found, prior, memory[m]["prior"], strict=True)]
+
+    def skew():
+        """ρ, the variance of class frequencies between clients over π(1 − π)."""
+        chance = math.fsum(f * f for f in frequencies)
+        return min(max((alike - chance) / (1.0 - chance), 0.0), 0.99)
+
+    def shift(m, rho):
+        """How much likelier each class is for the client than for everybody, in logarithms."""
+        if rho == 0.0:
+            return [0.0] * len(bias)
+        worth, count = (1.0 - rho) / rho, math.fsum(classes[m])
+        own = [(n + worth * f) / (count + worth) for n, f in zip(classes[m], frequencies, strict=True)]
+        return [math.log(x) - math.log(f) for x, f in zip(own, frequencies, strict=True)]
+
+    def added(model, more, times=1.0):
+        model = list(model)
+        for place, x in zip(bias, more, strict=True):
+            model[place] += times * x
+        return model
 
     for t, cohort in enumerate(problem["cohorts"]):
         trained, parameters, temperatures, distances = [], [], [], []
+        rho = skew()
         for m in cohort:
             gradient, rate = problem["gradient"](t, m), problem["rates"][m]
             trained.append(descend(shared, gradient, rate, num_local_steps))
-            own, velocity, kept = here(m), [0.0] * len(prior), []
+            before = memory.get(m, {"lean": 1.0, "rho": 0.0, "visits": 0})
+            step = [new - old for new, old in zip(shift(m, rho), shift(m, before["rho"]), strict=True)]
+            centre = added(prior, shift(m, rho))
+            mean, own = (added(here(m, which), step, before["lean"]) for which in ("mean", "last"))
+            velocity, kept = [0.0] * len(prior), []
+            distances.append(math.fsum((x - c) ** 2 for x, c in zip(mean, centre, strict=True)))
             rows, surplus, num_examples, temperature = problem["information"](t, m)(own)
             rows = [
                 [x * extra**balance / temperature**0.5 for x in row] for row, extra in zip(rows, surplus, strict=True)
             ]
             parameters.append(effective(rows, num_examples, precision))
             temperatures.append(temperature)
-            distances.append(math.fsum((x - c) ** 2 for x, c in zip(own, prior, strict=True)))
             for draw in range(num_local_steps):
                 velocity = [momentum * v + g for v, g in zip(velocity, gradient(own, draw), strict=True)]
                 own = [x - rate * v for x, v in zip(own, velocity, strict=True)]
                 pull = rate * precision / problem["terms"][m] * math.fsum(momentum**i for i in range(draw + 1))
-                own = [(x + pull * c) / (1.0 + pull) for x, c in zip(own, prior, strict=True)]
+                own = [(x + pull * c) / (1.0 + pull) for x, c in zip(own, centre, strict=True)]
                 if draw >= math.floor(skipped * num_local_steps):
                     kept.append(own)
             count = problem["examples"][m]
             lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
-            memory[m] = mean_model(kept, [1.0] * len(kept)), prior, lean
+            last, visits = mean_model(kept, [1.0] * len(kept)), before["visits"] + 1
+            mean = blend(mean, last, (recent + 1.0) / (visits + recent))
+            memory[m] = {"mean": mean, "last": last, "prior": prior, "lean": lean, "rho": rho, "visits": visits}
         told = zip(parameters, temperatures, distances, strict=True)
         back = [gamma * temperature for gamma, temperature, distance in told if distance > 0.0]
         if back:
@@ -593,7 +621,15 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
         prior_rows = moved(prior_rows, math.fsum(counts) / len(cohort) * (1.0 / share - 1.0), learning)
         for m, count in zip(cohort, counts, strict=True):
             reported[m] = prior_rows / count / precision
-        shared = mean_model(trained, [count / (count + prior_rows) for count in counts])
+        weights = [count / (count + prior_rows) for count in counts]
+        shared = mean_model(trained, weights)
+        if bias:
+            seen = mean_model([[n / math.fsum(classes[m]) for n in classes[m]] for m in cohort], weights)
+            frequencies = blend(frequencies, seen, 1.0 / (t + 2.0))
+            several = [classes[m] for m in cohort if math.fsum(classes[m]) > 1.0]
+            pairs = [sum(n * (n - 1) for n in own) / (sum(own) * (sum(own) - 1)) for own in several]
+            if pairs:
+                alike += (math.fsum(pairs) / len(pairs) - alike) / (t + 1.0)
         prior = blend(prior, shared, (recent + 1.0) / (t + 1.0 + recent))
         history.append(prior)
         steps.append([num_local_steps] * len(cohort))
@@ -603,5 +639,7 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
     return result | {
         "inter_variance": 1.0 / precision,
         "prior_rows": prior_rows,
+        "frequencies": frequencies,
+        "skew": skew(),
         "reported": [reported.get(m) for m in range(num_clients)],
     }

@@ -56,7 +56,7 @@ class AutoServer:
     intra_variance: Tensor  # sigma_m^2 [..., M], as of the client's last report; NaN where there is none
     prior_rows: Tensor  # n_0 [...]: rows of one's own that the prior is worth; NaN before the first report
     frequencies: Tensor  # pi [..., K], of the classes, everybody's; K = 0 where models have no scores of classes
-    alike: Tensor  # how often two rows of one client are of one class [...]; NaN before the first report
+    alike: Tensor  # how often two rows of one client are of one class [...]; 0 before the first report
     clock: Tensor  # t [...]
 
 
@@ -129,7 +129,7 @@ class SelfFLAuto(LocalWork):
             unknown,
             unknown[..., 0],
             params.new_full((*each.shape, num_classes), 1.0 / max(num_classes, 1)),
-            unknown[..., 0],
+            torch.zeros_like(each),
             torch.zeros_like(each),
         )
 
@@ -140,7 +140,7 @@ class SelfFLAuto(LocalWork):
 
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
-        skew = class_skew(server.alike, server.frequencies).nan_to_num(nan=0.0)
+        skew = class_skew(server.alike, server.frequencies)
         return AutoBroadcast(
             server.params.unsqueeze(-2).expand(*clients.shape, -1),
             server.latest.unsqueeze(-2).expand(*clients.shape, -1),
@@ -253,15 +253,18 @@ class SelfFLAuto(LocalWork):
     def counted(self, server: AutoServer, counts: Tensor, weights: Tensor) -> AutoServer:
         """Class frequencies of what the average was trained on, and how much clients differ in them.
 
-        Their mean over all rounds; the guess that they began from counts as one.
+        Means over all rounds; the guess that frequencies began from counts as one.
         """
         count = counts.sum(-1, keepdim=True)
         seen = weighted_mean(counts / count.clamp(min=1.0), weights * (count > 0))
-        share = (1.0 / (server.clock + 2.0)).unsqueeze(-1)
-        frequencies = torch.where(seen.isfinite(), torch.lerp(server.frequencies, seen, share), server.frequencies)
         found = rows_alike(counts).nanmean(-1)
-        alike = torch.where(server.alike.isnan(), found, torch.lerp(server.alike, found, share.squeeze(-1)))
-        return replace(server, frequencies=frequencies, alike=alike.where(found.isfinite(), server.alike))
+        frequencies = torch.lerp(server.frequencies, seen, 1.0 / (server.clock + 2.0).unsqueeze(-1))
+        alike = torch.lerp(server.alike, found, 1.0 / (server.clock + 1.0))
+        return replace(
+            server,
+            frequencies=torch.where(seen.isfinite(), frequencies, server.frequencies),
+            alike=torch.where(found.isfinite(), alike, server.alike),
+        )
 
     def learned(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
         """sigma_0^2, n_0 and the cohort's sigma_m^2, after its reports.
