@@ -1,4 +1,4 @@
-"""Class frequencies of clients: against plain loops, the moments of the Dirichlet, and a search for the best estimate."""
+"""Class frequencies of clients: against plain loops, moments of the Dirichlet, and a search for the best estimate."""
 
 import itertools
 
