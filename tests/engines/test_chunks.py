@@ -118,5 +118,7 @@ def test_clients_know_how_often_they_took_part():
 def test_the_population_has_the_models_layers_and_the_federations_clusters():
     source = digits(Body())
     assert source.population == Population(
-        30, layers=(Layer("convolution", 0, 40), Layer("hidden", 40, 2360), Layer("head", 2360, 2530))
+        30,
+        layers=(Layer("convolution", 0, 40), Layer("hidden", 40, 2360), Layer("head", 2360, 2530)),
+        class_bias=ClassBias(2520, 2530),
     )

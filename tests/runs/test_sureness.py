@@ -203,7 +203,7 @@ def test_on_digits_personal_models_are_too_modest_and_it_is_put_right():
     assert moderated["calibration_error"] < plain["calibration_error"] / 2
     assert moderated["log_loss"] < 0.9 * plain["log_loss"]
     raw = Confidence(run._training, run._state, AS_IT_STANDS).table()[1]
-    assert raw["calibration_error"] > 0.2  # the posterior as it stands is far too wide
+    assert raw["calibration_error"] > 0.15  # the posterior as it stands is far too wide
 
 
 def test_what_cannot_be_answered_is_refused_in_a_line(run):

@@ -103,14 +103,15 @@ class FlatModel:
         if kind not in self._adds_bias:
             params = self.params.to(features.device)
             more = torch.zeros_like(params)
-            more[bias.start : bias.stop] = torch.linspace(1.0, 2.0, bias.stop - bias.start)
+            width = bias.stop - bias.start
+            more[bias.start : bias.stop] = torch.linspace(1.0, 2.0, width, device=params.device)
             with torch.no_grad():
                 change = self(params + more, features) - self(params, features)
             expected = more[bias.start : bias.stop].expand(len(features), -1)
             is_same = change.shape == expected.shape
             # Softmax leaves a number open that is added to all.
             error = (change - expected) if is_same else expected
-            is_added = error if bias.stop - bias.start == 1 else error - error[:, :1]
+            is_added = error if width == 1 else error - error[:, :1]
             self._adds_bias[kind] = bool((is_added.abs() < CLOSE).all())
         return self._adds_bias[kind]
 
