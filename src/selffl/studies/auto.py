@@ -301,6 +301,20 @@ TITLES = {
 }
 
 
+READINGS = {
+    "mnist": "Two digits a client: most of what is gained is knowing which two. A model that comes from everybody's "
+    "tells them apart better than one trained alone, but names digits that the client has never had; with the "
+    "client's class frequencies in its prior mean it no longer does.",
+    "sent140": "The records are of an earlier state of the method (the commit above): class frequencies by the "
+    "likeliest Dirichlet, and clients that go a shrinking part of the way. As it is now it reached 76.6 ± 0.5 on the "
+    "same seeds, by a log whose records were lost (research page). A worst tenth of 0 is that of clients with "
+    "a test row or two.",
+    "wakeword": "Five clients with about the same task and thousands of rows: one shared model is all they need. What "
+    "personal models differ by is mostly the noise of their own steps, which keeps c from growing without "
+    "bound.",
+}
+
+
 def _title(problem: Problem) -> str:
     """A stand-in is named in every title."""
     return f"Nothing tuned, rivals tuned: {TITLES[problem.data]}"
@@ -313,6 +327,7 @@ def _study(name: str, problem: Problem) -> Study:
         "not in the paper",
         f"{problem.setting}; {NUM_SEEDS} seeds",
         partial(_run, FIELDS[name]),
+        READINGS.get(name, ""),
     )
 
 
