@@ -1,18 +1,19 @@
 """Self-FL without anything to set: the exact two-level posterior, its variances learned from what the clients report.
 
 Not in the paper (D17; how it was found: docs/research.md).  Every round the server sends two models: the latest
-average w of FedAvg, and theta, the running mean of those averages, which is the prior mean of every client (and the
-global model).  A client trains w as in FedAvg.  Beside it, it trains its own model towards the posterior mode
+average w of FedAvg, and theta, the running mean of those averages, the global model and the centre of every client's
+prior.  A client trains w as in FedAvg.  Beside it, it trains its own model towards the posterior mode
 
-    theta_m = argmin  N_m loss_m(theta_m) + c/2 |theta_m - theta|^2,      c = 1/sigma_0^2,
+    theta_m = argmin  N_m loss_m(theta_m) + c/2 |theta_m - mu_m|^2,      c = 1/sigma_0^2,
 
 and when theta moves on, until the client's next visit, theta_m moves with it by 1 - k_m of the way, as the mode does.
-Where rows have classes, the prior mean of a client is theta with everybody's class frequencies replaced by its own, as
+Its prior mean mu_m is theta; where rows have classes, with everybody's class frequencies replaced by the client's, as
 far as its rows tell (`selffl.maths.frequencies`): the logarithm of their ratio is added to the bias of the scores.
+
 Large clients are therefore hardly held, small ones lean on the rest, and no strength is chosen: c is the one under
 which what the clients saw is most likely.  On arrival a client measures, on the first minibatch of its own training,
-how many parameters its rows decide (gamma_m, `selffl.maths.evidence`), and reports it with |theta_m - theta|^2; the
-server moves log c towards log (sum gamma_m / sum |theta_m - theta|^2).
+how many parameters its rows decide (gamma_m, `selffl.maths.evidence`), and reports it with |theta_m - mu_m|^2; the
+server moves log c towards log (sum gamma_m / sum |theta_m - mu_m|^2).
 
 The share of the P parameters that an average client decides says how many rows n_0 of one's own the prior is worth:
 k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(sigma_0^2 + sigma_m^2), Eq. (20): by
@@ -74,7 +75,7 @@ class AutoBroadcast:
 
 @dataclass(frozen=True)
 class AutoMemory:
-    """What a client keeps: its model, as a function of the global one, which goes on moving."""
+    """What a client keeps: its model and its training's, as functions of the global one, which goes on moving."""
 
     own: Tensor  # theta_m - (1 - k_m) theta [..., C, P], as of its last visit
     last: Tensor  # the same of where its training has got to [..., C, P]: its model is the mean over visits
@@ -183,9 +184,8 @@ class SelfFLAuto(LocalWork):
         """A client's own training: what it keeps, gamma_m on arrival, and its loss's temperature.
 
         Steps with momentum on the loss, each followed by the pull towards the prior mean, implicitly, so that no
-        strength is too much for the step size.  What they lead to is the mean over the second half of them, and at its
-        v-th visit a client goes 9/(v + 8) of the way there: minibatch noise is averaged out of a model that nobody
-        else averages.
+        strength is too much for the step size.  A visit arrives at the mean over the second half of them, and the
+        client's model is the running mean of these over its visits: nobody else averages minibatch noise out of it.
         """
         steps = self.steps(task)
         anchor, start = (model.reshape(-1, model.shape[-1]) for model in (arrival.anchor, arrival.start))
