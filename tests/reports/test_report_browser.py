@@ -124,6 +124,13 @@ class Watch:
         self.page.wait_for_selector("html[data-ready=yes]", timeout=60_000)
         return self
 
+    def numbers(self, chart):
+        """Lines of a picture's table, opened; they are filled in by an event that follows the click."""
+        self.page.locator(f"[data-numbers={chart}] summary").click()
+        lines = self.page.locator(f"[data-numbers={chart}] tbody tr")
+        lines.first.wait_for()
+        return lines
+
     def traces(self, chart):
         """What Plotly holds: as drawn, in the page."""
         return self.page.evaluate(
@@ -313,8 +320,7 @@ def test_variances_weights_and_a_clients_course_are_those_of_the_files(watch, fo
             weights = [float(row["weight"]) for row in taken if row["round"] == str(number)]
             deciles = statistics.quantiles(weights, n=10, method="inclusive")
             assert y == pytest.approx(100 * deciles[(0, 4, 8)[place]], rel=1e-3)
-    watch.page.locator("[data-numbers=weights] summary").click()
-    cells = watch.page.locator("[data-numbers=weights] tbody tr").first.locator("th, td").all_text_contents()
+    cells = watch.numbers("weights").first.locator("th, td").all_text_contents()
     assert float(cells[2]) == pytest.approx(watch.of("weights", "middle")[0]["y"][0])  # in the picture's unit
     client = busiest(folder)
     watch.page.fill("[data-client]", client)
@@ -480,8 +486,7 @@ def test_another_seed_and_another_method_are_drawn(watch, folder):
 
 
 def test_the_numbers_of_a_picture_are_a_table(watch, folder):
-    watch.page.locator("[data-numbers=clients] summary").click()
-    lines = watch.page.locator("[data-numbers=clients] tbody tr")
+    lines = watch.numbers("clients")
     assert lines.count() == 40
     rows = clients(folder, "self-fl", 0)
     first = lines.first.locator("th, td").all_text_contents()
@@ -497,7 +502,7 @@ def test_axe_finds_no_serious_fault_and_the_page_does_not_scroll_sideways(browse
         watch.page.fill("[data-client]", client)
         watch.page.keyboard.press("Enter")
         if client:
-            watch.page.locator("[data-numbers=rounds] summary").click()
+            watch.numbers("rounds")
         found = axe.run(watch.page).response["violations"]
         serious = [
             (v["id"], [n["target"] for n in v["nodes"]][:3]) for v in found if v["impact"] in ("serious", "critical")
