@@ -169,22 +169,34 @@ def test_a_regression_equals_its_twin():
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
 
 
-def test_a_classifier_equals_its_twin():
-    """Rows are (p − e)(x, 1); clients differ in how often they have which class, and one has a single row."""
+@pytest.mark.parametrize("num_scores", [3, 1])
+def test_a_classifier_equals_its_twin(num_scores):
+    """Rows are (p − e)(x, 1); clients differ in how often they have which class, and one has a single row.
+
+    A single score tells two classes apart: its bias is the second's, less the first's.
+    """
+    num_classes, num_weights = max(num_scores, 2), 5 * num_scores
     generator = np.random.default_rng(4)
     client = np.repeat(np.arange(6), (9, 30, 12, 1, 8, 20))
     features = torch.from_numpy(generator.normal(size=(len(client), 5)))
-    labels = torch.from_numpy(np.where(generator.random(len(client)) < 0.7, client % 3, (client + 1) % 3))
-    source = source_of(nn.Linear(5, 3), rows=(features, labels, client), rate=0.1)
-    counts = [np.bincount(labels[client == m], minlength=3).tolist() for m in range(6)]
+    common = generator.random(len(client)) < 0.7
+    labels = torch.from_numpy(np.where(common, client % num_classes, (client + 1) % num_classes))
+    counts = [np.bincount(labels[client == m], minlength=num_classes).tolist() for m in range(6)]
+    if num_scores == 1:
+        bias, given, loss = [(5, -1), (5, 1)], labels.double()[:, None], nn.functional.binary_cross_entropy_with_logits
+    else:
+        bias, given, loss = [(15, 1), (16, 1), (17, 1)], labels, nn.functional.cross_entropy
+    source = source_of(nn.Linear(5, num_scores), rows=(features, given, client), rate=0.1, loss=loss)
 
     def rows_of(model, t, m, draw):
         own, answers = source.task(torch.tensor([m]), t + 1).batch(draw, torch.tensor([0]))
-        own, answers, flat = own[0].numpy(), answers[0].numpy(), np.array(model)
-        scores = own @ flat[:15].reshape(3, 5).T + flat[15:]
+        own, answers, flat = own[0].numpy(), answers[0].numpy().reshape(-1).astype(int), np.array(model)
+        scores = own @ flat[:num_weights].reshape(num_scores, 5).T + flat[num_weights:]
+        if num_scores == 1:
+            scores = np.column_stack([0.0 * scores, scores])
         chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-        error = chances - np.eye(3)[answers]
-        rows = np.column_stack([(error[:, :, None] * own[:, None]).reshape(len(own), 15), error])
+        error = (chances - np.eye(num_classes)[answers])[:, -num_scores:]
+        rows = np.column_stack([(error[:, :, None] * own[:, None]).reshape(len(own), num_weights), error])
         return rows, chances[np.arange(len(own)), answers]
 
     def information(t, m):
@@ -204,7 +216,7 @@ def test_a_classifier_equals_its_twin():
         "examples": sizes,
         "rates": [0.1] * 6,
         "classes": counts,
-        "bias": [15, 16, 17],
+        "bias": bias,
     }
     expected = twins.run_self_fl_auto(problem, num_local_steps=5, **CONSTANTS)
     assert 0.1 < expected["skew"] < 0.9

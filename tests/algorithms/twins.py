@@ -553,7 +553,8 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
     shared = prior = problem["start"]  # w, θ
     precision, prior_rows, memory = first, None, {}
     history, steps, gradients, reported = [], [], [], {}
-    classes, bias = problem.get("classes"), problem.get("bias", [])  # rows of each class, and where their biases lie
+    # Rows of each class; and of each class where its score's bias lies, and which way it acts.
+    classes, bias = problem.get("classes"), problem.get("bias", [])
     frequencies, alike = [1.0 / len(bias)] * len(bias) if bias else [], 0.0
 
     def here(m, which="mean"):
@@ -578,8 +579,8 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
 
     def added(model, more, times=1.0):
         model = list(model)
-        for place, x in zip(bias, more, strict=True):
-            model[place] += times * x
+        for (place, sign), x in zip(bias, more, strict=True):
+            model[place] += times * sign * x
         return model
 
     for t, cohort in enumerate(problem["cohorts"]):

@@ -83,7 +83,7 @@ class FlatModel:
             start += size
         return tuple(found)
 
-    @property
+    @cached_property
     def class_bias(self) -> ClassBias | None:
         """The bias of the last layer, if that is linear and trains one; `adds_bias` says whether it acts as a bias."""
         owners = {name.rpartition(".")[0] for name in self._trained}

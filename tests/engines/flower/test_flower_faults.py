@@ -127,6 +127,15 @@ def test_what_a_client_can_just_have_counts(change, small, heard):
     assert not heard()
 
 
+@pytest.mark.parametrize(("each", "is_left_out"), [(2.0, False), (2.9, True)])  # the victim has eight rows
+def test_a_client_has_no_more_rows_of_all_classes_than_rows(each, is_left_out, tmp_path, heard):
+    small = Small(tmp_path, "self-fl-auto")
+    found = small.serve(small.grid(of_client(tensor("class_counts", each))), rounds=1)
+    assert took_part(found, 1) == (REST if is_left_out else list(Small.clients))
+    reason = f"round 1: client {VICTIM} is left out: class_counts are 8.7 rows; expected at most num_examples, 8."
+    assert heard() == [reason] * is_left_out
+
+
 def test_models_that_are_just_short_enough_leave_finite_variances(tmp_path):
     """All clients at the limit, of alternating signs: what the method squares and sums stays finite."""
     small = Small(tmp_path)

@@ -390,6 +390,13 @@ class SelfFLStrategy(Strategy):
                 raise DataError(
                     f"{name} is {float(tensor.max()):g}; expected 1 to max_examples, {self._settings.max_examples}."
                 )
+        counts = getattr(upload, "class_counts", None)
+        # Soft labels are parts of rows, whose sum is rounded.
+        if counts is not None and (counts.sum(-1) > 1.001 * upload.num_examples).any():
+            raise DataError(
+                f"class_counts are {float(counts.sum()):g} rows; expected at most num_examples, "
+                f"{float(upload.num_examples.sum()):g}."
+            )
         return upload, read(Answer, content).num_gradients
 
     def _scores(self, content: RecordDict, client: int) -> Scores:
