@@ -31,39 +31,31 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from selffl.algorithms import Algorithm
-from selffl.algorithms.contract import tensors_of
 from selffl.algorithms.options import above, at_least, one_of
 from selffl.data.federation import check_seed
 from selffl.engines.cohort import RoundReport, RunState, check_finite, sample_cohort
+from selffl.engines.flower.answers import Bounds, Scores, check_answer
 from selffl.engines.flower.client import VIEWS, Shared
 from selffl.engines.flower.messages import (
     ABOUT,
     ARRAYS,
     PROTOCOL,
-    Answer,
     Order,
-    arrays_of,
     fingerprint,
-    metrics_of,
     options_of,
-    read,
     shown,
     write,
 )
-from selffl.engines.flower.records import models_of, pack, stacked, unpack, upload_template
+from selffl.engines.flower.records import pack, stacked, upload_template
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
 from selffl.engines.noise import noised, secret
 from selffl.errors import ConfigError, DataError, QuorumError
 from selffl.training.flat import FlatModel
-from selffl.training.metrics import HIGHER_IS_BETTER
 
 Method = Algorithm[Any, Any, Any, Any]
 Found = TypeVar("Found")
 
 QUERY_SECONDS = 60.0  # that a new node has to say who it is, at least
-MOST_GRADIENTS = 10**12  # that a client may say it has spent in a round
-MAYBE_UNKNOWN = ("intra_variance", "wanted_steps")  # of an upload: NaN while a client cannot know them
-MOST_LOSS = 1e15  # of a client's rows together: beyond that their sum could leave the finite numbers
 
 _log = logging.getLogger(__name__)
 
@@ -128,16 +120,6 @@ class Names(NamedTuple):
     cohort_seed: int
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What one client found on its test rows: sums over them, or for AUC the value itself."""
-
-    num_train: int
-    num_test: int
-    metrics: tuple[str, ...]
-    totals: Mapping[str, float]  # "personal.accuracy": the sum over rows
-
-
 class Watcher(Protocol):
     """Whoever keeps the records of a run."""
 
@@ -187,7 +169,9 @@ class SelfFLStrategy(Strategy):
         self.ids = [str(client) for client in clients]
         self._algorithm, self._settings = algorithm, settings
         self._fingerprint = fingerprint(model)
-        self._template = upload_template(algorithm, model)
+        self._bounds = Bounds(
+            upload_template(algorithm, model), state.server.params, len(self.ids), settings.max_examples
+        )
         self._save, self._watcher = save, watcher
         self.roster = Roster(self.ids, self._fingerprint, max(settings.connect_seconds, QUERY_SECONDS))
         self._sent: dict[int, Message] = {}  # by client's number
@@ -233,7 +217,7 @@ class SelfFLStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The method's server step over the answers that count, in ascending order of clients."""
         number = self.state.round_number + 1
-        found = self._accepted(number, replies, self._upload)
+        found = self._accepted(number, replies, self._bounds.upload)
         assert self._cohort is not None
         needed = self._needed(len(self._cohort))
         if len(found) < needed:
@@ -287,7 +271,7 @@ class SelfFLStrategy(Strategy):
         """What the clients found, averaged over their rows for Flower's own log."""
         if not self._is_evaluated():
             return None
-        found = self._agreeing(self._accepted(self.state.round_number, replies, self._scores))
+        found = self._agreeing(self._accepted(self.state.round_number, replies, self._bounds.scores))
         if not found:
             _log.warning("round %d: nobody has said how it does.", self.state.round_number)
         if self._watcher is not None:
@@ -328,7 +312,7 @@ class SelfFLStrategy(Strategy):
     # ------------------------------------------------------------------------------------------------------ answers
 
     def _accepted(
-        self, number: int, replies: Iterable[Message], reading: Callable[[RecordDict, int], Found]
+        self, number: int, replies: Iterable[Message], reading: Callable[[RecordDict], Found]
     ) -> dict[int, Found]:
         """What the replies say, by client's number; those that cannot be used are logged and left out."""
         # By the message that is answered: an error that Flower writes itself has another sender than the client.
@@ -354,80 +338,13 @@ class SelfFLStrategy(Strategy):
                 self._reject(number, client, "it has answered before; the first answer counts")
             else:
                 try:
-                    self._check(read(Answer, reply.content), number, client)
-                    found[client] = reading(reply.content, client)
+                    check_answer(reply.content, self.names.experiment, number, self.ids[client])
+                    found[client] = reading(reply.content)
                 except DataError as error:
                     self._reject(number, client, str(error))
         for client in sorted(self._sent.keys() - heard):
             self._reject(number, client, f"no answer within {self._settings.round_seconds:g} seconds")
         return found
-
-    def _check(self, answer: Answer, number: int, client: int) -> None:
-        expected = {"experiment": self.names.experiment, "round_number": number, "client": self.ids[client]}
-        for name, value in expected.items():
-            if getattr(answer, name) != value:
-                raise DataError(f"the {name} of the answer is {shown(getattr(answer, name))}; expected {value!r}.")
-        if not 0 <= answer.num_gradients <= MOST_GRADIENTS:
-            raise DataError(f"num_gradients is {answer.num_gradients}; expected 0 to {MOST_GRADIENTS}.")
-
-    def _upload(self, content: RecordDict, client: int) -> tuple[Any, int]:
-        """A client's upload and what it cost, once they are seen to be numbers that training can give."""
-        upload = unpack(self._template, arrays_of(content))
-        models = models_of(upload, self.state.server.params.shape[-1])
-        # Squares of models are summed over coordinates and clients, and have to stay finite.
-        most = math.sqrt(torch.finfo(self.state.server.params.dtype).max / max(len(self.ids), 1)) / 100.0
-        for name, tensor in tensors_of(upload).items():
-            field = name.rpartition(".")[2]
-            if tensor.isinf().any() or (tensor.isnan().any() and field not in MAYBE_UNKNOWN):
-                raise DataError(f"{name} holds NaN or infinity; expected finite numbers.")
-            if name in models:
-                length = float(tensor.double().norm())
-                if length > most:
-                    raise DataError(f"{name} measures {length:g}; expected at most {most:g}, for squares to be finite.")
-            elif (tensor < 0).any():  # variances, counts, weights
-                raise DataError(f"{name} is {float(tensor.min()):g}; expected 0 or more.")
-            if field == "num_examples" and not (tensor >= 1).all() & (tensor <= self._settings.max_examples).all():
-                raise DataError(
-                    f"{name} is {float(tensor.max()):g}; expected 1 to max_examples, {self._settings.max_examples}."
-                )
-        counts = getattr(upload, "class_counts", None)
-        # Soft labels are parts of rows, whose sum is rounded.
-        if counts is not None and (counts.sum(-1) > 1.001 * upload.num_examples).any():
-            raise DataError(
-                f"class_counts are {float(counts.sum()):g} rows; expected at most num_examples, "
-                f"{float(upload.num_examples.sum()):g}."
-            )
-        return upload, read(Answer, content).num_gradients
-
-    def _scores(self, content: RecordDict, client: int) -> Scores:
-        """What a client found, once it is seen to be possible."""
-        record = metrics_of(content)
-        counts = {name: record.get(name) for name in ("num_train", "num_test")}
-        for name, count in counts.items():
-            if type(count) is not int or not 0 <= count <= self._settings.max_examples:
-                raise DataError(
-                    f"{name} is {shown(count)}; expected a whole number from 0 to {self._settings.max_examples}."
-                )
-        values = {name: value for name, value in record.items() if name not in counts}
-        metrics = tuple(name.removeprefix("personal.") for name in values if name.startswith("personal."))
-        known = [metric for metric in metrics if metric in HIGHER_IS_BETTER]
-        if not metrics or len(known) < len(metrics) or values.keys() != {f"{v}.{m}" for v in VIEWS for m in metrics}:
-            raise DataError(
-                f"the metrics are {shown(list(values))}; expected some of {', '.join(HIGHER_IS_BETTER)}, personal "
-                "and global."
-            )
-        rows = int(counts["num_test"])  # type: ignore[arg-type]
-        for name, value in values.items():
-            metric = name.rpartition(".")[2]
-            most = {"accuracy": float(rows), "auc": 1.0}.get(metric, MOST_LOSS)
-            least = -most if metric == "loss" else 0.0
-            if rows == 0 and metric != "auc":  # a sum over nothing
-                least = most = 0.0
-            is_unknown = metric == "auc" and isinstance(value, float) and math.isnan(value)
-            if type(value) is not float or not (is_unknown or least <= value <= most):
-                raise DataError(f"{name} is {shown(value)}; expected a number that {metric} can be.")
-        totals = {name: float(value) for name, value in values.items()}  # type: ignore[arg-type]
-        return Scores(int(counts["num_train"]), rows, metrics, totals)  # type: ignore[arg-type]
 
     def _agreeing(self, found: dict[int, Scores]) -> dict[int, Scores]:
         """Those who measure alike: as the run does, which is as most do when it is first evaluated.
