@@ -119,7 +119,7 @@ def as_problem(source, module):
         "clusters": list(CLUSTERS),
         "head": list(range(size - 12 * 3 - 3, size)),
         "classes": [torch.bincount(rows.labels[rows.owner == m], minlength=3).tolist() for m in range(len(SIZES))],
-        "bias": list(range(size - 3, size)),
+        "bias": [(place, 1) for place in range(size - 3, size)],
     }
 
 
