@@ -22,6 +22,13 @@ def until(is_true, seconds=20.0):
         time.sleep(0.01)
 
 
+def noted(folder, other_than=None):
+    """The process id that the supervisor keeps; it writes it once the command is started, so perhaps a little later."""
+    path = folder / "pid"
+    until(lambda: path.exists() and int(path.read_text()) != other_than)
+    return int(path.read_text())
+
+
 def is_alive(pid):
     try:
         os.kill(pid, 0)
@@ -79,7 +86,7 @@ def test_what_ran_for_long_is_started_again_at_once(tmp_path, supervised):
 def test_sigterm_reaches_the_command_and_ends_both(tmp_path, supervised):
     process = supervised("trap 'echo goodbye > said; exit 0' TERM; touch ready; while :; do sleep 0.05; done")
     until((tmp_path / "ready").exists)
-    child = int((tmp_path / "pid").read_text())
+    child = noted(tmp_path)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     assert (tmp_path / "said").read_text() == "goodbye\n"
@@ -97,7 +104,7 @@ def test_sigterm_in_a_pause_ends_it(tmp_path, supervised):
 def test_a_command_that_does_not_listen_is_killed(tmp_path, supervised):
     process = supervised("trap '' TERM; touch ready; while :; do sleep 0.05; done", "--grace", "0.5")
     until((tmp_path / "ready").exists)
-    child = int((tmp_path / "pid").read_text())
+    child = noted(tmp_path)
     process.terminate()
     assert process.wait(20) == 0
     assert not is_alive(child)
@@ -110,15 +117,13 @@ def test_nothing_of_a_killed_command_lives_on(tmp_path, supervised):
         'sleep 300 & echo $! >> orphans; setsid sleep 300 & echo $! >> orphans; touch "ready$$"; wait', "--pause", "0.1"
     )
     until(lambda: list(tmp_path.glob("ready*")))
-    first = int((tmp_path / "pid").read_text())
+    first = noted(tmp_path)
     orphans = [int(line) for line in (tmp_path / "orphans").read_text().split()]
     os.kill(first, signal.SIGKILL)
     until(lambda: len(list(tmp_path.glob("ready*"))) == 2)
     assert not any(map(is_alive, orphans))
     assert "has ended by signal SIGKILL" in (tmp_path / "log").read_text()
-    second = int((tmp_path / "pid").read_text())
-    assert second != first
-    assert is_alive(second)
+    assert is_alive(noted(tmp_path, other_than=first))
     process.terminate()
     process.wait(20)
     assert not any(is_alive(int(line)) for line in (tmp_path / "orphans").read_text().split())
