@@ -21,7 +21,7 @@ from selffl import cli
 from selffl.algorithms import Adam
 from selffl.data import load
 from selffl.errors import DataError, DivergedError
-from selffl.reports import data, page, words
+from selffl.reports import course, data, joining, page, scores, words
 from selffl.reports.collect import collect, is_run, read_run
 from selffl.reports.record import RECORD, load_studies
 from selffl.runs.folder import read_config
@@ -156,26 +156,26 @@ def test_a_comparison_whose_runs_are_gone_is_shown_by_its_record(compared, tmp_p
 # ------------------------------------------------------------------------------------------------------- over seeds
 
 
-def scores(folder, method, name):
+def final(folder, method, name):
     return [json.loads((folder / f"{method}-{seed}" / "summary.json").read_text())[name] for seed in SEEDS]
 
 
 @pytest.mark.parametrize("part", ["weighted", "worst10", "top10", "global"])
 def test_the_table_has_means_and_standard_errors_over_seeds(folder, group, part):
-    for line in data.lines(group):
+    for line in scores.lines(group):
         if (line.method, part) == ("local", "global"):
             assert part not in line.scores  # the model that local training starts from is nobody's result
             continue
-        values = [100 * value for value in scores(folder, line.method, f"{part}_accuracy")]
+        values = [100 * value for value in final(folder, line.method, f"{part}_accuracy")]
         assert line.scores[part].mean == pytest.approx(statistics.mean(values), abs=1e-9)
         assert line.scores[part].error == pytest.approx(statistics.stdev(values) / math.sqrt(3), abs=1e-9)
 
 
 def test_differences_are_paired_and_tested_by_students_t(folder, group):
-    first = np.array(scores(folder, "self-fl", "weighted_accuracy"))
-    assert data.lines(group)[0].verdict == "first"
-    for line in data.lines(group)[1:]:
-        rival = np.array(scores(folder, line.method, "weighted_accuracy"))
+    first = np.array(final(folder, "self-fl", "weighted_accuracy"))
+    assert scores.lines(group)[0].verdict == "first"
+    for line in scores.lines(group)[1:]:
+        rival = np.array(final(folder, line.method, "weighted_accuracy"))
         expected = stats.ttest_rel(rival, first)
         assert line.difference.mean == pytest.approx(100 * (rival - first).mean())
         assert line.p_value == pytest.approx(expected.pvalue)
@@ -197,18 +197,18 @@ def test_differences_are_paired_and_tested_by_students_t(folder, group):
     ],
 )
 def test_verdicts(gap, is_higher_better, verdict):
-    assert data.verdict(gap, is_higher_better) == verdict
+    assert scores.verdict(gap, is_higher_better) == verdict
 
 
 def test_by_round_has_the_evaluated_rounds_of_the_records(folder, group):
-    for method, curve in zip(group.methods, data.by_round(group, "weighted"), strict=True):
+    for method, curve in zip(group.methods, scores.by_round(group, "weighted"), strict=True):
         runs = [rows_of(folder / f"{method.label}-{seed}" / "history.csv") for seed in SEEDS]
         assert curve["x"] == [2, 4, 6]
         for number, mean, error in zip(curve["x"], curve["y"], curve["error"], strict=True):
             values = [100 * float(rows[number - 1]["weighted_accuracy"]) for rows in runs]
             assert mean == pytest.approx(statistics.mean(values), rel=1e-4)
             assert error == pytest.approx(statistics.stdev(values) / math.sqrt(3), rel=1e-4, abs=1e-9)
-    assert data.by_round(group, "global")[3] is None
+    assert scores.by_round(group, "global")[3] is None
 
 
 # ---------------------------------------------------------------------------------------------------------- clients
@@ -244,7 +244,7 @@ def test_weights_are_those_of_the_clients_last_round(folder, tables):
 def test_a_gain_is_over_training_alone_on_the_same_seed(folder, group, tables):
     joined = {row["client"]: float(row["accuracy"]) for row in rows_of(folder / "ditto-2" / "clients.csv")}
     alone = {row["client"]: float(row["accuracy"]) for row in rows_of(folder / "local-2" / "clients.csv")}
-    found, base = data.gains(group, tables["seeds"][1], 1)
+    found, base = joining.gains(group, tables["seeds"][1], 1)
     assert base == "training alone"
     for client, gain in zip(tables["seeds"][1]["clients"], found, strict=True):
         assert gain == pytest.approx(100 * (joined[client] - alone[client]), abs=2e-3)
@@ -253,7 +253,7 @@ def test_a_gain_is_over_training_alone_on_the_same_seed(folder, group, tables):
 def test_without_training_alone_a_gain_is_over_the_global_model(folder):
     (found,) = collect([folder / "ditto-1"]).groups
     table = data.clients_of_seed(found, 1)
-    gains, base = data.gains(found, table, 0)
+    gains, base = joining.gains(found, table, 0)
     assert base == "the global model"
     rows = {row["client"]: row for row in rows_of(folder / "ditto-1" / "clients.csv")}
     for client, gain in zip(table["clients"], gains, strict=True):
@@ -269,7 +269,7 @@ def test_of_an_error_less_is_a_gain(tmp_path):
     run = selffl.train(model, rows, "self-fl", rounds=3, loss=nn.functional.mse_loss, out=tmp_path / "values")
     (found,) = collect([tmp_path / "values"]).groups
     table = data.clients_of_seed(found, 0)
-    gains, _ = data.gains(found, table, 0)
+    gains, _ = joining.gains(found, table, 0)
     expected = {str(row["client"]): row["global_error"] - row["error"] for row in run.clients}
     assert gains == [pytest.approx(expected[client], rel=1e-3, abs=1e-4) for client in table["clients"]]
     assert table["classes"] is None
@@ -296,19 +296,19 @@ def test_the_partition_holds_every_training_row(folder, tables):
 
 def test_rank_correlation_against_ranks_by_hand():
     one, other = [1.0, 2.0, None, 4.0, 8.0], [3.0, 1.0, 7.0, 2.0, 9.0]
-    rho, p, count = data.rank_correlation(one, other)
+    rho, p, count = joining.rank_correlation(one, other)
     # Ranks 1 2 3 4 against 3 1 2 4: 1 − 6 Σd² / (n (n² − 1)) = 1 − 6 · 6 / 60.
     assert (rho, count) == (pytest.approx(0.4), 4)
     assert 0 < p < 1
-    assert data.rank_correlation([1.0, 2.0, 3.0], [5.0, 5.0, 5.0]) is None
-    assert data.rank_correlation([1.0, 2.0], [5.0, 6.0]) is None
+    assert joining.rank_correlation([1.0, 2.0, 3.0], [5.0, 5.0, 5.0]) is None
+    assert joining.rank_correlation([1.0, 2.0], [5.0, 6.0]) is None
 
 
 # ----------------------------------------------------------------------------------------------------------- inside
 
 
 def test_variances_steps_and_weights_by_round(folder, group):
-    found = data.inside(group, 0)
+    found = course.inside(group, 0)
     runs = [rows_of(folder / f"self-fl-{seed}" / "history.csv") for seed in SEEDS]
     taken = [row for seed in SEEDS for row in rows_of(folder / f"self-fl-{seed}" / "participation.csv")]
     assert found["rounds"] == [1, 2, 3, 4, 5, 6]
@@ -324,7 +324,7 @@ def test_variances_steps_and_weights_by_round(folder, group):
     assert sum(found["counts"]) == len(wanted)
     assert found["counts"][0] == sum(value < 2 for value in wanted)
     assert found["counts"][-1] == sum(value >= 640 for value in wanted)
-    assert data.inside(group, 1) is None  # DITTO knows no variances
+    assert course.inside(group, 1) is None  # DITTO knows no variances
 
 
 def test_a_path_is_a_clients_rounds(folder, tables):
@@ -339,8 +339,8 @@ def test_a_path_is_a_clients_rounds(folder, tables):
 def test_what_does_not_fit_is_left_out_evenly_and_said(group, monkeypatch):
     monkeypatch.setattr(data, "MOST_CLIENTS", 10)
     monkeypatch.setattr(data, "MOST_ROWS", 80)
-    monkeypatch.setattr(data, "MOST_POINTS", 10)
-    monkeypatch.setattr(data, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(course, "MOST_POINTS", 10)
+    monkeypatch.setattr(course, "MOST_ROUNDS", 3)
     tables = data.tables(group)
     assert [table["seed"] for table in tables["seeds"]] == [1, 2]
     table = tables["seeds"][0]
@@ -375,7 +375,7 @@ def test_who_wants_infinitely_many_steps_is_in_the_last_bin(folder, tmp_path):
         writer.writeheader()
         writer.writerows(rows)
     (found,) = collect([tmp_path / "run"]).groups
-    assert data.inside(found, 0)["counts"] == [0] * (len(data.STEP_BINS) - 1) + [len(rows)]
+    assert course.inside(found, 0)["counts"] == [0] * (len(course.STEP_BINS) - 1) + [len(rows)]
     expected = f"100 % of the {len(rows)} client-rounds it has chosen steps for want ℓ_max = 40 or more"
     assert expected in words.takeaways(found, data.tables(found))["inside"]
     page.render(collect([tmp_path / "run"]))
@@ -386,7 +386,7 @@ def test_who_wants_infinitely_many_steps_is_in_the_last_bin(folder, tmp_path):
     [(0.123456789, 0.12346), (123456.7, 123460), (0.0, 0), (2.0, 2), (math.nan, None), (None, None)],
 )
 def test_rounding(value, expected):
-    found = data.rounded(value)
+    found = scores.rounded(value)
     assert found == expected
     assert not (isinstance(found, float) and found.is_integer())  # 2, not 2.0: a page holds many of them
 
@@ -396,7 +396,7 @@ def test_rounding(value, expected):
 
 def test_the_headline_says_what_the_tests_say(group):
     text = words.headline(group)
-    score = data.lines(group)[0].scores["weighted"].mean
+    score = scores.lines(group)[0].scores["weighted"].mean
     assert text.startswith(f"self-fl reaches {score:.1f} % accuracy on digits: ")
     assert text.endswith("(paired over 3 seeds, 5 % level).")
     assert text.count(".") == text.count(f"{score:.1f}") + 1  # one sentence
@@ -405,7 +405,7 @@ def test_the_headline_says_what_the_tests_say(group):
         "better": "clearly worse than",
         "no clear difference": "not clearly different",
     }
-    for line in data.lines(group)[1:]:
+    for line in scores.lines(group)[1:]:
         part = next(part for part in text.split(": ", 1)[1].split(";") if line.method in part)
         assert said[line.verdict] in part
 
@@ -413,7 +413,7 @@ def test_the_headline_says_what_the_tests_say(group):
 def test_one_seed_is_not_tested(folder):
     (found,) = collect([folder / "self-fl-1", folder / "fedavg-1"]).groups
     text = words.headline(found)
-    first, second = (line.scores["weighted"].mean for line in data.lines(found))
+    first, second = (line.scores["weighted"].mean for line in scores.lines(found))
     relation = "above" if first > second else "below" if first < second else "level with"
     assert text.endswith(f": {relation} fedavg (1 seed, so nothing is tested).")
 
@@ -430,7 +430,7 @@ def test_a_single_run_is_told_by_itself(folder):
 
 
 def test_who_gains_is_counted(group, tables):
-    found, _ = data.gains(group, tables["seeds"][0], 0)
+    found, _ = joining.gains(group, tables["seeds"][0], 0)
     up, down = sum(value > 0 for value in found), sum(value < 0 for value in found)
     text = words.takeaways(group, tables)["gains"]
     assert (
@@ -533,7 +533,7 @@ def test_a_diverged_run_is_named_and_does_not_break_the_page(folder, tmp_path):
     (found,) = collect([tmp_path]).groups
     assert "diverged" in [cell["text"] for cell in page._table(found)[0][1][1:]]
     assert "<td" in page.render(collect([tmp_path]))
-    assert data.lines(found)[1].num_diverged == 1
+    assert scores.lines(found)[1].num_diverged == 1
 
 
 NASTY = [
@@ -577,7 +577,7 @@ def test_an_id_cannot_end_the_script_that_holds_it(folder, tmp_path):
 def test_the_page_says_what_the_records_say(folder, group):
     text = page.render(collect([folder]))
     assert words.headline(group) in text
-    for line in data.lines(group):
+    for line in scores.lines(group):
         score = line.scores["weighted"]
         assert f"{score.mean:.1f} ± {score.error:.1f}" in text
     (shown,) = embedded(text)["groups"]

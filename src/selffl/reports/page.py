@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
 from selffl.errors import ConfigError, DataError
-from selffl.reports import data, figures, tables, words
+from selffl.reports import data, figures, joining, scores, tables, words
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
 from selffl.studies import STUDIES
@@ -172,7 +172,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
     found = data.tables(group)
     charts = _charts(found)
     metric, text = group.metric, words.takeaways(group, found)
-    gain = data.gains(group, found["seeds"][0], 0)[1] if found["seeds"] else ""
+    gain = joining.gains(group, found["seeds"][0], 0)[1] if found["seeds"] else ""
     rows, columns = _table(group)
     text |= {"headline": words.headline(group), "facts": _facts(group, found), "seeds": _seeds(found)}
     return {
@@ -183,7 +183,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "charts": charts,
         "sections": [(key, name) for key, (name, needed) in SECTIONS.items() if needed is None or needed in charts],
         "text": text,
-        "parts": {part: name for part, name in data.PARTS.items() if any(found["rounds"][part])},
+        "parts": {part: name for part, name in scores.PARTS.items() if any(found["rounds"][part])},
         "labels": _labels(metric, gain),
         "rows": rows,
         "columns": columns,
@@ -204,7 +204,7 @@ def _charts(found: dict[str, Any]) -> list[str]:
     there = {
         "rounds": any(curve for curves in found["rounds"].values() for curve in curves),
         "clients": bool(seeds),
-        "tails": any("worst10" in scores for scores in found["scores"]),
+        "tails": any("worst10" in known for known in found["scores"]),
         "gains": bool(methods) and has_gain,
         "predicted": any("predicted" in method and "losing" in method for method in methods),
         "variances": any(value is not None for one in inside for value in (*one["inter"], *one["intra"])),
@@ -271,15 +271,15 @@ def _seeds(found: dict[str, Any]) -> str:
 
 def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
     """The table of methods: the best of each column is marked, and what differs clearly from the first."""
-    lines, metric = data.lines(group), group.metric
-    parts = [part for part in data.PARTS if any(part in line.scores for line in lines)]
+    lines, metric = scores.lines(group), group.metric
+    parts = [part for part in scores.PARTS if any(part in line.scores for line in lines)]
     pick = max if group.is_higher_better else min
     best = {
         part: pick(line.scores[part].mean for line in lines if part in line.scores) for part in parts if len(lines) > 1
     }
     has_rivals = len(lines) > 1
     has_tests = any(line.p_value is not None for line in lines)
-    columns = ["method", *(data.PARTS[part] for part in parts)]
+    columns = ["method", *(scores.PARTS[part] for part in parts)]
     columns += [f"against {lines[0].method}"] if has_rivals else []
     columns += ["p"] if has_tests else []
     columns += ["gradients"]
@@ -308,7 +308,7 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
 
 def _joining(group: Group) -> list[dict[str, str]]:
     """Who loses by joining, method by method; columns that no method has are left out."""
-    rows, metric = data.by_joining(group), group.metric
+    rows, metric = joining.by_joining(group), group.metric
     unit = ", points" if metric == "accuracy" else ""
     return [
         {"method": row.method, "losing, %": words.with_error(row.losing, "accuracy")}

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure as Canvas
 
 from selffl.errors import ConfigError, DataError, unknown_name
-from selffl.reports import data, figures, page, tables
+from selffl.reports import data, figures, joining, page, tables
 from selffl.reports.collect import Group, collect
 from selffl.reports.figures import INCHES, Width
 from selffl.reports.partition import partition_plot
@@ -142,13 +142,13 @@ def _of_clients(group: Group, table: dict[str, Any], seed_table: dict[str, Any],
         if columns is None:
             continue
         points.append(_points(name, sizes, columns["personal"]))
-        found, over = data.gains(group, seed_table, number)
+        found, over = joining.gains(group, seed_table, number)
         if number == table["alone"] or all(value is None for value in found):
             continue
         base = over if number == 0 or not gains else base
         ranked = sorted((value for value in found if value is not None), reverse=True)
         gains.append(Series(name, list(range(1, len(ranked) + 1)), ranked))
-        if "predicted" in columns and over == data.ALONE:
+        if "predicted" in columns and over == joining.ALONE:
             predicted.append(_points(name, columns["predicted"], found))
             if (bins := columns.get("bins")) is not None:
                 predicted.append(Series(f"{name}, means of bins", bins["x"], bins["y"], bins["error"]))

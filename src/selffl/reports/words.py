@@ -9,7 +9,7 @@ from typing import Any
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.optimisers import OPTIMISERS
-from selffl.reports import data
+from selffl.reports import joining, scores
 from selffl.reports.collect import Group
 from selffl.runs.folder import RunConfig
 from selffl.runs.train import train
@@ -55,7 +55,7 @@ def p_shown(p: float | None) -> str:
 
 def headline(group: Group) -> str:
     """The verdict in one sentence."""
-    rows, metric = data.lines(group), group.metric
+    rows, metric = scores.lines(group), group.metric
     first = rows[0]
     score = first.scores.get("weighted")
     if score is None:
@@ -96,7 +96,7 @@ def _joined(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{'; '.join(parts[:-1])}; and {parts[-1]}"
 
 
-def _beside(line: data.Line, metric: str) -> str:
+def _beside(line: scores.Line, metric: str) -> str:
     said = [
         f"{shown(line.scores[part].mean, metric)} {text}"
         for part, text in (("global", "with the one they share"), ("worst10", "for the worst tenth of clients"))
@@ -122,7 +122,7 @@ def takeaways(group: Group, tables: dict[str, Any]) -> dict[str, str]:
 
 def _of_rounds(group: Group) -> str:
     best = []
-    for method, curve in zip(group.methods, data.by_round(group, "weighted"), strict=True):
+    for method, curve in zip(group.methods, scores.by_round(group, "weighted"), strict=True):
         if curve is None:
             continue
         pick = max if group.is_higher_better else min
@@ -138,7 +138,7 @@ def _of_rounds(group: Group) -> str:
 
 
 def _of_tails(group: Group) -> str:
-    rows = [row for row in data.lines(group) if "worst10" in row.scores]
+    rows = [row for row in scores.lines(group) if "worst10" in row.scores]
     if not rows:
         return "No round has been evaluated yet."
     pick = max if group.is_higher_better else min
@@ -163,7 +163,7 @@ def _of_clients(group: Group, table: dict[str, Any]) -> str:
 
 
 def _of_gains(group: Group, table: dict[str, Any]) -> str:
-    found, base = data.gains(group, table, 0)
+    found, base = joining.gains(group, table, 0)
     known = [value for value in found if value is not None]
     if not known:
         return "There is nothing to hold the personal models against."
@@ -174,7 +174,7 @@ def _of_gains(group: Group, table: dict[str, Any]) -> str:
         f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
         f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.metric)}."
-        + ("" if base == data.ALONE else " Trained with gain=True, a run is held against training alone.")
+        + ("" if base == joining.ALONE else " Trained with gain=True, a run is held against training alone.")
     )
 
 
@@ -182,10 +182,10 @@ def _of_predicted(group: Group, table: dict[str, Any]) -> str:
     for number, columns in enumerate(table["methods"]):
         if columns is None or "predicted" not in columns:
             continue
-        realised, base = data.gains(group, table, number)
-        if base != data.ALONE:
+        realised, base = joining.gains(group, table, number)
+        if base != joining.ALONE:
             continue
-        found = data.rank_correlation(columns["predicted"], realised)
+        found = joining.rank_correlation(columns["predicted"], realised)
         name = group.methods[number].label
         if found is None:
             return f"The gains of {name} do not vary enough to say whether its predictions order them."
@@ -249,7 +249,7 @@ def _thinned(group: Group, tables: dict[str, Any]) -> str:
     absent = [
         f"{group.methods[number].label}, seed {table['seed']}"
         for table in tables["seeds"]
-        for number, run in enumerate(data.runs_of_seed(group, table["seed"]))
+        for number, run in enumerate(scores.runs_of_seed(group, table["seed"]))
         if run is not None and run.records.participation and (table["seed"], number) not in held
     ]
     if absent:

@@ -1,0 +1,130 @@
+"""What goes on over rounds: variances, weights and steps, of all clients together and of each; no drawing, no words."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from selffl.reports.collect import Group, RunData
+from selffl.reports.scores import all_rounded, rounded, runs_of_seed
+from selffl.runs.folder import Row
+
+# What a page can hold: beyond these it shows fewer rounds.
+MOST_POINTS = 15_000  # client-rounds
+MOST_ROUNDS = 120  # on a curve
+STEP_BINS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)  # lower ends, as in the study of figure 10
+
+
+def has_variances(run: RunData) -> bool:
+    """Whether the method estimates them."""
+    return bool(run.records.participation) or any(row.get("inter_variance") is not None for row in run.records.history)
+
+
+def inside(group: Group, number: int) -> dict[str, Any] | None:
+    """Variances, weights and steps of a method over rounds, all its seeds together; none where it has none of them."""
+    runs = [run for run in group.methods[number].runs if has_variances(run)]
+    if not runs:
+        return None
+    all_rounds = sorted({row["round"] for run in runs for row in run.records.history})
+    rounds = _thinned(all_rounds)
+    curves = {
+        name: [_mean(run.records.history, column, rounds) for run in runs]
+        for name, column in (("inter", "inter_variance"), ("intra", "intra_variance"))
+    }
+    steps, weights, wanted = _by_round(runs, "num_local_steps"), _by_round(runs, "weight"), []
+    for run in runs:
+        known = (row.get("wanted_steps") for row in run.records.participation)
+        wanted += [float(value) for value in known if value is not None]
+    counts = [0] * len(STEP_BINS)
+    for value in wanted:  # a client of whom nothing is uncertain wants infinitely many
+        counts[bisect_right(STEP_BINS, max(value, 1.0)) - 1] += 1
+    options = runs[0].config.options
+    cohort = [row["clients"] for run in runs for row in run.records.history]
+    return {
+        "method": number,
+        "rounds": rounds,
+        "totalRounds": len(all_rounds),
+        "inter": [_mean_of(values) for values in zip(*curves["inter"], strict=True)],
+        "intra": [_mean_of(values) for values in zip(*curves["intra"], strict=True)],
+        "steps": _bands(steps, rounds),
+        "weight": _bands(weights, rounds),
+        "equal": rounded(1 / (sum(cohort) / len(cohort))) if cohort and sum(cohort) else None,
+        "bins": list(STEP_BINS),
+        "counts": counts if wanted else None,
+        "most": options.get("max_local_steps") if options.get("num_local_epochs") is None else None,
+    }
+
+
+def _thinned(rounds: Sequence[int]) -> list[int]:
+    if len(rounds) <= MOST_ROUNDS:
+        return list(rounds)
+    places = np.unique(np.linspace(0, len(rounds) - 1, MOST_ROUNDS).round().astype(int))
+    return [rounds[place] for place in places]
+
+
+def _mean(history: Sequence[Row], column: str, rounds: Sequence[int]) -> list[float | None]:
+    known = {row["round"]: row.get(column) for row in history}
+    return [known.get(number) for number in rounds]
+
+
+def _mean_of(values: Iterable[float | None]) -> float | int | None:
+    known = [value for value in values if value is not None]
+    return rounded(sum(known) / len(known)) if known else None
+
+
+def _by_round(runs: Sequence[RunData], column: str) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        for row in run.records.participation:
+            if row.get(column) is not None:
+                found.setdefault(row["round"], []).append(float(row[column]))
+    return found
+
+
+def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> dict[str, Any] | None:
+    """The tenth, the middle and the ninth tenth of clients in each round."""
+    kept = [number for number in rounds if number in values]
+    if not kept:
+        return None
+    low, middle, high = zip(*(np.quantile(values[number], [0.1, 0.5, 0.9]) for number in kept), strict=True)
+    return {"x": kept, "low": all_rounded(low, 4), "middle": all_rounded(middle, 4), "high": all_rounded(high, 4)}
+
+
+def trajectories(group: Group, seed_tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Client by client, the rounds it took part in: of the first method and seed, and of more while there is room."""
+    found: list[dict[str, Any]] = []
+    left = MOST_POINTS
+    for table in seed_tables:
+        place = {client: i for i, client in enumerate(table["clients"])}
+        for number, run in enumerate(runs_of_seed(group, table["seed"])):
+            if run is None or not run.records.participation:
+                continue
+            rows = [row for row in run.records.participation if str(row["client"]) in place]
+            if found and len(rows) > left:
+                continue
+            every = math.ceil(len(rows) / MOST_POINTS)  # of each client's rounds
+            seen: dict[str, int] = {}
+            kept = []
+            for row in rows:
+                count = seen[row["client"]] = seen.get(row["client"], -1) + 1
+                if count % max(every, 1) == 0:
+                    kept.append(row)
+            left -= len(kept)
+            found.append(
+                {
+                    "seed": table["seed"],
+                    "method": number,
+                    "every": max(every, 1),
+                    "client": [place[str(row["client"])] for row in kept],
+                    "round": [row["round"] for row in kept],
+                    "steps": [row.get("num_local_steps") for row in kept],
+                    "wanted": all_rounded((row.get("wanted_steps") for row in kept), 3),
+                    "variance": all_rounded((row.get("intra_variance") for row in kept), 3),
+                    "weight": all_rounded((row.get("weight") for row in kept), 3),
+                }
+            )
+    return found

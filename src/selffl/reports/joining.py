@@ -1,0 +1,175 @@
+"""What clients gain by joining, predicted and realised: no drawing, no words, no files.
+
+Gains are positive where a client is better off.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy.stats import spearmanr
+
+from selffl.algorithms import WITHOUT_GLOBAL
+from selffl.reports.collect import Group
+from selffl.reports.scores import all_rounded, alone, over_seeds, runs_of_seed, scale_of, scaled
+from selffl.runs.folder import Row
+from selffl.runs.gain import gain_rows, losers
+from selffl.studies.result import Estimate
+
+ALONE = "training alone"  # what a gain is over, if that is known
+MOST_LOSERS = 10  # clients named that lose by joining
+MOST_BINS, FEWEST_IN_BIN = 6, 5  # of clients, on the picture of predicted and realised gains
+
+
+def gains(group: Group, seed_table: dict[str, Any], method: int) -> tuple[list[float | None], str]:
+    """What each client gains by joining, and over what.
+
+    Over its own training alone, as the run itself has measured it or as a run of ``local`` with that seed has; else
+    over the shared model.
+    """
+    table = seed_table["methods"][method]
+    base_of, name = alone(group), ALONE
+    base = None if table is None else table.get("alone")
+    if base is None and base_of is not None and base_of != method and seed_table["methods"][base_of] is not None:
+        base = seed_table["methods"][base_of]["personal"]
+    elif base is None and table is not None:
+        base, name = table.get("global"), "the global model"
+    if table is None or base is None:
+        return [None] * len(seed_table["clients"]), name
+    sign = 1.0 if group.is_higher_better else -1.0
+    return [
+        None if mine is None or other is None else sign * (mine - other)
+        for mine, other in zip(table["personal"], base, strict=True)
+    ], name
+
+
+def joined(group: Group, seed: int, method: int) -> list[Row]:
+    """A method's clients with what each had alone, as `selffl.runs.gain` takes them; none where that is not known."""
+    runs, base, metric = runs_of_seed(group, seed), alone(group), group.metric
+    run = runs[method]
+    rows = [] if run is None else run.records.clients
+    if any(row.get("realised_gain") is not None for row in rows):
+        return rows
+    other = runs[base] if base is not None and base != method else None
+    theirs = {} if other is None else {str(row["client"]): row.get(metric) for row in other.records.clients}
+    sign = 1.0 if group.is_higher_better else -1.0
+    found = []
+    for row in rows:
+        mine, own = row.get(metric), theirs.get(str(row["client"]))
+        gain = None if mine is None or own is None else sign * (mine - own)
+        found.append(row | {f"alone_{metric}": own, "realised_gain": gain})
+    return found if theirs else []
+
+
+def joining(group: Group, seed: int, method: int) -> list[Row]:
+    """Who gains and who loses, worst first, as `selffl.Run.gains` has it."""
+    has_global = not group.methods[method].algorithm.startswith(WITHOUT_GLOBAL)
+    return gain_rows(joined(group, seed, method), group.metric, has_global=has_global)
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What joining does to the clients of one method, over seeds.
+
+    Attributes:
+        method: Its label.
+        losing: Share of clients that lose, in percent.
+        beyond: Share that loses beyond chance, in percent; none where that is not tested.
+        gain: Mean over clients, in the reader's unit.
+        correlation: Spearman's, between predicted and realised gains; none where nothing is predicted.
+    """
+
+    method: str
+    losing: Estimate
+    beyond: Estimate | None
+    gain: Estimate
+    correlation: Estimate | None
+
+
+def by_joining(group: Group) -> list[Joining]:
+    """Of each method that is held against training alone."""
+    found = []
+    for number, method in enumerate(group.methods):
+        shares, beyond, means, correlations = [], [], [], []
+        for seed in group.seeds:
+            rows = [row for row in joining(group, seed, number) if row["realised_gain"] is not None]
+            if not rows:
+                continue
+            down = [row for row in rows if row["realised_gain"] < 0]
+            shares.append(100 * len(down) / len(rows))
+            # Without pairs some may be beyond chance, some not: then nothing is said.
+            if all(row["is_within_chance"] is not None for row in down):
+                beyond.append(100 * sum(not row["is_within_chance"] for row in down) / len(rows))
+            means.append(scale_of(group.metric) * sum(row["realised_gain"] for row in rows) / len(rows))
+            related = rank_correlation([row["predicted_gain"] for row in rows], [row["realised_gain"] for row in rows])
+            correlations += [related[0]] if related is not None else []
+        if shares:
+            found.append(
+                Joining(
+                    method.label,
+                    over_seeds(shares),
+                    over_seeds(beyond) if len(beyond) == len(shares) else None,
+                    over_seeds(means),
+                    over_seeds(correlations) if correlations else None,
+                )
+            )
+    return found
+
+
+def losing(group: Group, seed: int, method: int) -> dict[str, Any] | None:
+    """How many lose, of how many; who loses most, and why.  None where nobody's training alone is known."""
+    rows = [row for row in joining(group, seed, method) if row["realised_gain"] is not None]
+    if not rows:
+        return None
+    down = losers(rows)
+    return {
+        "lose": len(down),
+        "of": len(rows),
+        "most": [
+            {
+                "client": str(row["client"]),
+                "gain": scaled(row["realised_gain"], scale_of(group.metric)),
+                "train": row["num_train"],
+                "test": row["num_test"],
+                "why": row["why"],
+            }
+            for row in down[:MOST_LOSERS]
+        ],
+    }
+
+
+def calibration(predicted: Sequence[float | None], realised: Sequence[float | None]) -> dict[str, Any] | None:
+    """Clients in bins of about equal counts by what was predicted: where a bin lies, and its mean realised gain.
+
+    Clients of the same prediction are never parted.  None with too few clients.
+    """
+    pairs = sorted(
+        (a, b) for a, b in zip(predicted, realised, strict=True) if a is not None and b is not None and a > 0
+    )
+    number = min(len(pairs) // FEWEST_IN_BIN, MOST_BINS)
+    if number < 1:
+        return None
+    edges = sorted({pairs[len(pairs) * k // number][0] for k in range(1, number)})
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for pair in pairs:
+        bins.setdefault(bisect_right(edges, pair[0]), []).append(pair)
+    means = [over_seeds([gain for _, gain in own]) for own in bins.values()]
+    return {
+        "x": all_rounded(math.exp(sum(math.log(x) for x, _ in own) / len(own)) for own in bins.values()),
+        "y": all_rounded(each.mean for each in means),
+        "error": all_rounded(each.error for each in means),
+        "count": [len(own) for own in bins.values()],
+    }
+
+
+def rank_correlation(one: Sequence[float | None], other: Sequence[float | None]) -> tuple[float, float, int] | None:
+    """Spearman's, its p-value, and of how many pairs; none where either does not vary."""
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    if len(pairs) < 3 or len({a for a, _ in pairs}) < 2 or len({b for _, b in pairs}) < 2:
+        return None
+    found = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
+    return float(found.statistic), float(found.pvalue), len(pairs)

@@ -1,0 +1,190 @@
+"""Methods over seeds: the table, the tests between methods and the curves; no drawing, no words, no files.
+
+Scores are in the units that a reader sees (accuracy in percent).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from scipy.stats import t
+
+from selffl.algorithms import WITHOUT_GLOBAL
+from selffl.reports.collect import Group, Method, RunData
+from selffl.studies.result import Estimate
+
+DIGITS = 5  # significant
+PARTS = {
+    "weighted": "all clients",
+    "worst10": "worst 10 %",
+    "top10": "top 10 % by size",
+    "global": "global model",
+}
+
+Verdict = Literal["first", "better", "worse", "no clear difference", "above", "below", "equal", "unknown"]
+
+
+def scale_of(metric: str) -> float:
+    """From the records' unit to the reader's."""
+    return 100.0 if metric == "accuracy" else 1.0
+
+
+def rounded(value: float | None, digits: int = DIGITS) -> float | int | None:
+    """To so many significant digits; what is no number is None, and whole numbers have no point."""
+    if value is None or not math.isfinite(value):
+        return None
+    if value == 0:
+        return 0
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short
+
+
+def all_rounded(values: Iterable[float | None], digits: int = DIGITS) -> list[float | int | None]:
+    """Each of them."""
+    return [rounded(value, digits) for value in values]
+
+
+def scaled(value: float | None, scale: float) -> float | int | None:
+    """In the reader's unit."""
+    return None if value is None else rounded(scale * value)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method in the table.
+
+    Attributes:
+        method: Its label.
+        num_seeds: Runs with a score.
+        num_diverged: Runs without one, because they left the finite numbers.
+        scores: By part of `PARTS`, mean and standard error over seeds; parts without a number are left out.
+        difference: Method minus first, paired over the seeds that both have.
+        p_value: Of no difference, by Student's t; none with fewer than two seeds.
+        verdict: At the 5 % level; with one seed only above, below or equal, which is no test.
+        gradients: Per client and round it took part in.
+    """
+
+    method: str
+    num_seeds: int
+    num_diverged: int
+    scores: dict[str, Estimate]
+    difference: Estimate | None
+    p_value: float | None
+    verdict: Verdict
+    gradients: float | None
+
+
+def over_seeds(values: Sequence[float]) -> Estimate:
+    """Mean and standard error."""
+    return Estimate.of(torch.tensor(values, dtype=torch.float64))
+
+
+def lines(group: Group) -> list[Line]:
+    """The table of methods; the first is held against all others."""
+    scale, first = scale_of(group.metric), group.methods[0]
+    found = []
+    for method in group.methods:
+        scores = {}
+        for part in PARTS:
+            if part == "global" and method.algorithm.startswith(WITHOUT_GLOBAL):
+                continue
+            values = [score for run in method.runs if (score := run.score(f"{part}_{group.metric}")) is not None]
+            if values:
+                scores[part] = over_seeds([scale * value for value in values])
+        gap = None if method is first else difference(group, method, first, f"weighted_{group.metric}")
+        found.append(
+            Line(
+                method.label,
+                scores["weighted"].count if "weighted" in scores else 0,
+                sum(run.status == "diverged" for run in method.runs),
+                scores,
+                gap,
+                p_value(gap),
+                "first" if method is first else verdict(gap, group.is_higher_better),
+                _gradients(method),
+            )
+        )
+    return found
+
+
+def difference(group: Group, method: Method, other: Method, name: str) -> Estimate | None:
+    """Of a score, method minus other, over the seeds that both have."""
+    theirs = {run.config.seed: run.score(name) for run in other.runs}
+    gaps = [
+        scale_of(group.metric) * (mine - theirs[run.config.seed])  # type: ignore[operator]
+        for run in method.runs
+        if (mine := run.score(name)) is not None and theirs.get(run.config.seed) is not None
+    ]
+    return over_seeds(gaps) if gaps else None
+
+
+def p_value(gap: Estimate | None) -> float | None:
+    """Two-sided, of a mean of zero."""
+    if gap is None or gap.count < 2:
+        return None
+    if gap.error == 0:
+        return 1.0 if gap.mean == 0 else 0.0
+    return float(2 * t.sf(abs(gap.mean) / gap.error, gap.count - 1))
+
+
+def verdict(gap: Estimate | None, is_higher_better: bool) -> Verdict:
+    """Whether a method is better than the one it is held against."""
+    if gap is None or math.isnan(gap.mean):
+        return "unknown"
+    is_ahead = (gap.mean > 0) == is_higher_better
+    if gap.count < 2:
+        return "equal" if gap.mean == 0 else "above" if gap.mean > 0 else "below"
+    if not gap.is_clear:
+        return "no clear difference"
+    return "better" if is_ahead else "worse"
+
+
+def _gradients(method: Method) -> float | None:
+    per_run = []
+    for run in method.runs:
+        taken = sum(int(row["clients"]) for row in run.records.history)
+        spent = run.records.history[-1].get("gradient_evaluations") if run.records.history else None
+        if taken and spent is not None:
+            per_run.append(spent / taken)
+    return sum(per_run) / len(per_run) if per_run else None
+
+
+def by_round(group: Group, part: str) -> list[dict[str, Any] | None]:
+    """A score of each method at the rounds that all its runs have evaluated: mean and standard error over seeds."""
+    name, scale = f"{part}_{group.metric}", scale_of(group.metric)
+    found: list[dict[str, Any] | None] = []
+    for method in group.methods:
+        if part == "global" and method.algorithm.startswith(WITHOUT_GLOBAL):
+            found.append(None)
+            continue
+        curves = [
+            {row["round"]: scale * row[name] for row in run.records.history if row.get(name) is not None}
+            for run in method.runs
+        ]
+        curves = [curve for curve in curves if curve]  # a run that is just beginning takes no rounds from the others
+        rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+        estimates = [over_seeds([curve[number] for curve in curves]) for number in rounds]
+        found.append(
+            {
+                "x": rounds,
+                "y": all_rounded(e.mean for e in estimates),
+                "error": all_rounded(e.error for e in estimates) if len(curves) > 1 else None,
+            }
+            if rounds
+            else None
+        )
+    return found
+
+
+def runs_of_seed(group: Group, seed: int) -> list[RunData | None]:
+    """The run of every method with that seed."""
+    return [next((run for run in method.runs if run.config.seed == seed), None) for method in group.methods]
+
+
+def alone(group: Group) -> int | None:
+    """Which method is training alone, if it is there."""
+    return next((i for i, method in enumerate(group.methods) if method.algorithm == "local"), None)
