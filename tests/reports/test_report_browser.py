@@ -494,6 +494,22 @@ def test_the_numbers_of_a_picture_are_a_table(watch, folder):
     assert float(first[3]) == pytest.approx(100 * float(rows[first[0]]["accuracy"]), rel=1e-4)
 
 
+def test_where_a_method_chooses_no_steps_pictures_of_them_say_so(browser, tmp_path):
+    for name in ("self-fl-auto", "self-fl"):
+        selffl.train("softmax", load("digits"), name, rounds=5, participation=1.0, out=tmp_path / name)
+    page = tmp_path / "report.html"
+    page.write_text(render(collect([tmp_path])), encoding="utf-8")
+    watch = Watch(browser).open(page)
+    for focus, is_told in (("self-fl-auto", True), ("self-fl", False)):
+        watch.page.select_option("[data-focus]", label=focus)
+        for chart in ("steps", "histogram", "trajectory"):
+            said = "".join(watch.page.locator(f"[data-chart={chart}] .annotation-text").all_text_contents())
+            assert said.endswith("take as many steps as they are told") is is_told
+            assert (watch.page.locator(f"[data-chart={chart}] .ytick").count() == 0) is is_told
+    assert watch.said == []
+    watch.context.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_no_serious_fault_and_the_page_does_not_scroll_sideways(browser, axe, file, scheme, width):

@@ -81,6 +81,8 @@ class State {
     const { inside } = this.data;
     return inside.find((one) => one.method === this.focus) ?? inside[0];
   }
+  /** Of a method whose steps are set. */
+  unchosen(one) { return `clients of ${escaped(this.data.methods[one.method])}<br>take as many steps as they are told`; }
   /** Whether it is known what a method's clients have alone: the run itself has measured it, or another one has. */
   hasAlone(method) {
     const { alone } = this.data;
@@ -160,6 +162,11 @@ function layout(c, more) {
     hoverlabel: { bgcolor: c.isDark ? "#2a2f36" : "#22262b", bordercolor: "rgba(0,0,0,0)", font: { color: "#f5f2ea", size: 12.5, family: getComputedStyle(document.body).fontFamily }, align: "left", namelength: -1 },
     xaxis: titled({ showgrid: false, ...xaxis }), yaxis: titled(yaxis), ...rest,
   };
+}
+
+/** In place of axes, where there is nothing to draw. */
+function without(c, text) {
+  return layout(c, { xaxis: { visible: false }, yaxis: { visible: false }, annotations: [{ xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, text, font: { color: c.soft } }] });
 }
 
 const ring = (c, symbol, more = {}) => ({ size: 15, symbol: `${symbol}-open`, color: c.ink, line: { width: 2.5, color: c.ink }, ...more });
@@ -414,7 +421,7 @@ const CHARTS = {
     const rows = one.steps ? one.steps.x.map((x, i) => [x, one.steps.low[i], one.steps.middle[i], one.steps.high[i]]) : [];
     return {
       traces,
-      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "local steps taken", rangemode: "tozero" }, ...cap(one, c) }),
+      layout: one.steps ? layout(c, { xaxis: roundAxis(one), yaxis: { title: "local steps taken", rangemode: "tozero" }, ...cap(one, c) }) : without(c, s.unchosen(one)),
       table: { head: ["round", "steps: first decile", "median", "ninth decile"], rows },
     };
   },
@@ -438,7 +445,7 @@ const CHARTS = {
     }
     return {
       traces,
-      layout: layout(c, { bargap: 0.12, xaxis: { title: "steps wanted, before ℓ_max", type: "category", tickfont: { size: 11, color: c.soft } }, yaxis: { title: "client-rounds, %" } }),
+      layout: !counts.length ? without(c, one.steps ? "nobody wants a number of steps yet" : s.unchosen(one)) : layout(c, { bargap: 0.12, xaxis: { title: "steps wanted, before ℓ_max", type: "category", tickfont: { size: 11, color: c.soft } }, yaxis: { title: "client-rounds, %" } }),
       table: { head: ["steps wanted", "client-rounds", "%"], rows: counts.map((n, i) => [names[i], n, (100 * n) / total]) },
     };
   },
@@ -459,11 +466,10 @@ const CHARTS = {
       const has = own.wanted.flatMap((v, i) => (isNumber(v) ? [i] : []));
       traces.push({ x: has.map((i) => own.round[i]), y: has.map((i) => own.wanted[i]), name: "wanted", meta: "wanted", mode: "lines+markers", marker: { symbol: "circle-open", size: 7, color: c.soft }, line: { color: c.soft, width: 1.2, dash: "dot" }, hoverinfo: "skip" });
     }
-    const empty = own && own.round.length ? [] : [{ xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, text: "this page has no rounds of this client with this method and seed", font: { color: c.soft } }];
-    const marks = cap(one, c);
+    const missing = !one.steps ? s.unchosen(one) : own && own.round.length ? "" : "this page has no rounds of this client with this method and seed";
     return {
-      traces,
-      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: `steps of ${escaped(shortened(id, 24))}`, rangemode: "tozero" }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 }, ...marks, annotations: [...(marks.annotations ?? []), ...empty] }),
+      traces: missing ? [] : traces,
+      layout: missing ? without(c, missing) : layout(c, { xaxis: roundAxis(one), yaxis: { title: `steps of ${escaped(shortened(id, 24))}`, rangemode: "tozero" }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 }, ...cap(one, c) }),
       table: { head: ["client", "round", "steps taken", "steps wanted", "variance", "weight"], rows: own ? own.round.map((r, i) => [id, r, own.steps[i], own.wanted[i], own.variance[i], own.weight[i]]) : [] },
     };
   },
