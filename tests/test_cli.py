@@ -552,6 +552,15 @@ def test_page_writes_markdown_with_its_figures_beside_it(run, folder, records):
     assert pictures == ["figures/limits-errors.svg", "figures/convergence-errors.svg"]
     assert all((folder / "docs" / path).exists() for path in pictures)
     assert "*Does not hold.* not seen" in text
+    succeed(run("paper", "page", "runs/limits", "-o", "docs/results.md"))
+    assert (folder / "docs" / "results.md").read_text(encoding="utf-8") == text
+
+
+def test_page_does_not_write_over_another_file(mistake, folder, records):
+    (folder / "notes.md").write_text("# Notes\n", encoding="utf-8")
+    mistake("paper", "page", "runs", "-o", "notes.md")
+    assert (folder / "notes.md").read_text(encoding="utf-8") == "# Notes\n"
+    assert not (folder / "figures").exists()
 
 
 def test_page_says_that_a_picture_is_gone(mistake, folder, records):

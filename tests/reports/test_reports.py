@@ -14,7 +14,7 @@ import pytest
 import selffl
 from selffl.data.estimates import EstimateTable
 from selffl.errors import ConfigError, DataError
-from selffl.reports import figures, page, tables
+from selffl.reports import figures, page, results, tables
 from selffl.reports.collect import Collection
 from selffl.reports.record import RECORD, environment, load_studies, save_study
 from selffl.reports.shrinkage import Shrinkage, verdict
@@ -384,7 +384,7 @@ def test_a_record_whose_picture_is_gone_is_refused(tmp_path):
 
 
 def test_the_results_page_holds_every_verdict_table_and_figure(two_studies):
-    text = page.results_page(two_studies, "pictures")
+    text = results.results_page(two_studies, "pictures")
     assert text.startswith("# Results\n")
     assert page.lead(two_studies) in text
     for _, record in two_studies:
@@ -399,6 +399,26 @@ def test_the_results_page_holds_every_verdict_table_and_figure(two_studies):
             assert f"]({'pictures'}/{record.id}-{figure['name']}.svg)" in text
     assert text.count("Quick run") == 1
     assert selffl.__version__ in text
+
+
+def test_a_results_page_keeps_what_it_said_of_studies_whose_records_are_elsewhere(two_studies, tmp_path):
+    before = tmp_path / "results.md"
+    before.write_text(results.results_page(two_studies, "pictures"), encoding="utf-8")
+    assert results.results_page(two_studies[:1], "pictures", before) == before.read_text(encoding="utf-8")
+    folder, record = two_studies[1]
+    changed = dataclasses.replace(record, claims=[{"text": "A third.", "verdict": "not decided", "evidence": "none"}])
+    now = results.results_page([(folder, changed)], "pictures", before)
+    assert page.lead([two_studies[0], (folder, changed)]) in now
+    assert now == results.results_page([two_studies[0], (folder, changed)], "pictures")
+    assert "evidence two" not in now
+    assert results.results_page(two_studies[:1], "pictures", tmp_path / "none.md").count("\n## ") == 1
+
+
+@pytest.mark.parametrize("content", [b"# Something else\n", b"", b"# Results\n\n## By hand\n\nwords\n", b"\xff\xfe"])
+def test_a_file_that_is_no_results_page_is_not_written_over(two_studies, tmp_path, content):
+    (tmp_path / "results.md").write_bytes(content)
+    with pytest.raises(DataError, match="is not a results page; expected"):
+        results.results_page(two_studies, "pictures", tmp_path / "results.md")
 
 
 # -------------------------------------------------------------------------------------------------------------- figures

@@ -183,10 +183,12 @@ def paper_page(
 ) -> None:
     """Write the results page of the documentation from run records, with its figures beside it.
 
+    A page that is there is brought up to date: what it says of other studies stays.
+
     Example: selffl paper page runs/paper -o docs/results.md
     """
-    from selffl.reports.page import results_page
     from selffl.reports.record import load_studies
+    from selffl.reports.results import results_page
 
     studies = load_studies(folder)
     console.check_target(target)
@@ -198,10 +200,11 @@ def paper_page(
     for picture in pictures:
         if not picture.is_file():
             raise DataError(f"{picture} is gone; expected the figure that the record names. Run the study again.")
+    text = results_page(studies, "figures", target)
     (target.parent / "figures").mkdir(exist_ok=True)
     for picture, name in pictures.items():
         shutil.copyfile(picture, target.parent / "figures" / name)
-    target.write_text(results_page(studies, "figures"), encoding="utf-8")
+    target.write_text(text, encoding="utf-8")
     console.tell(console.out, f"Results page: {target}")
 
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page from runs and study records, and the results page of the documentation."""
+"""One self-contained HTML page from runs and study records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
 from selffl.errors import ConfigError, DataError
-from selffl.reports import data, figures, joining, scores, tables, words
+from selffl.reports import data, figures, joining, scores, words
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
 from selffl.studies import STUDIES
@@ -400,7 +400,11 @@ def capfirst(text: str) -> str:
 
 def lead(studies: Recorded) -> str:
     """The verdict in one sentence."""
-    count = Counter(claim["verdict"] for _, record in studies for claim in record.claims)
+    return verdicts(Counter(claim["verdict"] for _, record in studies for claim in record.claims))
+
+
+def verdicts(count: Counter[str]) -> str:
+    """How many statements were put to the test, and what came of them."""
     if not count:
         return "No claims were put to the test here."
     words = {
@@ -433,36 +437,6 @@ def _inline(path: Path, caption: str, prefix: str) -> str:
     return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
-def results_page(studies: Recorded, figure_folder: str) -> str:
-    """The documentation's results page as Markdown; figures are expected as ``figure_folder/STUDY-NAME.svg``."""
-    parts = [
-        "# Results",
-        "Made from run records by `selffl paper page`; its numbers and verdicts come from the records. "
-        "Every ± is a standard error over repeats. Gradients are evaluations per client and round in training; steps "
-        "of fine-tuning or adaptation before a test come on top.",
-        lead(studies),
-    ]
-    for _, record in studies:
-        parts += [f"## {record.title}", f"`{record.id}`: {record.paper}. {capfirst(record.setting)}."]
-        parts += [f"Made by `{record.command}` in {record.seconds:.0f} s; {_environment(record)}."]
-        if record.is_quick:
-            parts.append("**Quick run: fewer repeats or rounds than stated.**")
-        parts += ["\n".join(f"- **{c['text']}** *{c['verdict'].capitalize()}.* {c['evidence']}" for c in record.claims)]
-        if words := reading(record):
-            parts.append(f"**Reading.** {words}")
-        parts += [
-            f"![{f['caption']}]({figure_folder}/{record.id}-{f['name']}.svg)\n\n*{f['caption']}*"
-            for f in record.figures
-        ]
-        parts.append(tables.markdown(record.table).rstrip())
-    return "\n\n".join(parts) + "\n"
-
-
 def reading(record: StudyRecord) -> str:
     """What was made of a whole study's numbers, in words; nothing for a quick run, which shows others."""
     return "" if record.is_quick or record.id not in STUDIES else STUDIES[record.id].reading
-
-
-def _environment(record: StudyRecord) -> str:
-    shown = {key: value for key, value in record.environment.items() if key != "commit"}
-    return ", ".join(f"{key} {value}" for key, value in shown.items())

@@ -79,8 +79,12 @@ def load_studies(folder: Path) -> list[tuple[Path, StudyRecord]]:
             "written."
         )
     found = [(path.parent, _load(path)) for path in paths]
-    order = list(STUDIES)  # as the paper goes; anything else before it
-    return sorted(found, key=lambda entry: order.index(entry[1].id) if entry[1].id in order else -1)
+    return sorted(found, key=lambda entry: place_of(entry[1].id))
+
+
+def place_of(study_id: str) -> int:
+    """Among the studies, which go as the paper goes; anything else comes before them."""
+    return list(STUDIES).index(study_id) if study_id in STUDIES else -1
 
 
 def _load(path: Path) -> StudyRecord:
