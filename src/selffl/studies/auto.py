@@ -305,10 +305,7 @@ READINGS = {
     "mnist": "Two digits a client: most of what is gained is knowing which two. A model that comes from everybody's "
     "tells them apart better than one trained alone, but names digits that the client has never had; with the "
     "client's class frequencies in its prior mean it no longer does.",
-    "sent140": "The records are of an earlier state of the method (commit ea30384): class frequencies by the "
-    "likeliest Dirichlet, and clients that go a shrinking part of the way. As it is now it reached 76.6 ± 0.5 on the "
-    "same seeds, by a log whose records were lost (research page). A worst tenth of 0 is that of clients with "
-    "a test row or two.",
+    "sent140": "A worst tenth of 0 is that of clients with a test row or two, whatever the method.",
     "wakeword": "Five clients with about the same task and thousands of rows: one shared model is all they need. What "
     "personal models differ by is mostly the noise of their own steps, which keeps c from growing without "
     "bound.",
