@@ -11,7 +11,7 @@ import pytest
 import sklearn
 import torch
 from sklearn.base import clone
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_diabetes, load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
@@ -123,6 +123,46 @@ def test_regression_by_client_in_the_targets_own_units():
     assert slope == pytest.approx([3e3], rel=0.2)
     assert model.target_mean_ == pytest.approx(y.mean())
     assert model.target_scale_ == pytest.approx(y.std())
+
+
+def along_a_line(num_clients=8):
+    """Scikit-learn's diabetes, clients by where a row lies in one direction: theirs vary far more in it than all do."""
+    x, y = load_diabetes(return_X_y=True)
+    x = (x - x.mean(0)) / x.std(0)
+    rng = np.random.default_rng(1)
+    client = np.argsort(np.argsort(x @ rng.normal(size=x.shape[1]))) * num_clients // len(x)
+    return x, y, client, rng.random(len(x)) < 0.3
+
+
+@pytest.mark.parametrize("batch_size", [20, 1])
+@pytest.mark.parametrize("algorithm", [DEFAULT_ALGORITHM, "fedavg", "local"])
+def test_linear_regression_takes_steps_that_its_rows_bear(batch_size, algorithm):
+    x, y, client, held_out = along_a_line()
+    rows, asked = (x[~held_out], y[~held_out]), (x[held_out], y[held_out])
+    model = SelfFLRegressor(algorithm=algorithm, batch_size=batch_size)
+    model.fit(*rows, client=client[~held_out])
+    assert model.score(*asked, client=client[held_out]) > 0.3
+    bound = []
+    for own in range(8):
+        z = (rows[0] - rows[0].mean(0)) / rows[0].std(0)
+        z = np.hstack([z, np.ones((len(z), 1))])[client[~held_out] == own]
+        bound.append(2 * np.linalg.eigvalsh(z.T @ z / len(z))[-1] + 2 * (z**2).sum(1).max() / batch_size)
+    assert model.run_.config.learning_rate == pytest.approx(min(0.1, 1 / max(bound)), rel=1e-4)
+
+
+def test_a_learning_rate_that_is_asked_for_is_taken():
+    x, y, client, held_out = along_a_line()
+    with_it = SelfFLRegressor(algorithm="fedavg", learning_rate=0.1).fit(
+        x[~held_out], y[~held_out], client=client[~held_out]
+    )
+    assert with_it.run_.config.learning_rate == 0.1
+    assert with_it.score(x[held_out], y[held_out], client=client[held_out]) < -1e3  # these rows do not bear it
+    for model, target in ((SelfFLClassifier(), y > 150), (SelfFLRegressor(_small), y)):
+        assert model.set_params(rounds=1).fit(x, target, client=client).run_.config.learning_rate == 0.1
+
+
+def _small(num_features, num_outputs):
+    return nn.Sequential(nn.Linear(num_features, 4), nn.Tanh(), nn.Linear(4, num_outputs))
 
 
 def test_scores_weigh_rows(fitted):

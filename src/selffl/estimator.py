@@ -28,6 +28,8 @@ from selffl.runs.run import Run
 from selffl.runs.train import train
 from selffl.training.flat import FlatModel
 
+RATE = 0.1  # of local steps, where nobody says otherwise
+
 Array = npt.NDArray[Any]
 Model = str | nn.Module | Callable[[Any, int], nn.Module]
 
@@ -46,7 +48,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         *,
         rounds: int = 50,
         participation: float = 1.0,
-        learning_rate: float = 0.1,
+        learning_rate: float | None = None,
         batch_size: int = 20,
         standardise: bool = True,
         device: str = "cpu",
@@ -77,13 +79,14 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         as_they_are: tuple[Array, Array] = np.zeros(x.shape[1:]), np.ones(x.shape[1:])
         self.mean_, self.scale_ = _moments(x) if self.standardise else as_they_are
         rows = torch.tensor((x - self.mean_) / self.scale_, dtype=torch.float32)
+        federation = Federation.from_arrays(rows, target, column, test_fraction=0.0)
         run: Run = train(
             model,
-            Federation.from_arrays(rows, target, column, test_fraction=0.0),
+            federation,
             self.algorithm,
             rounds=self.rounds,
             participation=self.participation,
-            learning_rate=self.learning_rate,
+            learning_rate=self._rate(federation) if self.learning_rate is None else self.learning_rate,
             batch_size=self.batch_size,
             seed=self._seed,
             device=self.device,
@@ -96,6 +99,11 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self._flat = FlatModel(run.global_model().to("cpu", torch.float64).eval())
         trained = (run.personal_model(client).to("cpu", torch.float64).state_dict() for client in self.clients_)
         self._personal = torch.stack([self._flat.flatten(state).float() for state in trained])
+
+    def _rate(self, federation: Federation) -> float:
+        """Of the local steps, where none was asked for."""
+        del federation
+        return RATE
 
     def _outputs(self, x: Any, client: Any) -> Tensor:
         """Of each row, by its client's model; by the global one for clients that were not there and for none."""
@@ -170,7 +178,7 @@ class SelfFLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         algorithm: a name, or a method with options: ``selffl.algorithm("ditto", penalty=0.1)``.
         rounds: how many.
         participation: share of clients in a round.
-        learning_rate: of the local steps.
+        learning_rate: of the local steps; none for 0.1.
         batch_size: rows of a local step.
         standardise: whether each feature is brought to mean 0 and standard deviation 1 over all clients' rows.  Between
             sites this takes two sums of each client, of its rows and then of their squared distance to the common mean.
@@ -240,7 +248,8 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         algorithm: as there.
         rounds: as there.
         participation: as there.
-        learning_rate: as there.
+        learning_rate: of the local steps; none for 0.1, and for linear regression as much less as its rows ask for
+            (``run_.config.learning_rate``).  Between sites that takes one number of each client.
         batch_size: as there.
         standardise: as there; targets are brought to mean 0 and standard deviation 1 as well, and back in `predict`.
         device: as there.
@@ -265,6 +274,22 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         module = self._module(x, 1, _linear)
         self._train(x, scaled.unsqueeze(-1), client, module, _squared_error)
         return self
+
+    def _rate(self, federation: Federation) -> float:
+        """Half of what steps of linear regression bear in the mean square, with any client's rows.
+
+        A minibatch of B rows has the curvature 2 zz', averaged over z, a row and a 1; let its eigenvalues go up to l.
+        It varies: its square is on average at most l + 2 max |z|^2/B times itself, and steps below 2 over that settle.
+        """
+        if self.model is not None:
+            return RATE
+        most = RATE
+        for own in torch.split(federation.train.features.double(), federation.train.num_examples.tolist()):
+            own = torch.cat([own, own.new_ones(len(own), 1)], dim=1)
+            largest = torch.linalg.matrix_norm(own, ord=2).square() / len(own)
+            varies = own.square().sum(1).max() / self.batch_size
+            most = min(most, float(0.5 / (largest + varies)))
+        return most
 
     def predict(self, X: Any, client: Any = None) -> Array:  # noqa: N803
         """The expected target of each row."""
