@@ -15,7 +15,6 @@ AUTO = {
     "momentum": self_fl_auto.MOMENTUM,
     "recent": self_fl_auto.RECENT,
     "learning": self_fl_auto.LEARNING,
-    "everybody": self_fl_auto.EVERYBODY,
     "first": self_fl_auto.FIRST_PRECISION,
     "balance": self_fl_auto.BALANCE,
     "skipped": self_fl_auto.SKIPPED,

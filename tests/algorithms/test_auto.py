@@ -10,7 +10,6 @@ import twins
 from federations import AUTO as CONSTANTS
 from federations import federation, run
 from scipy.optimize import minimize, minimize_scalar
-from sklearn.datasets import load_digits
 from torch import nn
 
 import selffl
@@ -486,25 +485,6 @@ def test_a_client_whose_own_model_has_left_the_finite_numbers_keeps_it_to_itself
     server = chosen.server_round(state.server, clients, upload)
     assert server.params.isfinite().all()
     assert server.inter_variance == state.server.inter_variance  # a round that says nothing moves nothing
-
-
-def test_where_everybody_takes_part_the_variance_is_found_in_a_few_rounds_and_stays():
-    """Five clients with the same task, from a model trained on all rows.
-
-    The whole way each round, odd and even ones part: 4,832 and 5 after a dozen.  A fifth of it takes as many to arrive.
-    """
-    digits = load_digits()
-    rows = (digits.data.astype(np.float32) / 16, digits.target, np.arange(len(digits.target)) % 5)
-    fed = selffl.Federation.from_arrays(*rows, test_fraction=0.0)
-    torch.manual_seed(0)
-    module, settings = nn.Linear(64, 10), {"participation": 1.0, "learning_rate": 0.1, "seed": 0}
-    pooled = selffl.train(module, fed.pooled(), algorithm("fedavg", num_local_steps=500), rounds=1, **settings)
-    result = selffl.train(
-        module, fed, algorithm(AUTO, num_local_steps=10), start=pooled, rounds=12, batch_size=20, **settings
-    )
-    found = np.array([row["inter_variance"] for row in result.history])
-    assert found[0] > 3.0 * found[2]
-    assert found[2:].max() < 1.2 * found[2:].min()
 
 
 def test_a_frozen_layer_stays_and_is_nobodys():

@@ -548,7 +548,7 @@ def moved(old, new, learning):
     return new if old is None else old * (new / old) ** learning
 
 
-def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, everybody, first, balance, skipped):
+def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, first, balance, skipped):
     """D17. A client keeps θ_m and the θ it was made with: θ_m moves by 1 − k_m of the way from there to the new θ."""
     shared = prior = problem["start"]  # w, θ
     precision, prior_rows, memory = first, None, {}
@@ -615,12 +615,11 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, ev
             memory[m] = {"mean": mean, "last": last, "prior": prior, "lean": lean, "rho": rho, "visits": visits}
         told = zip(parameters, temperatures, distances, strict=True)
         back = [gamma * temperature for gamma, temperature, distance in told if distance > 0.0]
-        far = max(learning, everybody * len(cohort) / len(problem["examples"]))
         if back:
-            precision = 1.0 / moved(1.0 / precision, math.fsum(distances) / math.fsum(back), far)
+            precision = 1.0 / moved(1.0 / precision, math.fsum(distances) / math.fsum(back), learning)
         counts = [problem["examples"][m] for m in cohort]
         share = min(math.fsum(parameters) / len(cohort) / len(prior), 1.0 - 1e-6)
-        prior_rows = moved(prior_rows, math.fsum(counts) / len(cohort) * (1.0 / share - 1.0), far)
+        prior_rows = moved(prior_rows, math.fsum(counts) / len(cohort) * (1.0 / share - 1.0), learning)
         for m, count in zip(cohort, counts, strict=True):
             reported[m] = prior_rows / count / precision
         weights = [count / (count + prior_rows) for count in counts]

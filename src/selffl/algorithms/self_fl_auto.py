@@ -39,7 +39,6 @@ from selffl.maths.posterior import local_weight, weighted_mean
 MOMENTUM = 0.9  # of a client's own steps
 FIRST_PRECISION = 10.0  # c before anybody has reported
 LEARNING = 0.2  # share of the way that log c moves in a round
-EVERYBODY = 0.5  # the same where all clients take part; of part of them that part of it, if that is more
 RECENT = 8.0  # round t weighs as t^8 in the running mean of the shared model, and visit v as v^8 in that of one's own
 BALANCE = 0.25  # 0: empirical information of a row; 1/2: expected information; between them, their geometric mean
 SKIPPED = 0.5  # share of the steps before those whose mean is kept
@@ -272,17 +271,14 @@ class SelfFLAuto(LocalWork):
 
         A client on its first visit has no difference yet, and does not count for sigma_0^2.  Temperatures multiply
         gamma instead of dividing distances: that of a few rows can be next to nothing, and one over it anything.
-        The more clients report, the more a round says.  But distances are of models that were trained under the c
-        before: with more than half of the way odd and even rounds could part, one c rising and the other falling.
         """
-        step = max(LEARNING, EVERYBODY * clients.shape[-1] / server.intra_variance.shape[-1])
         is_back = upload.distance > 0
         decided = torch.where(is_back, upload.effective_params * upload.temperature, 0.0).sum(-1)
-        inter = _moved(server.inter_variance, upload.distance.sum(-1) / decided, step)
+        inter = _moved(server.inter_variance, upload.distance.sum(-1) / decided)
         count = upload.num_examples
         # k = N/(N + n_0) of an average client.
         share = (upload.effective_params.mean(-1) / upload.params.shape[-1]).clamp(max=1.0 - NEARLY_ALL)
-        worth = _moved(server.prior_rows, count.mean(-1) * (1.0 / share - 1.0), step)
+        worth = _moved(server.prior_rows, count.mean(-1) * (1.0 / share - 1.0))
         intra = (inter * worth).unsqueeze(-1) / count
         everyone = server.intra_variance.scatter(-1, clients, intra.to(server.intra_variance))
         return replace(server, inter_variance=inter, prior_rows=worth, intra_variance=everyone)
@@ -304,7 +300,7 @@ class SelfFLAuto(LocalWork):
         return memory.model(global_params.unsqueeze(-2))
 
 
-def _moved(old: Tensor, new: Tensor, step: float) -> Tensor:
+def _moved(old: Tensor, new: Tensor) -> Tensor:
     """A variance after one more estimate of it: its logarithm moves; an estimate that is none moves nothing."""
     is_one = new.isfinite() & (new > 0)
-    return torch.where(old.isnan(), new, old * (new / old) ** step).where(is_one, old)
+    return torch.where(old.isnan(), new, old * (new / old) ** LEARNING).where(is_one, old)
