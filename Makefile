@@ -42,10 +42,9 @@ flower: .venv-flower/.installed
 flower-demo: .venv-flower/.installed
 	$(FLOWER)/python deploy/demo.py --out runs/flower-demo
 
-# Every number on docs/results.md that two cores can make in half an hour, anew.  The others (mnist, cifar10,
-# augmented-images, mnist-sparse, step-histogram, step-trajectory) need the data and 16 cores or a GPU
-# (`selffl paper run mnist --processes 16`, `selffl paper run cifar10 --device cuda --processes 16`); without their
-# records the page keeps what it says of them.
+# The numbers on docs/results.md that two cores can make in half an hour, anew.  The others need data that are not in the
+# package, more cores or a GPU (`selffl paper list`; `selffl paper run cifar10 --device cuda --processes 16`); without
+# their records the page keeps what it says of them.
 results: $(VENV)/.installed
 	$(RUN)/selffl paper run limits convergence synthetic-homogeneous synthetic-heterogeneous augmented-synthetic --out runs/paper
 	$(RUN)/selffl paper run femnist femnist-ablation --out runs/paper

@@ -20,15 +20,17 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 
 from selffl.algorithms import DEFAULT_ALGORITHM
+from selffl.algorithms.options import at_least
 from selffl.data.columns import column_of, numbered
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError
 from selffl.runs.loop import Method
 from selffl.runs.run import Run
-from selffl.runs.train import train
+from selffl.runs.train import named_method, train
 from selffl.training.flat import FlatModel
 
 RATE = 0.1  # of local steps, where nobody says otherwise
+SMALL = 1e-4  # steps that are worth a warning
 
 Array = npt.NDArray[Any]
 Model = str | nn.Module | Callable[[Any, int], nn.Module]
@@ -248,8 +250,8 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         algorithm: as there.
         rounds: as there.
         participation: as there.
-        learning_rate: of the local steps; none for 0.1, and for linear regression as much less as its rows ask for
-            (``run_.config.learning_rate``).  Between sites that takes one number of each client.
+        learning_rate: of the local steps; none for 0.1, and with the default model for as much less as the rows of
+            any client ask for (``run_.config.learning_rate``).  Between sites that takes one number of each client.
         batch_size: as there.
         standardise: as there; targets are brought to mean 0 and standard deviation 1 as well, and back in `predict`.
         device: as there.
@@ -276,20 +278,34 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         return self
 
     def _rate(self, federation: Federation) -> float:
-        """Half of what steps of linear regression bear in the mean square, with any client's rows.
+        """About half of the largest steps with which linear regression settles, whichever client takes them.
 
-        A minibatch of B rows has the curvature 2 zz', averaged over z, a row and a 1; let its eigenvalues go up to l.
-        It varies: its square is on average at most l + 2 max |z|^2/B times itself, and steps below 2 over that settle.
+        z is a row and a 1.  A client's squared error has the curvature H, the mean of 2 zz' over its rows, with l its
+        largest eigenvalue.  That of B rows varies: on average its square is at most l + n times H, n = 2 max |z|^2/B.
+        Plain steps settle in the mean square below 2/(l + n); with momentum b, in each direction by itself, below
+        2/(l/(1 + b) + n/(1 - b)).  Minibatches count as drawn afresh.
         """
         if self.model is not None:
             return RATE
-        most = RATE
-        for own in torch.split(federation.train.features.double(), federation.train.num_examples.tolist()):
-            own = torch.cat([own, own.new_ones(len(own), 1)], dim=1)
-            largest = torch.linalg.matrix_norm(own, ord=2).square() / len(own)
-            varies = own.square().sum(1).max() / self.batch_size
-            most = min(most, float(0.5 / (largest + varies)))
-        return most
+        at_least("batch_size", self.batch_size, 1)
+        momentum = float(getattr(named_method(self.algorithm)[1], "momentum", 0.0))
+        sizes = federation.train.num_examples.tolist()
+        bounds = []
+        for rows in torch.split(federation.train.features, sizes):
+            z = torch.cat([rows.double(), torch.ones(len(rows), 1, dtype=torch.float64)], dim=1)
+            gram = z.T @ z if z.shape[0] > z.shape[1] else z @ z.T
+            largest = 2.0 * torch.linalg.eigvalsh(gram)[-1] / len(z)
+            varies = 2.0 * z.square().sum(1).max() / self.batch_size
+            bounds.append(float(1.0 / (largest / (1.0 + momentum) + varies / (1.0 - momentum))))
+        least = min(bounds)
+        if least < SMALL:
+            name = federation.clients[bounds.index(least)]
+            warnings.warn(
+                f"steps of {least:.1e} are all that the rows of {name!r} bear, and the rounds may not be enough; "
+                "bring features to one scale, leave that client out, or set learning_rate.",
+                stacklevel=4,
+            )
+        return min(RATE, least)
 
     def predict(self, X: Any, client: Any = None) -> Array:  # noqa: N803
         """The expected target of each row."""

@@ -414,11 +414,57 @@ def test_a_results_page_keeps_what_it_said_of_studies_whose_records_are_elsewher
     assert results.results_page(two_studies[:1], "pictures", tmp_path / "none.md").count("\n## ") == 1
 
 
-@pytest.mark.parametrize("content", [b"# Something else\n", b"", b"# Results\n\n## By hand\n\nwords\n", b"\xff\xfe"])
+NOT_A_PAGE = {
+    "another heading": b"# Something else\n",
+    "an empty file": b"",
+    "notes under the same heading": b"# Results\n\nNotes by hand.\n",
+    "a longer heading": b"# Results of a thesis\n",
+    "a section by hand": results.OPENING.encode() + b"\n\n## By hand\n\nwords\n\n`made-up`: more of them\n",
+    "bytes": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("content", NOT_A_PAGE.values(), ids=NOT_A_PAGE)
 def test_a_file_that_is_no_results_page_is_not_written_over(two_studies, tmp_path, content):
     (tmp_path / "results.md").write_bytes(content)
-    with pytest.raises(DataError, match="is not a results page; expected"):
+    with pytest.raises(DataError, match=r"(does not begin as a results page|names no study); expected"):
         results.results_page(two_studies, "pictures", tmp_path / "results.md")
+
+
+def test_a_whole_study_is_not_replaced_by_a_quick_look(two_studies, tmp_path):
+    (folder, whole), (_, quick) = two_studies
+    before = tmp_path / "results.md"
+    before.write_text(results.results_page(two_studies, "pictures"), encoding="utf-8")
+    again = dataclasses.replace(whole, is_quick=True)
+    with pytest.raises(DataError, match=r"holds a quick run of first, of which .* has a whole one"):
+        results.results_page([(folder, again)], "pictures", before)
+    assert results.results_page([(folder, quick)], "pictures", before) == before.read_text(encoding="utf-8")
+
+
+def test_two_records_of_one_study_are_refused(two_studies):
+    with pytest.raises(DataError, match="both hold the study first; expected one record"):
+        results.results_page([two_studies[0], two_studies[0]], "pictures")
+
+
+def test_a_results_page_can_be_read_back_whatever_records_say(two_studies, tmp_path):
+    folder, record = two_studies[0]
+    claim = {"text": "one\n## two", "verdict": "holds", "evidence": "three\n## four\n\n`five`: six ** *seven.*"}
+    record = dataclasses.replace(record, claims=[claim], setting="eight\n## nine")
+    before = tmp_path / "results.md"
+    before.write_text(results.results_page([(folder, record)], "pictures"), encoding="utf-8")
+    assert page.lead([(folder, record)]) in before.read_text(encoding="utf-8")
+    assert results.results_page([two_studies[1]], "pictures", before).count("\n## ") == 2
+
+
+def test_studies_stand_on_the_results_page_as_in_the_paper(two_studies, tmp_path):
+    folder, record = two_studies[0]
+    later, earlier = ([(folder, dataclasses.replace(record, id=name))] for name in ("convergence", "limits"))
+    before = tmp_path / "results.md"
+    before.write_text(results.results_page(later, "pictures"), encoding="utf-8")
+    assert re.findall("^`(.+?)`: ", results.results_page(earlier, "pictures", before), re.M) == [
+        "limits",
+        "convergence",
+    ]
 
 
 # -------------------------------------------------------------------------------------------------------------- figures

@@ -15,7 +15,8 @@ there are none.
 What a client keeps between rounds is its *memory*, a dataclass of tensors that the engine stores by client id.  What
 travels is a *broadcast* and an *upload*.  No function alters what it is given, draws a random number or knows a device:
 batches come from the task, which keys them by seed, round and client.  A method whose local steps may be of any kind
-says so by ``only_sgd = None``, others why not (`selffl.algorithms.optimisers`).
+says so by ``only_sgd = None``, others why not (`selffl.algorithms.optimisers`); one whose own steps have momentum says
+how much, by ``momentum``.
 """
 
 from __future__ import annotations

@@ -117,6 +117,7 @@ class SelfFLAuto(LocalWork):
 
     name: ClassVar[str] = "self-fl-auto"
     only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
+    momentum: ClassVar[float] = MOMENTUM
 
     def start(self, params: Tensor, population: Population) -> AutoServer:
         """The initial model twice, a first guess of sigma_0^2, and every class as frequent as any other."""

@@ -189,6 +189,7 @@ def paper_page(
     """
     from selffl.reports.record import load_studies
     from selffl.reports.results import results_page
+    from selffl.state.files import replacing
 
     studies = load_studies(folder)
     console.check_target(target)
@@ -204,7 +205,8 @@ def paper_page(
     (target.parent / "figures").mkdir(exist_ok=True)
     for picture, name in pictures.items():
         shutil.copyfile(picture, target.parent / "figures" / name)
-    target.write_text(text, encoding="utf-8")
+    with replacing(target) as partial:  # the page may be the only copy of what it says
+        partial.write_text(text, encoding="utf-8")
     console.tell(console.out, f"Results page: {target}")
 
 

@@ -15,8 +15,9 @@ from selffl.reports import tables
 from selffl.reports.page import Recorded, capfirst, reading, verdicts
 from selffl.reports.record import StudyRecord, place_of
 
-HEADING = "# Results"
-_STUDY = re.compile(r"^`([^`]+)`: ", re.MULTILINE)  # begins the paragraph under a section's heading
+OPENING = "# Results\n\nMade from run records by `selffl paper page`"
+QUICK = "**Quick run: fewer repeats or rounds than stated.**"
+_STUDY = re.compile(r"## .+\n\n`([^`\n]+)`: ")  # how a section begins
 _VERDICT = re.compile(r"^- \*\*.+?\*\* \*([^*]+)\.\*", re.MULTILINE)
 
 
@@ -25,48 +26,76 @@ def results_page(studies: Recorded, figure_folder: str, before: Path | None = No
 
     ``before`` is the page as it was, if there was one: sections of studies that are not among these stay as they are.
     """
-    found = (_sections(before) if before is not None and before.is_file() else {}) | {
-        record.id: _section(record, figure_folder) for _, record in studies
-    }
-    parts = [found[name] for name in sorted(found, key=place_of)]
-    top = [
-        HEADING,
-        "Made from run records by `selffl paper page`; its numbers and verdicts come from the records. "
-        "Every ± is a standard error over repeats. Gradients are evaluations per client and round in training; steps "
-        "of fine-tuning or adaptation before a test come on top.",
-        verdicts(Counter(verdict.lower() for part in parts for verdict in _VERDICT.findall(part))),
-    ]
-    return "\n\n".join(top + parts) + "\n"
+    found = _sections(before) if before is not None and before.is_file() else {}
+    count: Counter[str] = Counter()
+    places: dict[str, Path] = {}
+    for place, record in studies:
+        if record.id in places:
+            raise DataError(
+                f"{places[record.id]} and {place} both hold the study {record.id}; expected one record of it. "
+                "Give a folder with one of them."
+            )
+        if record.is_quick and QUICK not in found.get(record.id, QUICK):
+            raise DataError(
+                f"{place} holds a quick run of {record.id}, of which {before} has a whole one; expected a whole run. "
+                "Leave it out, or give another file."
+            )
+        places[record.id] = place
+        found[record.id] = _section(record, figure_folder)
+        count.update(claim["verdict"] for claim in record.claims)
+    for name in found.keys() - places.keys():
+        count.update(verdict.lower() for verdict in _VERDICT.findall(found[name]))
+    top = (
+        f"{OPENING}; its numbers and verdicts come from the records. Every ± is a standard error over repeats. "
+        "Gradients are evaluations per client and round in training; steps of fine-tuning or adaptation before a test "
+        "come on top."
+    )
+    parts = [found[name] for name in sorted(found, key=lambda name: (place_of(name), name))]
+    return "\n\n".join([top, verdicts(count), *parts]) + "\n"
 
 
 def _sections(page: Path) -> dict[str, str]:
     """What a page says of each study, by its name."""
-    try:
-        first, *rest = re.split(r"^(?=## )", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    except UnicodeDecodeError:
-        first, rest = "", []
-    names = [_STUDY.search(part) for part in rest]
-    if not first.startswith(HEADING) or None in names:
+    text = page.read_text(encoding="utf-8-sig", errors="replace")
+    if not text.startswith(OPENING):
         raise DataError(
-            f"{page} is not a results page; expected one that `selffl paper page` has written, to bring it up to date. "
-            "Give another file."
+            f"{page} does not begin as a results page; expected one that `selffl paper page` has written, to bring it "
+            "up to date. Give another file."
         )
-    return {name.group(1): part.strip() for name, part in zip(names, rest, strict=True) if name}
+    found = {}
+    for part in re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]:
+        begins = _STUDY.match(part)
+        if begins is None:
+            raise DataError(
+                f"the section {part.splitlines()[0][3:]!r} of {page} names no study; expected what `selffl paper page` "
+                "has written. Take it out, or give another file."
+            )
+        found[begins.group(1)] = part.strip()
+    return found
 
 
 def _section(record: StudyRecord, figure_folder: str) -> str:
-    parts = [f"## {record.title}", f"`{record.id}`: {record.paper}. {capfirst(record.setting)}."]
+    parts = [f"## {_line(record.title)}", f"`{record.id}`: {record.paper}. {_line(capfirst(record.setting))}."]
     parts += [f"Made by `{record.command}` in {record.seconds:.0f} s; {_environment(record)}."]
     if record.is_quick:
-        parts.append("**Quick run: fewer repeats or rounds than stated.**")
-    parts += ["\n".join(f"- **{c['text']}** *{c['verdict'].capitalize()}.* {c['evidence']}" for c in record.claims)]
+        parts.append(QUICK)
+    parts += [
+        "\n".join(
+            f"- **{_line(c['text'])}** *{c['verdict'].capitalize()}.* {_line(c['evidence'])}" for c in record.claims
+        )
+    ]
     if words := reading(record):
         parts.append(f"**Reading.** {words}")
-    parts += [
-        f"![{f['caption']}]({figure_folder}/{record.id}-{f['name']}.svg)\n\n*{f['caption']}*" for f in record.figures
-    ]
+    for figure in record.figures:
+        words = _line(figure["caption"])
+        parts.append(f"![{words}]({figure_folder}/{record.id}-{figure['name']}.svg)\n\n*{words}*")
     parts.append(tables.markdown(record.table).rstrip())
     return "\n\n".join(parts)
+
+
+def _line(text: str) -> str:
+    """On one line, as Markdown would show it: a line that begins with ## would begin a section."""
+    return " ".join(text.split())
 
 
 def _environment(record: StudyRecord) -> str:
