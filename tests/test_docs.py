@@ -11,6 +11,7 @@ from rich.console import Console
 
 import selffl
 from selffl import cli
+from selffl.studies import STUDIES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -195,6 +196,15 @@ def test_the_figures_quoted_are_those_of_the_results():
                     assert cell in row, (title, method, cell)
                     seen += 1
     assert seen > 30
+
+
+def test_the_results_are_read_as_the_studies_say():
+    """A page that is brought up to date keeps the words of sections whose records are elsewhere."""
+    sections = dict(re.findall(r"^## .+\n\n`([^`]+)`: (.*?)(?=^## |\Z)", text_of("results.md"), re.M | re.S))
+    assert sections.keys() == STUDIES.keys()
+    for name, study in STUDIES.items():
+        found = re.findall(r"^\*\*Reading\.\*\* (.*)$", sections[name], re.M)
+        assert found == ([study.reading] if study.reading else []), name
 
 
 def test_the_first_page_counts_statements_as_the_results_do():
