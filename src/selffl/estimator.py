@@ -24,6 +24,7 @@ from selffl.algorithms.options import at_least
 from selffl.data.columns import column_of, numbered
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError
+from selffl.maths.steps import largest_step
 from selffl.runs.loop import Method
 from selffl.runs.run import Run
 from selffl.runs.train import named_method, train
@@ -278,12 +279,10 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         return self
 
     def _rate(self, federation: Federation) -> float:
-        """About half of the largest steps with which linear regression settles, whichever client takes them.
+        """Half of the largest steps with which linear regression settles, whichever client takes them.
 
-        z is a row and a 1.  A client's squared error has the curvature H, the mean of 2 zz' over its rows, with l its
-        largest eigenvalue.  That of B rows varies: on average its square is at most l + n times H, n = 2 max |z|^2/B.
-        Plain steps settle in the mean square below 2/(l + n); with momentum b, in each direction by itself, below
-        2/(l/(1 + b) + n/(1 - b)).  Minibatches count as drawn afresh.
+        With z a row and a 1, a client's squared error has the curvature H, the mean of 2 zz' over its rows.  That of B
+        rows drawn afresh has on average a square of at most H^2 and 2 max |z|^2/B times H.
         """
         if self.model is not None:
             return RATE
@@ -296,7 +295,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
             gram = z.T @ z if z.shape[0] > z.shape[1] else z @ z.T
             largest = 2.0 * torch.linalg.eigvalsh(gram)[-1] / len(z)
             varies = 2.0 * z.square().sum(1).max() / self.batch_size
-            bounds.append(float(1.0 / (largest / (1.0 + momentum) + varies / (1.0 - momentum))))
+            bounds.append(0.5 * float(largest_step(largest, varies, momentum)))
         least = min(bounds)
         if least < SMALL:
             name = federation.clients[bounds.index(least)]
