@@ -49,11 +49,11 @@ def read_estimates(path: Path) -> EstimateTable:
 
 
 @contextmanager
-def csv_lines(path: Path) -> Iterator[Reader]:
+def csv_lines(path: Path, separator: str = ",") -> Iterator[Reader]:
     """The lines of a CSV file; what is no CSV is an error of one line."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            yield csv.reader(file)
+            yield csv.reader(file, delimiter=separator)
     except UnicodeDecodeError:
         raise DataError(
             f"{path} is not text in UTF-8 (byte {_bad_byte(path)}); save the table as CSV in UTF-8."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -11,13 +12,28 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from selffl.data.columns import checked_rows, cluster_of_client, column_of, numbered, parts_by_lot, rows_of_dataset
-from selffl.data.folder import read_folder
-from selffl.data.huggingface import rows_of_huggingface
-from selffl.data.tables import Columns, TableRows, labelled, read_table, rows_of_frame
+from selffl.data.folder import FolderArrays, read_folder
+from selffl.data.huggingface import read_huggingface
+from selffl.data.preparation import (
+    Label,
+    MissingRule,
+    Moments,
+    Preparation,
+    Profile,
+    Roles,
+    Task,
+    encode_label,
+    label_of,
+    prepare_array,
+    profile_column,
+    settle_missing,
+)
+from selffl.data.tables import Decimals, Table, read_table, table_of_frame
 from selffl.errors import CheckpointError, ConfigError, DataError, in_short
 from selffl.state.checkpoint import load_tensors, save_tensors
 
@@ -105,6 +121,34 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class _Split:
+    """How each client's rows are dealt to training, test and validation."""
+
+    test_fraction: float
+    validation_fraction: float
+    seed: int
+    stratify: bool = False
+
+    def __post_init__(self) -> None:
+        check_share("test_fraction", self.test_fraction)
+        check_share("validation_fraction", self.validation_fraction)
+        check_seed(self.seed)
+
+    def rows_of_parts(self, owner: npt.NDArray[np.int64], labels: Tensor) -> dict[str, npt.NDArray[np.int64]]:
+        """The numbers of each part's rows, client by client and in a random order within each."""
+        group = owner
+        if self.stratify:
+            if labels.is_floating_point() or labels.ndim != 1:
+                raise ConfigError(f"stratify wants classes; y is {labels.dtype} of shape {tuple(labels.shape)}.")
+            group = owner * (int(labels.max()) + 1) + labels.cpu().numpy()
+        lot = np.random.default_rng(self.seed).random(len(owner))
+        part = parts_by_lot(lot, group, (self.test_fraction, self.validation_fraction))
+        order = np.lexsort((lot, owner))
+        found = {name: order[part[order] == number] for name, number in (("train", 2), ("test", 0))}
+        return found | ({"validation": order[part[order] == 1]} if self.validation_fraction else {})
+
+
+@dataclass(frozen=True)
 class Federation:
     """Clients with their training rows and, kept apart, their test rows.
 
@@ -118,7 +162,9 @@ class Federation:
         cluster: Number of each client's cluster ``[M]``, from 0 up, where clients are grouped.
         source: The call that makes it again, ``{"name": ..., **options}`` for `selffl.data.load`; none for a user's own
             rows.
-        classes: Their names, where labels had names: class k is ``classes[k]``.
+        classes: Their names, or numbers other than 0, 1, …, as the user writes them: class k is ``classes[k]``.
+        preparation: How the features were made of a user's table, and what its units and names are; none where rows
+            are taken as they come.
     """
 
     clients: Sequence[Hashable]
@@ -127,7 +173,8 @@ class Federation:
     validation: Rows | None = None
     cluster: Tensor | None = None
     source: Mapping[str, Any] | None = None
-    classes: Sequence[str] | None = None
+    classes: Sequence[Any] | None = None
+    preparation: Preparation | None = None
 
     def __repr__(self) -> str:
         """What it holds, in a line."""
@@ -186,6 +233,7 @@ class Federation:
         validation_fraction: float = 0.0,
         stratify: bool = False,
         cluster: Any = None,
+        standardise: bool = False,
     ) -> Federation:
         """Group rows by the client column and set aside a share of each client's rows for testing.
 
@@ -202,6 +250,8 @@ class Federation:
             stratify: take the shares of each client's rows *of each class*, of which one stays for training.
             cluster: the cluster of each row's client, if clients are grouped; numbered in the order of the sorted
                 labels.
+            standardise: bring every number of a row to mean 0 and standard deviation 1, by the training rows and in
+                float64; `preparation` says how, and the models of a run take rows as they are given here.
 
         Examples:
             >>> import selffl
@@ -210,37 +260,45 @@ class Federation:
             >>> fed.clients, fed.train.num_examples.tolist(), fed.test.num_examples.tolist()
             (['a', 'b'], [1, 1], [1, 1])
         """
-        check_share("test_fraction", test_fraction)
-        check_share("validation_fraction", validation_fraction)
-        check_seed(seed)
+        split = _Split(test_fraction, validation_fraction, seed, stratify)
         column = column_of(client)
         features, labels = checked_rows(x, y, column)
         if len(column) == 0:
             raise DataError("there are no rows; expected at least one.")
         ids, owner = numbered("client", column)
-        group = owner
-        if stratify:
-            if labels.is_floating_point() or labels.ndim != 1:
-                raise ConfigError(f"stratify wants classes; y is {labels.dtype} of shape {tuple(labels.shape)}.")
-            group = owner * (int(labels.max()) + 1) + labels.cpu().numpy()
-        lot = np.random.default_rng(seed).random(len(owner))
-        part = parts_by_lot(lot, group, (test_fraction, validation_fraction))
-        order = np.lexsort((lot, owner))  # a random order within each client
+        parts = split.rows_of_parts(owner, labels)
+        preparation = None
+        if standardise:
+            wide = features.double().numpy()
+            moments = Moments.of(labels.double().numpy()) if labels.is_floating_point() else Moments()
+            label = Label("label", "values", (), moments.mean, moments.scale)
+            if not labels.is_floating_point():
+                label = Label("label", "classes", tuple(range(int(labels.max()) + 1)))
+            preparation = prepare_array(wide[parts["train"]], label)
+            features = torch.from_numpy(preparation.scale_array(wide))
+        groups = None if cluster is None else cluster_of_client(cluster, owner, ids)
+        return cls._pack(ids, owner, labels, parts, lambda rows: features[rows], groups, preparation=preparation)
 
-        def pack(number: int) -> Rows:
-            chosen = order[part[order] == number]
-            sizes = np.bincount(owner[chosen], minlength=len(ids))
-            rows = torch.from_numpy(chosen)
-            return Rows(features[rows], labels[rows], torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)])))
+    @classmethod
+    def _pack(
+        cls,
+        ids: Sequence[Hashable],
+        owner: npt.NDArray[np.int64],
+        labels: Tensor,
+        parts: Mapping[str, npt.NDArray[np.int64]],
+        features_of: Callable[[npt.NDArray[np.int64]], Tensor],
+        cluster: Tensor | None,
+        classes: Sequence[Any] | None = None,
+        preparation: Preparation | None = None,
+    ) -> Federation:
+        """Put the rows of each part behind each other, client by client."""
 
-        train, test, validation = pack(2), pack(0), pack(1)
-        return cls(
-            ids,
-            train,
-            test,
-            validation if validation_fraction else None,
-            None if cluster is None else cluster_of_client(cluster, owner, ids),
-        )
+        def pack(chosen: npt.NDArray[np.int64]) -> Rows:
+            offset = np.concatenate([[0], np.cumsum(np.bincount(owner[chosen], minlength=len(ids)))])
+            return Rows(features_of(chosen), labels[torch.from_numpy(chosen)], torch.from_numpy(offset))
+
+        validation = pack(parts["validation"]) if "validation" in parts else None
+        return cls(ids, pack(parts["train"]), pack(parts["test"]), validation, cluster, None, classes, preparation)
 
     @classmethod
     def from_folder(
@@ -251,12 +309,14 @@ class Federation:
         seed: int = 0,
         validation_fraction: float = 0.0,
         label: str = "label",
+        task: Task | None = None,
+        missing: MissingRule = "refuse",
     ) -> Federation:
         """One file per client; the file's name without its ending is the client's id.
 
-        All files are of one kind: ``.npz`` with the arrays x and y, ``.csv`` or ``.parquet`` with a column of labels
-        and all others features, in the order of the first file (by name).  Features of tables are float32; labels are
-        classes where they are whole numbers in every file, and names of classes where they are text.
+        All files are of one kind: ``.npz`` with the arrays x and y, or tables, ``.csv`` or ``.parquet``, with a column
+        of labels and all others features, in the order of the first file (by name).  Tables are prepared as in
+        `from_frame`.
 
         Args:
             path: the folder; hidden files in it do not count.
@@ -264,10 +324,16 @@ class Federation:
             seed: as in `from_arrays`.
             validation_fraction: as in `from_arrays`.
             label: name of the column of labels in tables.
+            task: as in `from_frame`.
+            missing: as in `from_frame`.
         """
-        x, y, client, classes = read_folder(Path(path), label)
-        fed = cls.from_arrays(x, y, client, test_fraction, seed, validation_fraction=validation_fraction)
-        return replace(fed, classes=classes)
+        found = read_folder(Path(path), label)
+        split = _Split(test_fraction, validation_fraction, seed)
+        if isinstance(found, FolderArrays):
+            return cls.from_arrays(
+                found.x, found.y, found.client, test_fraction, seed, validation_fraction=validation_fraction
+            )
+        return cls._from_table(found.table, Roles(label), split, ids=found.client, task=task, missing=missing)
 
     @classmethod
     def from_frame(
@@ -277,6 +343,10 @@ class Federation:
         label: Hashable = "label",
         features: Sequence[Hashable] | None = None,
         *,
+        exclude: Sequence[Hashable] | None = None,
+        task: Task | None = None,
+        missing: MissingRule = "refuse",
+        preparation: Preparation | None = None,
         test_fraction: float = 0.1,
         seed: int = 0,
         validation_fraction: float = 0.0,
@@ -285,14 +355,22 @@ class Federation:
     ) -> Federation:
         """A DataFrame of pandas or polars, or a Table of pyarrow, with a row each and a column of clients.
 
-        Features become float32.  Labels that are text, or categories of text, are numbered in sorted order, and
-        `classes` has their names.
+        Numbers and dates are brought to mean 0 and standard deviation 1, by the training rows and in float64; words
+        become inputs of 0 and 1.  `preparation` says how, and travels with the run: models that a run gives back take
+        rows, and answer, in the table's own units and names.
 
         Args:
-            frame: the table; missing values are refused, never filled in.
+            frame: the table.
             client: the column that says whose row it is.
-            label: the column of labels or targets.
+            label: the column to predict.
             features: the columns of features, in this order; none: all others.
+            exclude: columns that are no features, where ``features`` is none.
+            task: what the label is: ``classes``, ``values`` or ``counts``; none: words, truth values and up to 20
+                whole numbers are classes, other numbers values, and what is in doubt is refused.
+            missing: what to do about missing values, as pandas, R, SQL and spreadsheets write them.  ``refuse`` them;
+                ``drop`` their rows; or ``impute`` the mean, with a further input that says where (rows without a label
+                or a client are dropped).
+            preparation: one that was fitted before, on these sites' rows together, say; none: fitted here.
             test_fraction: as in `from_arrays`, and so are seed, validation_fraction and stratify.
             seed: of the choice of test rows.
             validation_fraction: share of each client's rows for choosing a method's options.
@@ -306,8 +384,9 @@ class Federation:
             >>> fed.clients, fed.classes, fed.train.features.shape
             (['a', 'b'], ['no', 'yes'], torch.Size([4, 1]))
         """
-        rows = rows_of_frame(frame, Columns(label, client, features, cluster))
-        return cls._from_table("the frame", rows, test_fraction, seed, validation_fraction, stratify)
+        split = _Split(test_fraction, validation_fraction, seed, stratify)
+        roles = Roles(label, client, features, exclude, cluster)
+        return cls._from_table(table_of_frame(frame), roles, split, task=task, missing=missing, preparation=preparation)
 
     @classmethod
     def from_csv(
@@ -317,19 +396,30 @@ class Federation:
         label: str = "label",
         features: Sequence[str] | None = None,
         *,
+        exclude: Sequence[str] | None = None,
+        task: Task | None = None,
+        missing: MissingRule = "refuse",
+        decimal: Decimals | None = None,
+        preparation: Preparation | None = None,
         test_fraction: float = 0.1,
         seed: int = 0,
         validation_fraction: float = 0.0,
         stratify: bool = False,
         cluster: str | None = None,
     ) -> Federation:
-        """One file with a header, a row each and a column of clients: ``.csv``, or ``.parquet`` by pyarrow.
+        """One file with a header, a row each and a column of clients: ``.csv`` or ``.parquet``.
 
-        Nothing else is needed to read CSV.  Ids are whole numbers where all of them are written as such, else text;
-        the rest as in `from_frame`.
+        Ids are whole numbers where all of them are written as such, else text.  Cells are separated by commas,
+        semicolons, tabs or bars.  ``decimal`` is the decimal sign, ``"."`` or ``","``, where numbers leave it open; the
+        rest as in `from_frame`.
         """
-        rows = read_table(Path(path), Columns(label, client, features, cluster))
-        return cls._from_table(str(path), rows, test_fraction, seed, validation_fraction, stratify)
+        roles, split = (
+            Roles(label, client, features, exclude, cluster),
+            _Split(test_fraction, validation_fraction, seed, stratify),
+        )
+        as_text = [*roles.by_name.values(), *(preparation.texts if preparation else ())]
+        table = read_table(Path(path), as_text, decimal)
+        return cls._from_table(table, roles, split, task=task, missing=missing, preparation=preparation)
 
     @classmethod
     def from_huggingface(
@@ -363,28 +453,62 @@ class Federation:
             validation_fraction: share of each client's rows for choosing a method's options.
             stratify: take the shares of each client's rows of each class.
         """
-        rows, classes = rows_of_huggingface(data, client, label, features, split)
-        fed = cls._from_table("the data set", rows, test_fraction, seed, validation_fraction, stratify)
-        return fed if classes is None else replace(fed, classes=classes)
+        found = read_huggingface(data, client, label, features, split)
+        shares = _Split(test_fraction, validation_fraction, seed, stratify)
+        return cls._from_table(found.table, found.roles, shares, ids=found.client, x=found.x, label=found.label)
 
     @classmethod
     def _from_table(
-        cls, place: str, rows: TableRows, test_fraction: float, seed: int, validation_fraction: float, stratify: bool
+        cls,
+        table: Table,
+        roles: Roles,
+        split: _Split,
+        *,
+        ids: Any = None,
+        x: Tensor | None = None,
+        label: Label | None = None,
+        task: Task | None = None,
+        missing: MissingRule = "refuse",
+        preparation: Preparation | None = None,
     ) -> Federation:
-        if len(rows.y) == 0:
-            raise DataError(f"{place} has no rows; expected at least one.")
-        y, classes = labelled(rows.y)
-        fed = cls.from_arrays(
-            rows.x,
-            y,
-            rows.client,
-            test_fraction,
-            seed,
-            validation_fraction=validation_fraction,
-            stratify=stratify,
-            cluster=rows.cluster,
-        )
-        return replace(fed, classes=classes)
+        """Rows of a table; ``ids`` are their clients and ``x`` their features where these are no columns of it."""
+        if len(table) == 0:
+            raise DataError(f"{table.place} has no rows; expected at least one.")
+        if roles.label is None:
+            raise DataError("label is None; expected the name of the column of labels.")
+        if preparation is not None:
+            roles = replace(roles, features=[column.name for column in preparation.columns], exclude=None)
+            label, missing = preparation.label, preparation.missing
+        features = roles.features_of(table) if x is None else []
+        table, num_dropped = settle_missing(table, roles, features, missing)
+        label = label or label_of(table, str(roles.label), task)
+        labels = torch.from_numpy(encode_label(table, label).copy())
+        column = table.ids(str(roles.client)) if ids is None else np.asarray(ids, dtype=object)
+        column = column if ids is None or table.rows is None else column[table.rows]
+        names, owner = numbered("client", column)
+        parts = split.rows_of_parts(owner, labels)
+        groups = None if roles.cluster is None else cluster_of_client(table.ids(str(roles.cluster)), owner, names)
+        # Classes that are numbered from 0 are their own names.
+        classes = None if label.classes == tuple(range(len(label.classes))) else list(label.classes)
+        if x is not None:
+            return cls._pack(names, owner, labels, parts, lambda rows: x[rows], groups, classes)
+        if preparation is None:
+            rows = parts["train"]
+            profile = Profile(
+                {name: profile_column(table, name, rows) for name in features},
+                label.name,
+                label.task,
+                label.classes,
+                Moments.of(labels.double().numpy()[rows]) if label.task == "values" else Moments(),
+                None if roles.client is None else str(roles.client),
+            )
+            preparation = Preparation.fit(profile, missing=missing, num_dropped=num_dropped)
+        known = preparation
+
+        def features_of(rows: npt.NDArray[np.int64]) -> Tensor:
+            return torch.from_numpy(known.encode(table, rows))
+
+        return cls._pack(names, owner, labels, parts, features_of, groups, classes, known)
 
     @classmethod
     def from_dataset(
@@ -464,8 +588,8 @@ class Federation:
     def map_features(self, transform: Callable[[Tensor], Tensor]) -> Federation:
         """The same federation with ``transform`` applied to the features of each part, ``[rows, ...]`` at once."""
         mapped = {name: replace(rows, features=transform(rows.features)) for name, rows in self.parts.items()}
-        # The source would make it again without the change.
-        return replace(self, source=None, **mapped)  # type: ignore[arg-type]
+        # The source would make it again without the change, and the preparation prepare rows without it.
+        return replace(self, source=None, preparation=None, **mapped)  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         """SHA-256 of ids, rows, labels, offsets and their types: equal federations, equal fingerprints, on any device.
@@ -475,6 +599,8 @@ class Federation:
         digest = hashlib.sha256(repr(list(self.clients)).encode())
         if self.classes is not None:
             digest.update(repr(list(self.classes)).encode())
+        if self.preparation is not None:
+            digest.update(json.dumps(self.preparation.to_dict(), sort_keys=True).encode())
         for name, tensor in self._tensors():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -492,6 +618,8 @@ class Federation:
             about = {"kind": KIND, "clients": ids, "source": source}
             if self.classes is not None:
                 about["classes"] = list(self.classes)
+            if self.preparation is not None:
+                about["preparation"] = self.preparation.to_dict()
             save_tensors(path, dict(self._tensors()), about)
         except Exception as error:  # safetensors has its own kind of error for a folder that is not there
             raise DataError(f"{path} cannot be written ({in_short(error)}); expected a file in a folder.") from None
@@ -518,7 +646,9 @@ class Federation:
         train, test, validation = parts
         if train is None or test is None:
             raise DataError(f"{path} lacks training or test rows; {advice}. Save it again.")
-        fed = cls(clients, train, test, validation, tensors.get("cluster"), source, classes)
+        known = about.get("preparation")
+        preparation = None if known is None else Preparation.from_dict(known)
+        fed = cls(clients, train, test, validation, tensors.get("cluster"), source, classes, preparation)
         for name, rows in fed.parts.items():
             if len(rows.offset) != len(clients) + 1 or not int(rows.offset[-1]) == len(rows.labels) == len(
                 rows.features

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,85 +12,85 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.tables import TABLES, Columns, labelled, read_table
+from selffl.data.preparation import Roles
+from selffl.data.tables import READERS, Table, join_tables, read_table
 from selffl.errors import DataError, in_short
 
 Array = npt.NDArray[Any]
+ARRAYS = ".npz"  # the ending of files with arrays; others are tables
 
 
 @dataclass(frozen=True)
-class ClientFile:
-    """One client's rows; ``names`` are the features' columns, where the file is a table."""
+class FolderArrays:
+    """The rows of a folder of arrays, with the client of each."""
 
-    path: Path
     x: Array
     y: Array
-    names: tuple[Hashable, ...] | None = None
+    client: list[str]
 
 
-def read_folder(folder: Path, label: str = "label") -> tuple[Array, Array, list[str], list[str] | None]:
-    """Features, labels, the client id of each row and the names of classes, if they have any.
+@dataclass(frozen=True)
+class FolderTable:
+    """The rows of a folder of tables, with the client of each."""
 
-    From all files of a folder, which must be of one kind.
-    """
-    kinds = ", ".join(READERS)
+    table: Table
+    client: list[str]
+
+
+def read_folder(folder: Path, label: str = "label") -> FolderArrays | FolderTable:
+    """The rows of all files of a folder, which must be of one kind."""
+    kinds = ", ".join((ARRAYS, *READERS))
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; expected one with a file ({kinds}) per client.")
     paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     if not paths:
         raise DataError(f"{folder} holds no files; expected one ({kinds}) per client.")
     found = {path.suffix.lower(): path for path in reversed(paths)}
-    odd = next((path for kind, path in sorted(found.items()) if kind not in READERS), None)
+    odd = next((path for kind, path in sorted(found.items()) if kind not in (ARRAYS, *READERS)), None)
     if odd is not None:
         raise DataError(f"{odd} is none of {kinds}; expected one such file per client. Move it elsewhere.")
     if len(found) > 1:
         names = " and ".join(path.name for _, path in sorted(found.items()))
         raise DataError(f"{folder} holds {names}; expected files of one kind. Keep one kind.")
-    clients: list[ClientFile] = []
+    return _read_arrays(paths) if ARRAYS in found else _read_tables(folder, paths, label)
+
+
+def _read_tables(folder: Path, paths: Sequence[Path], label: str) -> FolderTable:
+    tables = []
     for path in paths:
-        read = READERS[path.suffix.lower()](path, label)
-        if not (len(read.x) and len(read.y)):
-            raise DataError(f"client {path.stem!r} has no rows in {path}; expected at least one. Remove the file.")
-        clients.append(_like_the_first(read, clients[0]) if clients else read)
-    ids = [client.path.stem for client in clients for _ in range(len(client.x))]
-    y, classes = _labels(clients)
-    return np.concatenate([client.x for client in clients]), y, ids, classes
+        table = read_table(path, [label])
+        _check_rows(path, len(table))
+        Roles(label).features_of(table)
+        tables.append(table)
+    ids = [path.stem for path, table in zip(paths, tables, strict=True) for _ in range(len(table))]
+    return FolderTable(join_tables(str(folder), tables), ids)
 
 
-def _like_the_first(read: ClientFile, first: ClientFile) -> ClientFile:
-    """The file with its columns in the first one's order, once it is seen to hold the same things."""
-    if read.names is not None and first.names is not None:
-        for wanted, given, word in ((first.names, read.names, "lacks"), (read.names, first.names, "has")):
-            other = next((name for name in wanted if name not in given), None)
-            if other is not None:
+def _read_arrays(paths: Sequence[Path]) -> FolderArrays:
+    files: list[tuple[Array, Array]] = []
+    for path in paths:
+        x, y = _read_npz(path)
+        _check_rows(path, len(x))
+        for name, mine, others in zip("xy", (x, y), files[0] if files else (x, y), strict=True):
+            if mine.shape[1:] != others.shape[1:]:
                 raise DataError(
-                    f"{read.path} {word} the column {other!r}, unlike {first.path.name}; expected the same columns in "
-                    "every file."
+                    f"{path}: rows of {name} have shape {mine.shape[1:]}; expected {others.shape[1:]}, as in "
+                    f"{paths[0].name}."
                 )
-        order = [read.names.index(name) for name in first.names]
-        return ClientFile(read.path, read.x[:, order], read.y, first.names)
-    for name, mine, others in (("x", read.x, first.x), ("y", read.y, first.y)):
-        if mine.shape[1:] != others.shape[1:]:
-            raise DataError(
-                f"{read.path}: rows of {name} have shape {mine.shape[1:]}; expected {others.shape[1:]}, as in "
-                f"{first.path.name}."
-            )
-    return read
+        files.append((x, y))
+    ids = [path.stem for path, (x, _) in zip(paths, files, strict=True) for _ in range(len(x))]
+    y = np.concatenate([y for _, y in files])  # targets for all where one file has targets
+    return FolderArrays(
+        np.concatenate([x for x, _ in files]), y if y.dtype.kind in "biu" else y.astype(np.float32), ids
+    )
 
 
-def _labels(clients: Sequence[ClientFile]) -> tuple[Array, list[str] | None]:
-    """All labels: classes if they are in every file, else targets; where they are names of classes, the names."""
-    texts, numbers = ([file for file in clients if (file.y.dtype.kind == "O") is is_text] for is_text in (True, False))
-    if texts and numbers:
-        raise DataError(
-            f"the labels of {texts[0].path} are names of classes, those of {numbers[0].path.name} numbers; expected "
-            "the same in every file."
-        )
-    return labelled(np.concatenate([file.y for file in clients]))
+def _check_rows(path: Path, num_rows: int) -> None:
+    if num_rows == 0:
+        raise DataError(f"client {path.stem!r} has no rows in {path}; expected at least one. Remove the file.")
 
 
-def _read_npz(path: Path, label: str) -> ClientFile:
-    del label  # arrays have names of their own
+def _read_npz(path: Path) -> tuple[Array, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in ("x", "y") if name not in file.files]
@@ -113,15 +113,4 @@ def _read_npz(path: Path, label: str) -> ClientFile:
             raise DataError(f"{path}: {name} holds NaN or infinity, first in row {row}; expected finite numbers.")
     if len(x) != len(y):
         raise DataError(f"{path}: x has {len(x)} rows and y {len(y)}; expected as many of each.")
-    return ClientFile(path, x, y)
-
-
-def _read_table(path: Path, label: str) -> ClientFile:
-    found = read_table(path, Columns(label))
-    return ClientFile(path, found.x, found.y, found.names)
-
-
-READERS: dict[str, Callable[[Path, str], ClientFile]] = {
-    ".npz": _read_npz,
-    **dict.fromkeys(TABLES, _read_table),
-}
+    return x, y

@@ -6,22 +6,47 @@ Neither package is imported: whoever has such a data set has its package.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
 
-from selffl.data.tables import Array, Columns, TableRows, arrow_table, missing_values, objects
+from selffl.data.preparation import Label, Roles
+from selffl.data.tables import Array, Table, join_tables, table_of_frame
 from selffl.errors import ConfigError, DataError, unknown_name
 
 GREY = ("1", "L", "LA")  # modes of images with one channel
 DEEP = ("I", "F")  # and those with more than 8 bits of it, by how they begin
 
 
-def rows_of_huggingface(
+@dataclass(frozen=True)
+class HuggingFaceRows:
+    """Rows of all clients.
+
+    Attributes:
+        table: Labels, ids where they are a column, and features that are columns of numbers or words.
+        roles: Which column is what.
+        client: The client of each row, where every client has a data set of its own.
+        x: Features that are images or lists, ``[rows, ...]``.
+        label: The label, where a ClassLabel names its classes.
+    """
+
+    table: Table
+    roles: Roles
+    client: Array | None = None
+    x: Tensor | None = None
+    label: Label | None = None
+
+
+def read_huggingface(
     data: Any, client: str | None, label: str, features: str | Sequence[str] | None, split: str
-) -> tuple[TableRows, list[str] | None]:
-    """Rows of all clients, and the names of a ClassLabel; the arguments are those of `Federation.from_huggingface`."""
+) -> HuggingFaceRows:
+    """Rows of all clients; the arguments are those of `Federation.from_huggingface`."""
     chosen = [features] if isinstance(features, str) else features
     if _is_dataset(data):
         if client is None:
@@ -29,40 +54,47 @@ def rows_of_huggingface(
                 f"client is None, and data is a single data set with the columns {', '.join(data.column_names)}; "
                 "expected the name of the one that says whose row it is."
             )
-        return _rows("the data set", data, Columns(label, client, chosen)), _names(data, label)
+        return _rows("the data set", data, Roles(label, client, chosen))
     _check_kind(data)
     if client is not None:
         raise ConfigError(
             f"client is {client!r}, but data is no single data set; expected none where every client has one of its "
             "own. Leave client out."
         )
-    parts: list[TableRows] = []
+    parts: list[HuggingFaceRows] = []
     ids: list[Hashable] = []
-    names: list[str] | None = None
     for name, partition in _partitions(data, split):
         place = f"the data set of client {name!r}"
         if not _is_dataset(partition):
             raise DataError(f"{place} is a {type(partition).__name__}; expected a datasets.Dataset.")
-        rows = _rows(place, partition, Columns(label, None, chosen))
-        if len(rows.y) == 0:
+        rows = _rows(place, partition, Roles(label, None, chosen))
+        if len(rows.table) == 0:
             raise DataError(f"{place} has no rows; expected at least one. Leave it out.")
-        if parts and (rows.names, rows.x.shape[1:]) != (parts[0].names, parts[0].x.shape[1:]):
-            found, first = (
-                f"{', '.join(map(str, part.names))} of shape {part.x.shape[1:]}" for part in (rows, parts[0])
-            )
-            raise DataError(f"{place} has the features {found}; expected {first}, as the first.")
-        if parts and _names(partition, label) != names:
-            raise DataError(f"{place} has other names of classes than the first; expected the same in all.")
-        names = _names(partition, label)
+        _check_like_the_first(place, rows, parts[0] if parts else rows)
         parts.append(rows)
         ids.append(name)
     if not parts:
         raise DataError("data holds no data sets; expected one for each client.")
-    if len({part.y.dtype.kind == "O" for part in parts}) > 1:
-        raise DataError(f"the labels {label!r} are text with some clients and numbers with others; expected one kind.")
-    owner = np.repeat(np.arange(len(ids)), [len(part.y) for part in parts])
-    x, y = (np.concatenate([getattr(part, field) for part in parts]) for field in ("x", "y"))
-    return TableRows(parts[0].names, x, y, objects(ids)[owner]), names
+    owner = np.repeat(np.arange(len(ids)), [len(part.table) for part in parts])
+    arrays = [part.x for part in parts if part.x is not None]
+    return HuggingFaceRows(
+        join_tables("the data sets", [part.table for part in parts]),
+        parts[0].roles,
+        np.fromiter(ids, dtype=object, count=len(ids))[owner],
+        torch.cat(arrays) if arrays else None,
+        parts[0].label,
+    )
+
+
+def _check_like_the_first(place: str, rows: HuggingFaceRows, first: HuggingFaceRows) -> None:
+    def described(part: HuggingFaceRows) -> str:
+        shape = "" if part.x is None else f" of shape {tuple(part.x.shape[1:])}"
+        return f"{', '.join(map(str, part.roles.features or ()))}{shape}"
+
+    if described(rows) != described(first):
+        raise DataError(f"{place} has the features {described(rows)}; expected {described(first)}, as the first.")
+    if rows.label != first.label:
+        raise DataError(f"{place} has other names of classes than the first; expected the same in all.")
 
 
 def _is_dataset(data: Any) -> bool:
@@ -104,13 +136,9 @@ def _partitions(data: Any, split: str) -> Iterator[tuple[Hashable, Any]]:
         )
 
 
-def _names(dataset: Any, label: str) -> list[str] | None:
-    kind = dataset.features.get(label)
-    return list(kind.names) if type(kind).__name__ == "ClassLabel" else None
-
-
-def _rows(place: str, dataset: Any, columns: Columns) -> TableRows:
-    features = columns.features_of(place, dataset.column_names)
+def _rows(place: str, dataset: Any, roles: Roles) -> HuggingFaceRows:
+    every = Table(place, dict.fromkeys(dataset.column_names, pa.array([])))  # type: ignore[arg-type]
+    features = roles.features_of(every)
     kinds = {name: type(dataset.features[name]).__name__ for name in features}
     is_plain = [kind in ("Value", "ClassLabel") for kind in kinds.values()]
     if len(features) > 1 and not all(is_plain):
@@ -119,13 +147,19 @@ def _rows(place: str, dataset: Any, columns: Columns) -> TableRows:
             f"the features of {place} are {shown}; expected columns of numbers, or one of images or lists. Choose with "
             "features=."
         )
-    plain = [*columns.kept.values(), *(features if all(is_plain) else ())]
-    table = arrow_table(place, dataset.select_columns(plain).with_format("arrow")[:])
-    if all(is_plain):
-        x = table.numbers(features)
-    else:
-        x = (_images if kinds[features[0]] == "Image" else _arrays)(place, dataset, str(features[0]))
-    return TableRows(tuple(features), x, **table.labels_and_ids(columns))
+    plain = [*roles.by_name.values(), *(features if all(is_plain) else ())]
+    table = table_of_frame(dataset.select_columns(plain).with_format("arrow")[:])
+    table = replace(table, place=place)
+    label, name = None, str(roles.label)
+    if type(dataset.features[name]).__name__ == "ClassLabel":
+        names = list(dataset.features[name].names)
+        label = Label(name, "classes", tuple(names))
+        table = replace(table, columns={**table.columns, name: pc.take(pa.array(names), table.columns[name])})
+    x = None
+    if not all(is_plain):
+        x = (_images if kinds[features[0]] == "Image" else _arrays)(place, dataset, features[0])
+    roles = replace(roles, features=features)
+    return HuggingFaceRows(table, roles, None, None if x is None else torch.from_numpy(x), label)
 
 
 def _images(place: str, dataset: Any, name: str) -> Array:
@@ -158,7 +192,10 @@ def _arrays(place: str, dataset: Any, name: str) -> Array:
     column = dataset.select_columns([name])
     is_missing = np.asarray(column.with_format("arrow")[:][name].is_null())
     if is_missing.any():
-        raise missing_values(place, name, is_missing)
+        raise DataError(
+            f"{place}: column {name!r} is missing in {int(is_missing.sum())} row(s), first in row "
+            f"{int(is_missing.argmax())}; expected a list in every row. Drop those rows."
+        )
     values = np.asarray(column.with_format("numpy")[:][name])
     if values.dtype.kind not in "biuf":
         raise DataError(

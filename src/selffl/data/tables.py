@@ -1,123 +1,299 @@
-"""Tables with a row each, as features, labels and ids: frames of other libraries, CSV and Parquet files.
+"""Tables as columns of pyarrow: CSV and Parquet files, and frames of pandas, polars and pyarrow.
 
-Whatever a table is kept in, its columns become NumPy arrays, and these go one way.  Features are float32.  Labels are
-classes where they are whole numbers, targets where they are other numbers, and names of classes where they are text.
+Every reader ends in a `Table`, and one rule says what its cells mean: which texts stand for a missing value, which are
+numbers (with a decimal comma or thousands separators, too), which are dates, and which are words.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from array import array
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
 
-from selffl.data.estimates import RowError, as_number, check_commas, csv_lines
+from selffl.data.estimates import csv_lines
 from selffl.errors import DataError, in_short
 
 Array = npt.NDArray[Any]
-WHOLE = re.compile(r"0|-?[1-9][0-9]*")  # an id that is a number, and not text such as 007
+Kind = Literal["number", "date", "words"]
+Decimals = Literal[".", ","]
+
+# What R, pandas, SQL and spreadsheets write for a missing value; case matters ("none" is a word).
+MISSING_TEXTS = (
+    "", "NA", "N/A", "n/a", "<NA>", "#N/A", "#N/A N/A", "#NA", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None",
+    r"\N", ".", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#NULL!",
+)  # fmt: skip
+WHOLE_ID = re.compile(r"0|-?[1-9][0-9]*")  # an id that is a number, and not text such as 007
+LARGEST_NUMBER = 1e150  # whose square is still finite
+NUMBER_SHARE = 0.5  # of a column's cells from which on its words look like mistakes among numbers
+NUM_SHOWN_LINES = 8  # in a message
+MIN_BLOCK_BYTES = 8 << 20  # that the CSV reader takes at once; a row has to fit
+
+# Regular expressions of RE2, for whole cells.
+PLAIN_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+POINT_NUMBER = r"^[+-]?(\d{1,3}([,' \x{a0}\x{202f}]\d{3})+|\d+)(\.\d+)?$"  # 1,234.5
+COMMA_NUMBER = r"^[+-]?(\d{1,3}([.' \x{a0}\x{202f}]\d{3})+|\d+)(,\d+)?$"  # 1.234,5
+LOCAL_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T].*)?")  # a date, but perhaps not as ISO 8601 has it
+
+
+class Interpreted(NamedTuple):
+    """A column once it is known what its cells mean."""
+
+    kind: Kind
+    values: pa.Array  # numbers as they are, dates as seconds since 1970 (float64), words as text; null: missing
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Which column of a table is what.
+class Table:
+    """Columns by name.
 
     Attributes:
-        label: Of the labels.
-        client: Of the clients' ids; none: all rows are one client's.
-        features: Of the features, in this order; none: all others, in the table's.
-        cluster: Of the clients' clusters, if they are grouped.
+        place: What messages call the table.
+        columns: The columns as they were read.
+        path: The CSV file, if it is one: messages then name lines.
+        separator: Between the cells of that file.
+        rows: Which rows of the source are left, if some were dropped.
+        decimals: The decimal sign, if the user has said which.
     """
 
-    label: Hashable
-    client: Hashable | None = None
-    features: Sequence[Hashable] | None = None
-    cluster: Hashable | None = None
+    place: str
+    columns: Mapping[str, pa.Array]
+    path: Path | None = None
+    separator: str = ","
+    rows: Array | None = None
+    decimals: Decimals | None = None
+    _known: dict[str, Interpreted] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
-    def kept(self) -> dict[str, Hashable]:
-        """The columns that are no features, by what they are for."""
-        every = {"label": self.label, "client": self.client, "cluster": self.cluster}
-        return {role: name for role, name in every.items() if name is not None}
+    def __len__(self) -> int:
+        return 0 if not self.columns else len(next(iter(self.columns.values())))
 
-    def features_of(self, place: str, names: Sequence[Hashable]) -> list[Hashable]:
-        """The features among the columns ``names``, once all that is asked for is there; ``place`` is the table's."""
-        if not names:
-            raise DataError(f"{place} is empty; expected a header with the column {self.label!r} and features.")
-        twice = next((name for name, count in Counter(names).items() if count > 1), None)
-        if twice is not None:
-            raise DataError(f"{place}: the column {twice!r} appears twice; expected names that differ.")
-        if isinstance(self.features, str) or not isinstance(self.features, Iterable | None):
-            raise DataError(f"features is {self.features!r}; expected a list of columns, such as [{self.features!r}].")
-        if self.label is None:
-            raise DataError("label is None; expected the name of the column of labels.")
-        for role, name in self.kept.items():
-            if name not in names:
-                raise _no_column(place, name, names, f"Name the column of {role}s with {role}=.")
-        both = next((name for name, count in Counter(self.kept.values()).items() if count > 1), None)
-        if both is not None:
-            roles = " and ".join(role for role, name in self.kept.items() if name == both)
-            raise DataError(f"{both!r} is given as {roles}; expected a column for each.")
-        if self.features is None:
-            features = [name for name in names if name not in self.kept.values()]
-        else:
-            features = list(self.features)
-        for name in self.features or ():
-            if name not in names:
-                raise _no_column(place, name, names, "Name the columns of features with features=.")
-            if name in self.kept.values():
-                raise DataError(f"{name!r} is among the features and the column of a label or an id; expected one.")
-            if features.count(name) > 1:
-                raise DataError(f"{name!r} is among the features twice; expected names that differ.")
-        if not features:
-            beside = " and ".join(map(repr, self.kept.values()))
-            raise DataError(f"{place} has no column beside {beside}; expected features.")
-        return features
+    def describe_rows(self, chosen: Array) -> str:
+        """The rows where ``chosen [rows]`` is true, as a reader finds them: lines of a file, or numbers from 0."""
+        numbers = np.flatnonzero(chosen)
+        total = len(numbers)
+        numbers = (numbers if self.rows is None else self.rows[numbers])[:NUM_SHOWN_LINES].tolist()
+        if self.path is not None:
+            numbers = _lines_of_rows(self.path, self.separator, numbers)
+        word = "row" if self.path is None else "line"
+        shown = ", ".join(map(str, numbers))
+        if total > len(numbers):
+            return f"{word}s {shown} and {total - len(numbers):,} more"
+        return f"{word}{'' if total == 1 else 's'} {shown}"
+
+    def take(self, is_kept: Array) -> Table:
+        """The rows where ``is_kept`` is true."""
+        numbers = np.flatnonzero(is_kept)
+        columns = {name: column.filter(pa.array(is_kept)) for name, column in self.columns.items()}
+        return replace(self, columns=columns, rows=numbers if self.rows is None else self.rows[numbers], _known={})
+
+    def is_missing(self, name: str) -> Array:
+        """Where a column has no value, ``[rows]``."""
+        column = self.columns[name]
+        return _numpy((_blank_as_null(column) if _is_text(column.type) else column).is_null())
+
+    def interpreted(self, name: str) -> Interpreted:
+        """What the cells of a column mean."""
+        if name not in self._known:
+            self._known[name] = self._interpret(name)
+        return self._known[name]
+
+    def words(self, name: str) -> pa.Array:
+        """A column as text, null where a value is missing."""
+        column = self.columns[name]
+        if _is_text(column.type):
+            return _blank_as_null(column)
+        if types.is_null(column.type) or types.is_boolean(column.type) or types.is_integer(column.type):
+            return column.cast(pa.string())
+        return pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.string())
+
+    def numbers(self, name: str) -> Array:
+        """A column of numbers or dates as float64, NaN where a value is missing; words are refused."""
+        kind, values = self.interpreted(name)
+        if kind == "words":
+            raise DataError(
+                f"{self.place}: column {name!r} holds words, such as {_example(values)!r}; expected numbers."
+            )
+        found = _numpy(values.cast(pa.float64(), safe=False).fill_null(float("nan"))).astype(np.float64, copy=False)
+        is_wrong = np.isinf(found) | (_numpy(values.is_valid()) & np.isnan(found)) | (np.abs(found) > LARGEST_NUMBER)
+        if is_wrong.any():
+            wrong = found[is_wrong][0]
+            what = "NaN or infinity" if not np.isfinite(wrong) else f"{wrong:g}"
+            raise DataError(
+                f"{self.place}, {self.describe_rows(is_wrong)}: {name} holds {what}; expected finite numbers, at most "
+                f"{LARGEST_NUMBER:g} in size."
+            )
+        return found
+
+    def ids(self, name: str) -> Array:
+        """A column of ids: whole numbers where all of them are written as such (and fit in 64 bits), else text."""
+        column = self.columns[name]
+        if types.is_integer(column.type) or types.is_boolean(column.type):
+            return _numpy(column)
+        if types.is_floating(column.type):
+            return _numpy(column)
+        if not (_is_text(column.type) or types.is_null(column.type)):
+            raise DataError(f"{self.place}: column {name!r} is of type {column.type}; expected numbers or text.")
+        encoded = _blank_as_null(column).dictionary_encode()
+        texts, codes = encoded.dictionary.to_pylist(), _numpy(encoded.indices)
+        if all(map(WHOLE_ID.fullmatch, texts)):
+            try:
+                return np.array([int(text) for text in texts], dtype=np.int64)[codes]
+            except (OverflowError, ValueError):  # rounded, two ids would become the same
+                pass
+        return np.array(texts, dtype=object)[codes]
+
+    def _interpret(self, name: str) -> Interpreted:
+        column = self.columns[name]
+        kind = column.type
+        if types.is_boolean(kind):
+            return Interpreted("number", column.cast(pa.int8()))
+        if types.is_integer(kind) or types.is_floating(kind):
+            return Interpreted("number", column)
+        if types.is_null(kind) or types.is_decimal(kind):
+            return Interpreted("number", column.cast(pa.float64()))
+        if types.is_temporal(kind):
+            return Interpreted("date", _seconds(column))
+        if not _is_text(kind):
+            raise DataError(
+                f"{self.place}: column {name!r} is of type {kind}; expected numbers, dates or words. Leave it out, or "
+                "turn it into columns of these."
+            )
+        return self._interpret_text(name, _blank_as_null(column))
+
+    def _interpret_text(self, name: str, column: pa.Array) -> Interpreted:
+        values = column.unique().drop_null()
+        if len(values) == 0:
+            return Interpreted("number", column.cast(pa.float64()))
+        if _all_match(values, PLAIN_NUMBER):
+            return Interpreted("number", _cast_numbers(column))
+        if decimals := self._decimals_of(name, values):
+            return Interpreted("number", _cast_numbers(_without_separators(column, decimals)))
+        try:
+            return Interpreted("date", _seconds(column.cast(pa.timestamp("us"))))
+        except pa.ArrowInvalid:
+            pass
+        is_number = _numpy(pc.match_substring_regex(column, PLAIN_NUMBER).fill_null(False))
+        if is_number.sum() >= NUMBER_SHARE * len(column):
+            is_word = ~is_number & _numpy(column.is_valid())
+            word = column.filter(pa.array(is_word))[0].as_py()
+            raise DataError(
+                f"{self.place}, {self.describe_rows(is_word)}: {name} is {word!r}, among numbers; expected numbers or "
+                "words throughout. Leave such cells empty if they are missing, or leave the column out."
+            )
+        return Interpreted("words", column)
+
+    def _decimals_of(self, name: str, values: pa.Array) -> Decimals | None:
+        """The decimal sign of numbers that are written with commas or thousands separators; none: not numbers."""
+        fits: dict[Decimals, bool] = {
+            ".": _all_match(values, POINT_NUMBER), ",": _all_match(values, COMMA_NUMBER)
+        }  # fmt: skip
+        if self.decimals is not None:
+            return self.decimals if fits[self.decimals] else None
+        if all(fits.values()) and pc.any(pc.match_substring(values, ",")).as_py():
+            example = values.filter(pc.match_substring(values, ","))[0].as_py()
+            raise DataError(
+                f"{self.place}: {name} holds {example!r}, which has a decimal comma or a thousands separator; expected "
+                'to be told which. Pass decimal="," or decimal=".", or write numbers without separators.'
+            )
+        return next((sign for sign, is_fitting in fits.items() if is_fitting), None)
 
 
-def _no_column(place: str, name: Hashable, names: Sequence[Hashable], advice: str) -> DataError:
-    near = difflib.get_close_matches(str(name), list(map(str, names)), n=1, cutoff=0.6)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    shown = ", ".join(map(str, names[:6])) + (", …" if len(names) > 6 else "")
-    return DataError(f"{place} has no column {name!r} among: {shown}{hint} {advice}")
+def join_tables(place: str, tables: Sequence[Table]) -> Table:
+    """The rows of several tables with the same columns behind each other, in the order of the first's columns."""
+    first = tables[0]
+    for table in tables[1:]:
+        for wanted, given, word in ((first, table, "lacks"), (table, first, "has")):
+            other = next((name for name in wanted.columns if name not in given.columns), None)
+            if other is not None:
+                raise DataError(
+                    f"{table.place} {word} the column {other!r}, unlike {first.place}; expected the same in all."
+                )
+    return Table(place, _Columns(first.columns, lambda name: _join([table.columns[name] for table in tables])))
 
 
-@dataclass(frozen=True)
-class TableRows:
-    """The rows of a table."""
-
-    names: tuple[Hashable, ...]  # of the features
-    x: Array  # [rows, ...]
-    y: Array  # [rows]: numbers, or objects that are text
-    client: Array | None = None  # [rows]
-    cluster: Array | None = None  # [rows]
+def _join(columns: Sequence[pa.Array]) -> pa.Array:
+    plain = [column.cast(pa.string()) if _is_text(column.type) else column for column in columns]
+    if any(_is_text(column.type) for column in plain):  # in one file a column may be all numbers, in another words
+        plain = [column.cast(pa.string()) for column in plain]
+    joined = pa.concat_tables([pa.table({"": column}) for column in plain], promote_options="permissive")
+    return _one_chunk(joined.column(0))
 
 
-def labelled(y: Array) -> tuple[Array, list[str] | None]:
-    """Labels as numbers and, where they are names of classes, the names: class k is the k-th in sorted order."""
-    if y.dtype.kind == "O":
-        names, number = np.unique(y, return_inverse=True)
-        return number, names.tolist()
-    return (y if y.dtype.kind in "biu" else y.astype(np.float32)), None
+# ------------------------------------------------------------------------------------------------------- what cells are
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner))
+
+
+def _numpy(column: pa.Array) -> Array:
+    found: Array = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _one_chunk(column: Any) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _blank_as_null(column: pa.Array) -> pa.Array:
+    """Text without spaces around it, null where it stands for a missing value."""
+    plain = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    is_blank = pc.is_in(plain, value_set=pa.array(MISSING_TEXTS))
+    return pc.if_else(is_blank, pa.scalar(None, pa.string()), plain)
+
+
+def _all_match(values: pa.Array, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(values, pattern)).as_py())
+
+
+def _cast_numbers(column: pa.Array) -> pa.Array:
+    plain = pc.replace_substring_regex(column, r"^\+", "")  # which Arrow does not read
+    try:
+        return plain.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return plain.cast(pa.float64())
+
+
+def _without_separators(column: pa.Array, decimals: Decimals) -> pa.Array:
+    """Numbers as Arrow reads them: without thousands separators, with a decimal point."""
+    column = pc.replace_substring_regex(column, "[' \\x{a0}\\x{202f}" + ("," if decimals == "." else ".") + "]", "")
+    return column if decimals == "." else pc.replace_substring(column, ",", ".")
+
+
+def _seconds(column: pa.Array) -> pa.Array:
+    """Dates, times and durations as seconds, float64: since 1970, since midnight, or as long as they are."""
+    kind = column.type
+    if types.is_date(kind):
+        column = column.cast(pa.timestamp("s"))
+    elif types.is_timestamp(kind) and kind.tz is not None:
+        column = column.cast(pa.timestamp(kind.unit, "UTC"))
+    elif types.is_time32(kind):
+        column = column.cast(pa.time64("us"))
+    units = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+    return pc.divide(column.cast(pa.int64()).cast(pa.float64(), safe=False), units[column.type.unit])
+
+
+def _example(values: pa.Array) -> str:
+    return str(values.drop_null()[0].as_py())
 
 
 # -------------------------------------------------------------------------------------------------------------- frames
 
 
-def rows_of_frame(frame: Any, columns: Columns) -> TableRows:
-    """Of a pandas or polars DataFrame, or a pyarrow Table; none of these is imported, for whoever has one has it."""
+def table_of_frame(frame: Any) -> Table:
+    """A pandas or polars DataFrame, or a pyarrow Table; neither pandas nor polars is imported."""
     roots = [kind.__module__.partition(".")[0] for kind in type(frame).__mro__]
-    library = next((root for root in roots if root in FRAMES), None)
+    library = next((root for root in roots if root in COLUMN_READERS), None)
     if library == "polars" and hasattr(frame, "collect"):
         raise DataError("frame is a LazyFrame; expected a DataFrame. Call collect() first.")
     if library is None or not hasattr(frame, "columns"):
@@ -126,232 +302,217 @@ def rows_of_frame(frame: Any, columns: Columns) -> TableRows:
             f"frame is a {type(frame).__name__}; expected a DataFrame of pandas or polars, or a Table of pyarrow. "
             f"{advice}"
         )
-    if library == "pyarrow":
-        return arrow_table("the frame", frame).rows(columns)
-    return Table("the frame", list(frame.columns), lambda name: FRAMES[library](frame[name])).rows(columns)
+    names = list(frame.schema.names if library == "pyarrow" else frame.columns)
+    check_names("the frame", list(map(str, names)))  # names that are no text are taken for their text
+    column = dict(zip(map(str, names), names, strict=True))
+    return Table("the frame", _Columns(column, lambda name: COLUMN_READERS[library](name, frame[column[name]])))
 
 
-class Column(NamedTuple):
-    """A column as its library has it."""
+class _Columns(Mapping[str, Any]):
+    """Columns that are converted when they are asked for: a table may hold some that nobody uses."""
 
-    is_missing: Array  # [rows]
-    kind: str  # what the library calls its type
-    values: Callable[[], Array]  # to be asked for where none is missing
+    def __init__(self, names: Iterable[str], read: Callable[[str], pa.Array]) -> None:
+        self._names, self._read, self._found = dict.fromkeys(names), read, {}  # type: ignore[var-annotated]
 
+    def __getitem__(self, name: str) -> pa.Array:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._found:
+            self._found[name] = self._read(name)
+        return self._found[name]
 
-def _of_pandas(series: Any) -> Column:
-    return Column(series.isna().to_numpy(), str(series.dtype), series.to_numpy)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
+    def __len__(self) -> int:
+        return len(self._names)
 
-def _of_polars(series: Any) -> Column:
-    is_plain = series.dtype.is_numeric() or str(series.dtype) == "Boolean"
-    values = series.to_numpy if is_plain else lambda: objects(series.to_list())
-    return Column(series.is_null().to_numpy(), str(series.dtype), values)
-
-
-def _of_pyarrow(column: Any) -> Column:
-    from pyarrow import types
-
-    kind = column.type
-    is_plain = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    values = (lambda: np.asarray(column)) if is_plain else (lambda: objects(column.to_pylist()))
-    return Column(np.asarray(column.is_null()), str(kind), values)
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
 
-def arrow_table(place: str, table: Any) -> Table:
-    """Of a pyarrow Table."""
-    return Table(place, list(table.schema.names), lambda name: _of_pyarrow(table[name]))
+def _read_pandas(name: str, series: Any) -> pa.Array:
+    try:
+        values = pa.array(series.array if series.dtype.kind in "mM" else series, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        values = _array_of_objects(name, [None if _is_na(value) else value for value in series.tolist()])
+    return _one_chunk(values)
 
 
-FRAMES: dict[str, Callable[[Any], Column]] = {"pandas": _of_pandas, "polars": _of_polars, "pyarrow": _of_pyarrow}
+def _is_na(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # NA of pandas, which is not even other than itself
+        return True
 
 
-def objects(values: Sequence[Any]) -> Array:
-    """An array of Python's own objects ``[rows]``, whatever they are."""
-    return np.fromiter(values, dtype=object, count=len(values))
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns by name, wherever they are kept; ``place`` is what messages call the table."""
-
-    place: str
-    names: Sequence[Hashable]
-    column: Callable[[Hashable], Column]
-
-    def rows(self, columns: Columns) -> TableRows:
-        """All of them."""
-        features = columns.features_of(self.place, self.names)
-        return TableRows(tuple(features), self.numbers(features), **self.labels_and_ids(columns))
-
-    def labels_and_ids(self, columns: Columns) -> dict[str, Array]:
-        """What is no feature, as fields of `TableRows`."""
-        found = {role: self._values(name, "biufO", "numbers or text") for role, name in columns.kept.items()}
-        return {"y": found.pop("label"), **found}
-
-    def numbers(self, features: Sequence[Hashable]) -> Array:
-        """The features, float32 ``[rows, features]``."""
-        advice = "numbers. Encode it as numbers (0 or 1 for each of its values, say), or leave it out"
-        found: Array | None = None
-        for position, name in enumerate(features):
-            values = self._values(name, "biuf", advice)
-            if found is None:
-                found = np.empty((len(values), len(features)), dtype=np.float32)
-            with np.errstate(over="ignore"):  # beyond float32 is infinity, which is seen where rows are checked
-                found[:, position] = values
-        assert found is not None  # `Columns.features_of` gives one at least
-        return found
-
-    def _values(self, name: Hashable, kinds: str, expected: str) -> Array:
-        """A column of one of the ``kinds`` of NumPy, of which O is text, without anything missing."""
-        is_missing, kind, values = self.column(name)
-        if is_missing.any():
-            raise missing_values(self.place, name, is_missing)
-        found = _plain(values())
-        is_other = found.dtype.kind not in kinds or (found.dtype.kind == "O" and not _is_text(found))
-        if is_other and len(found):  # of no values the type says nothing
-            raise DataError(f"{self.place}: column {name!r} is of type {kind}; expected {expected}.")
-        if found.dtype.kind == "f" and not np.isfinite(found).all():
-            row = int(np.flatnonzero(~np.isfinite(found))[0])
+def _array_of_objects(name: str, values: list[Any]) -> pa.Array:
+    """Python's own objects of mixed kinds: numbers of several kinds are numbers, anything else is refused."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds and all(issubclass(kind, int | float | Decimal | np.number) and kind is not bool for kind in kinds):
+        if all(issubclass(kind, int | np.integer) for kind in kinds):  # beyond int64: rounded, ids would become one
             raise DataError(
-                f"{self.place}: column {name!r} holds NaN or infinity, first in row {row}; expected finite numbers."
+                f"the frame: column {name!r} holds whole numbers beyond 64 bits; expected smaller, or text."
             )
-        return found
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    shown = " and ".join(sorted(kind.__name__ for kind in kinds))
+    raise DataError(f"the frame: column {name!r} holds values of type {shown}; expected numbers, dates or text.")
 
 
-def missing_values(place: str, name: Hashable, is_missing: Array) -> DataError:
-    """The error of a column where some are missing, ``[rows]``."""
-    return DataError(
-        f"{place}: column {name!r} has {int(is_missing.sum())} missing value(s), first in row "
-        f"{int(is_missing.argmax())}; expected one in every row. Fill them in, or drop those rows."
-    )
+def _read_polars(name: str, series: Any) -> pa.Array:
+    if str(series.dtype).startswith("Object"):
+        return _array_of_objects(name, series.to_list())
+    return _one_chunk(series.to_arrow())
 
 
-def _plain(values: Array) -> Array:
-    """Objects as the numbers that they all are; text as objects; else as it is."""
-    if values.dtype.kind in "UT":
-        return values.astype(object)
-    kinds = {type(value) for value in values.tolist()} if values.dtype.kind == "O" else set()
-    for basis, dtype in (((bool, np.bool_), np.bool_), (Integral, np.int64), ((Real, Decimal), np.float64)):
-        if kinds and all(issubclass(kind, basis) for kind in kinds):
-            with suppress(OverflowError):  # as other numbers, ids beyond int64 might become the same
-                return values.astype(dtype)
-            return values
-    return values
+def _read_pyarrow(name: str, column: Any) -> pa.Array:
+    del name
+    return _one_chunk(column)
 
 
-def _is_text(values: Array) -> bool:
-    return all(isinstance(value, str) for value in values.tolist())
+COLUMN_READERS: dict[str, Callable[[str, Any], pa.Array]] = {
+    "pandas": _read_pandas,
+    "polars": _read_polars,
+    "pyarrow": _read_pyarrow,
+}
+
+
+def check_names(place: str, names: Sequence[str]) -> None:
+    """Refuse a table without columns, or with two of one name."""
+    if not names:
+        raise DataError(f"{place} is empty; expected a header with the names of columns, then rows.")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise DataError(f"{place}: the column {name!r} appears twice; expected names that differ.")
+        seen.add(name)
 
 
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def read_table(path: Path, columns: Columns) -> TableRows:
-    """Of a file whose ending says what it is."""
-    if path.suffix.lower() not in TABLES:
-        raise DataError(f"{path} is none of {', '.join(TABLES)}; expected one of these. Save the table as CSV.")
+def read_table(path: Path, as_text: Iterable[str] = (), decimals: Decimals | None = None) -> Table:
+    """A file whose ending says what it is; the cells of the columns ``as_text`` stay as they are written."""
+    if path.suffix.lower() not in READERS:
+        raise DataError(f"{path} is none of {', '.join(READERS)}; expected one of these. Save the table as CSV.")
     if not path.is_file():
         raise DataError(f"{path} is not there or no file; expected a table.")
-    return TABLES[path.suffix.lower()](path, columns)
+    return READERS[path.suffix.lower()](path, frozenset(as_text), decimals)
 
 
-def read_csv(path: Path, columns: Columns) -> TableRows:
-    """Of a CSV file with a header; what is wrong is named with its line.
+def read_csv(path: Path, as_text: frozenset[str] = frozenset(), decimals: Decimals | None = None) -> Table:
+    """A CSV file with a header; commas, semicolons, tabs or bars between cells are told by the header."""
+    from pyarrow import csv as arrow_csv
 
-    Ids are whole numbers where all of them are written as such (and fit in 64 bits), else text.
-    """
-    numbers, line_of = array("d"), array("q")
-    kept: dict[Hashable, list[str]] = {name: [] for name in columns.kept.values()}
-    with csv_lines(path) as lines:
-        names = [name.strip() for name in next((fields for fields in lines if fields), [])]
-        check_commas(path, names)
-        features = columns.features_of(str(path), names)
-        if "" in features:
-            raise DataError(
-                f"{path}, line 1: column {names.index('') + 1} has no name, as where pandas has written row numbers; "
-                "expected a name for each feature. Name it, or leave it out (to_csv(index=False))."
-            )
-        places = [(name, names.index(name)) for name in map(str, features)]
-        texts = [(name, names.index(str(name))) for name in kept]
-        for fields in lines:
-            if not fields:
-                continue  # an empty line is no row
-            if len(fields) != len(names):
-                raise DataError(
-                    f"{path}, line {lines.line_num}: {len(fields)} field(s); expected {len(names)}, as in the header."
-                )
-            try:
-                numbers.extend(as_number(name, fields[place]) for name, place in places)
-            except RowError as problem:
-                raise DataError(f"{path}, line {lines.line_num}: {problem}.") from None
-            for name, place in texts:
-                text = fields[place].strip()
-                if not text:
-                    raise DataError(f"{path}, line {lines.line_num}: {name} is missing; expected one in every row.")
-                kept[name].append(text)
-            line_of.append(lines.line_num)
-    with np.errstate(over="ignore"):
-        x = np.frombuffer(numbers, dtype=np.float64).reshape(-1, len(features)).astype(np.float32)
-    y = _labels_of_text(path, str(columns.label), kept[columns.label], line_of)
-    client, cluster = (None if name is None else _ids_of_text(kept[name]) for name in (columns.client, columns.cluster))
-    return TableRows(tuple(features), x, y, client, cluster)
-
-
-def _labels_of_text(path: Path, name: str, texts: list[str], line_of: Sequence[int]) -> Array:
-    is_number = [_is_number(text) for text in texts]
-    if texts and not any(is_number):
-        return objects(texts)
-    if not all(is_number):
-        word, number = is_number.index(False), is_number.index(True)
-        raise DataError(
-            f"{path}, line {line_of[word]}: {name} is {texts[word]!r}, and {texts[number]!r} on line "
-            f"{line_of[number]}; expected numbers, or names of classes, throughout."
+    separator, names, num_lines, longest = _header(path)
+    try:
+        found = arrow_csv.read_csv(
+            path,
+            arrow_csv.ReadOptions(
+                column_names=list(map(str, range(len(names)))),
+                skip_rows=num_lines,
+                block_size=max(MIN_BLOCK_BYTES, 8 * longest),
+            ),
+            arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            arrow_csv.ConvertOptions(
+                column_types={str(place): pa.string() for place, name in enumerate(names) if name in as_text},
+                null_values=list(MISSING_TEXTS),
+                strings_can_be_null=True,
+            ),
         )
-    values = array("d")
-    for line, text in zip(line_of, texts, strict=True):
-        try:
-            values.append(as_number(name, text))
-        except RowError as problem:
-            raise DataError(f"{path}, line {line}: {problem}.") from None
-    classes = _whole(texts) if all(text.lstrip("+-").isdecimal() for text in texts) else None
-    return np.frombuffer(values, dtype=np.float64).astype(np.float32) if classes is None else classes
+    except (pa.ArrowException, OSError) as error:
+        raise _reading_error(path, separator, len(names), error) from None
+    columns = {}
+    for place, name in enumerate(names):
+        column = _one_chunk(found.column(place))
+        columns[name] = column.dictionary_encode() if types.is_string(column.type) else column
+    del found
+    return Table(str(path), columns, path, separator, None, _decimals_throughout(path, columns, decimals))
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text  # which Python would read as 1_000
+def _header(path: Path) -> tuple[str, list[str], int, int]:
+    """The separator, the columns' names, the lines that these take, and the length of the longest line seen."""
+    with _csv_text(path) as text:
+        first = next((line for line in text if line.strip()), "")
+    separator = max(",;\t|", key=first.count) if first else ","
+    with csv_lines(path, separator) as lines:
+        names = [name.strip() for name in next((cells for cells in lines if cells), [])]
+        num_lines = lines.line_num
+        second = next((cells for cells in lines if cells), [])
+    check_names(str(path), names)
+    return separator, names, num_lines, max(len(first), sum(map(len, second)) + len(second))
 
 
-def _ids_of_text(texts: list[str]) -> Array:
-    found = _whole(texts) if all(map(WHOLE.fullmatch, texts)) else None
-    return np.asarray(texts) if found is None else found
+@contextmanager
+def _csv_text(path: Path) -> Iterator[Iterable[str]]:
+    with csv_lines(path):  # which says in one line what cannot be read
+        pass
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        yield file
 
 
-def _whole(texts: list[str]) -> Array | None:
-    """Whole numbers; none where one is beyond int64: NumPy would round it, and two ids become the same."""
-    try:
-        return np.array([int(text) for text in texts], dtype=np.int64)
-    except (OverflowError, ValueError):  # ValueError: thousands of digits, which Python does not read
+def _decimals_throughout(path: Path, columns: Mapping[str, pa.Array], stated: Decimals | None) -> Decimals | None:
+    """The decimal sign of a file; refused where some columns have commas and others points."""
+    table = Table(str(path), columns, path)
+    comma = None
+    for name, column in columns.items():
+        if stated is None and types.is_dictionary(column.type):
+            values = _blank_as_null(column).unique().drop_null()
+            is_comma = len(values) and _all_match(values, COMMA_NUMBER) and not _all_match(values, POINT_NUMBER)
+            comma = name if is_comma and comma is None else comma
+    if stated is None and comma is None:
         return None
+    sign = stated or ","
+    for name, column in columns.items():
+        if sign == "," and types.is_floating(column.type) and not pc.all(pc.equal(column, pc.floor(column))).as_py():
+            other = "decimal is ','" if comma is None else f"{comma} has decimal commas"
+            is_odd = _numpy(pc.not_equal(column, pc.floor(column)).fill_null(False))
+            raise DataError(
+                f"{path}, {table.describe_rows(is_odd)}: {name} has decimal points, and {other}; expected one decimal "
+                "sign in a file. Write all numbers alike."
+            )
+    return sign
 
 
-def read_parquet(path: Path, columns: Columns) -> TableRows:
-    """Of a Parquet file."""
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(
-            f"{path} needs pyarrow, which is not installed; install it, or save the tables as CSV."
-        ) from None
+def _lines_of_rows(path: Path, separator: str, rows: Sequence[int]) -> list[int]:
+    """The lines of a CSV file on which its rows (numbered from 0, in order) end."""
+    wanted, found, number = set(rows), [], -2  # the header comes first
+    with csv_lines(path, separator) as lines:
+        for cells in lines:
+            number += bool(cells)
+            if cells and number in wanted:
+                found.append(lines.line_num)
+                if len(found) == len(wanted):
+                    break
+    return found
+
+
+def _reading_error(path: Path, separator: str, width: int, error: Exception) -> DataError:
+    """What is wrong with a CSV file that Arrow could not read, with its line."""
+    with csv_lines(path, separator) as lines:
+        for cells in lines:
+            if cells and len(cells) != width:
+                return DataError(
+                    f"{path}, line {lines.line_num}: {len(cells)} field(s); expected {width}, as in the header."
+                )
+    return DataError(f"{path} cannot be read as CSV ({in_short(error)}); expected comma-separated text.")
+
+
+def read_parquet(path: Path, as_text: frozenset[str] = frozenset(), decimals: Decimals | None = None) -> Table:
+    """A Parquet file."""
+    from pyarrow import parquet
+
+    del as_text  # a Parquet file says itself what is text
     try:
         table = parquet.read_table(path)
-    except (ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read ({in_short(error)}); expected a Parquet file.") from None
-    return arrow_table(str(path), table).rows(columns)
+    names = list(table.schema.names)
+    check_names(str(path), names)
+    return Table(str(path), _Columns(names, lambda name: _one_chunk(table.column(name))), decimals=decimals)
 
 
-TABLES: dict[str, Callable[[Path, Columns], TableRows]] = {".csv": read_csv, ".parquet": read_parquet}
+READERS: dict[str, Callable[[Path, frozenset[str], Decimals | None], Table]] = {
+    ".csv": read_csv,
+    ".parquet": read_parquet,
+}
