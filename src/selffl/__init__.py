@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from selffl.runs.reopen import load, resume
     from selffl.runs.run import Run
     from selffl.runs.train import train
+    from selffl.training.answers import PreparedModel
     from selffl.training.metrics import Metric
 else:
     # Taken on first use: help, completion and a typing error on the command line should not wait for torch.
@@ -52,6 +53,7 @@ else:
         "selffl.runs.reopen": ("load", "resume"),
         "selffl.runs.run": ("Run",),
         "selffl.runs.train": ("train",),
+        "selffl.training.answers": ("PreparedModel",),
         "selffl.training.metrics": ("Metric",),
     }
 

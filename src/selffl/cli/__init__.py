@@ -11,7 +11,21 @@ from typing import Annotated
 import typer
 
 from selffl._version import __version__
-from selffl.cli import bench, console, data, export, flower, init, posterior, report, run, studies, usage, welcome
+from selffl.cli import (
+    bench,
+    console,
+    data,
+    export,
+    flower,
+    init,
+    posterior,
+    predict,
+    report,
+    run,
+    studies,
+    usage,
+    welcome,
+)
 from selffl.errors import SelfFLError
 
 app = typer.Typer(
@@ -23,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (studies, run, init, report, posterior, export, welcome, bench):
+for part in (studies, run, init, report, posterior, export, predict, welcome, bench):
     app.add_typer(part.app)
 app.add_typer(data.data_app, name="data")
 app.add_typer(flower.flower_app, name="flower")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,11 +20,14 @@ def welcome_command(
     table: Annotated[
         Path, typer.Argument(help="The newcomer's rows, with a header: .csv, or .parquet.", metavar="ROWS.csv")
     ],
-    label: Annotated[str, typer.Option(help="Column of the labels.")] = "label",
+    label: Annotated[
+        str | None, typer.Option(help="Column of the labels; without it, the one that was trained on, or label.")
+    ] = None,
     features: Annotated[
         str | None,
         typer.Option(
-            help="Columns of the features, with commas, in the order of those that were trained on; all others."
+            help="Of a run on arrays: columns of the features, with commas, in the order of those that were trained on; "
+            "all others. A run on a table knows its columns."
         ),
     ] = None,
     target: Annotated[
@@ -39,24 +42,54 @@ def welcome_command(
 
     Example: selffl welcome runs/wards new-ward.csv --label outcome --out new-ward.safetensors
     """
-    from selffl.data.tables import Columns, read_table
-    from selffl.runs.export import check_ending, save_state_dict
+    from selffl.runs.export import check_ending, describe_answers, save_state_dict
     from selffl.runs.reopen import load
+    from selffl.training.answers import LabelScale, PreparedModel
 
     path = target or Path("newcomer.safetensors")
     if target is None and path.exists():
         raise ConfigError(f"{path} is already there; expected another name. Give one by --out.")
     check_ending(path)
     console.check_target(path)
-    chosen = None if features is None else [name.strip() for name in features.split(",")]
-    rows = read_table(table, Columns(label, features=chosen))
     run = load(folder)
-    model = run.welcome((rows.x, rows.y))
+    rows, num_rows = _rows(run, table, label, features)
+    model = run.welcome(rows)
     about = {"algorithm": run.config.algorithm, "data": run.config.data, "round": run.summary.get("rounds")}
-    save_state_dict(path, model.state_dict(), about | {"client": table.stem, "rows": len(rows.y)})
+    trained, scale = (model.module, model.label_scale) if isinstance(model, PreparedModel) else (model, LabelScale())
+    about |= describe_answers(run.preparation, scale, run.classes)
+    save_state_dict(
+        path, trained.state_dict(), about | {"client": table.stem, "rows": num_rows, "module": str(trained)}
+    )
     size = path.stat().st_size
     if as_json:
-        print(json.dumps({"file": str(path), "bytes": size, "rows": len(rows.y)}, ensure_ascii=False))
+        print(json.dumps({"file": str(path), "bytes": size, "rows": num_rows}, ensure_ascii=False))
         return
-    number = f"{len(rows.y):,} row{'' if len(rows.y) == 1 else 's'}"
+    number = f"{num_rows:,} row{'' if num_rows == 1 else 's'}"
     console.tell(console.out, f"A model from {number} of {table}: {path} ({size / 1024:,.0f} KiB)")
+
+
+def _rows(run: Any, path: Path, label: str | None, features: str | None) -> tuple[Any, int]:
+    """What `Run.welcome` takes, and how many rows these are."""
+    import numpy as np
+
+    from selffl.data.preparation import Label, Roles, encode_label, label_of
+    from selffl.data.tables import read_table
+
+    chosen = None if features is None else [name.strip() for name in features.split(",")]
+    known = run.preparation
+    if known is not None and known.columns:
+        if chosen is not None or label not in (None, known.label.name):
+            raise ConfigError(
+                f"the run knows its columns, and the label {known.label.name!r}; expected neither --features nor another "
+                "--label. Name the columns of the file as those that were trained on."
+            )
+        rows = read_table(path, known.texts)
+        return rows, len(rows)
+    name = label or "label"
+    rows = read_table(path, [name])
+    columns = Roles(name, features=chosen).features_of(rows)
+    x = np.column_stack([rows.numbers(column) for column in columns])
+    classes = run.classes
+    found = label_of(rows, name, "values") if classes is None else Label(name, "classes", tuple(classes))
+    y = encode_label(rows, found)
+    return (x.astype(np.float32), y if classes is None else np.asarray(classes, dtype=object)[y].tolist()), len(rows)

@@ -377,6 +377,9 @@ COLUMN_READERS: dict[str, Callable[[str, Any], pa.Array]] = {
 }
 
 
+FRAME_LIBRARIES = tuple(COLUMN_READERS)
+
+
 def check_names(place: str, names: Sequence[str]) -> None:
     """Refuse a table without columns, or with two of one name."""
     if not names:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.algorithms.self_fl_auto import BALANCE, SelfFLAuto
 from selffl.data.federation import Rows
 from selffl.engines.cohort import RunState
-from selffl.errors import ConfigError, DataError, in_short
+from selffl.errors import ConfigError, DataError
 from selffl.maths.calibration import brier_score, calibration_error, log_loss
 from selffl.maths.confidence import (
     Moderation,
@@ -33,7 +32,6 @@ from selffl.randomness import uniform
 from selffl.runs.evaluation import of_clients
 from selffl.runs.folder import Row
 from selffl.runs.loop import Training
-from selffl.training.evaluation import check_numbers
 from selffl.training.tangents import Tangents, check_classifies, class_labels
 
 MOST_ROWS = 200  # of a client's training rows that its posterior is made of
@@ -133,22 +131,7 @@ class Confidence:
 
     def given(self, features: Any) -> Tensor:
         """The user's rows as the model takes them."""
-        known = self._rows.features
-        try:
-            rows = features if isinstance(features, Tensor) else torch.as_tensor(np.asarray(features))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"features are no array of numbers: {in_short(error)}; expected one row each.") from None
-        if rows.shape[1:] != known.shape[1:] or rows.ndim != known.ndim:
-            raise DataError(
-                f"features have shape {tuple(rows.shape)}; expected rows of shape {tuple(known.shape[1:])}, as those "
-                "that were trained on."
-            )
-        if rows.is_floating_point() and not known.is_floating_point():
-            raise DataError(f"features are {rows.dtype}; expected whole numbers, as those that were trained on.")
-        if not bool(rows.isfinite().all()):
-            raise DataError("features hold NaN or infinity; expected finite numbers. Fill or drop those rows.")
-        check_numbers(self._training.model, rows)
-        return rows.to(known)
+        return self._training.inputs_of(features)
 
     def held_out(self, position: int) -> Rows:
         """The rows of a client that the run is evaluated on."""

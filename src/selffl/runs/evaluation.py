@@ -17,6 +17,7 @@ from selffl.algorithms.solver import descend
 from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, RunState
 from selffl.errors import DivergedError, unknown_name
+from selffl.training.answers import LabelScale
 from selffl.training.evaluation import numbers_of_rows
 from selffl.training.metrics import HIGHER_IS_BETTER, Measure, Metric, auc
 from selffl.training.model import ModelSource
@@ -142,8 +143,10 @@ def evaluate(
     measure: Measure,
     fine_tune: Sequence[int] = (),
     own_metrics: Mapping[str, Metric] | None = None,
+    label_scale: LabelScale | None = None,
 ) -> Evaluation:
-    """Evaluate all clients on ``rows``, as many at a time as train at a time."""
+    """Evaluate all clients on ``rows``, as many at a time as train at a time; all in the user's units."""
+    scale = label_scale or LabelScale()
     shared = state.server.params
     num_clients, ids = source.federation.num_clients, list(source.federation.clients)
     metrics = own_metrics or {}
@@ -160,7 +163,9 @@ def evaluate(
             for name, metric in metrics.items():
                 values[name][client] = metric.of_client(name, ids[client], outputs, labels)
 
-        numbers = numbers_of_rows(source.model, params, own, measure, source.gradients, measured if metrics else None)
+        numbers = numbers_of_rows(
+            source.model, params, own, measure, source.gradients, scale.for_user(measured) if metrics else None
+        )
         found.setdefault(view, []).append(numbers.cpu())
 
     size = engine.chunk_size or num_clients
@@ -195,7 +200,7 @@ def evaluate(
     numbers = {view: torch.cat(parts) for view, parts in found.items()}
     return Evaluation(
         measure,
-        rows.labels.cpu(),
+        scale.unscale(rows.labels).cpu(),
         rows.offset.cpu(),
         numbers,
         by_size.cpu(),

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,11 +28,14 @@ from torch import Tensor, nn
 
 from selffl.algorithms.options import one_of
 from selffl.data.federation import check_ids
+from selffl.data.preparation import Preparation
 from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.models import build
 from selffl.runs.folder import Row
+from selffl.runs.predict import Predictor
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.state.files import replacing
+from selffl.training.answers import LabelScale, PreparedModel, present_model
 from selffl.training.flat import check_entries
 
 Precision = Literal["exact", "float16", "bfloat16"]
@@ -48,6 +53,7 @@ class PersonalModels:
         info: What the file says of itself: ``algorithm``, ``data``, ``seed``, ``round``, ``inter_variance`` (σ₀², of
             methods that estimate it), ``precision`` and, where that is not ``exact``, ``max_error``: the largest
             deviation of any parameter from the model that was trained, as it was measured.
+        preparation: How a user's table becomes inputs of the models; none where they were trained on arrays.
 
     Examples:
         >>> import numpy as np, selffl, tempfile, pathlib
@@ -75,6 +81,10 @@ class PersonalModels:
             self._entries: dict[str, str] = dict(about.pop("entries"))
             self._scale: dict[str, float] = about.pop("scale")
             self._recipe: dict[str, Any] | None = about.pop("model")
+            known, scale = about.pop("preparation", None), about.pop("label_scale", None)
+            self.preparation = None if known is None else Preparation.from_dict(json.loads(known))
+            self._label_scale = LabelScale(**json.loads(scale)) if scale else LabelScale()
+            self._classes = json.loads(about.pop("classes", "null"))
         except KeyError as error:
             raise CheckpointError(f"{self._path} lacks {error}; {advice}.") from None
         except CheckpointError as error:
@@ -127,12 +137,36 @@ class PersonalModels:
         check_entries(loaded, state, loaded.state_dict())
         dtype = next((entry.dtype for entry in state.values() if entry.is_floating_point()), torch.float32)
         loaded.to(dtype).load_state_dict(state)
-        return loaded
+        return present_model(loaded, self.preparation, self._label_scale)
+
+    def predict(self, rows: Any, client: Any = None, *, module: nn.Module | None = None) -> Any:
+        """Answers to new rows in the user's classes and units, as `Run.predict` gives them.
+
+        ``module`` is a module of the kind that was trained, as in `model`.
+        """
+
+        def model_of(position: int | None) -> nn.Module:
+            found = self.model(None if position is None else self.clients[position], module)
+            return found.module if isinstance(found, PreparedModel) else found
+
+        known = self.preparation
+        return Predictor(self.clients, model_of, known, self._label_scale, self._classes, self._shape).predict(
+            rows, client
+        )
 
     def save(self, client: Hashable, path: str | Path) -> None:
         """Write one client's model as a plain state_dict, which opens without selffl."""
         about = {"client": client, **{name: self.info.get(name) for name in ("algorithm", "data", "round")}}
+        about |= describe_answers(self.preparation, self._label_scale, self._classes)
         save_state_dict(Path(path), self.state_dict(client), about)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        if self.preparation is not None:
+            return self.preparation.shape
+        if self._recipe is None:
+            raise ConfigError(f"{self._path} does not say what a row looks like; take a model with model(client).")
+        return tuple(self._recipe["shape"])
 
     def _bounds(self, name: str, place: int) -> tuple[int, int]:
         low, high = self._tensors[f"offset.{name}"][place : place + 2].tolist()
@@ -204,6 +238,10 @@ def save_state_dict(path: Path, state: Mapping[str, Tensor], about: Mapping[str,
     """Write a plain state_dict, all or nothing, as safetensors or for ``torch.load``, as the name ends."""
     check_ending(path)
     _check_place(path)
+    if path.suffix == ".pt" and "preparation" in about:
+        raise ConfigError(
+            f"{path} could not say how rows are prepared for its model; expected a name that ends in .safetensors."
+        )
     # Each a copy of its own: tied entries share memory, which safetensors does not store.
     plain = {name: entry.detach().cpu().clone(memory_format=torch.contiguous_format) for name, entry in state.items()}
     with replacing(path) as partial:
@@ -211,6 +249,20 @@ def save_state_dict(path: Path, state: Mapping[str, Tensor], about: Mapping[str,
             torch.save(plain, partial)
         else:
             save_file(plain, partial, {"format": "pt"} | {name: str(value) for name, value in about.items()})
+
+
+def describe_answers(
+    preparation: Preparation | None, label_scale: LabelScale, classes: Sequence[Any] | None
+) -> dict[str, str]:
+    """What a file says of its models' inputs and answers, as JSON: nothing of runs on arrays without names."""
+    found: dict[str, Any] = {} if classes is None else {"classes": list(classes)}
+    if preparation is not None:
+        found |= {
+            "preparation": preparation.to_dict(),
+            "label_scale": asdict(label_scale),
+            "inputs": preparation.inputs,
+        }
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in found.items()}
 
 
 def check_ending(path: Path) -> None:

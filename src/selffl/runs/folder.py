@@ -11,6 +11,7 @@
     summary.json             the numbers of the run, as of the last evaluation
     checkpoint.safetensors   everything training needs to go on
     federation.safetensors   the rows, if they are the user's own
+    preparation.json         how a user's table became numbers, and what its units and classes are
     start.safetensors        the model that training began with, where clients train alone from it as well (``gain``)
     module.pt                the user's own module, loss, method and metrics, pickled
     trackers.json            the trackers that follow the run, if there are any; their files lie in folders beside it
@@ -40,6 +41,7 @@ VERSION = 1
 CONFIG, SUMMARY, CHECKPOINT = "config.json", "summary.json", "checkpoint.safetensors"
 HISTORY, PARTICIPATION, CLIENTS, PARTITION = "history.csv", "participation.csv", "clients.csv", "partition.csv"
 FEDERATION, START, MODULE = "federation.safetensors", "start.safetensors", "module.pt"
+PREPARATION = "preparation.json"
 
 # Of participation.csv, after the round and the client: what a client reported, and what it weighed.
 REPORTED = ("num_local_steps", "wanted_steps", "intra_variance", "effective_params", "weight")

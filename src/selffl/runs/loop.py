@@ -24,8 +24,10 @@ from selffl.errors import ConfigError, DataError, DivergedError
 from selffl.runs.evaluation import Evaluation, evaluate, of_clients, or_none, score_names
 from selffl.runs.folder import REPORTED, Records, Row, RunConfig, RunFolder
 from selffl.runs.gain import gain_columns, gain_scores
+from selffl.runs.predict import inputs_of_rows
+from selffl.training.answers import LabelScale, present_model
 from selffl.training.blocks import Loss, repeatable
-from selffl.training.evaluation import check_rows, numbers_of_rows
+from selffl.training.evaluation import check_numbers, check_rows, numbers_of_rows
 from selffl.training.flat import FlatModel
 from selffl.training.metrics import Metric, by_loss
 from selffl.training.model import ModelSource
@@ -58,10 +60,12 @@ class Training:
         self.module = copy.deepcopy(module)  # whatever the user does with it later
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
-        rows = federation.to(device, dtype)
+        self.label_scale = LabelScale.of(federation.preparation, loss)
+        rows = self.label_scale.scale_rows(federation).to(device, dtype)
         parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
         measures = [check_rows(self.model, loss, part, list(rows.clients)) for part in parts]
-        self.measure = measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
+        measure = measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
+        self.measure = self.label_scale.in_user_units(measure)
         self.config = replace(config, metrics=(*self.measure.metrics, *self.metrics))
         optimiser = optimiser_of(**config.optimiser)
         check_optimiser(optimiser, method)
@@ -92,7 +96,22 @@ class Training:
     def evaluation(self, state: RunState, rows: Rows | None = None, fine_tune: Sequence[int] = ()) -> Evaluation:
         """All clients on the rows that the run is evaluated on, or on others."""
         chosen = self.evaluated if rows is None else rows
-        return evaluate(self.engine, self.source, state, chosen, self.measure, fine_tune, self.metrics)
+        return evaluate(
+            self.engine, self.source, state, chosen, self.measure, fine_tune, self.metrics, self.label_scale
+        )
+
+    def present(self, params: Tensor) -> nn.Module:
+        """A model as the user gets it: in the units of the table that the rows came from, if they did."""
+        return present_model(self.model.load(params), self.federation.preparation, self.label_scale)
+
+    def inputs_of(self, rows: Any) -> Tensor:
+        """A user's rows, in the user's units, as the model takes them."""
+        known = self.source.federation.train.features
+        found = inputs_of_rows(rows, self.federation.preparation, tuple(known.shape[1:]))
+        if found.is_floating_point() and not known.is_floating_point():
+            raise DataError(f"features are {found.dtype}; expected whole numbers, as those that were trained on.")
+        check_numbers(self.model, found)
+        return found.to(known)
 
     def alone(self) -> tuple[Evaluation, Tensor]:
         """All clients on the same rows after as many rounds by themselves, and whose models were lost ``[M]``.
@@ -104,7 +123,14 @@ class Training:
         lost = ~state.memory.params.isfinite().all(-1)
         kept = map_tensors(lambda tensor: tensor.masked_fill(lost.view(-1, *[1] * (tensor.ndim - 1)), 0), state.memory)
         found = evaluate(
-            engine, self.source, replace(state, memory=kept), self.evaluated, self.measure, (), self.metrics
+            engine,
+            self.source,
+            replace(state, memory=kept),
+            self.evaluated,
+            self.measure,
+            (),
+            self.metrics,
+            self.label_scale,
         )
         return found, lost.cpu()
 
@@ -120,7 +146,7 @@ class Training:
                 metric.of_client(name, self.federation.clients[first], outputs, labels)
 
         own = of_clients(self.evaluated, first, first + 1)
-        numbers_of_rows(self.model, self.model.params, own, self.measure, on_client=measured)
+        numbers_of_rows(self.model, self.model.params, own, self.measure, on_client=self.label_scale.for_user(measured))
 
     def _chunk_size(self) -> int:
         """Clients that train at once, where nobody has said: as many as the cache holds, or on a GPU the memory."""

@@ -13,15 +13,24 @@ from torch import Tensor, nn
 
 from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.data.federation import Federation
+from selffl.data.preparation import Preparation
 from selffl.engines.cohort import RunState
 from selffl.errors import ConfigError
 from selffl.runs import folder as files
 from selffl.runs.confidence import Confidence
 from selffl.runs.evaluation import Evaluation
-from selffl.runs.export import Precision, client_about, position_of, save_state_dict, write_personal
+from selffl.runs.export import (
+    Precision,
+    client_about,
+    describe_answers,
+    position_of,
+    save_state_dict,
+    write_personal,
+)
 from selffl.runs.folder import Records, Row, RunConfig, RunFolder
 from selffl.runs.gain import gain_rows
 from selffl.runs.loop import OnRound, Training, few_threads, go_on, history_columns, partition_rows
+from selffl.runs.predict import Predictor
 from selffl.runs.trackers import Tracker, tracked
 from selffl.runs.welcome import rows_of_newcomer, welcomed
 from selffl.state.checkpoint import save_tensors
@@ -56,13 +65,72 @@ class Run:
 
     def global_model(self) -> nn.Module:
         """The shared model."""
-        return self._training.model.load(self._state.server.params)
+        return self._training.present(self._state.server.params)
 
     def personal_model(self, client: Hashable) -> nn.Module:
-        """The model of one client, by its id."""
-        return self._training.model.load(self._personal(position_of(client, list(self.federation.clients))))
+        """The model of one client, by its id.
 
-    def welcome(self, rows: tuple[Any, Any] | Federation) -> nn.Module:
+        Of a run on a table (`Federation.from_csv`, `from_frame`) it takes rows, and answers, in the table's own units:
+        `selffl.PreparedModel`, whose ``module`` is the model as it was trained.
+        """
+        return self._training.present(self._personal(position_of(client, list(self.federation.clients))))
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """How the rows of a table became numbers, and what its units and classes are; none of runs on arrays."""
+        return self.federation.preparation
+
+    def predict(self, rows: Any, client: Any = None) -> Any:
+        """Answers to new rows, each by its own client's model, in the user's classes and units.
+
+        Rows of clients that were not there, or of nobody in particular, are answered by the global model.
+
+        Args:
+            rows: a frame with the columns that were trained on (the label need not be there), the path of a CSV or
+                Parquet file, or an array of features as `Federation.from_arrays` takes them.
+            client: the name of the column of clients, by default the one that was trained on; of an array, one id for
+                each row.
+
+        Returns:
+            A row for each row, in a frame of the same library, or a Table of pyarrow: the client, the ``prediction``,
+            ``probability_…`` of each class, and ``model``, whether it was ``personal`` or ``global``.
+
+        Examples:
+            >>> import pyarrow, selffl
+            >>> table = pyarrow.table({"site": list("abab") * 9, "age": range(36), "ill": ["no", "yes"] * 18})
+            >>> fed = selffl.Federation.from_frame(table, client="site", label="ill")
+            >>> run = selffl.train("softmax", fed, rounds=5, participation=1.0)
+            >>> run.predict(table.slice(0, 2))["prediction"].to_pylist()
+            ['no', 'yes']
+        """
+        return self._predictor().predict(rows, client)
+
+    def _predictor(self) -> Predictor:
+        training = self._training
+
+        def model_of(position: int | None) -> nn.Module:
+            return training.model.load(self._state.server.params if position is None else self._personal(position))
+
+        params = self._state.server.params
+        return Predictor(
+            self.federation.clients,
+            model_of,
+            self.preparation,
+            training.label_scale,
+            self.classes,
+            tuple(self.federation.train.features.shape[1:]),
+            params.dtype,
+            params.device,
+        )
+
+    @property
+    def classes(self) -> Sequence[Any] | None:
+        """The classes as the user names them, in the order of a model's outputs; none where answers are numbers."""
+        if self.federation.num_classes is None:
+            return None
+        return self.federation.classes or range(self.federation.num_classes)
+
+    def welcome(self, rows: Any) -> nn.Module:
         """A personal model for a client that never took part, from the global model and its own rows, at once.
 
         Of ``self-fl-auto`` it is the posterior mode under the spread between clients that the run has learned: one or
@@ -73,9 +141,9 @@ class Run:
         is kept.
 
         Args:
-            rows: (features, labels) as the federation has them, one row or many; of classes with names, either names or
-                numbers.  Or a federation of one client, whose training rows are taken.  Without any row the model is
-                the global one.
+            rows: of a run on a table, a frame or the path of a file with the same columns and the label.  Or
+                (features, labels) in the user's own units and classes, one row or many.  Or a federation of one client,
+                whose training rows are taken.  Without any row the model is the global one.
 
         Examples:
             >>> import selffl
@@ -89,7 +157,7 @@ class Run:
         own = rows_of_newcomer(self._training, rows)
         if len(own.labels) == 0:
             return self.global_model()
-        return self._training.model.load(welcomed(self._training, self._state, own)[0])
+        return self._training.present(welcomed(self._training, self._state, own)[0])
 
     def _personal(self, position: int) -> Tensor:
         """One at a time, so that a model has the same bits whoever asks for it."""
@@ -125,19 +193,22 @@ class Run:
         places = list(dict.fromkeys(position_of(client, ids) for client in (ids if clients is None else clients)))
         chosen = [ids[place] for place in places]
         about = {"algorithm": self.config.algorithm, "data": self.config.data, "round": self._state.round_number}
+        about |= describe_answers(self.preparation, self._training.label_scale, self.classes)
         if full:
             if len(chosen) != 1 or precision != "exact":
                 raise ConfigError(
                     f"full=True is given for {len(chosen)} clients in precision {precision!r}; expected one client, "
                     "exact. Name it in clients, or leave out full."
                 )
-            save_state_dict(Path(path), self.personal_model(chosen[0]).state_dict(), about | {"client": chosen[0]})
+            module = self._training.model.load(self._personal(places[0]))
+            about |= {"client": chosen[0], "module": str(module)}
+            save_state_dict(Path(path), module.state_dict(), about)
             return
         known = {row["client"]: client_about(row) for row in self.clients}
         variance = getattr(self._state.server, "inter_variance", None)
         write_personal(
             Path(path),
-            self.global_model(),
+            self._training.model.load(self._state.server.params),
             (self._training.model.parts(self._personal(place)) for place in places),
             chosen,
             about
@@ -266,6 +337,8 @@ def begin(path: Path, training: Training, records: Records, state: RunState, kee
     is_classified = not {"accuracy", "auc"}.isdisjoint(training.measure.metrics)
     if held := partition_rows(training.federation) if is_classified else []:
         write_csv(path / files.PARTITION, held)
+    if training.federation.preparation is not None:
+        training.federation.preparation.save(path / files.PREPARATION)
     if config.source is None and keep_rows:
         training.federation.save(path / files.FEDERATION)
     if config.gain:

@@ -20,9 +20,11 @@ from selffl.algorithms.contract import Scores, map_tensors
 from selffl.algorithms.self_fl import SelfFL
 from selffl.algorithms.self_fl_auto import SelfFLAuto
 from selffl.data.federation import Federation, Rows
+from selffl.data.preparation import encode_classes
 from selffl.engines.cohort import RunState
-from selffl.errors import DataError, DivergedError, unknown_name
+from selffl.errors import DataError, DivergedError
 from selffl.runs.loop import Method, Training, few_threads
+from selffl.runs.predict import is_table, read_rows
 from selffl.state.memory import MemoryStore
 from selffl.training.blocks import repeatable
 from selffl.training.evaluation import check_rows
@@ -35,23 +37,10 @@ NEWCOMER = "newcomer"  # what messages call it
 
 
 def rows_of_newcomer(training: Training, rows: Any) -> Rows:
-    """A newcomer's rows, once they are seen to be of the kind that the run was trained on; where it has any."""
+    """A new client's rows as the model takes them, once they are seen to be of the kind that the run was trained on."""
     known = training.federation.train
-    if isinstance(rows, Federation):
-        if rows.num_clients != 1:
-            raise DataError(f"the federation has {rows.num_clients} clients; expected the newcomer alone.")
-        features: Any = rows.train.features
-        labels: Any = rows.train.labels
-        if rows.classes is not None:  # it numbers those that it holds, the run those of everybody
-            labels = np.array(rows.classes)[labels.cpu().numpy()]
-    else:
-        try:
-            features, labels = rows
-        except (TypeError, ValueError):
-            raise DataError(
-                f"rows are a {type(rows).__name__}; expected a pair (features, labels), or a federation of one client."
-            ) from None
-    found = Rows.of_one(features, _numbered(labels, training.federation.classes))
+    features, labels = _features_and_labels(training, rows)
+    found = Rows.of_one(features, labels)
     if len(found.labels) == 0:
         return found
     # Whole numbers may stand for the floating-point ones that they are; the other way round would lose something.
@@ -62,23 +51,55 @@ def rows_of_newcomer(training: Training, rows: Any) -> Rows:
                 f"a {name} of the newcomer has shape {tuple(mine.shape[1:])}; expected {tuple(theirs.shape[1:])}, as "
                 "of the clients that were trained on."
             )
+    found = Rows(found.features, training.label_scale.scale_labels(found.labels), found.offset)
     found = found.to(training.config.device, getattr(torch, training.config.dtype))
     check_rows(training.model, training.loss, found, [NEWCOMER])
     return found
 
 
-def _numbered(labels: Any, classes: Sequence[str] | None) -> Any:
-    """Names of classes as their numbers; anything else as it is."""
-    if classes is None or isinstance(labels, Tensor):
+def _features_and_labels(training: Training, rows: Any) -> tuple[Any, Any]:
+    """A new client's inputs, and its labels as the federation has them."""
+    federation, preparation = training.federation, training.federation.preparation
+    if isinstance(rows, Federation):
+        if rows.num_clients != 1:
+            raise DataError(f"the federation has {rows.num_clients} clients; expected the newcomer alone.")
+        if rows.preparation is not None and rows.preparation != preparation:
+            raise DataError(
+                "the newcomer's federation has a preparation of its own; expected that of the run. Pass "
+                "preparation=run.preparation where it is made, or the frame or file itself."
+            )
+        labels: Any = rows.train.labels
+        if rows.classes is not None:  # it numbers those that it holds, the run those of everybody
+            labels = np.array(list(rows.classes), dtype=object)[labels.cpu().numpy()]
+        features = rows.train.features
+        if preparation is not None and rows.preparation is None:
+            features = training.inputs_of(features)
+        return features, _numbered(labels, federation.classes)
+    if is_table(rows):
+        features = training.inputs_of(rows)  # which refuses a run without names of columns
+        assert preparation is not None
+        return features, torch.from_numpy(preparation.encode_label(read_rows(rows, preparation)).copy())
+    try:
+        features, labels = rows
+    except (TypeError, ValueError):
+        raise DataError(
+            f"rows are a {type(rows).__name__}; expected a pair (features, labels), a frame or the path of a file, or a "
+            "federation of one client."
+        ) from None
+    if preparation is not None and len(features):
+        features = training.inputs_of(features)
+    return features, _numbered(labels, federation.classes)
+
+
+def _numbered(labels: Any, classes: Sequence[Any] | None) -> Any:
+    """Classes as the user writes them as their numbers; where classes have names, numbers are taken as they are."""
+    if classes is None:
         return labels
-    column = np.asarray(labels)
-    if column.dtype.kind not in "UO" or not all(isinstance(name, str) for name in column.reshape(-1).tolist()):
+    column = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+    has_names = any(isinstance(name, str) for name in classes)
+    if has_names and column.dtype.kind in "biuf":
         return labels
-    place = {name: number for number, name in enumerate(classes)}
-    strange = next((name for name in column.reshape(-1).tolist() if name not in place), None)
-    if strange is not None:
-        raise unknown_name("class", strange, classes)
-    return np.vectorize(place.__getitem__, otypes=[np.int64])(column)
+    return encode_classes(column, classes) if column.ndim == 1 else labels
 
 
 def _as(values: Tensor, known: Tensor) -> Tensor:

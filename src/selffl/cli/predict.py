@@ -1,0 +1,116 @@
+"""`selffl predict`: answers to new rows, each by its own client's model."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from selffl.cli import console
+from selffl.errors import ConfigError, DataError
+
+app = typer.Typer()
+
+WRITERS = (".csv", ".parquet")
+
+
+@app.command("predict")
+def predict_command(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a run, or a file of personal models (selffl export).", metavar="RUN")
+    ],
+    table: Annotated[Path, typer.Argument(help="New rows, with a header: .csv or .parquet.", metavar="ROWS.csv")],
+    client: Annotated[
+        str | None, typer.Option(help="Column that says whose row it is; without it, the one that was trained on.")
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="File to write, .csv or .parquet; without it, CSV on standard output."),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the columns of the rows beside the answers.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Write a prediction for every row, by its own client's model, in the classes and units of your own table.
+
+    Rows of clients that took no part are answered by the global model; the column model says which.
+
+    Example: selffl predict runs/wards new-rows.csv --client ward -o answers.csv
+    """
+    from selffl.data.tables import read_table
+    from selffl.runs.export import PersonalModels
+    from selffl.runs.reopen import load
+
+    if target is not None:
+        if target.suffix not in WRITERS:
+            raise ConfigError(f"the file is to be {target}; expected a name that ends in {' or '.join(WRITERS)}.")
+        if target.resolve() == table.resolve():
+            raise ConfigError(f"{target} is the file that is read; expected another one to write.")
+        console.check_target(target)
+    elif as_json:
+        raise ConfigError("--json says what was written, and nothing is without --out; expected --out FILE.")
+    source: Any = PersonalModels(folder) if folder.is_file() else load(folder)
+    if source.preparation is None or not source.preparation.columns:
+        raise DataError(
+            f"{folder} was trained on arrays, which have no names of columns; expected a run on a table. Use "
+            "run.predict(array) in Python."
+        )
+    rows = read_table(table, source.preparation.texts if client is None else [*source.preparation.texts, client])
+    answers = source.predict(rows, client)
+    written = _beside(rows, answers) if keep else answers
+    _write(written, target)
+    counts = Counter(answers.column("model").to_pylist())
+    if target is None:
+        return
+    if as_json:
+        print(json.dumps({"file": str(target), "rows": len(answers), **counts}, ensure_ascii=False))
+        return
+    whose = [
+        f"{counts[kind]:,} by {name}"
+        for kind, name in (("personal", "personal models"), ("global", "the global model"))
+        if counts[kind]
+    ]
+    console.tell(console.out, f"{len(answers):,} rows answered, {' and '.join(whose)}: {target}")
+
+
+def _beside(rows: Any, answers: Any) -> Any:
+    """The columns of the rows as they were read, and the answers."""
+    import pyarrow as pa
+
+    taken = set(rows.columns)
+    names = {name: name if name not in taken else f"{name} (answer)" for name in answers.column_names}
+    own = {name: rows.columns[name] for name in rows.columns}
+    added = {
+        names[name]: answers.column(name)
+        for name in answers.column_names
+        if name == "prediction" or name == "model" or name.startswith("probability_")
+    }
+    return pa.table(own | added)
+
+
+def _write(table: Any, target: Path | None) -> None:
+    import sys
+
+    from pyarrow import csv, parquet
+
+    from selffl.state.files import replacing
+
+    plain = _without_dictionaries(table)
+    if target is None:
+        csv.write_csv(plain, sys.stdout.buffer)
+        return
+    with replacing(target) as partial:
+        if target.suffix == ".csv":
+            csv.write_csv(plain, partial)
+        else:
+            parquet.write_table(plain, partial)
+
+
+def _without_dictionaries(table: Any) -> Any:
+    """The table with plain text, which every reader takes."""
+    import pyarrow as pa
+
+    kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in table.schema.types]
+    return table.cast(pa.schema(list(zip(table.column_names, kinds, strict=True))))
