@@ -83,6 +83,7 @@ __all__ = [
     "Metric",
     "PersonalModels",
     "Posterior",
+    "PreparedModel",
     "QuorumError",
     "RefusedError",
     "Run",

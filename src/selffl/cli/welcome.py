@@ -26,8 +26,8 @@ def welcome_command(
     features: Annotated[
         str | None,
         typer.Option(
-            help="Of a run on arrays: columns of the features, with commas, in the order of those that were trained on; "
-            "all others. A run on a table knows its columns."
+            help="Of a run on arrays: columns of the features, with commas, in the order of those that were trained on, "
+            "or all others. A run on a table knows its columns."
         ),
     ] = None,
     target: Annotated[
@@ -80,8 +80,8 @@ def _rows(run: Any, path: Path, label: str | None, features: str | None) -> tupl
     if known is not None and known.columns:
         if chosen is not None or label not in (None, known.label.name):
             raise ConfigError(
-                f"the run knows its columns, and the label {known.label.name!r}; expected neither --features nor another "
-                "--label. Name the columns of the file as those that were trained on."
+                f"the run knows its columns, and the label {known.label.name!r}; expected neither --features nor "
+                "another --label. Name the columns of the file as those that were trained on."
             )
         rows = read_table(path, known.texts)
         return rows, len(rows)

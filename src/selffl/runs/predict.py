@@ -95,7 +95,7 @@ class Predictor:
     classes: Sequence[Any] | None
     shape: Sequence[int]
     dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: torch.device | str = "cpu"
 
     def predict(self, rows: Any, client: Any = None) -> Any:
         """One row of answers for each row: its client, the prediction, probabilities of classes, whose model.

@@ -83,7 +83,7 @@ def _features_and_labels(training: Training, rows: Any) -> tuple[Any, Any]:
         features, labels = rows
     except (TypeError, ValueError):
         raise DataError(
-            f"rows are a {type(rows).__name__}; expected a pair (features, labels), a frame or the path of a file, or a "
+            f"rows are a {type(rows).__name__}; expected a pair (features, labels), a frame, the path of a file, or a "
             "federation of one client."
         ) from None
     if preparation is not None and len(features):

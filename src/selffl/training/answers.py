@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import Preparation
 from selffl.training.blocks import Loss
-from selffl.training.losses import is_poisson, is_scale_equivariant
+from selffl.training.losses import is_of_log_rates, is_scale_equivariant
 from selffl.training.metrics import Measure
 
 
@@ -38,7 +38,7 @@ class LabelScale:
         """The scale of a run with that preparation and loss."""
         if preparation is None or preparation.label.task == "classes":
             return cls()
-        if is_poisson(loss):
+        if is_of_log_rates(loss):
             return cls(is_log=True)
         return cls(preparation.label.mean, preparation.label.scale) if is_scale_equivariant(loss) else cls()
 
