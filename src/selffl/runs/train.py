@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms import ALGORITHMS, algorithm
+from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.options import above, at_least, one_of, true_or_false
 from selffl.data.federation import Federation, check_seed
@@ -33,7 +33,7 @@ Warm = Mapping[str, Tensor]  # a state_dict
 def train(
     model: nn.Module | str,
     federation: Federation,
-    algorithm: str | Method = "self-fl",
+    algorithm: str | Method = DEFAULT_ALGORITHM,
     *,
     rounds: int = 200,
     participation: float = 0.1,
@@ -67,7 +67,8 @@ def train(
     Args:
         model: a module without running statistics, or the name of one of `selffl.models.MODELS`.
         federation: whose rows.
-        algorithm: a name, or a method with options: ``selffl.algorithm("ditto", penalty=0.1)``.
+        algorithm: a name, or a method with options: ``selffl.algorithm("ditto", penalty=0.1)``; left out, that is
+            ``self-fl-auto``, as everywhere.
         rounds: how many.
         participation: C, the share of clients in a round.
         learning_rate: η.

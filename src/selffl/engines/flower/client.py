@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from selffl.algorithms import Algorithm
+from selffl.algorithms import DEFAULT_ALGORITHM, Algorithm
 from selffl.algorithms import algorithm as method_of
 from selffl.algorithms.contract import tensors_of
 from selffl.data.federation import Federation, Rows
@@ -229,7 +229,7 @@ def personal_model(model: nn.Module, memory_dir: str | Path, experiment: str, cl
 def client_app(
     model: nn.Module,
     load_data: Callable[[Any], Data],
-    algorithm: str | Method = "self-fl",
+    algorithm: str | Method = DEFAULT_ALGORITHM,
     *,
     memory_dir: str | Path | None = None,
     loss: Loss = nn.functional.cross_entropy,
