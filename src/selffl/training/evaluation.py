@@ -201,6 +201,7 @@ def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
         generators.append(torch.cuda.default_generators[features.device.index or 0])
     before = [generator.get_state() for generator in generators]
     try:
+        model.probe_rows(features)
         with torch.no_grad():
             outputs = model(params, features)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
