@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from selffl.algorithms import ALGORITHMS
+from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
 from selffl.cli import live, names
 from selffl.data import DATA_SETS
 from selffl.runs.trackers import TRACKERS
@@ -38,6 +38,7 @@ def test_the_names_that_complete_are_the_registries():
     assert tuple(DATA_SETS) == names.DATA_SETS
     assert tuple(STUDIES) == names.STUDIES
     assert tuple(TRACKERS) == names.TRACKERS
+    assert names.DEFAULT_ALGORITHM == DEFAULT_ALGORITHM
     assert {name: tuple(f.name for f in fields(make())) for name, make in ALGORITHMS.items()} == dict(names.ALGORITHMS)
 
 
@@ -48,7 +49,9 @@ def test_the_names_that_complete_are_the_registries():
         ("run my", {"my-study"}),
         ("run digits --algorithm ditto", {"ditto", "ditto-equal"}),
         ("run digits --algorithm ditto --set pen", {"penalty="}),
-        ("run digits --set max", {"max_local_steps="}),
+        ("run digits --set max", set()),
+        ("run digits --set num", {"num_local_steps=", "num_local_epochs="}),
+        ("run digits --algorithm self-fl --set max", {"max_local_steps="}),
         ("run digits --set learn", {"learning_rate="}),
         ("run digits --device cu", {"cuda"}),
         ("compare digits --algorithms self-fl,loc", {"self-fl,local"}),

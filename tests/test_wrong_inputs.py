@@ -40,6 +40,9 @@ def broken(seed):
 def nothing(seed):
     pass
 
+def three(seed):
+    return selffl.Federation.from_arrays(np.ones((6, 3), dtype=np.float32), [0, 1, 2, 0, 1, 2], list("ababab"))
+
 def untested(seed):
     return selffl.Federation.from_arrays(np.ones((4, 3), dtype=np.float32), [0, 1, 0, 1], list("abcd"))
 
@@ -48,9 +51,6 @@ def model(federation):
 
 def too_wide(federation):
     return nn.Linear(4, 2)
-
-def too_few(federation):
-    return nn.Linear(3, 1)
 
 def no_model(federation):
     return "softmax"
@@ -71,7 +71,7 @@ STUDIES = {  # study files that are wrong, by what is wrong
     "none": {"data": "study.py:nothing"},
     "untested": {"data": "study.py:untested"},
     "wide": {"model": "study.py:too_wide"},
-    "few": {"model": "study.py:too_few"},
+    "few": {"data": "study.py:three"},
     "text": {"model": "study.py:no_model"},
     "loss": {"loss": "cross_entrop"},
     "place": {"data": "study.py:"},
@@ -280,7 +280,7 @@ COMMANDS = {
     "a model that is none": ("run study-text", "study.py:no_model returned a str", "torch.nn.Module"),
     "nothing to test on": ("compare study-untested --out new", "no client of study-untested has rows to test on"),
     "a model for other rows": ("run study-wide --out new", "cannot take a row of shape (3,)"),
-    "a model for fewer classes": ("run study-few --out new", "labels"),
+    "a model for fewer classes": ("run study-few --out new", "has the label 2, and Linear has 2 outputs"),
     "an option of a study's method": ("run study-good --set penaltie=1", "unknown key in --set"),
     # exports of what is not there
     "a memory that is not there": ("flower list nowhere", "nowhere"),

@@ -29,6 +29,7 @@ from selffl.runs.loop import Method
 from selffl.runs.run import Run
 from selffl.runs.train import named_method, train
 from selffl.training.flat import FlatModel
+from selffl.training.losses import squared_error
 
 RATE = 0.1  # of local steps, where nobody says otherwise
 SMALL = 1e-4  # steps that are worth a warning
@@ -275,7 +276,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         self.target_mean_, self.target_scale_ = map(float, _moments(target)) if self.standardise else (0.0, 1.0)
         scaled = torch.tensor((target - self.target_mean_) / self.target_scale_, dtype=torch.float32)
         module = self._module(x, 1, _linear)
-        self._train(x, scaled.unsqueeze(-1), client, module, _squared_error)
+        self._train(x, scaled.unsqueeze(-1), client, module, squared_error)
         return self
 
     def _rate(self, federation: Federation) -> float:
@@ -323,11 +324,6 @@ def _linear(num_features: int, num_outputs: int) -> nn.Module:
     for part in layer.parameters():
         nn.init.zeros_(part)
     return layer
-
-
-def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean square, whether a row's one output has an axis of its own or not."""
-    return nn.functional.mse_loss(outputs.reshape(targets.shape), targets)
 
 
 def _moments(values: Array) -> tuple[Array, Array]:

@@ -150,7 +150,7 @@ def test_labels_that_no_metric_fits_are_measured_by_their_loss():
 def test_outputs_of_another_shape_than_the_targets_are_refused_before_training():
     x, y, client = table()
     fed = selffl.Federation.from_arrays(x, y, client, 0.3)
-    with pytest.raises(DataError, match=r"squeeze\(-1\)"):
+    with pytest.raises(ConfigError, match=r"squeeze\(-1\)"):
         selffl.train(nn.Linear(3, 1), fed, "fedavg", loss=nn.functional.mse_loss, **FAST)
 
 
@@ -252,3 +252,54 @@ def test_a_loss_that_is_a_class_and_names_that_are_not_there():
             ask("f1", "personal")
         with pytest.raises(ConfigError, match=r"^unknown view 'mine'; .*personal"):
             ask("error", "mine")
+
+
+@pytest.mark.parametrize("has_axis", [True, False])
+def test_values_without_a_loss_are_learned_by_their_squared_error(has_axis, tmp_path):
+    x, y, client = table()
+    fed = selffl.Federation.from_arrays(x, y, client, 0.3)
+    torch.manual_seed(0)
+    module = nn.Linear(3, 1) if has_axis else nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    run = selffl.train(module, fed, "self-fl", out=tmp_path / "run", **FAST | {"rounds": 20})
+    assert run.config.loss == "squared_error"
+    torch.manual_seed(0)
+    stated = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    expected = selffl.train(stated, fed, "self-fl", loss=nn.functional.mse_loss, **FAST | {"rounds": 20})
+    assert run.summary["weighted_error"] == pytest.approx(expected.summary["weighted_error"], rel=1e-4)
+    assert run.summary["weighted_error"] < 0.7 * y.std()
+    # A module is given, so that nothing is unpickled: the loss is found by its name.
+    again = selffl.load(tmp_path / "run", model=module)
+    assert (again.config.loss, again.summary) == ("squared_error", run.summary)
+    longer = selffl.resume(tmp_path / "run", model=module, rounds=22)
+    assert longer.summary["rounds"] == 22
+
+
+def test_two_classes_and_one_output_without_a_loss_are_told_apart(tmp_path):
+    x, y, client = table()
+    fed = selffl.Federation.from_arrays(x, (y > 0).astype(int), client, 0.3)
+    torch.manual_seed(0)
+    run = selffl.train(nn.Linear(3, 1), fed, out=tmp_path / "run", **FAST | {"rounds": 20})
+    assert (run.config.loss, run.config.metrics) == ("logistic_loss", ("accuracy", "auc"))
+    for (outputs, labels), record in zip(by_client(run), run.clients, strict=True):
+        assert record["accuracy"] == pytest.approx(np.mean((outputs[:, 0] > 0) == labels))
+    assert run.summary["weighted_accuracy"] > 0.9
+    assert selffl.load(tmp_path / "run").summary == run.summary
+    assert run.probabilities(0).shape[1] == 2
+
+
+def test_counts_are_measured_by_their_rates():
+    x, y, client = table()
+    counts = np.random.default_rng(1).poisson(np.exp(0.3 * y))
+    fed = selffl.Federation.from_arrays(x, counts, client, 0.3)
+    run = selffl.train(squeezed(), fed, "fedavg", loss=nn.functional.poisson_nll_loss, **FAST)
+    assert run.config.metrics == ("error",)
+    expected = [np.sqrt(np.mean((np.exp(guess) - target) ** 2)) for guess, target in by_client(run)]
+    assert [row["error"] for row in run.clients] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_run_of_an_older_release_has_its_loss_by_torchs_name(tmp_path):
+    x, y, client = table()
+    fed = selffl.Federation.from_arrays(x, y, client, 0.3)
+    run = selffl.train(squeezed(), fed, "fedavg", loss=nn.functional.huber_loss, out=tmp_path / "run", **FAST)
+    assert run.config.loss == "huber_loss"
+    assert selffl.load(tmp_path / "run", model=squeezed()).summary == run.summary

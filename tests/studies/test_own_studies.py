@@ -452,3 +452,26 @@ def test_a_csv_file_that_is_wrong(tmp_path, text, part):
     with pytest.raises((DataError, ConfigError)) as raised:
         read_table(tmp_path / "rows.csv", "site", "y")
     assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [("", "squared_error"), ('loss = "squared_error"', "squared_error"), ('loss = "huber_loss"', "huber_loss")],
+)
+def test_a_study_of_values_may_leave_its_loss_out(tmp_path, stated, expected):
+    (tmp_path / "study.toml").write_text(
+        f'data = "study.py:federation"\nmodel = "study.py:model"\nrounds = 1\n{stated}\n', encoding="utf-8"
+    )
+    (tmp_path / "study.py").write_text(
+        "import selffl, torch\n"
+        "def federation(seed):\n"
+        "    x = torch.arange(24.0).reshape(12, 2) / 24\n"
+        "    return selffl.Federation.from_arrays(x, x.sum(1), [row % 3 for row in range(12)], 0.25, seed)\n"
+        "def model(federation):\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Flatten(0))\n",
+        encoding="utf-8",
+    )
+    problem = read_study(tmp_path)
+    run = problem.run("fedavg", {}, seed=0, out=tmp_path / "run")
+    assert (run.config.loss, run.config.metrics) == (expected, ("error",))
+    assert selffl.load(tmp_path / "run", **problem.own_parts(0)).summary == run.summary

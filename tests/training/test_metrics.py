@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from selffl.data.federation import Rows
-from selffl.errors import DataError
+from selffl.errors import ConfigError
 from selffl.training.evaluation import check_rows
 from selffl.training.flat import FlatModel
 from selffl.training.metrics import (
@@ -102,7 +102,7 @@ def test_numbers_of_rows_are_what_they_say():
 def test_a_loss_that_would_hold_every_row_against_every_other_is_refused():
     """Outputs [B, 1] against labels [B]: torch broadcasts to [B, B] with no more than a warning."""
     rows = Rows(torch.zeros(4, 3), torch.rand(4), torch.tensor([0, 4]))
-    with pytest.raises(DataError, match=r"outputs of shape \(2, 1\) and labels of shape \(2,\).* squeeze\(-1\)"):
+    with pytest.raises(ConfigError, match=r"outputs of shape \(1,\) per row.* squeeze\(-1\)"):
         check_rows(FlatModel(nn.Linear(3, 1)), F.mse_loss, rows)
     squeezed = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
     assert check_rows(FlatModel(squeezed), F.mse_loss, rows) is VALUES

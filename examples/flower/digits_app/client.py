@@ -12,4 +12,4 @@ def load_data(client_id):
     return sites.train.features[train], sites.train.labels[train], sites.test.features[test], sites.test.labels[test]
 
 
-app = client_app(model, load_data)
+app = client_app(model, load_data, "self-fl")

@@ -47,6 +47,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {  # with the options of each
     "fedper": (*_STEPS, "head", "weighting"),
     "fedrep": (*_STEPS, "head", "weighting", "head_steps"),
 }
+DEFAULT_ALGORITHM = "self-fl-auto"
 DEVICES = ("cpu", "cuda")
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
@@ -95,5 +96,5 @@ def device(incomplete: str) -> list[str]:
 
 def setting(ctx: typer.Context, incomplete: str) -> list[str]:
     """A key of --set, for the method that is named before it; the value is the user's."""
-    chosen = ctx.params.get("algorithm") or "self-fl"
+    chosen = ctx.params.get("algorithm") or DEFAULT_ALGORITHM
     return [f"{key}=" for key in _starting((*ALGORITHMS.get(chosen, ()), *OF_PROBLEM), incomplete)]

@@ -26,8 +26,8 @@ def welcome_command(
     features: Annotated[
         str | None,
         typer.Option(
-            help="Of a run on arrays: columns of the features, with commas, in the order of those that were trained on, "
-            "or all others. A run on a table knows its columns."
+            help="Of a run on arrays: columns of the features, with commas, in the order of those trained on, or all "
+            "others. A run on a table knows its columns."
         ),
     ] = None,
     target: Annotated[

@@ -14,6 +14,7 @@ from selffl.reports.collect import Group
 from selffl.runs.folder import RunConfig
 from selffl.runs.train import train
 from selffl.studies.result import Estimate
+from selffl.training.losses import OWN as OWN_LOSSES
 
 
 def listed(names: Sequence[str]) -> str:
@@ -282,13 +283,13 @@ def call(config: RunConfig) -> str:
         if getattr(config, key) != usual[key].default:
             settings[key] = getattr(config, key)
     objects = {
-        "loss": f"torch.nn.functional.{config.loss}" if config.loss else "loss",
+        "loss": _loss(config.loss),
         "dtype": f"torch.{config.dtype}",
         "optimiser": _optimiser(config),
         "metrics": "metrics" if config.own_metrics else "None",
         "start": "start" if config.is_warm else "None",
     }
-    ordinary = ("torch.nn.functional.cross_entropy", "torch.float32", "'sgd'", "None")
+    ordinary = ("torch.float32", "'sgd'", "None")
     given = {key: text for key, text in objects.items() if text not in ordinary}
     method = _method(config)
     lines = [repr(name) if name else "model", rows, method, ", ".join(_arguments(settings))]
@@ -302,6 +303,13 @@ def call(config: RunConfig) -> str:
     text += "import torch\n\n" if any(value.startswith("torch.") for value in given.values()) else ""
     text += "import selffl\n" + ("from selffl.data import load\n" if source is not None else "")
     return text + "selffl.train(\n    " + ",\n    ".join(lines) + ",\n)"
+
+
+def _loss(name: str | None) -> str:
+    """The loss as an argument; none where it follows from labels and outputs."""
+    if name is None:
+        return "loss"
+    return "None" if name in (*OWN_LOSSES, "cross_entropy") else f"torch.nn.functional.{name}"
 
 
 def _optimiser(config: RunConfig) -> str:

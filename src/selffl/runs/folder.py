@@ -73,7 +73,7 @@ class RunConfig:
     source: dict[str, Any] | None  # the call that loads the data again
     fingerprint: str  # of the rows
     model: dict[str, Any] | None  # the call that builds the model again
-    loss: str | None  # a function of torch.nn.functional
+    loss: str | None  # by its name in `selffl.training.losses`; none: one of the user's own
     has_own_method: bool  # one that is not in the registry
     metrics: tuple[str, ...] = ("accuracy",)  # that follow from the task, and the user's own
     own_metrics: dict[str, bool] = field(default_factory=dict)  # the user's own: whether higher is better

@@ -27,8 +27,9 @@ from selffl.runs.gain import gain_columns, gain_scores
 from selffl.runs.predict import inputs_of_rows
 from selffl.training.answers import LabelScale, present_model
 from selffl.training.blocks import Loss, repeatable
-from selffl.training.evaluation import check_numbers, check_rows, numbers_of_rows
+from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel
+from selffl.training.losses import name_of
 from selffl.training.metrics import Metric, by_loss
 from selffl.training.model import ModelSource
 
@@ -51,18 +52,22 @@ class Training:
         config: RunConfig,
         method: Method,
         module: nn.Module,
-        loss: Loss,
+        loss: Loss | None,
         federation: Federation,
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:
-        self.method, self.loss, self.federation = method, loss, federation
+        self.method, self.federation = method, federation
         self.metrics = dict(metrics or {})  # the user's own
         self.module = copy.deepcopy(module)  # whatever the user does with it later
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
+        if loss is None:
+            loss = loss_for(self.model, federation.train, federation.preparation)
+            config = replace(config, loss=name_of(loss))
         self.label_scale = LabelScale.of(federation.preparation, loss)
         rows = self.label_scale.scale_rows(federation).to(device, dtype)
         parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
+        self.loss = loss
         measures = [check_rows(self.model, loss, part, list(rows.clients)) for part in parts]
         measure = measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
         self.measure = self.label_scale.in_user_units(measure)

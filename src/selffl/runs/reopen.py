@@ -26,6 +26,7 @@ from selffl.runs.trackers import Choice, followers, trackers_of
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 from selffl.training.blocks import Loss
+from selffl.training.losses import loss_named
 from selffl.training.metrics import own_metrics
 
 
@@ -47,7 +48,7 @@ def resume(
     Args:
         path: the run's folder.
         model: the module, if the one in the folder cannot or should not be unpickled; nothing is, then.
-        loss: likewise, if it is not one of torch's.
+        loss: likewise, if it is neither torch's nor selffl's.
         algorithm: likewise, if it is not one of the registry's.
         federation: the rows, if they are not in the folder.
         rounds: go on to this round instead of the one first asked for.
@@ -155,7 +156,7 @@ def _restored(path: Path, given: _Given, rounds: int | None, device: str | None)
         parts = files.load_module(path)
     try:
         method = given.method or parts.get("method") or method_of(config.algorithm, **config.options)
-        loss = given.loss or parts.get("loss") or getattr(nn.functional, str(config.loss))
+        loss = given.loss or parts.get("loss") or loss_named(str(config.loss))
         module = given.model or parts.get("module") or build(**(config.model or {}))
         getattr(torch, config.dtype)
         optimiser_of(**config.optimiser)

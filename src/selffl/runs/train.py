@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms import ALGORITHMS, algorithm
+from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.options import above, at_least, one_of, true_or_false
 from selffl.data.federation import Federation, check_seed
@@ -25,6 +25,7 @@ from selffl.runs.trackers import Choice, trackers_of
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 from selffl.training.blocks import Gradients, Loss
+from selffl.training.losses import name_of
 from selffl.training.metrics import own_metrics
 
 Warm = Mapping[str, Tensor]  # a state_dict
@@ -33,7 +34,7 @@ Warm = Mapping[str, Tensor]  # a state_dict
 def train(
     model: nn.Module | str,
     federation: Federation,
-    algorithm: str | Method = "self-fl",
+    algorithm: str | Method = DEFAULT_ALGORITHM,
     *,
     rounds: int = 200,
     participation: float = 0.1,
@@ -43,7 +44,7 @@ def train(
     device: str = "cpu",
     out: str | Path | None = None,
     model_options: Mapping[str, Any] | None = None,
-    loss: Loss = nn.functional.cross_entropy,
+    loss: Loss | None = None,
     start: Run | str | Path | nn.Module | Warm | None = None,
     evaluate_every: int | None = None,
     evaluate_on: Literal["test", "validation"] = "test",
@@ -67,7 +68,8 @@ def train(
     Args:
         model: a module without running statistics, or the name of one of `selffl.models.MODELS`.
         federation: whose rows.
-        algorithm: a name, or a method with options: ``selffl.algorithm("ditto", penalty=0.1)``.
+        algorithm: a name, or a method with options: ``selffl.algorithm("ditto", penalty=0.1)``; left out, that is
+            ``self-fl-auto``, as everywhere.
         rounds: how many.
         participation: C, the share of clients in a round.
         learning_rate: η.
@@ -76,9 +78,10 @@ def train(
         device: ``cpu``, ``cuda``, or another device of torch's.
         out: folder for the run's records and checkpoints, written as it goes; none: nothing is written.
         model_options: of a model given by name, such as ``{"hidden": 64}`` for ``lstm``.
-        loss: ``loss(outputs, labels)``, the mean over a minibatch.  What is measured follows from it and from the
-            labels: accuracy for classes, with AUC where there are two, error for values, else the loss itself
-            (`selffl.training.metrics`).
+        loss: ``loss(outputs, labels)``, the mean over a minibatch.  None: it follows from the labels and the model's
+            outputs (`selffl.training.losses`): cross-entropy for classes, the logistic loss for two classes and one
+            output, the squared error for values.  What is measured follows from it and from the labels: accuracy for
+            classes, with AUC where there are two, error for values, else the loss itself (`selffl.training.metrics`).
         start: the first model, if not the module's own: a run, the folder of one, a module or a
             state_dict.
         evaluate_every: rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
@@ -123,8 +126,8 @@ def train(
         raise ConfigError(f"loss is the class {loss.__name__}; expected a function or an instance, {loss.__name__}().")
     if not isinstance(model_options or {}, Mapping):
         raise ConfigError(f"model_options is {model_options!r}; expected a dictionary, such as {{'hidden': 64}}.")
-    if not callable(loss):
-        raise ConfigError(f"loss is {loss!r}; expected a function, such as torch.nn.functional.cross_entropy.")
+    if loss is not None and not callable(loss):
+        raise ConfigError(f"loss is {loss!r}; expected a function, such as torch.nn.functional.mse_loss, or none.")
     check_seed(seed)
     true_or_false("gain", gain)
     measured, steps_by = own_metrics(metrics), optimiser_of(optimiser)
@@ -172,7 +175,7 @@ def train(
         source=None if federation.source is None else dict(federation.source),
         fingerprint="",  # taken when the run is written
         model=recipe,
-        loss=_name_of(loss),
+        loss=None if loss is None else name_of(loss),  # none given: named once it follows
         has_own_method=not is_named(name, method),
         own_metrics={own: bool(metric.higher_is_better) for own, metric in measured.items()},
         optimiser={"name": steps_by.name, **vars(steps_by)},
@@ -235,11 +238,6 @@ def _module(
         **options,
     }
     return build(**recipe), recipe
-
-
-def _name_of(loss: Loss) -> str | None:
-    name = getattr(loss, "__name__", "")
-    return name if getattr(nn.functional, name or "?", None) is loss else None
 
 
 def _first(training: Training, start: Run | str | Path | nn.Module | Warm | None) -> Tensor:

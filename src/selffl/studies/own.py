@@ -29,11 +29,12 @@ from selffl.errors import ConfigError, SelfFLError, in_short, unknown_name
 from selffl.models import MODELS
 from selffl.studies.problems import METHODS, NUM_SEEDS, Problem
 from selffl.training.blocks import Loss
+from selffl.training.losses import NAMES as LOSSES
+from selffl.training.losses import loss_named
 
 FILE = "study.toml"
 PREFIX = "selffl_study_"  # of the names that study files have as modules
 WHERE_PYTHON_IS = "FILE.py:FUNCTION, such as study.py:"
-LOSSES = tuple(sorted(name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits"))))
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class OwnProblem(Problem):
 
     Attributes:
         folder: Where the file lies, and the Python that it names.
-        loss: One of torch.nn.functional, or FILE.py:FUNCTION.
+        loss: One of torch.nn.functional or of `selffl.training.losses`, or FILE.py:FUNCTION; none: it follows from
+            labels and outputs.
         optimiser: Of the clients' local steps.
         options: Of methods, by their names.
         chosen: The methods to compare; the first is the one to train alone.
@@ -50,7 +52,7 @@ class OwnProblem(Problem):
     """
 
     folder: str = "."
-    loss: str = "cross_entropy"
+    loss: str | None = None
     optimiser: str = "sgd"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     chosen: tuple[str, ...] = (DEFAULT_ALGORITHM, *METHODS)
@@ -100,7 +102,7 @@ class OwnProblem(Problem):
         federation = self.federation(seed)
         module = self.module(federation, seed)
         parts: dict[str, Any] = {"model": module} if isinstance(module, nn.Module) else {}
-        if not _is_named(self.loss):
+        if self.loss is not None and not _is_named(self.loss):
             parts["loss"] = self._loss()
         return parts if _is_named(self.data) else parts | {"federation": federation}
 
@@ -121,8 +123,10 @@ class OwnProblem(Problem):
             "digest": digest.hexdigest(),
         }
 
-    def _loss(self) -> Loss:
-        return getattr(nn.functional, self.loss) if _is_named(self.loss) else _function(self.folder, self.loss)
+    def _loss(self) -> Loss | None:
+        if self.loss is None:
+            return None
+        return loss_named(self.loss) if _is_named(self.loss) else _function(self.folder, self.loss)
 
     def _training(self) -> dict[str, Any]:
         return super()._training() | {"loss": self._loss(), "optimiser": self.optimiser}
@@ -150,7 +154,9 @@ def read_study(path: Path) -> OwnProblem:
             raise ConfigError(f"{file} has no {key}; expected {key} = {WHERE_PYTHON_IS + NAMES[key]!r}.")
     folder = file.parent
     for key, known in (("data", DATA_SETS), ("model", MODELS), ("loss", LOSSES)):
-        value = found.get(key, "cross_entropy")
+        value = found.get(key)
+        if value is None:  # a loss that follows
+            continue
         if not _is_named(value):
             _function(str(folder), value)
         elif value not in known:

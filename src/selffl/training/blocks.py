@@ -119,7 +119,7 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
             for client, own in enumerate(params.detach()):
                 for leaf, part in zip(leaves, model.parts(own).values(), strict=True):
                     leaf.data = part
-                value = loss(model.module(features[client]), labels[client])
+                value = loss(model.module(model.protect_rows(features[client])), labels[client])
                 slopes = torch.autograd.grad(value, leaves, materialize_grads=True)
                 torch.cat([slope.reshape(-1) for slope in slopes], out=found[client])
         return found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from selffl.data.federation import Rows
 from selffl.training.blocks import Loss
 from selffl.training.flat import FlatModel
-from selffl.training.metrics import is_loss
+from selffl.training.losses import is_cross_entropy, is_logistic
 
 
 def class_counts(model: FlatModel, loss: Loss, rows: Rows, clients: Tensor, num_classes: int) -> Tensor:
@@ -21,11 +21,7 @@ def class_counts(model: FlatModel, loss: Loss, rows: Rows, clients: Tensor, num_
     if model.class_bias is None or num_classes != model.class_bias.num_classes:
         return none
     is_one = model.class_bias.stop - model.class_bias.start == 1
-    wanted = (
-        is_loss(loss, nn.functional.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss)
-        if is_one
-        else is_loss(loss, nn.functional.cross_entropy, nn.CrossEntropyLoss)
-    )
+    wanted = is_logistic(loss) if is_one else is_cross_entropy(loss)
     is_weighted = any(getattr(loss, name, None) is not None for name in ("weight", "pos_weight"))
     if not wanted or is_weighted or not len(rows.labels) or not model.adds_bias(rows.features[:1]):
         return none

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from selffl.data.federation import Rows
+from selffl.data.preparation import Preparation
 from selffl.errors import ConfigError, DataError, in_short
 from selffl.training.blocks import Gradients, Loss, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
 from selffl.training.flat import FlatModel
+from selffl.training.losses import check_fit, default_loss
 from selffl.training.metrics import ONE_LOGIT, ONE_PROBABILITY, Measure, measure_of
 
 # Numbers of features, and of parameters, that are evaluated at once.  What a network makes of them within itself can
@@ -171,7 +173,8 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
                 "usual size. Put selffl.models.Standardise.of(training rows) first in the model, or scale the rows.",
                 stacklevel=2,
             )
-    _check_loss(loss, outputs, labels)
+    check_fit(loss, outputs, rows.labels)
+    _check_loss(loss, outputs, labels, rows.labels)
     measure = measure_of(loss, outputs, rows.labels)
     if measure in (ONE_LOGIT, ONE_PROBABILITY) and not bool(((rows.labels >= 0) & (rows.labels <= 1)).all()):
         raise DataError(
@@ -179,6 +182,17 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
             "expected 0 to 1. Number the classes 0 and 1."
         )
     return measure
+
+
+def loss_for(model: FlatModel, rows: Rows, preparation: Preparation | None = None) -> Loss:
+    """The loss that follows from the rows' labels and the model's outputs, where nobody has given one."""
+    if len(rows.labels) == 0:
+        raise DataError("there are no rows; expected at least one.")
+    few = Rows(rows.features[:2], rows.labels[:2], rows.offset).to(model.params.device, model.params.dtype)
+    if preparation is not None and preparation.label.task == "counts":
+        return nn.functional.poisson_nll_loss
+    check_numbers(model, few.features)
+    return default_loss(_outputs(model, few.features, type(model.module).__name__), rows.labels)
 
 
 def check_numbers(model: FlatModel, features: Tensor) -> None:
@@ -201,6 +215,7 @@ def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
         generators.append(torch.cuda.default_generators[features.device.index or 0])
     before = [generator.get_state() for generator in generators]
     try:
+        model.probe_rows(features)
         with torch.no_grad():
             outputs = model(params, features)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -218,24 +233,62 @@ def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
     return outputs
 
 
-def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
-    """Refuse a loss that cannot be computed, or is not one number."""
+def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor, all_labels: Tensor) -> None:
+    """Refuse a loss that cannot be computed or has no gradient, or is not one number, the mean over the rows."""
     shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(labels.shape)}, {labels.dtype}"
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as said, torch.enable_grad():
             warnings.simplefilter("always")
-            found = loss(outputs, labels)
+            leaf = outputs.detach().clone().requires_grad_()
+            found = loss(leaf, labels.clone())
+            if isinstance(found, Tensor) and found.ndim == 0:
+                torch.autograd.grad(found, leaf)
     except Exception as error:  # a loss is the user's code
         raise DataError(
             f"the loss cannot take {shapes}: {in_short(error)}. For classes pass whole numbers from 0, one per row; "
             "for binary cross-entropy floating-point labels of the outputs' shape; for anything else a loss that fits."
         ) from None
     # torch's losses broadcast [B, 1] against [B] to [B, B], and warn: every row would be held against every other.
-    if any("different to the input size" in str(warning.message) for warning in said):
+    is_crossed = any("different to the input size" in str(warning.message) for warning in said)
+    if not isinstance(found, Tensor) or found.ndim > 0:
+        what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(f"the loss of {shapes} is of {what}; expected one number, the mean over the rows.")
+    kind = _reduction(loss, outputs, labels, all_labels)
+    if is_crossed or kind == "pairs":
         raise DataError(
             f"the loss takes {shapes} for each other's rows; expected the same shape of both. Give the model a "
             "squeeze(-1), or the labels a last axis of 1."
         )
-    if not isinstance(found, Tensor) or found.ndim > 0:
-        what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise ConfigError(f"the loss of {shapes} is of {what}; expected one number, the mean over the rows.")
+    if kind == "sum":
+        raise ConfigError(
+            "the loss of two rows is the sum of their losses; expected the mean over the rows, so that steps do not "
+            "depend on the batch size. Divide by the number of rows, or leave out reduction='sum'."
+        )
+
+
+def _reduction(loss: Loss, outputs: Tensor, labels: Tensor, all_labels: Tensor) -> str:
+    """How a loss joins two rows: by their ``mean``, their ``sum``, over ``pairs`` of outputs and labels, or ``other``.
+
+    The outputs are moved apart, towards 1/2, so that they differ and those from 0 to 1 stay there.
+    """
+    if all_labels.ndim == 1:
+        labels = torch.stack([all_labels.min(), all_labels.max()])
+    share = torch.linspace(0.25, 0.75, 2, device=outputs.device, dtype=outputs.dtype)
+    outputs = torch.lerp(outputs, torch.full_like(outputs, 0.5), share.view(-1, *[1] * (outputs.ndim - 1)))
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            both = float(loss(outputs, labels.clone()))
+            each = [
+                [float(loss(outputs[row : row + 1], labels[other : other + 1].clone())) for other in (0, 1)]
+                for row in (0, 1)
+            ]
+    except Exception:  # a loss of the user's own that takes no single rows
+        return "other"
+    total = each[0][0] + each[1][1]
+    pairs = (total + each[0][1] + each[1][0]) / 4.0
+    within = torch.finfo(outputs.dtype).eps ** 0.5 * max(1.0, abs(both))
+    for kind, expected in (("mean", total / 2.0), ("sum", total), ("pairs", pairs)):
+        if abs(both - expected) <= within:
+            return kind
+    return "other"

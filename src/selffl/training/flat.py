@@ -63,6 +63,7 @@ class FlatModel:
         self._work: dict[torch.Size, int] = {}
         self._adds_bias: dict[tuple[torch.Size, torch.dtype], bool] = {}
         self._is_vectorisable: dict[tuple[torch.Size, torch.dtype], bool] = {}
+        self._alters_rows: dict[tuple[torch.Size, torch.dtype], bool] = {}  # as far as `probe_rows` has looked
 
     @property
     def params(self) -> Tensor:
@@ -126,8 +127,22 @@ class FlatModel:
 
     def at(self, parts: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Outputs for ``features`` with trained parameters by name."""
-        outputs: Tensor = torch.func.functional_call(self.module, dict(parts), (features,))
+        outputs: Tensor = torch.func.functional_call(self.module, dict(parts), (self.protect_rows(features),))
         return outputs
+
+    def probe_rows(self, features: Tensor) -> None:
+        """Note whether the module works in place on rows such as ``features [B, ...]``, by a pass over a copy."""
+        rows = features.clone()
+        before = None if rows.is_inference() else rows._version
+        with torch.no_grad():
+            self.module(rows)
+        # The count of changes sees a ReLU in place on positive numbers; the numbers see what goes past the count.
+        is_same = before is not None and rows._version == before and torch.equal(rows, features)
+        self._alters_rows[features.shape[1:], features.dtype] = not is_same
+
+    def protect_rows(self, features: Tensor) -> Tensor:
+        """The rows to hand to the module: a copy, unless `probe_rows` has found that the module leaves them alone."""
+        return features.clone() if self._alters_rows.get((features.shape[1:], features.dtype), True) else features
 
     @contextmanager
     def borrowed(self) -> Iterator[tuple[nn.Parameter, ...]]:
@@ -205,7 +220,9 @@ class FlatModel:
         module = copy.deepcopy(self.module, {id(part): part for part in self.module.parameters()})
         for change in changes:
             change(module)
-        return FlatModel(module)
+        twin = FlatModel(module)
+        twin._alters_rows = self._alters_rows
+        return twin
 
     def is_vectorisable(self, params: Tensor, features: Tensor) -> bool:
         """Whether the module goes by vmap over such rows as ``features [B, ...]``: found by a pass over the first."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from selffl.errors import ConfigError, in_short
 from selffl.training.blocks import Loss
+from selffl.training.losses import is_logistic, is_loss, is_of_log_rates, name_of
 
 # Where a larger number is a better one.
 HIGHER_IS_BETTER = {"accuracy": True, "auc": True, "error": False, "loss": False}
@@ -171,12 +172,17 @@ def _squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
     return error.flatten(1).mean(1) if error.ndim > 1 else error
 
 
+def _squared_error_of_rates(outputs: Tensor, labels: Tensor) -> Tensor:
+    return _squared_error(outputs.exp(), labels)
+
+
 CLASSES = Measure(("accuracy",), _is_right)
 TWO_CLASSES = Measure(("accuracy", "auc"), _log_odds)
 ONE_LOGIT = Measure(("accuracy", "auc"), _single_logit)
 ONE_SCORE = Measure(("auc",), _single_logit)  # under a loss that does not say from where on it means class 1
 ONE_PROBABILITY = Measure(("accuracy", "auc"), _single_probability)
 VALUES = Measure(("error",), _squared_error)
+COUNTS = Measure(("error",), _squared_error_of_rates)  # outputs are logarithms of the rates
 
 
 def by_loss(loss: Loss) -> Measure:
@@ -192,27 +198,25 @@ def measure_of(loss: Loss, outputs: Tensor, labels: Tensor) -> Measure:
     """From the outputs for a few rows, the labels of all, and the loss.
 
     Whole numbers are classes; a single output ranks two of them.  Floating-point labels are values, unless the loss is
-    torch's binary cross-entropy, or one of the user's own and all labels are 0 or 1.
+    binary cross-entropy, or one of the user's own and all labels are 0 or 1.  Under the loss of counts outputs are the
+    logarithms of their rates.
     """
     is_single = outputs.numel() == len(outputs) and labels.numel() == len(labels)
     is_binary = is_single and bool(((labels == 0) | (labels == 1)).all())
+    if is_single and is_logistic(loss):
+        return ONE_LOGIT
+    if is_of_log_rates(loss):
+        return COUNTS if is_single or outputs.shape[1:] == labels.shape[1:] else by_loss(loss)
     if not labels.is_floating_point():
         if labels.ndim == 1 and outputs.ndim == 2 and outputs.shape[1] > 1:
             return TWO_CLASSES if outputs.shape[1] == 2 else CLASSES
         return ONE_SCORE if is_binary else by_loss(loss)
-    if is_single and is_loss(loss, nn.functional.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss):
-        return ONE_LOGIT
     if is_single and is_loss(loss, nn.functional.binary_cross_entropy, nn.BCELoss):
         return ONE_PROBABILITY
-    if is_binary and not _is_torchs(loss):
+    if is_binary and not (_is_torchs(loss) or name_of(loss)):
         return ONE_SCORE
     return VALUES if is_single or outputs.shape[1:] == labels.shape[1:] else by_loss(loss)
 
 
 def _is_torchs(loss: Loss) -> bool:
     return (getattr(loss, "__module__", None) or "").startswith("torch.")
-
-
-def is_loss(loss: Loss, function: Loss, kind: type[nn.Module]) -> bool:
-    """Whether a loss is this one of torch's, as a function or as a module."""
-    return loss is function or isinstance(loss, kind)

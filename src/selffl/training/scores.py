@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from selffl.algorithms.contract import Scores
 from selffl.training.blocks import Gradient, Loss, outputs_of, quickest_way
 from selffl.training.flat import FlatModel
-from selffl.training.metrics import is_loss
+from selffl.training.losses import is_cross_entropy, is_logistic, is_squared_error
 
 ScoresOf = Callable[[Tensor, Tensor, Tensor, Tensor], Scores]  # (params, features, labels, num_examples)
 
@@ -49,13 +49,13 @@ def surplus_of(loss: Loss, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Ten
     flat, answers = outputs.flatten(0, 1), labels.flatten(0, 1)
     one = outputs.new_ones(labels.shape[:2])
     is_single = outputs[0, 0].numel() == 1
-    if is_loss(loss, nn.functional.cross_entropy, nn.CrossEntropyLoss) and answers.ndim == 1 and flat.ndim == 2:
+    if is_cross_entropy(loss) and answers.ndim == 1 and flat.ndim == 2:
         nats = nn.functional.cross_entropy(flat, answers, reduction="none")
-    elif is_loss(loss, nn.functional.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss) and is_single:
+    elif is_logistic(loss) and is_single:
         nats = nn.functional.binary_cross_entropy_with_logits(
             flat.reshape(-1), answers.reshape(-1).to(flat), reduction="none"
         )
-    elif is_loss(loss, nn.functional.mse_loss, nn.MSELoss):
+    elif is_squared_error(loss):
         errors = (flat.reshape(answers.shape) - answers).square().reshape(len(answers), -1)
         each = (2.0 * errors.mean(1) / errors.shape[1]).reshape(one.shape)
         return one, each.mean(1).clamp(min=torch.finfo(one.dtype).eps)

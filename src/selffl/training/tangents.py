@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from selffl.algorithms.self_fl_auto import ROOM
 from selffl.errors import ConfigError
@@ -12,12 +12,13 @@ from selffl.training.blocks import Gradients, Loss, gradient_of
 from selffl.training.evaluation import FEWEST
 from selffl.training.evaluation import ROOM as ROOM_OF_ROWS
 from selffl.training.flat import FlatModel
-from selffl.training.metrics import CLASSES, ONE_LOGIT, ONE_PROBABILITY, TWO_CLASSES, Measure, is_loss
+from selffl.training.losses import is_cross_entropy
+from selffl.training.metrics import CLASSES, ONE_LOGIT, ONE_PROBABILITY, TWO_CLASSES, Measure
 
 
 def check_classifies(measure: Measure, loss: Loss) -> None:
     """Refuse a task whose outputs are no log-odds of classes."""
-    is_crossed = measure in (CLASSES, TWO_CLASSES) and is_loss(loss, nn.functional.cross_entropy, nn.CrossEntropyLoss)
+    is_crossed = measure in (CLASSES, TWO_CLASSES) and is_cross_entropy(loss)
     if not (is_crossed or measure in (ONE_LOGIT, ONE_PROBABILITY)):
         raise ConfigError(
             f"the task is measured by {measure.metrics[0]} under the loss {getattr(loss, '__name__', repr(loss))}; "

@@ -1,5 +1,6 @@
 """Over Flower the methods give the numbers of the cohort engine, and what is wrong with an answer stays out of them."""
 
+import inspect
 import logging
 import math
 import re
@@ -13,7 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[f
 from flwr.app import Array, Context, Error, Message, RecordDict
 from wire import RUN, WireGrid, over_the_wire, set_numbers
 
-from selffl.algorithms import ALGORITHMS, algorithm
+from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm
 from selffl.algorithms.contract import Population, tensors_of
 from selffl.data import load
 from selffl.data.federation import Federation, Rows
@@ -512,3 +513,7 @@ def test_a_node_says_which_client_it_is_by_name_or_by_number():
     assert client_of(context(partition_id=3)) == 3
     with pytest.raises(RefusedError, match="neither client-id nor partition-id"):
         client_of(context(other=3))
+
+
+def test_a_client_trains_by_the_default_method_where_none_is_named():
+    assert inspect.signature(client_app).parameters["algorithm"].default == DEFAULT_ALGORITHM

@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from selffl.algorithms import Algorithm
+from selffl.algorithms import DEFAULT_ALGORITHM, Algorithm
 from selffl.algorithms import algorithm as method_of
 from selffl.algorithms.contract import tensors_of
 from selffl.data.federation import Federation, Rows
@@ -45,7 +45,7 @@ from selffl.engines.flower.records import Templates, check_dtype, is_finite, mod
 from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.training.blocks import Gradients, Loss, check_gradients, repeatable
-from selffl.training.evaluation import check_rows, numbers_of_rows
+from selffl.training.evaluation import check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel
 from selffl.training.metrics import Measure, auc, by_loss
 from selffl.training.model import ModelTask
@@ -91,6 +91,16 @@ def algorithm_of(run_config: Mapping[str, Any], given: str | Method) -> str | Me
 
 
 @dataclass(frozen=True)
+class OwnRows:
+    """What a client computes of: rows to train and to test on, the loss of the first, the measure of both."""
+
+    train: Rows
+    test: Rows
+    loss: Loss
+    measure: Measure
+
+
+@dataclass(frozen=True)
 class Site:
     """What a client computes with, whichever round it is.
 
@@ -99,7 +109,7 @@ class Site:
         algorithm: The method.
         load_data: The rows of a client, by its id.
         memory_dir: Where memories and personal models are kept.
-        loss: ``loss(outputs, labels)``, the mean over a minibatch.
+        loss: ``loss(outputs, labels)``, the mean over a minibatch; none: it follows from labels and outputs.
         gradients: As in `selffl.train`.
     """
 
@@ -107,22 +117,22 @@ class Site:
     algorithm: Method
     load_data: Callable[[Any], Data]
     memory_dir: Path
-    loss: Loss
+    loss: Loss | None
     gradients: Gradients
 
     def introduction(self, client: Hashable) -> Introduction:
         """Who is there."""
-        rows, _, _ = self._rows(client)
-        return Introduction(PROTOCOL, str(client), len(rows.labels), fingerprint(self.model))
+        own = self._rows(client)
+        return Introduction(PROTOCOL, str(client), len(own.train.labels), fingerprint(self.model))
 
     def train(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, ArrayRecord]:
         """One round: what the method makes of what was received, of the memory and of the rows."""
         self._check(client, order)
-        rows, _, _ = self._rows(client)
+        own = self._rows(client)
         expected = self._templates()
         memory = self._memory(order, expected)
         before = memory.before(order.round_number)
-        task = self._task(rows, order, order.round_number)
+        task = self._task(own, order, order.round_number)
         upload, after = self.algorithm.client_round(unpack(expected.broadcast, arrays), before, task)
         # Kept, they would spoil every round to come.  In an upload NaN may stand for what is not known yet.
         models = models_of(upload, self.model.params.numel())
@@ -139,11 +149,12 @@ class Site:
     def evaluate(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, MetricRecord]:
         """Sums over the test rows after a round, with the personal and with the global model."""
         self._check(client, order)
-        rows, test, measure = self._rows(client)
+        own = self._rows(client)
+        test, measure = own.test, own.measure
         shared = unpack(Shared(self.model.params), arrays).params
         remembered = self._memory(order, self._templates()).after(order.round_number)
         # The minibatches of a method that adapts before it is evaluated are those of the next round, as everywhere.
-        task = self._task(rows, order, order.round_number + 1)
+        task = self._task(own, order, order.round_number + 1)
         personal = self.algorithm.personal(shared, remembered, task).expand(1, -1)
         if not is_finite(personal):
             raise DivergedError(
@@ -151,7 +162,7 @@ class Site:
                 "expected finite numbers. Lower the learning rate or the penalty."
             )
         self._keep_model(order, personal[0])
-        found: dict[str, int | float] = {"num_train": len(rows.labels), "num_test": len(test.labels)}
+        found: dict[str, int | float] = {"num_train": len(own.train.labels), "num_test": len(test.labels)}
         for view, params in zip(VIEWS, (personal, shared), strict=True):
             numbers = numbers_of_rows(self.model, params, test, measure, self.gradients)
             for metric in measure.metrics:
@@ -174,15 +185,15 @@ class Site:
         about = {"experiment": order.experiment, "client": order.client, "round": order.round_number}
         save_tensors(path, self.model.parts(params), about)
 
-    def _task(self, rows: Rows, order: Order, round_number: int) -> ModelTask:
+    def _task(self, own: OwnRows, order: Order, round_number: int) -> ModelTask:
         first = torch.zeros(1, dtype=torch.int64)
         return ModelTask(
-            self.model, self.loss, rows, first, order.learning_rate, order.batch_size, order.seed, round_number,
+            self.model, own.loss, own.train, first, order.learning_rate, order.batch_size, order.seed, round_number,
             self.gradients, keys=first + order.number,
         )  # fmt: skip
 
-    def _rows(self, client: Hashable) -> tuple[Rows, Rows, Measure]:
-        """Rows to train and to test on, in the model's precision and on its device, and how answers are measured."""
+    def _rows(self, client: Hashable) -> OwnRows:
+        """A client's rows, in the model's precision and on its device, their loss and their measure."""
         data = self.load_data(client)
         if isinstance(data, Federation):
             if data.num_clients != 1:
@@ -192,12 +203,12 @@ class Site:
             x_train, y_train, x_test, y_test = data
             parts = [Rows.of_one(x_train, y_train), Rows.of_one(x_test, y_test)]
         train, test = (part.to(self.model.params.device, self.model.params.dtype) for part in parts)
+        loss = self.loss or loss_for(self.model, train)
         measures = [
-            check_rows(self.model, self.loss, part, [client])
-            for part in (train, test)
-            if len(part.labels) or part is train
+            check_rows(self.model, loss, part, [client]) for part in (train, test) if len(part.labels) or part is train
         ]
-        return train, test, measures[0] if all(m == measures[0] for m in measures) else by_loss(self.loss)
+        measure = measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
+        return OwnRows(train, test, loss, measure)
 
     def _check(self, client: Hashable, order: Order) -> None:
         """Refuse an order that is for another client, or for other settings than this site's."""
@@ -229,10 +240,10 @@ def personal_model(model: nn.Module, memory_dir: str | Path, experiment: str, cl
 def client_app(
     model: nn.Module,
     load_data: Callable[[Any], Data],
-    algorithm: str | Method = "self-fl",
+    algorithm: str | Method = DEFAULT_ALGORITHM,
     *,
     memory_dir: str | Path | None = None,
-    loss: Loss = nn.functional.cross_entropy,
+    loss: Loss | None = None,
     identify: Callable[[Context], Hashable] = client_of,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -248,7 +259,8 @@ def client_app(
             (``algorithm``) takes its place.
         memory_dir: a folder that outlives the process: there the client's memory is kept. None: ``memory-dir`` of the
             node's configuration, or else ``$SELFFL_MEMORY``, or else ``~/.selffl/memory``.
-        loss: ``loss(outputs, labels)``, the mean over a minibatch.
+        loss: ``loss(outputs, labels)``, the mean over a minibatch; none: it follows from the client's labels and the
+            model's outputs, as in `selffl.train`.
         identify: the client's id, from Flower's context of the node.
         device: where it is computed.
         dtype: of parameters and features; the server has to have the same.
