@@ -301,6 +301,7 @@ MALFORMED = {
     "no labels": (changed(user_data={**GOOD["user_data"], "b": {"x": [[3.0]]}}), "user 'b' has no lists x and y"),
     "another count": (changed(num_samples=[2, 4]), "user 'b' has 1 rows in x and 1 in y, and num_samples says 4"),
     "count of text": (changed(num_samples=[2, "1"]), "user 'b' has 1 rows in x and 1 in y, and num_samples says '1'"),
+    "more features": (with_user(x=[[3.0], [4.0]]), "user 'b' has 2 rows in x and 1 in y, and num_samples says 1"),
     "more labels": (with_user(y=[1, 1]), "user 'b' has 1 rows in x and 2 in y, and num_samples says 1"),
     "key twice": (json.dumps(GOOD).replace('"b": {', '"a": {'), "data.json: the key 'a' appears twice"),
     "ragged": (changed(user_data={**GOOD["user_data"], "a": {"x": [[1.0], [2.0, 3.0]], "y": [0, 1]}}),

@@ -142,7 +142,7 @@ def _users(path: Path, encode: Encode | None) -> Iterator[tuple[str, ClientRows,
 def _read(path: Path, keeps_features: bool) -> tuple[list[str], list[Any], dict[str, Any], list[Any]]:
     """Users, numbers of rows, records by user and hierarchies of a file.
 
-    Lists of numbers become arrays as soon as their user has been read, which takes a tenth of the memory.
+    Lists of numbers become arrays as soon as their user has been read: 4 bytes a number instead of Python's 32.
     """
 
     def compact(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
