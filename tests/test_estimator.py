@@ -78,7 +78,7 @@ def test_the_models_are_those_of_the_run(fitted):
     rows = torch.tensor(scaler.transform(x))
     for name in fitted.clients_:
         own = client == name
-        model = fitted.run_.personal_model(name).double()
+        model = fitted.run_.personal_model(name).module.double()
         expected = model(rows[own]).softmax(-1).detach().numpy()
         assert fitted.predict_proba(x[own], client=client[own]) == pytest.approx(expected, abs=1e-9)
     fed = selffl.Federation.from_arrays(rows.float(), (y == "well").astype(int), client, 0.0)

@@ -28,6 +28,7 @@ from selffl.maths.steps import largest_step
 from selffl.runs.loop import Method
 from selffl.runs.run import Run
 from selffl.runs.train import named_method, train
+from selffl.training.answers import trained_module
 from selffl.training.flat import FlatModel
 from selffl.training.losses import squared_error
 
@@ -80,10 +81,11 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         column = column_of(np.full(len(x), "all") if client is None else client)
         if len(column) != len(x):
             raise _InputError(f"X has {len(x)} rows and client {len(column)}; expected as many of each.")
-        as_they_are: tuple[Array, Array] = np.zeros(x.shape[1:]), np.ones(x.shape[1:])
-        self.mean_, self.scale_ = _moments(x) if self.standardise else as_they_are
-        rows = torch.tensor((x - self.mean_) / self.scale_, dtype=torch.float32)
-        federation = Federation.from_arrays(rows, target, column, test_fraction=0.0)
+        rows = x if self.standardise else x.astype(np.float32)
+        federation = Federation.from_arrays(rows, target, column, test_fraction=0.0, standardise=self.standardise)
+        known = federation.preparation
+        self.mean_, self.scale_ = (0.0, 1.0) if known is None else (known.means, known.scales)
+        self.mean_, self.scale_ = (np.broadcast_to(each, x.shape[1:]).copy() for each in (self.mean_, self.scale_))
         run: Run = train(
             model,
             federation,
@@ -100,8 +102,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.run_ = run
         self.clients_ = list(run.federation.clients)
         # A row has the same prediction whatever is asked beside it: to the last digits that are shown, in double.
-        self._flat = FlatModel(run.global_model().to("cpu", torch.float64).eval())
-        trained = (run.personal_model(client).to("cpu", torch.float64).state_dict() for client in self.clients_)
+        self._flat = FlatModel(trained_module(run.global_model()).to("cpu", torch.float64).eval())
+        models = (trained_module(run.personal_model(client)) for client in self.clients_)
+        trained = (model.to("cpu", torch.float64).state_dict() for model in models)
         self._personal = torch.stack([self._flat.flatten(state).float() for state in trained])
 
     def _rate(self, federation: Federation) -> float:
@@ -195,7 +198,7 @@ class SelfFLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         clients_: The clients' ids.
         mean_: Of each feature, 0 unless standardised.
         scale_: Of each feature, 1 unless standardised.
-        run_: The run; its models take rows ``(X - mean_) / scale_`` and number the classes.
+        run_: The run; its models take rows as ``X`` has them, and number the classes.
         n_features_in_: How many features.
         feature_names_in_: Their names, if ``X`` had any.
 
@@ -273,10 +276,10 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         """Train on rows with a target and a client each; without ``client``, as one client's."""
         x, target = self._checked(X, y, y_numeric=True)
         target = column_or_1d(target, warn=True).astype(np.float64)
-        self.target_mean_, self.target_scale_ = map(float, _moments(target)) if self.standardise else (0.0, 1.0)
-        scaled = torch.tensor((target - self.target_mean_) / self.target_scale_, dtype=torch.float32)
         module = self._module(x, 1, _linear)
-        self._train(x, scaled.unsqueeze(-1), client, module, squared_error)
+        self._train(x, torch.from_numpy(target.copy()), client, module, squared_error)
+        known = self.run_.preparation
+        self.target_mean_, self.target_scale_ = (0.0, 1.0) if known is None else (known.label.mean, known.label.scale)
         return self
 
     def _rate(self, federation: Federation) -> float:
@@ -324,11 +327,3 @@ def _linear(num_features: int, num_outputs: int) -> nn.Module:
     for part in layer.parameters():
         nn.init.zeros_(part)
     return layer
-
-
-def _moments(values: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation over rows; 1 for what does not vary, beyond rounding."""
-    mean = values.mean(0)
-    spread = np.sqrt(((values - mean) ** 2).mean(0))
-    varies = spread > max(len(values), 10) * np.finfo(np.float64).eps * np.abs(mean)
-    return mean, np.where(varies, spread, 1.0)

@@ -42,9 +42,9 @@ def welcome_command(
 
     Example: selffl welcome runs/wards new-ward.csv --label outcome --out new-ward.safetensors
     """
-    from selffl.runs.export import check_ending, describe_answers, save_state_dict
+    from selffl.runs.export import check_ending, save_state_dict
     from selffl.runs.reopen import load
-    from selffl.training.answers import LabelScale, PreparedModel
+    from selffl.training.answers import trained_module
 
     path = target or Path("newcomer.safetensors")
     if target is None and path.exists():
@@ -55,8 +55,8 @@ def welcome_command(
     rows, num_rows = _rows(run, table, label, features)
     model = run.welcome(rows)
     about = {"algorithm": run.config.algorithm, "data": run.config.data, "round": run.summary.get("rounds")}
-    trained, scale = (model.module, model.label_scale) if isinstance(model, PreparedModel) else (model, LabelScale())
-    about |= describe_answers(run.preparation, scale, run.classes)
+    trained = trained_module(model)
+    about |= run.describe_answers()
     save_state_dict(
         path, trained.state_dict(), about | {"client": table.stem, "rows": num_rows, "module": str(trained)}
     )

@@ -19,6 +19,8 @@ from torch import Tensor
 from selffl.data.columns import checked_rows, cluster_of_client, column_of, numbered, parts_by_lot, rows_of_dataset
 from selffl.data.folder import FolderArrays, read_folder
 from selffl.data.huggingface import read_huggingface
+from selffl.data.leaf import WHOLE, Encode, read_leaf
+from selffl.data.pfllib import read_pfllib
 from selffl.data.preparation import (
     Label,
     MissingRule,
@@ -33,6 +35,7 @@ from selffl.data.preparation import (
     profile_column,
     settle_missing,
 )
+from selffl.data.split import LabelKind, SplitRows
 from selffl.data.tables import Decimals, Table, read_table, table_of_frame
 from selffl.errors import CheckpointError, ConfigError, DataError, in_short
 from selffl.state.checkpoint import load_tensors, save_tensors
@@ -456,6 +459,120 @@ class Federation:
         found = read_huggingface(data, client, label, features, split)
         shares = _Split(test_fraction, validation_fraction, seed, stratify)
         return cls._from_table(found.table, found.roles, shares, ids=found.client, x=found.x, label=found.label)
+
+    @classmethod
+    def from_leaf(
+        cls,
+        path: Path | str,
+        *,
+        test_fraction: float | None = None,
+        seed: int = 0,
+        validation_fraction: float = 0.0,
+        encode: Encode | None = None,
+        labels: LabelKind | None = None,
+        classes: Sequence[str] | None = None,
+        cluster: bool = False,
+    ) -> Federation:
+        """LEAF's JSON files, with the split into training and test rows that they come with.
+
+        A folder with the folders ``train`` and ``test`` keeps that split, and every user's rows stay in their order.
+        A single file, or a folder of files, is split as in `from_arrays`.  Users who have no test rows are kept; users
+        who have no training rows are refused.
+
+        Features are float32, or int64 where all of them are whole numbers (words, say).  Labels are classes where they
+        are whole numbers, and names of classes, numbered in sorted order, where they are text.
+
+        Args:
+            path: the folder or the file; in folders, only files that end in ``.json`` count.
+            test_fraction: as in `from_arrays`, of rows that are not split yet; 0.1 if it is not given.
+            seed: of the choice of test and validation rows.
+            validation_fraction: share of each user's rows (where they are split, training rows) for choosing a method's
+                options.
+            encode: turns features that are text into numbers: called with the list of one user's ``x``, it returns an
+                array with a row for each.
+            labels: ``"classes"`` or ``"values"``, where files write whole numbers with a decimal point.
+            classes: names of the classes in the order of their numbers, as another federation has them.
+            cluster: take the users' hierarchies for their clusters.
+
+        Examples:
+            >>> import json, pathlib, tempfile, selffl
+            >>> data = {"a": {"x": [[0.0], [1.0]], "y": [0, 1]}, "b": {"x": [[2.0], [3.0]], "y": [1, 1]}}
+            >>> text = json.dumps({"users": ["a", "b"], "num_samples": [2, 2], "user_data": data})
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = pathlib.Path(folder, "all_data.json").write_text(text)
+            ...     selffl.Federation.from_leaf(folder, test_fraction=0.5)
+            Federation(2 clients, rows (1,): 2 train, 2 test)
+        """
+        rows = read_leaf(Path(path), encode, labels, classes, cluster)
+        if WHOLE not in rows.parts:
+            if test_fraction is not None:
+                raise ConfigError(
+                    f"test_fraction is {test_fraction}, and {path} is split into train and test; expected none. Leave "
+                    "it out to keep that split."
+                )
+            return cls._from_split(rows, seed, validation_fraction)
+        whole = rows.parts[WHOLE]
+        fed = cls.from_arrays(
+            whole.x,
+            whole.y,
+            np.repeat(column_of(rows.ids), whole.num_examples),
+            0.1 if test_fraction is None else test_fraction,
+            seed,
+            validation_fraction=validation_fraction,
+            cluster=None if rows.cluster is None else np.repeat(column_of(rows.cluster), whole.num_examples),
+        )
+        return replace(fed, classes=rows.classes)
+
+    @classmethod
+    def from_pfllib(
+        cls, path: Path | str, *, trusted: bool = False, seed: int = 0, validation_fraction: float = 0.0
+    ) -> Federation:
+        """PFLlib's folder of a data set, with the split into training and test rows that it comes with.
+
+        The clients' ids are the numbers of their files.  Features are float32, or whole numbers as they are (words,
+        say); labels are classes.
+
+        The files are pickles, which can run code when they are read.  They are read only if ``trusted``, and then in a
+        way that refuses everything but arrays.  Trust is asked for nevertheless: no reader of pickles is safe for
+        certain.
+
+        Args:
+            path: the folder with ``train``, ``test`` and, where there is one, ``config.json``.
+            trusted: whether you have made the files or know who has.
+            seed: of the choice of validation rows.
+            validation_fraction: share of each client's training rows for choosing a method's options.
+        """
+        return cls._from_split(read_pfllib(Path(path), trusted), seed, validation_fraction)
+
+    @classmethod
+    def _from_split(cls, rows: SplitRows, seed: int, validation_fraction: float) -> Federation:
+        """The federation of rows that are split, with a share of the training rows set aside for validation."""
+        check_share("validation_fraction", validation_fraction)
+        check_seed(seed)
+        if validation_fraction and "validation" in rows.parts:
+            raise ConfigError(
+                f"validation_fraction is {validation_fraction}, and the rows have a validation part; expected 0."
+            )
+        parts: dict[str, Any] = {
+            name: Rows(
+                torch.from_numpy(part.x),
+                torch.from_numpy(part.y),
+                torch.from_numpy(np.concatenate([[0], np.cumsum(part.num_examples)])),
+            )
+            for name, part in rows.parts.items()
+        }
+        if validation_fraction:
+            train, owner = parts["train"], parts["train"].owner
+            lot = np.random.default_rng(seed).random(len(owner))
+            is_kept = torch.from_numpy(parts_by_lot(lot, owner.numpy(), (validation_fraction,)) == 1)
+            for name, chosen in (("train", is_kept), ("validation", ~is_kept)):
+                sizes = torch.bincount(owner[chosen], minlength=len(rows.ids))
+                offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+                parts[name] = Rows(train.features[chosen], train.labels[chosen], offset)
+        cluster = None
+        if rows.cluster is not None:
+            cluster = torch.from_numpy(numbered("cluster", column_of(rows.cluster))[1])
+        return cls(rows.ids, cluster=cluster, classes=rows.classes, **parts)
 
     @classmethod
     def _from_table(

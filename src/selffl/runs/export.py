@@ -35,7 +35,7 @@ from selffl.runs.folder import Row
 from selffl.runs.predict import Predictor
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.state.files import replacing
-from selffl.training.answers import LabelScale, PreparedModel, present_model
+from selffl.training.answers import LabelScale, present_model, trained_module
 from selffl.training.flat import check_entries
 
 Precision = Literal["exact", "float16", "bfloat16"]
@@ -146,8 +146,7 @@ class PersonalModels:
         """
 
         def model_of(position: int | None) -> nn.Module:
-            found = self.model(None if position is None else self.clients[position], module)
-            return found.module if isinstance(found, PreparedModel) else found
+            return trained_module(self.model(None if position is None else self.clients[position], module))
 
         known = self.preparation
         return Predictor(self.clients, model_of, known, self._label_scale, self._classes, self._shape).predict(

@@ -193,7 +193,7 @@ class Run:
         places = list(dict.fromkeys(position_of(client, ids) for client in (ids if clients is None else clients)))
         chosen = [ids[place] for place in places]
         about = {"algorithm": self.config.algorithm, "data": self.config.data, "round": self._state.round_number}
-        about |= describe_answers(self.preparation, self._training.label_scale, self.classes)
+        about |= self.describe_answers()
         if full:
             if len(chosen) != 1 or precision != "exact":
                 raise ConfigError(
@@ -221,6 +221,10 @@ class Run:
             },
             precision,
         )
+
+    def describe_answers(self) -> dict[str, str]:
+        """What a file of a model says of its inputs and answers, as JSON by name."""
+        return describe_answers(self.preparation, self._training.label_scale, self.classes)
 
     def evaluate(self, *, fine_tune: Sequence[int] = ()) -> Evaluation:
         """The final models on the rows that the run was evaluated on: one number per row and view.

@@ -24,6 +24,7 @@ from selffl.runs.run import Run, begin, refuse_if_taken, trained
 from selffl.runs.trackers import Choice, trackers_of
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
+from selffl.training.answers import trained_module
 from selffl.training.blocks import Gradients, Loss
 from selffl.training.losses import name_of
 from selffl.training.metrics import own_metrics
@@ -246,7 +247,7 @@ def _first(training: Training, start: Run | str | Path | nn.Module | Warm | None
         return training.model.params
     own = training.model.params
     if isinstance(start, nn.Module):
-        start = start.state_dict()
+        start = trained_module(start).state_dict()
     if isinstance(start, Run | str | Path):
         # Of a folder nothing but the checkpoint is opened.
         params: Tensor | None = (

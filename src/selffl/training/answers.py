@@ -114,3 +114,8 @@ class PreparedModel(nn.Module):
 def present_model(module: nn.Module, preparation: Preparation | None, label_scale: LabelScale) -> nn.Module:
     """A model as the user gets it: in the units of the table, where rows were prepared."""
     return module if preparation is None else PreparedModel(module, preparation, label_scale)
+
+
+def trained_module(model: nn.Module) -> nn.Module:
+    """The module as it was trained, on scaled inputs, of a model as the user gets it."""
+    return model.module if isinstance(model, PreparedModel) else model
