@@ -26,7 +26,7 @@ from selffl.runs.folder import REPORTED, Records, Row, RunConfig, RunFolder
 from selffl.runs.gain import gain_columns, gain_scores
 from selffl.training.blocks import Loss, repeatable
 from selffl.training.evaluation import check_rows, loss_for, numbers_of_rows
-from selffl.training.flat import FlatModel
+from selffl.training.flat import FlatModel, check_parameters
 from selffl.training.losses import name_of
 from selffl.training.metrics import Metric, by_loss
 from selffl.training.model import ModelSource
@@ -56,6 +56,7 @@ class Training:
     ) -> None:
         self.method, self.federation = method, federation
         self.metrics = dict(metrics or {})  # the user's own
+        check_parameters(module)
         self.module = copy.deepcopy(module)  # whatever the user does with it later
         device, dtype = torch.device(config.device), getattr(torch, config.dtype)
         self.model = FlatModel(copy.deepcopy(module).to(device, dtype))
