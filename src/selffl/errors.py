@@ -45,10 +45,10 @@ class QuorumError(SelfFLError):
     """Too few clients answered in a round over the network."""
 
 
-def unknown_name(kind: str, found: str, known: Iterable[str]) -> ConfigError:
+def unknown_name(kind: str, found: object, known: Iterable[str]) -> ConfigError:
     """The error for a name that is not in a list, with the nearest one that is."""
     names = sorted(known)
-    near = difflib.get_close_matches(found, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(found, names, n=1, cutoff=0.5) if isinstance(found, str) else []
     hint = f"did you mean {near[0]!r}? Expected" if near else "expected"
     return ConfigError(f"unknown {kind} {found!r}; {hint} one of: {', '.join(names)}.")
 

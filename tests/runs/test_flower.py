@@ -43,7 +43,7 @@ def own(federation):
     return rows
 
 
-def run(federation, folder, name, module=None, loss=nn.functional.cross_entropy, grid=None, config=None, **changed):
+def run(federation, folder, name, module=None, loss=None, grid=None, config=None, **changed):
     module = module or linear()
     app = client_app(module, own(federation), name, memory_dir=folder / "clients", loss=loss)
     grid = grid or (lambda app: WireGrid(app, {100 + m: m for m in range(federation.num_clients)}))
@@ -114,6 +114,8 @@ def test_values_and_two_classes_have_their_own_metrics(tmp_path):
     kinds = {
         "values": (y, nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)), nn.functional.mse_loss),
         "classes": ((y > 0).long(), nn.Linear(5, 2), nn.functional.cross_entropy),
+        "values, whose loss follows": (y, nn.Linear(5, 1), None),
+        "classes, whose loss follows": ((y > 0).long(), nn.Linear(5, 1), None),
     }
     for kind, (labels, module, loss) in kinds.items():
         federation = Federation.from_arrays(x, labels, client, test_fraction=0.3)

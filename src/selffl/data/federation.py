@@ -45,9 +45,9 @@ FIELDS = ("features", "labels", "offset")
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that NumPy does not take."""
-    if not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed is {seed!r}; expected a whole number, 0 or more.")
+    """Refuse a seed that NumPy or torch does not take."""
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise ConfigError(f"seed is {seed!r}; expected a whole number, 0 or more, below 2^63.")
 
 
 def check_share(name: str, share: float) -> None:

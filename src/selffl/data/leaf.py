@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from selffl.data.split import Array, ClientRows, LabelKind, SplitRows, join_parts
-from selffl.data.tables import objects
 from selffl.errors import DataError, in_short
 
 KEYS = ("users", "num_samples", "user_data")
@@ -239,7 +238,7 @@ def _labels(place: str, y: Any) -> Array:
     if isinstance(y, np.ndarray):
         return y
     if all(isinstance(label, str) for label in y):
-        return objects(y)
+        return np.fromiter(y, dtype=object, count=len(y))
     odd = (isinstance(label, str) != isinstance(y[0], str) or not isinstance(label, str | int | float) for label in y)
     row = next((row for row, is_odd in enumerate(odd) if is_odd), 0)
     raise DataError(

@@ -25,9 +25,11 @@ from selffl.runs.trackers import Choice, trackers_of
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 from selffl.training.answers import trained_module
-from selffl.training.blocks import Gradients, Loss
+from selffl.training.blocks import Gradients, Loss, check_gradients
 from selffl.training.losses import name_of
 from selffl.training.metrics import own_metrics
+
+MAX_BATCH_SIZE = (1 << 31) - 1  # rows
 
 Warm = Mapping[str, Tensor]  # a state_dict
 
@@ -134,9 +136,8 @@ def train(
     measured, steps_by = own_metrics(metrics), optimiser_of(optimiser)
     check_optimiser(steps_by, method)
     module, recipe = _module(model, federation, seed, model_options or {})
-    for option, value in (("rounds", rounds), ("batch_size", batch_size)):
-        at_least(option, value, 1)
-    above("learning_rate", learning_rate, 0.0)
+    at_least("rounds", rounds, 1)
+    at_least("batch_size", batch_size, 1, at_most=MAX_BATCH_SIZE)
     one_of("evaluate_on", evaluate_on, ("test", "validation"))
     for option, every in (("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
         if every is not None:
@@ -147,6 +148,8 @@ def train(
         at_least("fine_tune", steps, 1)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigError(f"dtype is {dtype!r}; expected a floating-point type of torch's, such as torch.float32.")
+    above("learning_rate", learning_rate, 0.0, at_most=torch.finfo(dtype).max)
+    check_gradients(gradients)
     if on_round is not None and not callable(on_round):
         raise ConfigError(f"on_round is {on_round!r}; expected a function of one row.")
     if out is not None and not isinstance(out, str | Path):
@@ -160,7 +163,7 @@ def train(
         options=dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {},
         rounds=rounds,
         participation=participation,
-        learning_rate=learning_rate,
+        learning_rate=float(learning_rate),
         batch_size=batch_size,
         seed=seed,
         device=str(device),

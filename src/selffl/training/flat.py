@@ -27,6 +27,7 @@ class FlatModel:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        check_parameters(module)
         kind = type(module).__name__
         for name, part in module.named_modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -253,6 +254,27 @@ class FlatModel:
                     hook.remove()
             self._work[features.shape] = sum(found)
         return self._work.get(features.shape, 0)
+
+
+def check_parameters(module: nn.Module) -> None:
+    """Refuse a module whose parameters are not there yet, or are complex: a cast would drop their imaginary parts."""
+    kind = type(module).__name__
+    for name, part in module.named_parameters():
+        if isinstance(part, nn.parameter.UninitializedParameter):
+            raise ConfigError(
+                f"{kind} has a parameter without a shape ({name}), as lazy modules have before their first call; "
+                "expected all of them. Call the module once on a row."
+            )
+        if part.is_meta:
+            raise ConfigError(
+                f"{kind} has a parameter without values ({name}), on the meta device; expected values to start from. "
+                "Make the module on the CPU."
+            )
+        if part.is_complex():
+            raise ConfigError(
+                f"{kind} has a complex parameter ({name}, {part.dtype}); expected real ones. Keep real and imaginary "
+                "parts as two parameters."
+            )
 
 
 def check_entries(module: nn.Module, state: Mapping[str, Tensor], needed: Iterable[str]) -> None:

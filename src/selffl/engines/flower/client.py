@@ -46,7 +46,7 @@ from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.training.blocks import Gradients, Loss, check_gradients, repeatable
 from selffl.training.evaluation import check_rows, loss_for, numbers_of_rows
-from selffl.training.flat import FlatModel
+from selffl.training.flat import FlatModel, check_parameters
 from selffl.training.metrics import Measure, auc, by_loss
 from selffl.training.model import ModelTask
 
@@ -268,6 +268,7 @@ def client_app(
     """
     check_gradients(gradients)
     check_dtype(dtype)
+    check_parameters(model)
     flat = FlatModel(copy.deepcopy(model).to(torch.device(device), dtype))
     if isinstance(algorithm, str):
         method_of(algorithm)  # a name that there is not should be said at once
