@@ -27,13 +27,8 @@ from selffl.runs.gain import gain_columns, gain_scores
 from selffl.runs.predict import inputs_of_rows
 from selffl.training.answers import LabelScale, present_model
 from selffl.training.blocks import Loss, repeatable
-<<<<<<< HEAD
 from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
-from selffl.training.flat import FlatModel
-=======
-from selffl.training.evaluation import check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel, check_parameters
->>>>>>> losses
 from selffl.training.losses import name_of
 from selffl.training.metrics import Metric, by_loss
 from selffl.training.model import ModelSource
