@@ -47,6 +47,14 @@ RUN = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def forgets_the_tutorial():
+    """Python no longer finds the tutorial's study.py once a test is over."""
+    yield
+    sys.path[:] = [folder for folder in sys.path if folder != "my-study"]
+    sys.modules.pop("study", None)
+
+
 @pytest.fixture
 def selffl_command(monkeypatch):
     """A function that runs the command line here."""
@@ -67,8 +75,6 @@ def selffl_command(monkeypatch):
 @pytest.mark.parametrize("page", RUN)
 def test_the_blocks_of_a_page_run_as_they_stand_in_one_folder(page, tmp_path, monkeypatch, selffl_command):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "study", raising=False)
     for number, (language, code) in enumerate(blocks_of(page)):
         if "selffl.flower" in code:
             pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
@@ -317,7 +323,6 @@ def test_the_tutorial_names_the_files_of_a_new_study():
 @pytest.mark.slow
 def test_the_tutorial_in_python_is_the_run_of_its_commands(tmp_path, monkeypatch, selffl_command):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     blocks = blocks_of(ROOT / "docs" / "index.md")
     python = [code for language, code in blocks if language == "python"]
     exec(compile(python[0], "index", "exec"), {"__name__": "documentation"})
@@ -326,10 +331,7 @@ def test_the_tutorial_in_python_is_the_run_of_its_commands(tmp_path, monkeypatch
             if words[1] in ("init", "run"):
                 selffl_command(words)
     names = {"__name__": "documentation"}
-    try:
-        exec(compile(python[-1], "index", "exec"), names)
-    finally:
-        sys.modules.pop("study", None)
+    exec(compile(python[-1], "index", "exec"), names)
     expected = selffl.load(tmp_path / "runs" / "my-study-self-fl-auto-0").summary
     found = {name: value for name, value in names["run"].summary.items() if "accuracy" in name}
     assert len(found) > 3

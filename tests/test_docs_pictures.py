@@ -139,6 +139,13 @@ def test_the_readme_counts_the_methods_of_the_demonstration():
     assert f"{first} and {NUMERALS[len(others)]} other methods" in page("README.md")
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md", "docs/howto/report.md"])
+def test_the_picture_of_the_report_says_which_command_made_it(name):
+    caption = re.search(r"figures/report\.png\)\n\n\*(.*?)\*\n", page(name), re.S)[1]
+    command = " ".join(shlex.split(SHOWN["report.png"]["command"])[:2])
+    assert f"`{command}`" in caption or "`make demo`" in caption
+
+
 def test_the_client_of_the_picture_has_the_rows_that_its_caption_says():
     client = SHOWN["report-client.png"]["client"]
     said = f"A client with {NUMERALS[client['num_train']]} training rows and {NUMERALS[client['num_test']]} to test on"
