@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # The tensors of demo and tests are small: one thread per process is faster than two that wait for each other.
 RUN := OMP_NUM_THREADS=1 $(BIN)
 
-.PHONY: demo test quick lint types check docs flower flower-demo results clean
+.PHONY: demo test quick lint types check docs pictures flower flower-demo results clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -30,6 +30,10 @@ check: lint types test
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The pictures of the README and the first pages, from real runs; needs Chromium and two or three minutes.
+pictures: $(VENV)/.installed-dev
+	$(RUN)/python docs/make_pictures.py
 
 # The engine on Flower, whose pins clash with ours: in an environment of its own.
 FLOWER := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 .venv-flower/bin

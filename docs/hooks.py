@@ -1,16 +1,20 @@
 """What the site takes from the code when it is built: options, costs, commands, equations, sources, notebooks.
 
-On a page, a line ``{{ options NAME }}`` becomes the table of a method's options, ``{{ costs }}`` what each method sends
-and computes, ``{{ commands }}`` the command line with every option; a fence ``math`` becomes MathML, which browsers
-draw without any script.  Notebooks are run and become pages, as do the source files that the methods' pages point to.
+On a page, ``{{ options NAME }}`` becomes the table of a method's options, ``{{ costs }}`` what each method sends and
+computes, ``{{ commands }}`` the command line with every option, ``{{ count WHAT }}`` a number of `counts`,
+``{{ statements WHOSE }}`` how many statements of docs/results.md hold, ``{{ spreads }}`` the tutorial's comparison from
+docs/figures/pictures.json; a fence ``math`` becomes MathML, which browsers draw without any script.  Notebooks are run
+and become pages, as do the source files that the methods' pages point to.
 """
 
 from __future__ import annotations
 
 import html
 import inspect
+import json
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
@@ -98,6 +102,80 @@ def costs_table() -> str:
     return "\n".join(lines)
 
 
+def counts() -> dict[str, int]:
+    """How many there are: names of methods, methods, names of personalised methods, data sets."""
+    from selffl.algorithms import ALGORITHMS, FedAvg, Local
+    from selffl.data import DATA_SETS
+
+    kinds = {name: type(make()) for name, make in ALGORITHMS.items()}
+    shared = [name for name, kind in kinds.items() if kind.personal is FedAvg.personal]  # everybody has one model
+    alone = [name for name, kind in kinds.items() if kind is Local]
+    return {
+        "names": len(kinds),
+        "methods": len(set(kinds.values())),
+        "personalised": len(kinds) - len(shared) - len(alone),
+        "data": len(DATA_SETS),
+    }
+
+
+def count(what: str) -> str:
+    """One of `counts`, in figures."""
+    return str(counts()[what])
+
+
+# Results
+
+VERDICTS = {  # as docs/results.md has them; of one statement, of several
+    "holds": ("holds", "hold"),
+    "holds in part": ("holds in part", "hold in part"),
+    "not decided": ("is inconclusive", "are inconclusive"),
+    "does not hold": ("does not hold", "do not hold"),
+}
+
+
+def statements() -> dict[str, Counter[str]]:
+    """Verdicts on the statements of docs/results.md: the paper's, and those of this library's own.
+
+    A statement is the library's own where its study is not of the paper, or where it begins "Not in the paper".
+    """
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    found: dict[str, Counter[str]] = {"paper": Counter(), "own": Counter()}
+    for section in re.split(r"^(?=## )", page, flags=re.M)[1:]:
+        source = re.match(r"## .+\n\n`[^`\n]+`: (.+)", section)
+        if source is None:
+            raise ValueError(f"{section.splitlines()[0]!r} of docs/results.md names no study.")
+        is_own_study = source[1].startswith(("beyond the paper", "not in the paper"))
+        for text, verdict in re.findall(r"^- \*\*(.+?)\*\* \*([^*]+)\.\*", section, re.M):
+            is_own = is_own_study or text.startswith("Not in the paper")
+            if verdict.lower() not in VERDICTS:
+                raise ValueError(f"{text!r} of docs/results.md is {verdict!r}; expected one of {', '.join(VERDICTS)}.")
+            found["own" if is_own else "paper"][verdict.lower()] += 1
+    return found
+
+
+def statements_line(whose: str) -> str:
+    """How many statements of the paper, or of this library, hold, and how many do not."""
+    verdicts = statements()[whose]
+    return f"of {verdicts.total()}, " + ", ".join(
+        f"{verdicts[verdict]} {one if verdicts[verdict] == 1 else several}"
+        for verdict, (one, several) in VERDICTS.items()
+        if verdicts[verdict]
+    )
+
+
+def spreads_table() -> str:
+    """What the tutorial's comparison finds where clinics differ less or more, as docs/make_pictures.py has seen it."""
+    pictures = json.loads((ROOT / "docs" / "figures" / "pictures.json").read_text(encoding="utf-8"))
+    tables = pictures["tutorial"]["by_spread"]
+    names = [row["method"] for row in next(iter(tables.values()))]
+    heading = " | ".join(f"`{name}`" for name in names)
+    lines = [f"| clinics differ by | | {heading} |", "|---|---|" + "---|" * len(names)]
+    for spread, table in tables.items():
+        for column in ("accuracy", "worst 10 %"):
+            lines.append(f"| {spread} | {column} | {' | '.join(row[column] for row in table)} |")
+    return "\n".join(lines)
+
+
 # The command line
 
 
@@ -171,13 +249,16 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "options": options_table,
         "costs": costs_table,
         "commands": command_reference,
+        "count": count,
+        "statements": statements_line,
+        "spreads": spreads_table,
     }
 
     def filled(match: re.Match[str]) -> str:
         word, *rest = match[1].split()
         return makers[word](*rest)
 
-    return equations(re.sub(r"^\{\{ (.*?) \}\}$", filled, markdown, flags=re.M))
+    return equations(re.sub(rf"\{{\{{ ((?:{'|'.join(makers)})(?: [\w-]+)*) \}}\}}", filled, markdown))
 
 
 def executed(path: Path) -> Any:

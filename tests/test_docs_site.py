@@ -80,6 +80,62 @@ def test_the_costs_are_those_of_the_exam(hooks):
     assert found["self-fl-augmented"][2][0] == 8  # two models are sent
 
 
+def test_the_counts_are_those_of_the_readme(hooks):
+    """The README lists every method with what it personalises."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = page[page.index("## Methods") : page.index("## Studies")]
+    personal = dict(re.findall(r"^\| (`.*?`) \| (.*?) \|", table, re.M))
+    names = {name: what for cell, what in personal.items() for name in re.findall(r"`([\w-]+)`", cell)}
+    found = hooks.counts()
+    assert found["names"] == len(names)
+    assert found["methods"] == len({re.sub("-(equal|exact)$", "", name) for name in names})
+    assert found["personalised"] == sum(not what.startswith(("nothing", "everything")) for what in names.values())
+
+
+def test_the_comparison_with_other_libraries_counts_when_it_is_built(hooks):
+    page = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| methods \| (.*?) \|", page, re.M)
+    assert row == "{{ count names }} names of {{ count methods }} methods"
+    assert hooks.on_page_markdown(row) == f"{len(ALGORITHMS)} names of {hooks.counts()['methods']} methods"
+
+
+def test_statements_are_counted_as_the_results_page_counts_them(hooks):
+    said = re.search(r"^Of (\d+) statements put to the test: (.*?)\.", (DOCS / "results.md").read_text(), re.M)
+    found = hooks.statements()
+    both = found["paper"] + found["own"]
+    assert both.total() == int(said[1])
+    assert sorted(both.values()) == sorted(int(number) for number in re.findall(r"\d+", said[2]))
+
+
+def test_statements_of_the_paper_are_told_from_those_of_the_library(hooks, tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "results.md").write_text(
+        "# Results\n\n## A\n\n`a`: figure 1. Words.\n\n- **One.** *Holds.* Why.\n- **Two.** *Does not hold.* Why.\n"
+        "- **Not in the paper: three.** *Not decided.* Why.\n\n## B\n\n`b`: beyond the paper. Words.\n\n"
+        "- **Four.** *Holds in part.* Why.\n\n## C\n\n`c`: not in the paper. Words.\n\n- **Five.** *Holds.* Why.\n"
+        "- **Six.** *Holds.* Why.\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setattr(hooks, "ROOT", tmp_path)
+    assert hooks.statements_line("paper") == "of 2, 1 holds, 1 does not hold"
+    assert hooks.statements_line("own") == "of 4, 2 hold, 1 holds in part, 1 is inconclusive"
+
+
+def test_a_verdict_that_is_not_known_stops_the_page(hooks, tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "results.md").write_text("## A\n\n`a`: figure 1. W.\n\n- **One.** *Perhaps.* Why.\n")
+    monkeypatch.setattr(hooks, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="'Perhaps'; expected one of holds"):
+        hooks.statements()
+
+
+def test_the_spreads_of_the_tutorial_are_a_table_of_every_method(hooks):
+    header, _, *lines = hooks.spreads_table().splitlines()
+    assert re.findall(r"`([\w-]+)`", header) == ["self-fl-auto", "ditto", "fedavg", "local"]
+    assert [line.split("|")[1].strip() for line in lines] == ["0.05", "0.05", "0.6", "0.6", "2.0", "2.0"]
+    assert all(line.count(" ± ") == 4 for line in lines)
+
+
 def test_every_command_is_on_the_page_with_its_options(hooks):
     page = hooks.command_reference()
     names = [name for name, _ in hooks.commands()]
