@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,10 +22,30 @@ class _Console(Console):
 out = _Console()
 err = _Console(stderr=True)
 
+WIDTH = 80  # columns of a terminal
+HEADING_WIDTH = 10
+
 
 def tell(console: Console, text: str) -> None:
     """A line as it is: not wrapped, not coloured, no markup."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def align(facts: Iterable[tuple[str, str]]) -> list[str]:
+    """Headings and what belongs to them as lines of two columns; no word is broken, a repeated heading is left out."""
+    lines, last = [], ""
+    for heading, text in facts:
+        first = f"{'' if heading == last else heading:<{HEADING_WIDTH}}"
+        lines += textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent=first,
+            subsequent_indent=" " * HEADING_WIDTH,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        last = heading
+    return lines
 
 
 @contextmanager
