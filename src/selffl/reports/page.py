@@ -174,7 +174,8 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
     metric, text = group.metric, words.takeaways(group, found)
     gain = joining.gains(group, found["seeds"][0], 0)[1] if found["seeds"] else ""
     rows, columns = _table(group)
-    text |= {"headline": words.headline(group), "facts": _facts(group, found), "seeds": _seeds(found)}
+    text |= {"headline": words.headline(group), "test": words.tested_by(group)}
+    text |= {"facts": _facts(group, found), "seeds": _seeds(found)}
     return {
         "id": identity,
         "group": group,
@@ -270,7 +271,7 @@ def _seeds(found: dict[str, Any]) -> str:
 
 
 def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
-    """The table of methods: the best of each column is marked, and what differs clearly from the first."""
+    """The table of methods: the best of each column is marked, and what differs significantly from the first."""
     lines, metric = scores.lines(group), group.metric
     parts = [part for part in scores.PARTS if any(part in line.scores for line in lines)]
     pick = max if group.is_higher_better else min
@@ -281,7 +282,7 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
     has_tests = any(line.p_value is not None for line in lines)
     columns = ["method", *(scores.PARTS[part] for part in parts)]
     columns += [f"against {lines[0].method}"] if has_rivals else []
-    columns += ["p"] if has_tests else []
+    columns += ["p"] if has_tests else []  # after Holm's correction
     columns += ["gradients"]
     rows: list[list[Any]] = []
     for line in lines:
@@ -336,13 +337,9 @@ def caption(group: Group) -> str:
     unit = " in %" if group.metric == "accuracy" else ""
     text = f"{group.metric.capitalize()}{unit}, {on}" + ("; mean ± standard error over seeds" if many else "")
     if len(group.methods) > 1:
-        text += (
-            ". Differences are paired over seeds; better and worse: at the 5 % level, by Student's t, each method by "
-            "itself"
-            if many
-            else ". One seed: differences are not tested"
-        )
-    return text + ". Gradients: evaluations per client and round, in training."
+        test = words.tested_by(group)
+        text += f". Better and worse: statistically significant. {test}" if test else ". Differences are not tested."
+    return text.removesuffix(".") + ". Gradients: evaluations per client and round, in training."
 
 
 def _reproduce(group: Group) -> dict[str, Any]:
@@ -415,8 +412,8 @@ def verdicts(count: Counter[str]) -> str:
     }
     parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in words.items() if count[verdict]]
     return (
-        f"Of {count.total()} statements put to the test: {', '.join(parts)}. Comparisons are paired over repeats or "
-        "seeds and decided at the 5 % level."
+        f"Of {count.total()} statements put to the test: {', '.join(parts)}. Not decided means inconclusive: no "
+        "difference at the 5 % level."
     )
 
 

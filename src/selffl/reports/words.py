@@ -67,18 +67,17 @@ def headline(group: Group) -> str:
         return f"{reached} with a model for every client{_beside(first, metric)}."
     by: dict[str, list[str]] = {}
     for row in rows[1:]:
-        # The row holds the rival against the first; the sentence is about the first.
+        # The row says how the other method does against the first; the sentence is about the first.
         by.setdefault(row.verdict, []).append(row.method)
-    has_tests = any(row.p_value is not None for row in rows)
     parts = [
-        f"{text} {listed(by[key])}"
+        text.format(listed(by[key]))
         for key, text in (
-            ("worse", "clearly better than"),
-            ("better", "clearly worse than"),
-            ("no clear difference", "not clearly different from"),
-            ("below", "above"),
-            ("above", "below"),
-            ("equal", "level with"),
+            ("worse", "better than {} (statistically significant)"),
+            ("better", "worse than {} (statistically significant)"),
+            ("inconclusive", "inconclusive against {}"),
+            ("below", "above {}"),
+            ("above", "below {}"),
+            ("equal", "level with {}"),
         )
         if key in by
     ]
@@ -86,10 +85,27 @@ def headline(group: Group) -> str:
     end = f"; {listed(lost)} left the finite numbers." if lost else "."
     if not parts:
         return reached + end
-    pairs = sorted({row.difference.count for row in rows if row.difference is not None})
+    ground = "" if any(row.p_value is not None for row in rows) else " (one seed: nothing is tested)"
+    return f"{reached}: {_joined(parts)}{ground}{end}"
+
+
+def tested_by(group: Group) -> str:
+    """The test behind the verdict, in small print; nothing where nothing is tested."""
+    tested = [row for row in scores.lines(group) if row.p_value is not None]
+    if not tested:
+        return ""
+    pairs = sorted({row.difference.count for row in tested if row.difference is not None})
     seeds = f"{pairs[0]} to {pairs[-1]} seeds" if len(pairs) > 1 else counted(pairs[0], "seed")
-    ground = f"paired over {seeds}, 5 % level" if has_tests else f"{seeds}, so nothing is tested"
-    return f"{reached}: {_joined(parts)} ({ground}){end}"
+    text = (
+        f"Paired over {seeds}; corrected resampled t test (Nadeau and Bengio 2003), "
+        + (f"Holm over {len(tested)} comparisons, " if len(tested) > 1 else "")
+        + "5 % level"
+    )
+    if scores.recorded_ratio(group) is None:
+        text += "; the runs have not recorded their rows: a tenth of them taken to be test rows"
+    if scores.has_one_split(group):
+        text += "; all seeds share one split of the rows, so other test rows may say otherwise"
+    return text + "."
 
 
 def _joined(parts: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from selffl.runs.folder import Records, Row, read_records
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.state.files import locked, write_json
 from selffl.studies.problems import Problem
-from selffl.studies.result import Estimate, Job
+from selffl.studies.result import Estimate, Job, split_ratio
 
 WARM = "warm-up"  # what its folder is called
 SCORES = "scores.safetensors"
@@ -102,6 +102,17 @@ def metric_of(outcomes: Outcomes) -> str:
 def estimate(outcomes: Sequence[Outcome], name: str) -> Estimate:
     """A score over seeds."""
     return Estimate.of(values(outcomes, name))
+
+
+def ratio_of(outcomes: Iterable[Outcome]) -> float:
+    """Test rows per training row over these runs; NaN where no run got as far as a test."""
+    return split_ratio(row for outcome in outcomes for row in outcome.clients)
+
+
+def difference(first: Sequence[Outcome], second: Sequence[Outcome], name: str, other: str | None = None) -> Estimate:
+    """First minus second, paired over seeds, of a score (of the second, of ``other``), ready to be tested."""
+    gaps = values(first, name) - values(second, other or name)
+    return Estimate.of(gaps, test_per_train=ratio_of((*first, *second)))
 
 
 def run_arms(problem: Problem, work: Iterable[tuple[Arm, int]], job: Job, done: int, total: int) -> Outcomes:

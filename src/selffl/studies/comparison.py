@@ -12,10 +12,22 @@ from functools import partial
 from typing import Any
 
 from selffl.algorithms import WITHOUT_GLOBAL
-from selffl.studies.arms import Arm, Outcome, Outcomes, estimate, metric_of, run_arms, values
+from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, metric_of, run_arms
 from selffl.studies.problems import METHODS, Problem
 from selffl.studies.problems import NUM_SEEDS as NUM_SEEDS
-from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
+from selffl.studies.result import (
+    OVER_SPLITS,
+    Chart,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Series,
+    Study,
+    StudyResult,
+    Verdict,
+    above_zero,
+)
 from selffl.training.metrics import HIGHER_IS_BETTER
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
@@ -170,14 +182,22 @@ def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str])
             for part, title in (("weighted", "All clients, by test rows"), ("worst10", "Worst tenth of clients"))
         ],
     )
-    claims = [better(outcomes, first, rival, text) for rival, text in comparison.claims.items() if rival in outcomes]
+    claims = better(outcomes, first, {other: text for other, text in comparison.claims.items() if other in outcomes})
     runs = [
         {"method": label, "seed": outcome.seed, "folder": outcome.folder}
         for label, group in outcomes.items()
         for outcome in group
         if outcome.folder is not None
     ]
-    return StudyResult(rows, table(comparison, outcomes, notes), [figure], claims, asdict(comparison), runs=runs)
+    return StudyResult(
+        rows,
+        table(comparison, outcomes, notes),
+        [figure],
+        claims,
+        asdict(comparison),
+        runs=runs,
+        decided_by=OVER_SPLITS,
+    )
 
 
 def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) -> list[dict[str, str]]:
@@ -258,35 +278,40 @@ def shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
 
 
 def sign(gap: Estimate) -> Verdict:
-    """Whether a difference is above zero."""
-    return "not decided" if not gap.is_clear else "holds" if gap.mean > 0 else "does not hold"
+    """Whether a difference is above zero, by itself."""
+    return above_zero([gap])[0]
 
 
 def within(gap: Estimate, bound: float) -> Verdict:
     """Whether a difference is within a bound: its 95 % interval inside, outside, or across."""
     inside, outside = gap.shifted(-bound), gap.shifted(bound)
-    if inside.is_clear and inside.mean < 0 and outside.is_clear and outside.mean > 0:
+    if inside.is_significant and inside.mean < 0 and outside.is_significant and outside.mean > 0:
         return "holds"
-    if (inside.is_clear and inside.mean > 0) or (outside.is_clear and outside.mean < 0):
+    if (inside.is_significant and inside.mean > 0) or (outside.is_significant and outside.mean < 0):
         return "does not hold"
     return "not decided"
 
 
-def better(outcomes: Outcomes, first: str, rival: str, text: str) -> Claim:
-    """Whether the first is better than the rival, paired over seeds."""
+def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Claim]:
+    """Whether the first method is better than each of others, paired over seeds; ``texts`` say so, by the other."""
     metric = metric_of(outcomes)
-    gaps = {
-        part: Estimate.of(values(outcomes[first], f"{part}_{metric}") - values(outcomes[rival], f"{part}_{metric}"))
-        for part in PARTS
-    }
     form, unit = (".2f", " points") if metric == "accuracy" else (".3g", "")
+    direction = 1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0
     names = {**PARTS, "weighted": metric.capitalize()}
-    said = [f"{names[part]} {gap.mean:+{form}} ± {gap.error:{form}}" for part, gap in gaps.items()]
-    return Claim(
-        text,
-        sign(gaps["weighted"].scaled(1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0)),
-        f"{', '.join(said)}{unit} ({first} − {rival}, paired over {len(outcomes[first])} seeds).",
-    )
+    gaps = {
+        other: {part: difference(outcomes[first], outcomes[other], f"{part}_{metric}") for part in PARTS}
+        for other in texts
+    }
+    verdicts = above_zero([gaps[other]["weighted"].scaled(direction) for other in texts])
+    return [
+        Claim(
+            text,
+            verdict,
+            ", ".join(f"{names[part]} {gap.mean:+{form}} ± {gap.error:{form}}" for part, gap in gaps[other].items())
+            + f"{unit} ({first} − {other}, paired over {len(outcomes[first])} seeds).",
+        )
+        for (other, text), verdict in zip(texts.items(), verdicts, strict=True)
+    ]
 
 
 PARTS = {"weighted": "Accuracy", "top10": "top tenth", "worst10": "worst tenth"}
