@@ -1,7 +1,7 @@
 """Whether a mean difference over repeats is statistically significant, alone and among several.
 
 The corrected resampled t test: C. Nadeau and Y. Bengio, "Inference for the Generalization Error", Machine Learning 52,
-2003, section 4.1, Eq. (8).  Holm's correction: S. Holm, "A Simple Sequentially Rejective Multiple Test Procedure",
+2003.  Holm's correction: S. Holm, "A Simple Sequentially Rejective Multiple Test Procedure",
 Scandinavian Journal of Statistics 6, 1979.
 """
 
@@ -19,7 +19,7 @@ FRESH_DRAWS = 0.0  # test rows per training row, of repeats that share no rows: 
 def resampled_error(standard_error: float, num_repeats: int, test_per_train: float) -> float:
     """Standard error of a mean over ``num_repeats`` J splits of the same rows into training and test rows.
 
-    Nadeau and Bengio 2003, Eq. (8): the variance of the mean is (1/J + n_test/n_train) s^2 in place of s^2/J, since
+    Nadeau and Bengio 2003: the variance of the mean is (1/J + n_test/n_train) s^2 in place of s^2/J, since
     splits of the same rows overlap, and what they show is correlated.  ``standard_error`` is s/sqrt(J), and
     ``test_per_train`` is n_test/n_train, or `FRESH_DRAWS` where repeats are independent.
     """

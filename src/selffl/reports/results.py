@@ -21,9 +21,9 @@ TEST = "**Test.**"  # how the line begins that says which test decided a section
 UNSAID = (
     "Comparisons are decided by the test that a section names. Sections that name none were written before the test "
     "was corrected: their comparisons are paired over repeats or seeds and decided by Student's t at the 5 % level, "
-    "each by itself, as if seeds that split the same rows anew were independent, which is too sure; those of the `auto-…` "
-    "studies are decided by the sign of the mean difference, or by one standard error where a statement says so, and "
-    "not by a test."
+    "each by itself, as if seeds that split the same rows anew were independent, which is too sure; those of the "
+    "`auto-…` studies are decided by the sign of the mean difference, or by one standard error where a statement "
+    "says so, and not by a test."
 )
 _STUDY = re.compile(r"## .+\n\n`([^`\n]+)`: ")  # how a section begins
 _VERDICT = re.compile(r"^- \*\*.+?\*\* \*([^*]+)\.\*", re.MULTILINE)

@@ -16,6 +16,7 @@ from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.maths.significance import LEVEL, holm_p_values
 from selffl.reports.collect import Group, Method, RunData
 from selffl.studies.result import Estimate, split_ratio
+from selffl.training.metrics import PERCENT
 
 DIGITS = 5  # significant
 PARTS = {
@@ -25,6 +26,8 @@ PARTS = {
     "global": "global model",
 }
 
+BESIDE = {"pooled_auc": "AUC", "weighted_accuracy": "accuracy"}
+
 ASSUMED_TEST_PER_TRAIN = 1 / 9  # where a run has not recorded its rows: a tenth of them to test on, as is usual here
 
 Verdict = Literal["first", "better", "worse", "inconclusive", "above", "below", "equal", "unknown"]
@@ -32,7 +35,7 @@ Verdict = Literal["first", "better", "worse", "inconclusive", "above", "below", 
 
 def scale_of(metric: str) -> float:
     """From the records' unit to the reader's."""
-    return 100.0 if metric == "accuracy" else 1.0
+    return 100.0 if metric in PERCENT else 1.0
 
 
 def rounded(value: float | None, digits: int = DIGITS) -> float | int | None:
@@ -64,6 +67,7 @@ class Line:
         num_seeds: Runs with a score.
         num_diverged: Runs without one, because they left the finite numbers.
         scores: By part of `PARTS`, mean and standard error over seeds; parts without a number are left out.
+        beside: The same of what stands beside balanced accuracy, by `BESIDE`.
         difference: Method minus first, paired over the seeds that both have.
         p_value: Of no difference, by the corrected resampled t test and after Holm's correction over the methods; none
             with fewer than two seeds.
@@ -75,6 +79,7 @@ class Line:
     num_seeds: int
     num_diverged: int
     scores: dict[str, Estimate]
+    beside: dict[str, Estimate]
     difference: Estimate | None
     p_value: float | None
     verdict: Verdict
@@ -108,12 +113,24 @@ def lines(group: Group) -> list[Line]:
                 scores["weighted"].count if "weighted" in scores else 0,
                 sum(run.status == "diverged" for run in method.runs),
                 scores,
+                _beside(group, method),
                 gap,
                 p,
                 "first" if method is first else verdict(gap, p, group.is_higher_better),
                 _gradients(method),
             )
         )
+    return found
+
+
+def _beside(group: Group, method: Method) -> dict[str, Estimate]:
+    """What stands beside balanced accuracy; nothing where another metric leads."""
+    found = {}
+    for name in BESIDE if group.metric == "balanced_accuracy" else ():
+        scale = scale_of(name.removeprefix("weighted_"))
+        values = [scale * score for run in method.runs if (score := run.score(name)) is not None]
+        if values:
+            found[name] = over_seeds(values)
     return found
 
 

@@ -11,9 +11,11 @@ from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.optimisers import OPTIMISERS
 from selffl.reports import joining, scores
 from selffl.reports.collect import Group
+from selffl.runs.evaluation import majority_sentence
 from selffl.runs.folder import RunConfig
 from selffl.runs.train import train
 from selffl.studies.result import Estimate
+from selffl.training.metrics import PERCENT, name_of
 
 
 def listed(names: Sequence[str]) -> str:
@@ -30,19 +32,19 @@ def shown(value: float | None, metric: str) -> str:
     """A score as a reader sees it: tenths of a percent, else four digits."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+    return f"{value:.1f} %" if metric in PERCENT else f"{value:.4g}"
 
 
 def gap_shown(value: float, metric: str) -> str:
     """A difference between scores, without its sign."""
-    return f"{abs(value):.1f} points" if metric == "accuracy" else f"{abs(value):.3g}"
+    return f"{abs(value):.1f} points" if metric in PERCENT else f"{abs(value):.3g}"
 
 
 def with_error(found: Estimate | None, metric: str, *, signed: bool = False) -> str:
     """Mean ± standard error for the table, whose heading has the unit."""
     if found is None or math.isnan(found.mean):
         return "–"
-    form = {"accuracy": ".1f", "correlation": ".2f"}.get(metric, ".4g")
+    form = ".1f" if metric in PERCENT else {"correlation": ".2f"}.get(metric, ".4g")
     # A minus sign as wide as a plus; nothing rounds to minus nothing.
     mean = format(found.mean + 0.0, ("+" if signed else "") + form).replace("-", "−")
     return mean if math.isnan(found.error) else f"{mean} ± {found.error:{'.2g' if form == '.4g' else form}}"
@@ -61,7 +63,10 @@ def headline(group: Group) -> str:
     if score is None:
         what = "left the finite numbers" if first.num_diverged else "has not been evaluated yet"
         return f"{first.method} {what}."
-    how = f"{shown(score.mean, metric)} accuracy" if metric == "accuracy" else f"{metric} {shown(score.mean, metric)}"
+    name, value = name_of(metric), shown(score.mean, metric)
+    how = f"{value} {name}" if metric in PERCENT else f"{name} {value}"
+    if "pooled_auc" in first.beside:
+        how += f" and AUC {first.beside['pooled_auc'].mean:.2f}"
     reached = f"{first.method} reaches {how} on {group.data}"
     if len(rows) == 1:
         return f"{reached} with a model for every client{_beside(first, metric)}."
@@ -87,6 +92,11 @@ def headline(group: Group) -> str:
         return reached + end
     ground = "" if any(row.p_value is not None for row in rows) else " (one seed: nothing is tested)"
     return f"{reached}: {_joined(parts)}{ground}{end}"
+
+
+def majority(group: Group) -> str:
+    """What always answering the largest class scores, where that is nearly everything; else nothing."""
+    return majority_sentence([run.records.summary for run in group.runs])
 
 
 def tested_by(group: Group) -> str:
@@ -189,7 +199,7 @@ def _of_gains(group: Group, table: dict[str, Any]) -> str:
         f"{which} {group.methods[0].label}, {up:,} of {counted(len(known), 'client')} "
         f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
-        f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.metric)}."
+        f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.client_metric)}."
         + ("" if base == joining.ALONE else " Trained with gain=True, a run is held against training alone.")
     )
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from selffl.errors import DivergedError
+from selffl.runs.evaluation import leading_metric
 from selffl.runs.folder import Records, Row, read_records
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.state.files import locked, write_json
@@ -69,12 +70,6 @@ class Outcome:
         return 100 * float(value) if name.endswith("accuracy") else float(value)
 
     @property
-    def metric(self) -> str | None:
-        """What the task is measured by first; none for a run that was never evaluated."""
-        found = (name.removeprefix("weighted_") for name in self.summary if name.startswith("weighted_"))
-        return next((metric for metric in found if self.summary[f"weighted_{metric}"] is not None), None)
-
-    @property
     def num_gradients(self) -> float:
         """In training, per client and round it took part in; NaN for a run that left no records before it diverged."""
         return float(self.summary.get("gradient_evaluations", math.nan)) / self.rounds_taken
@@ -94,9 +89,8 @@ def values(outcomes: Sequence[Outcome], name: str) -> Tensor:
 
 
 def metric_of(outcomes: Outcomes) -> str:
-    """What the task is measured by first: accuracy, unless an outcome says otherwise."""
-    every = (outcome.metric for group in outcomes.values() for outcome in group)
-    return next((metric for metric in every if metric is not None), "accuracy")
+    """What the runs are told by first: accuracy, unless their summaries say otherwise."""
+    return leading_metric([outcome.summary for group in outcomes.values() for outcome in group]) or "accuracy"
 
 
 def estimate(outcomes: Sequence[Outcome], name: str) -> Estimate:

@@ -28,7 +28,7 @@ from selffl.studies.result import (
     Verdict,
     above_zero,
 )
-from selffl.training.metrics import HIGHER_IS_BETTER
+from selffl.training.metrics import HIGHER_IS_BETTER, PERCENT, name_of
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
 FINE_TUNE = (5, 20, 80, 320)  # steps of fine-tuning, to choose from
@@ -39,9 +39,11 @@ TUNED_DITTO, TUNED_FEDAVG = "ditto, λ chosen", "fedavg, fine-tuned"
 
 
 def metrics_of(metric: str) -> dict[str, str]:
-    """The columns of a table, by the names they have in a summary."""
+    """The columns of a table, by the names they have in a summary; balanced accuracy never stands alone."""
+    beside = {"pooled_auc": "AUC", "weighted_accuracy": "accuracy"} if metric == "balanced_accuracy" else {}
     return {
-        f"weighted_{metric}": metric,
+        f"weighted_{metric}": name_of(metric),
+        **beside,
         f"top10_{metric}": "top 10 % by size",
         f"worst10_{metric}": "worst 10 %",
         f"global_{metric}": "global model",
@@ -175,7 +177,7 @@ def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str])
     ]
     figure = Figure(
         metric,
-        f"{metric.capitalize()} on each client's own held-out rows, by round; mean over {comparison.num_seeds} seeds, "
+        f"{_capitalised(metric)} on each client's own held-out rows, by round; mean over {comparison.num_seeds} seeds, "
         "bars ± s.e.",
         [
             by_round(outcomes, comparison.methods, f"{part}_{metric}", title)
@@ -208,7 +210,7 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
         for name, title in metrics_of(metric).items():
             is_void = name.startswith("global_") and label.startswith(WITHOUT_GLOBAL)
             is_void |= all(o.summary.get(name) is None and o.summary.get("status") != "diverged" for o in group)
-            line[title] = "–" if is_void else points(estimate(group, name), metric)
+            line[title] = "–" if is_void else points(estimate(group, name), "auc" if name == "pooled_auc" else metric)
         line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.0f}"
         has_cap = comparison.problem.num_local_epochs is None
         at_cap = [
@@ -230,7 +232,7 @@ def points(found: Estimate, metric: str = "accuracy") -> str:
     """Percentage points with their standard error; of other metrics than accuracy, their own unit."""
     if found.mean != found.mean:
         return "diverged"
-    mean, error = (".1f", ".1f") if metric == "accuracy" else (".4g", ".2g")
+    mean, error = (".1f", ".1f") if metric in PERCENT else (".3f", ".3f") if metric == "auc" else (".4g", ".2g")
     return f"{found.mean:{mean}}" + (
         f" ± {found.error:{error}}" if found.error == found.error else ""
     )  # one seed: none
@@ -251,9 +253,9 @@ def by_round(outcomes: Outcomes, labels: Sequence[str], metric: str, title: str,
         found = [estimate([outcome.at(number) for outcome in group], metric) for number in rounds]
         counted = [first + number for number in rounds]
         lines.append(Series(label, counted, [p.mean for p in found], [p.error for p in found]))
-    part, _, what = metric.rpartition("_")
+    part, _, what = metric.partition("_")
     which = {"global": "the global model", "train": "the personal models on training rows"}
-    label = f"{what} of {which.get(part, 'the personal models')}" + (", %" if what == "accuracy" else "")
+    label = f"{name_of(what)} of {which.get(part, 'the personal models')}" + (", %" if what in PERCENT else "")
     return Chart(title, "round", label, lines, dodge=max((x for line in lines for x in line.x), default=0) / 170)
 
 
@@ -277,6 +279,11 @@ def shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
     return replace(problem, rounds=max(problem.rounds // 5, 1)) if job.quick else problem, seeds_of(job)
 
 
+def _capitalised(metric: str) -> str:
+    name = name_of(metric)
+    return name[:1].upper() + name[1:]
+
+
 def sign(gap: Estimate) -> Verdict:
     """Whether a difference is above zero, by itself."""
     return above_zero([gap])[0]
@@ -295,9 +302,9 @@ def within(gap: Estimate, bound: float) -> Verdict:
 def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Claim]:
     """Whether the first method is better than each of others, paired over seeds; ``texts`` say so, by the other."""
     metric = metric_of(outcomes)
-    form, unit = (".2f", " points") if metric == "accuracy" else (".3g", "")
+    form, unit = (".2f", " points") if metric in PERCENT else (".3g", "")
     direction = 1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0
-    names = {**PARTS, "weighted": metric.capitalize()}
+    names = {**PARTS, "weighted": _capitalised(metric)}
     gaps = {
         other: {part: difference(outcomes[first], outcomes[other], f"{part}_{metric}") for part in PARTS}
         for other in texts

@@ -91,7 +91,7 @@ class WithNewcomers(Problem):
                 tuned = self._tuned(run, rows, everyone, start, steps) if count else start
                 models[view(f"{steps} steps", count)] = tuned
             for name, params in models.items():
-                found[name] = numbers_of_rows(training.model, params, late.test, training.measure).cpu()
+                found[name] = numbers_of_rows(training.model, params, late.test, training.measure)[0].cpu()
         return found
 
     def _tuned(self, run: Run, rows: Rows, everyone: Tensor, start: Tensor, steps: int) -> Tensor:
