@@ -44,7 +44,7 @@ def with_error(found: Estimate | None, metric: str, *, signed: bool = False) -> 
     """Mean ± standard error for the table, whose heading has the unit."""
     if found is None or math.isnan(found.mean):
         return "–"
-    form = ".1f" if metric in PERCENT else {"correlation": ".2f"}.get(metric, ".4g")
+    form = ".1f" if metric in PERCENT else {"correlation": ".2f", "pooled_auc": ".3f"}.get(metric, ".4g")
     # A minus sign as wide as a plus; nothing rounds to minus nothing.
     mean = format(found.mean + 0.0, ("+" if signed else "") + form).replace("-", "−")
     return mean if math.isnan(found.error) else f"{mean} ± {found.error:{'.2g' if form == '.4g' else form}}"

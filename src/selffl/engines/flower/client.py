@@ -56,6 +56,10 @@ VIEWS = ("personal", "global")
 
 _log = logging.getLogger(__name__)
 
+# Balanced accuracy over all clients is made of counts by class, which a client does not send; of the others the messages
+# stay as they are, for sites of several versions.
+UNSENT = ("balanced_accuracy", "log_loss")
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -155,7 +159,7 @@ class Site:
         for view, params in zip(VIEWS, (personal, shared), strict=True):
             numbers = numbers_of_rows(self.model, params, test, measure, self.gradients)
             for metric in measure.metrics:
-                if metric == "balanced_accuracy":  # over all clients' rows it is made of counts that nobody is sent
+                if metric in UNSENT:
                     continue
                 found[f"{view}.{metric}"] = (
                     auc(numbers[0], test.labels)
