@@ -56,8 +56,8 @@ VIEWS = ("personal", "global")
 
 _log = logging.getLogger(__name__)
 
-# Balanced accuracy over all clients is made of counts by class, which a client does not send; of the others the messages
-# stay as they are, for sites of several versions.
+# Balanced accuracy over all clients is made of counts by class, which a client does not send; without the log loss the
+# messages stay as they were, so that sites of several versions understand each other.
 UNSENT = ("balanced_accuracy", "log_loss")
 
 
