@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import selffl
@@ -34,11 +36,51 @@ def mistake(found, *parts):
 def test_a_run_is_trained_recorded_and_can_be_loaded(run, tmp_path):
     code, out, err = run(*RUN, "--algorithm", "ditto", "--seed", "2", "--set", "penalty=0.1", "--set", "batch_size=5")
     assert (code, err) == (0, "")
-    assert out.startswith("ditto on digits, seed 2, 4 rounds, 40 clients: accuracy ")
+    assert out.startswith("ditto on digits, seed 2: 4 rounds, 40 clients\n  accuracy ")
     found = selffl.load(tmp_path / "runs" / "digits-ditto-2")
     assert found.config.options["penalty"] == 0.1
     assert (found.config.batch_size, found.config.participation, found.config.seed) == (5, 0.25, 2)
-    assert f"accuracy {100 * found.summary['weighted_accuracy']:.1f} %" in out
+    lines = dict(re.split(r"  +", line.strip()) for line in out.splitlines()[1:-1])
+    assert lines["accuracy"] == f"{100 * found.summary['weighted_accuracy']:.1f} %"
+    assert lines["majority class"] == f"{100 * found.summary['majority_accuracy']:.1f} %"
+    assert lines["gradients"] == f"{found.summary['gradient_evaluations']:,}"
+    ends = {line.index(" %") for line in out.splitlines()[1:-1] if line.endswith(" %")}
+    assert len(ends) == 1  # aligned
+
+
+@pytest.fixture
+def rare(tmp_path):
+    """A table of two thousand rows with 1.5 % positives, and features that say nothing."""
+    rng = np.random.default_rng(0)
+    x, sites, labels = rng.normal(size=(2000, 3)), rng.integers(0, 8, 2000), rng.random(2000) < 0.015
+    rows = [f"s{site},{a:.3f},{b:.3f},{c:.3f},{int(y)}" for site, (a, b, c), y in zip(sites, x, labels, strict=True)]
+    (tmp_path / "rare.csv").write_text("\n".join(["site,a,b,c,label", *rows]) + "\n", encoding="utf-8")
+    return ("init", "rare", "--csv", "rare.csv", "--client", "site")
+
+
+def test_noise_with_few_positives_does_not_shine(run, rare, tmp_path):
+    """An accuracy of 98 % that the constant answer has as well was the first number of a run and of its page."""
+    assert run(*rare)[0] == 0
+    code, out, err = run("run", "rare", "--rounds", "3", "--out", "one")
+    assert code == 0, err
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["weighted_accuracy"] > 0.95
+    names = [re.split(r"  +", line.strip())[0] for line in out.splitlines()[1:5]]
+    assert names[:3] == ["balanced accuracy", "AUC", "accuracy"]
+    always = f"always answering it gets {100 * summary['federation_majority_accuracy']:.1f} % accuracy."
+    assert always in out
+    words = ("compare", "rare", "-a", "self-fl-auto,local", "--seeds", "2", "--rounds", "3", "--processes", "1")
+    code, out, err = run(*words, "--out", "both")
+    assert code == 0, err
+    page = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
+    (said,) = re.findall(r'<p class="verdict"[^>]*>([^<]*)</p>', page)
+    assert re.match(r"self-fl-auto reaches \d\d\.\d % balanced accuracy and AUC 0\.\d\d on ", said)
+    for text in (out, page):
+        assert "always answering it gets 9" in text
+    record = json.loads((tmp_path / "both" / "record.json").read_text(encoding="utf-8"))
+    assert list(record["table"][0])[:4] == ["method", "balanced accuracy", "AUC", "accuracy"]
+    assert record["claims"][0]["evidence"].startswith("Balanced accuracy ")  # which the verdict is about
+    assert "steps at ℓ_max" not in out.replace("\n", " ")  # a column without a number
 
 
 def test_json_is_the_summary(run, tmp_path):
@@ -51,7 +93,7 @@ def test_a_run_goes_on(run, tmp_path):
     run(*RUN, "--out", "here")
     code, out, _ = run("run", "digits", "--rounds", "6", "--out", "here", "--resume")
     assert code == 0
-    assert ", 6 rounds, " in out
+    assert ": 6 rounds, " in out
     run("run", "digits", "--rounds", "6", "--out", "whole")
     ours, theirs = selffl.load(tmp_path / "here"), selffl.load(tmp_path / "whole")
     assert ours.summary["weighted_accuracy"] == theirs.summary["weighted_accuracy"]
@@ -166,7 +208,9 @@ def test_compare_prints_a_table_and_writes_a_page(run, tmp_path):
     code, out, _ = run(*words)
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith(("self-fl", "local"))]
-    assert [line.split()[0].rstrip(",") for line in lines[-2:]] == ["self-fl", "local"]
+    assert [line.split()[0].rstrip(",") for line in lines[-3:-1]] == ["self-fl", "local"]
+    assert re.match(r"self-fl reaches \d+\.\d % accuracy on digits: .*local", lines[-1])  # the verdict ends it
+    assert "Paired over 2 seeds; corrected resampled t test (Nadeau and Bengio 2003), 5 % level." in out.splitlines()
     place = tmp_path / "runs" / "compare-digits"
     assert "self-fl" in (place / "report.html").read_text(encoding="utf-8")
     record = json.loads((place / "record.json").read_text(encoding="utf-8"))

@@ -359,7 +359,7 @@ def test_a_quick_run_is_marked_and_a_full_one_is_not(page_text):
 def test_the_lead_counts_the_verdicts(tmp_path, verdicts, text):
     saved(tmp_path, claims=[Claim("c", verdict, "e") for verdict in verdicts], figures=[])
     studies = load_studies(tmp_path)
-    rule = " Comparisons are paired over repeats or seeds and decided at the 5 % level."
+    rule = " Not decided means inconclusive: no difference at the 5 % level."
     assert page.lead(studies) == text + (rule if verdicts else "")
     assert text in page.render(Collection([], studies), "t")
 

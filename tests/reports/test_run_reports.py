@@ -14,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 from torch import nn
 
 import selffl
@@ -22,7 +23,7 @@ from selffl.algorithms import Adam
 from selffl.data import load
 from selffl.errors import DataError, DivergedError
 from selffl.reports import course, data, joining, page, scores, words
-from selffl.reports.collect import collect, is_run, read_run
+from selffl.reports.collect import Collection, Group, Method, collect, is_run, read_run
 from selffl.reports.record import RECORD, load_studies
 from selffl.runs.folder import read_config
 from selffl.studies.comparison import Comparison, study_of
@@ -171,33 +172,100 @@ def test_the_table_has_means_and_standard_errors_over_seeds(folder, group, part)
         assert line.scores[part].error == pytest.approx(statistics.stdev(values) / math.sqrt(3), abs=1e-9)
 
 
-def test_differences_are_paired_and_tested_by_students_t(folder, group):
+def test_differences_are_paired_and_tested_by_the_corrected_resampled_t_test(folder, group):
     first = np.array(final(folder, "self-fl", "weighted_accuracy"))
-    assert scores.lines(group)[0].verdict == "first"
-    for line in scores.lines(group)[1:]:
-        rival = np.array(final(folder, line.method, "weighted_accuracy"))
-        expected = stats.ttest_rel(rival, first)
-        assert line.difference.mean == pytest.approx(100 * (rival - first).mean())
-        assert line.p_value == pytest.approx(expected.pvalue)
-        clear = "better" if expected.statistic > 0 else "worse"
-        assert line.verdict == (clear if expected.pvalue < 0.05 else "no clear difference")
+    rows = [row for seed in SEEDS for row in rows_of(folder / f"self-fl-{seed}" / "clients.csv")]
+    ratio = sum(int(row["num_test"]) for row in rows) / sum(int(row["num_train"]) for row in rows)
+    found, alone = scores.lines(group), []
+    assert found[0].verdict == "first"
+    assert found[0].p_value is None
+    for line in found[1:]:
+        gaps = np.array(final(folder, line.method, "weighted_accuracy")) - first
+        assert line.difference.mean == pytest.approx(100 * gaps.mean())
+        # Nadeau and Bengio (2003), written out.
+        statistic = gaps.mean() / math.sqrt((1 / len(gaps) + ratio) * gaps.var(ddof=1))
+        alone.append(2 * stats.t.sf(abs(statistic), len(gaps) - 1))
+    expected = multipletests(alone, method="holm")[1]
+    for line, p in zip(found[1:], expected, strict=True):
+        assert line.p_value == pytest.approx(p)
+        significant = "better" if line.difference.mean > 0 else "worse"
+        assert line.verdict == (significant if p < 0.05 else "inconclusive")
 
 
 @pytest.mark.parametrize(
     ("gap", "is_higher_better", "verdict"),
     [
-        (Estimate(3.0, 0.1, 5), True, "better"),
-        (Estimate(3.0, 0.1, 5), False, "worse"),
-        (Estimate(-3.0, 0.1, 5), False, "better"),
-        (Estimate(3.0, 2.0, 5), True, "no clear difference"),
-        (Estimate(3.0, math.nan, 1), True, "above"),
-        (Estimate(-3.0, math.nan, 1), True, "below"),
-        (Estimate(0.0, math.nan, 1), True, "equal"),
+        (Estimate(3.0, 0.1, 5, 1 / 9), True, "better"),
+        (Estimate(3.0, 0.1, 5, 1 / 9), False, "worse"),
+        (Estimate(-3.0, 0.1, 5, 1 / 9), False, "better"),
+        (Estimate(3.0, 2.0, 5, 1 / 9), True, "inconclusive"),
+        (Estimate(3.0, math.nan, 1, 1 / 9), True, "above"),
+        (Estimate(-3.0, math.nan, 1, 1 / 9), True, "below"),
+        (Estimate(0.0, math.nan, 1, 1 / 9), True, "equal"),
         (None, True, "unknown"),
     ],
 )
 def test_verdicts(gap, is_higher_better, verdict):
-    assert scores.verdict(gap, is_higher_better) == verdict
+    (p,) = scores.p_values([gap])
+    assert scores.verdict(gap, p, is_higher_better) == verdict
+
+
+def with_scores(run, value, clients=({"client": "a", "num_train": 90, "num_test": 10},)):
+    records = dataclasses.replace(
+        run.records, summary=run.records.summary | {"weighted_accuracy": value}, clients=list(clients)
+    )
+    return dataclasses.replace(run, records=records)
+
+
+def made_up(group, gaps, **more):
+    """The group with five seeds of two methods that differ by these accuracies."""
+    one = group.methods[0].runs[0]
+    runs = [
+        tuple(
+            with_scores(
+                dataclasses.replace(one, config=dataclasses.replace(one.config, seed=seed, fingerprint=str(seed))),
+                value,
+                **more,
+            )
+            for seed, value in enumerate(values)
+        )
+        for values in ([0.9] * len(gaps), [0.9 - gap for gap in gaps])
+    ]
+    return Group((Method("ours", runs[0]), Method("theirs", runs[1])))
+
+
+GAPS = (0.011, 0.001, 0.014, 0.003, 0.008)  # of which the plain paired t test makes p = 0.038
+
+
+def test_a_lead_that_only_the_plain_t_test_sees_is_inconclusive(group):
+    """Seeds split the same rows anew: the page called this one clearly better."""
+    assert stats.ttest_1samp(GAPS, 0.0).pvalue == pytest.approx(0.038, abs=0.001)
+    found = made_up(group, GAPS)
+    assert scores.lines(found)[1].p_value == pytest.approx(0.070, abs=0.001)
+    text = page.render(Collection([found], []))
+    assert "inconclusive against theirs" in text
+    assert "better than theirs" not in text
+    assert "corrected resampled t test (Nadeau and Bengio 2003), 5 % level" in text
+
+
+def test_runs_that_have_not_recorded_their_rows_are_told_so(group):
+    found = made_up(group, GAPS, clients=[{"client": "a", "num_train": None, "num_test": None}])
+    assert scores.lines(found)[1].p_value == pytest.approx(0.070, abs=0.001)
+    assert "a tenth of them taken to be test rows" in words.tested_by(found)
+    assert "a tenth of them" not in words.tested_by(made_up(group, GAPS))
+
+
+def test_seeds_of_one_split_are_told_so(group):
+    found = made_up(group, GAPS)
+    same = [
+        Method(
+            m.label,
+            tuple(dataclasses.replace(run, config=dataclasses.replace(run.config, fingerprint="a")) for run in m.runs),
+        )
+        for m in found.methods
+    ]
+    assert "share one split" in words.tested_by(Group(tuple(same)))
+    assert "share one split" not in words.tested_by(found)
 
 
 def test_by_round_has_the_evaluated_rounds_of_the_records(folder, group):
@@ -398,13 +466,11 @@ def test_the_headline_says_what_the_tests_say(group):
     text = words.headline(group)
     score = scores.lines(group)[0].scores["weighted"].mean
     assert text.startswith(f"self-fl reaches {score:.1f} % accuracy on digits: ")
-    assert text.endswith("(paired over 3 seeds, 5 % level).")
+    assert words.tested_by(group) == (
+        "Paired over 3 seeds; corrected resampled t test (Nadeau and Bengio 2003), Holm over 3 comparisons, 5 % level."
+    )
     assert text.count(".") == text.count(f"{score:.1f}") + 1  # one sentence
-    said = {
-        "worse": "clearly better than",
-        "better": "clearly worse than",
-        "no clear difference": "not clearly different",
-    }
+    said = {"worse": "better than", "better": "worse than", "inconclusive": "inconclusive against"}
     for line in scores.lines(group)[1:]:
         part = next(part for part in text.split(": ", 1)[1].split(";") if line.method in part)
         assert said[line.verdict] in part
@@ -415,7 +481,8 @@ def test_one_seed_is_not_tested(folder):
     text = words.headline(found)
     first, second = (line.scores["weighted"].mean for line in scores.lines(found))
     relation = "above" if first > second else "below" if first < second else "level with"
-    assert text.endswith(f": {relation} fedavg (1 seed, so nothing is tested).")
+    assert text.endswith(f": {relation} fedavg (one seed: nothing is tested).")
+    assert words.tested_by(found) == ""
 
 
 def test_a_single_run_is_told_by_itself(folder):
@@ -522,7 +589,9 @@ def test_the_headline_counts_the_pairs_and_not_the_seeds_of_the_first(folder, tm
     path = tmp_path / "ditto-3" / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "diverged"}), encoding="utf-8")
     (found,) = collect([tmp_path]).groups
-    assert words.headline(found).endswith("(paired over 2 seeds, 5 % level).")
+    assert words.tested_by(found) == (
+        "Paired over 2 seeds; corrected resampled t test (Nadeau and Bengio 2003), 5 % level."
+    )
 
 
 def test_a_diverged_run_is_named_and_does_not_break_the_page(folder, tmp_path):

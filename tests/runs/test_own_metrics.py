@@ -19,6 +19,7 @@ from selffl.training.metrics import Metric, own_metrics
 SIZES = (40, 12, 60, 3, 1, 25, 80, 30, 16, 21)  # the fifth has no test rows
 OPTIONS = {"rounds": 4, "participation": 1.0, "learning_rate": 0.1, "evaluate_every": 2}
 CLASSES = 3
+TASK = ("accuracy", "balanced_accuracy", "log_loss")  # what the task is measured by anyway
 
 
 def federation(classes=CLASSES, seed=0):
@@ -80,7 +81,7 @@ def test_every_number_is_that_of_scikit_learn(method, room, monkeypatch):
         monkeypatch.setattr(evaluation, "ROOM", {"cpu": room})
     chunk = {"chunk_size": 4 if room else None}  # clients that are evaluated at once
     run = selffl.train(model(), federation(), method, metrics=torchs(), evaluate_train=True, **OPTIONS, **chunk)
-    assert run.config.metrics == ("accuracy", "f1", "auroc", "logloss", "zeros")
+    assert run.config.metrics == (*TASK, "f1", "auroc", "logloss", "zeros")
     oracles = {
         "f1": macro_f1,
         "logloss": lambda outputs, labels: log_loss(
@@ -250,7 +251,7 @@ def test_metrics_may_be_passed_again_and_then_nothing_is_unpickled(tmp_path):
         selffl.load(tmp_path / "a", model=model(), metrics=turned)
     run = selffl.load(tmp_path / "a", model=model(), metrics=dict(reversed(torchs().items())))
     assert list(run.config.own_metrics) == list(torchs())
-    assert run.config.metrics == ("accuracy", *torchs())
+    assert run.config.metrics == (*TASK, *torchs())
     assert run.evaluate().weighted("f1", "personal") == pytest.approx(run.summary["weighted_f1"])
     with pytest.raises(CheckpointError, match=r"holds no module\.pt"):
         selffl.load(tmp_path / "a")

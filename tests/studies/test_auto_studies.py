@@ -55,3 +55,41 @@ def test_a_run_that_diverged_loses_nobody_and_stops_nothing():
 @pytest.mark.parametrize(("name", "models"), [("fedavg", 2), ("ditto", 2), ("self-fl-auto", 3)])
 def test_numbers_sent_are_models_and_a_few_numbers(name, models):
     assert models * 1000 < auto.numbers_sent(algorithm(name)) < models * 1000 + 10
+
+
+def scored(seed, accuracy, losing=0):
+    """A run of four clients, of which so many do worse than 0.5."""
+    scores = {f"{part}_accuracy": accuracy for part in ("weighted", "top10", "worst10", "global")}
+    clients = [{"accuracy": 0.4 if m < losing else 0.6, "num_train": 90, "num_test": 10} for m in range(4)]
+    return Outcome(seed, scores | {"status": "finished", "gradient_evaluations": 80}, [], [], 4, clients=clients)
+
+
+def verdicts(ours, others, losing=(0, 0)):
+    """Of the first five lines: ours, by seed, against local training and fedavg, which have the same."""
+    outcomes = {auto.AUTO: [scored(seed, value, losing[0]) for seed, value in enumerate(ours)]}
+    outcomes |= {label: [scored(s, v, losing[1]) for s, v in enumerate(others)] for label in ("local", "fedavg")}
+    shares = {label: auto.share_losing(group, outcomes["local"], "accuracy") for label, group in outcomes.items()}
+    return [claim.verdict for claim in auto._claims(outcomes, {k: v for k, v in shares.items() if k != "local"})[:5]]
+
+
+LEVEL = (0.90, 0.91, 0.92, 0.93, 0.94)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict"),
+    [
+        ((0.05, 0.06, 0.05, 0.06, 0.05), "holds"),
+        ((-0.05, -0.06, -0.05, -0.06, -0.05), "does not hold"),
+        # Above on average, which used to be enough; and below by less than a standard error, which was, too.
+        ((0.02, -0.01, 0.02, -0.01, 0.01), "not decided"),
+        ((-0.02, 0.015, -0.02, 0.015, 0.00), "not decided"),
+        ((0.011, 0.001, 0.014, 0.003, 0.008), "not decided"),  # p is 0.038 by the plain t test
+    ],
+)
+def test_every_line_is_decided_at_the_5_percent_level(gaps, verdict):
+    found = verdicts([value + gap for value, gap in zip(LEVEL, gaps, strict=True)], LEVEL)
+    assert found[:4] == [verdict] * 4
+
+
+def test_a_share_of_losers_is_compared_seed_by_seed():
+    assert verdicts(LEVEL, LEVEL)[4] == "not decided"  # nobody loses either way

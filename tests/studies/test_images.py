@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from selffl.errors import ConfigError
+from selffl.maths.significance import FRESH_DRAWS
 from selffl.studies import DEMO, STUDIES, arms, comparison, images
 from selffl.studies.arms import Arm, Outcome, run_arms
 from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, Comparison, study
@@ -21,7 +22,8 @@ TEN = [Arm(name, name) for name in ("fedavg", "self-fl")]
 def outcome(seed=0, status="finished", **scores):
     whole = {"weighted_accuracy": 0.5, "top10_accuracy": 0.5, "worst10_accuracy": 0.5, "global_accuracy": 0.5}
     summary = whole | scores | {"status": status, "gradient_evaluations": 800}
-    return Outcome(seed, summary, [summary | {"round": 4}], [], 40)
+    rows = [{"num_train": 90, "num_test": 10}]
+    return Outcome(seed, summary, [summary | {"round": 4}], [], 40, clients=rows)
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -218,14 +220,14 @@ def test_a_tuned_comparison_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rival", "verdict"), [((0.5, 0.51), "holds"), ((0.95, 0.94), "does not hold"), ((0.6, 0.99), "not decided")]
+    ("rival", "verdict"), [((0.5, 0.51), "holds"), ((0.95, 0.955), "does not hold"), ((0.6, 0.99), "not decided")]
 )
 def test_verdicts_follow_the_paired_difference(rival, verdict):
     found = {
         "self-fl": [outcome(seed, weighted_accuracy=(0.8, 0.81)[seed]) for seed in (0, 1)],
         "ditto": [outcome(seed, weighted_accuracy=rival[seed]) for seed in (0, 1)],
     }
-    assert comparison.better(found, "self-fl", "ditto", "Better.").verdict == verdict
+    assert comparison.better(found, "self-fl", {"ditto": "Better."})[0].verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_verdicts_follow_the_paired_difference(rival, verdict):
     ],
 )
 def test_within_a_point_is_decided_by_the_interval(values, verdict):
-    gap = Estimate.of(arms.torch.tensor(values))
+    gap = Estimate.of(arms.torch.tensor(values), test_per_train=FRESH_DRAWS)
     assert comparison.within(gap, 1.0) == verdict
 
 

@@ -318,16 +318,17 @@ def test_a_comparison_of_errors_prefers_the_smaller():
     def outcome(seed, error):
         row = {f"{part}_error": error for part in ("weighted", "top10", "worst10", "global")}
         summary = {"weighted_accuracy": None, **row, "status": "finished", "gradient_evaluations": 80}
-        return Outcome(seed, summary, [summary | {"round": 4}], [], 4)
+        rows = [{"num_train": 90, "num_test": 10}]
+        return Outcome(seed, summary, [summary | {"round": 4}], [], 4, clients=rows)
 
     found = {
         "self-fl": [outcome(0, 0.5), outcome(1, 0.52)],
         "local": [outcome(0, 0.9), outcome(1, 0.91)],
     }
-    claim = comparison.better(found, "self-fl", "local", "Better.")
+    (claim,) = comparison.better(found, "self-fl", {"local": "Better."})
     assert claim.verdict == "holds"
     assert claim.evidence.startswith("Error -0.395 ± 0.005, top tenth -0.395")
-    assert comparison.better(found, "local", "self-fl", "Better.").verdict == "does not hold"
+    assert comparison.better(found, "local", {"self-fl": "Better."})[0].verdict == "does not hold"
     problem = OwnProblem("mine", "Mine", "study.py:federation", "study.py:model")
     compared = Comparison(problem, {}, ("self-fl", "local"), is_tuned=False, num_seeds=2)
     result = comparison.report(compared, found, {})

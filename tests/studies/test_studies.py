@@ -12,10 +12,11 @@ import torch
 
 from selffl.algorithms import FedAvg
 from selffl.engines.cohort import CohortEngine
+from selffl.maths.significance import FRESH_DRAWS
 from selffl.reports.record import save_study
 from selffl.reports.runner import run_studies
 from selffl.studies import DEMO, STUDIES, convergence, limits, synthetic
-from selffl.studies.result import Estimate, Job
+from selffl.studies.result import Estimate, Job, above_zero, all_above_zero
 from selffl.studies.synthetic import HETEROGENEOUS, HOMOGENEOUS, is_lower, lead, limit, methods, paired, run_method
 
 
@@ -76,13 +77,42 @@ def test_an_estimate_as_text(mean, error, text):
     assert str(Estimate(mean, error)) == text
 
 
-def test_an_estimate_is_clear_beyond_students_t():
-    assert Estimate(2.8, 1.0, count=5).is_clear  # t of four degrees of freedom: 2.776
-    assert not Estimate(2.7, 1.0, count=5).is_clear
-    assert Estimate(-1.98, 1.0, count=200).is_clear  # of 199: 1.972
-    assert not Estimate(-1.96, 1.0, count=200).is_clear
-    assert not Estimate.of(torch.tensor([9.0])).is_clear
-    assert not Estimate(9.0, math.nan, count=5).is_clear
+def drawn(mean, error, count):
+    return Estimate(mean, error, count, FRESH_DRAWS)
+
+
+def test_an_estimate_is_significant_beyond_students_t():
+    assert drawn(2.8, 1.0, 5).is_significant  # t of four degrees of freedom: 2.776
+    assert not drawn(2.7, 1.0, 5).is_significant
+    assert drawn(-1.98, 1.0, 200).is_significant  # of 199: 1.972
+    assert not drawn(-1.96, 1.0, 200).is_significant
+    assert not Estimate.of(torch.tensor([9.0]), test_per_train=FRESH_DRAWS).is_significant
+    assert not drawn(9.0, math.nan, 5).is_significant
+
+
+def test_repeats_that_split_the_same_rows_need_a_larger_difference():
+    error = math.sqrt(1 + 5 / 9)  # times the plain one
+    assert Estimate(2.8 * error, 1.0, 5, 1 / 9).is_significant
+    assert not Estimate(2.7 * error, 1.0, 5, 1 / 9).is_significant
+    assert drawn(2.8, 1.0, 5).is_significant
+    assert not Estimate(2.8, 1.0, 5, 1 / 9).is_significant
+
+
+def test_an_estimate_that_does_not_say_what_repeats_share_cannot_be_tested():
+    with pytest.raises(ValueError, match="expected test_per_train"):
+        _ = Estimate(2.8, 1.0, 5).p_value
+    # Shifted or scaled, it is still the same repeats.
+    assert Estimate(1.0, 1.0, 5, 0.25).shifted(1.0).scaled(2.0) == Estimate(4.0, 2.0, 5, 0.25)
+
+
+def test_several_differences_are_decided_together():
+    one = drawn(3.2, 1.0, 5)  # p = 0.033
+    assert above_zero([one]) == ["holds"]
+    assert above_zero([one, drawn(-9.0, 1.0, 5)]) == ["holds", "does not hold"]
+    assert above_zero([one, drawn(0.1, 1.0, 5), drawn(math.nan, math.nan, 5)]) == ["not decided"] * 3
+    assert all_above_zero([drawn(9.0, 1.0, 5)] * 2) == "holds"
+    assert all_above_zero([drawn(9.0, 1.0, 5), drawn(0.1, 1.0, 5)]) == "not decided"
+    assert all_above_zero([drawn(9.0, 1.0, 5), drawn(-9.0, 1.0, 5)]) == "does not hold"
 
 
 def test_pairing_cancels_what_repeats_share():
@@ -95,11 +125,11 @@ def test_pairing_cancels_what_repeats_share():
     assert not is_lower(paired(shared + 0.5 + noise, shared))
 
 
-def test_lower_is_clearly_below_zero():
-    assert is_lower(Estimate(-2.8, 1.0, count=5))
-    assert not is_lower(Estimate(-2.7, 1.0, count=5))
-    assert not is_lower(Estimate(2.8, 1.0, count=5))
-    assert not is_lower(Estimate(0.0, 0.0, count=5))
+def test_lower_is_significantly_below_zero():
+    assert is_lower(drawn(-2.8, 1.0, 5))
+    assert not is_lower(drawn(-2.7, 1.0, 5))
+    assert not is_lower(drawn(2.8, 1.0, 5))
+    assert not is_lower(drawn(0.0, 0.0, 5))
 
 
 OURS = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)

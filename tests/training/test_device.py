@@ -67,7 +67,7 @@ def test_a_run_on_a_gpu_is_the_run_on_a_cpu(kind, gradients):
         source = ModelSource(here, model, CROSS_ENTROPY, 0.05, 5, seed=1, gradients=gradients)
         engine = CohortEngine(algorithm("ditto", num_local_steps=6), source, participation=0.5)
         state = engine.advance(engine.start(model.params), 3)
-        right = numbers_of_rows(model, engine.personal(state), here.test, measure, gradients)
+        right = numbers_of_rows(model, engine.personal(state), here.test, measure, gradients)[0]
         assert right.device.type == device
         found[device] = state.server.params.cpu(), right.cpu()
     torch.testing.assert_close(found["cuda"][0], found["cpu"][0], rtol=1e-4, atol=1e-5)

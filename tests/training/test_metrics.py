@@ -1,5 +1,7 @@
 """Metrics follow from outputs, labels and loss; their values against scikit-learn and NumPy."""
 
+import math
+import warnings
 from functools import partial
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import nn
 
 from selffl.data.federation import Rows
@@ -21,7 +23,9 @@ from selffl.training.metrics import (
     ONE_SCORE,
     TWO_CLASSES,
     VALUES,
+    Majority,
     auc,
+    balanced_accuracy,
     measure_of,
 )
 
@@ -82,21 +86,71 @@ def test_where_no_metric_fits_the_loss_is_one(outputs, labels):
 
     measure = measure_of(loss, torch.zeros(outputs), torch.tensor(labels))
     assert measure.metrics == ("loss",)
-    found = measure.of_rows(torch.zeros(outputs), torch.tensor(labels))
+    (found,) = measure.of_rows(torch.zeros(outputs), torch.tensor(labels))
     assert found.tolist() == torch.tensor(labels).double().reshape(2, -1).sum(1).tolist()
 
 
 def test_numbers_of_rows_are_what_they_say():
     logits, labels = torch.tensor([[1.0, 3.0], [2.0, 2.0], [5.0, 1.0]]), torch.tensor([1, 0, 1])
-    odds = TWO_CLASSES.of_rows(logits, labels)
-    assert odds.tolist() == [2.0, 0.0, -4.0]
-    right = TWO_CLASSES.averaged("accuracy", odds, labels)
-    assert right.tolist() == CLASSES.of_rows(logits, labels).tolist() == [True, True, False]
-    assert ONE_PROBABILITY.of_rows(torch.tensor([[0.5], [0.9]]), torch.tensor([0.0, 1.0])).tolist() == pytest.approx(
+    numbers = TWO_CLASSES.of_rows(logits, labels)
+    assert numbers[0].tolist() == [2.0, 0.0, -4.0]
+    right = TWO_CLASSES.averaged("accuracy", numbers, labels)
+    assert right.tolist() == CLASSES.of_rows(logits, labels)[0].tolist() == [True, True, False]
+    assert ONE_PROBABILITY.of_rows(torch.tensor([[0.5], [0.9]]), torch.tensor([0.0, 1.0]))[0].tolist() == pytest.approx(
         [0.0, np.log(9)]
     )
-    assert VALUES.of_rows(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 2.0]])).tolist() == [2.0]
-    assert VALUES.of_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, 2.0])).tolist() == [4.0, 0.0]
+    assert VALUES.of_rows(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 2.0]]))[0].tolist() == [2.0]
+    assert VALUES.of_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, 2.0]))[0].tolist() == [4.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("measure", "outputs"),
+    [
+        (CLASSES, torch.tensor([[1.0, 3.0, 0.0], [2.0, 2.0, -1.0], [5.0, 1.0, 1.0]])),
+        (TWO_CLASSES, torch.tensor([[1.0, 3.0], [2.0, 2.0], [5.0, 1.0]])),
+        (ONE_LOGIT, torch.tensor([[2.0], [0.0], [-4.0]])),
+        (ONE_PROBABILITY, torch.tensor([[0.9], [0.5], [0.1]])),
+    ],
+)
+def test_the_log_loss_of_a_row_is_that_of_torch(measure, outputs):
+    labels = torch.tensor([1, 0, 1]) if outputs.shape[1] > 1 else torch.tensor([1.0, 0.0, 1.0])
+    losses = {ONE_LOGIT: F.binary_cross_entropy_with_logits, ONE_PROBABILITY: F.binary_cross_entropy}
+    reduced = outputs if outputs.shape[1] > 1 else outputs[:, 0]
+    expected = losses.get(measure, F.cross_entropy)(reduced, labels, reduction="none")
+    assert measure.of_rows(outputs, labels)[1].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_a_probability_of_nothing_has_a_finite_log_loss():
+    found = ONE_PROBABILITY.of_rows(torch.tensor([[0.0], [1.0], [1.0]]), torch.tensor([1.0, 1.0, 0.0]))[1]
+    assert found.tolist() == [100.0, 0.0, 100.0]  # as in torch's binary cross-entropy
+
+
+@given(st.integers(0, 10_000))
+@settings(deadline=None)
+def test_balanced_accuracy_is_that_of_scikit_learn(seed):
+    rng = np.random.default_rng(seed)
+    num_rows = int(rng.integers(1, 40))
+    labels, answers, group = rng.integers(0, 4, num_rows), rng.integers(0, 4, num_rows), rng.integers(0, 6, num_rows)
+    found = balanced_accuracy(*(torch.tensor(a) for a in (labels == answers, labels, group)), num_groups=6)
+    for number, value in enumerate(found.tolist()):
+        own = labels[group == number], answers[group == number]
+        if len(set(own[0])) < 2:
+            assert math.isnan(value)
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # answers that are nobody's class
+            assert value == pytest.approx(balanced_accuracy_score(*own))
+
+
+def test_the_majority_class_is_counted_by_hand():
+    """Four clients: one with a class of its own, a tie, one without rows to train on, one without rows to test on."""
+    train = Rows(torch.zeros(9, 1), torch.tensor([2, 2, 0, 1, 0, 0, 1, 0, 0]), torch.tensor([0, 3, 7, 7, 9]))
+    tested = Rows(torch.zeros(6, 1), torch.tensor([2, 0, 0, 1, 0, 2]), torch.tensor([0, 2, 4, 6, 6]))
+    found = Majority.of(CLASSES, train, tested)
+    assert found.own.tolist() == [1, 1, 1, 0]  # classes 2, 0 (of 0, 0, 1, 1), and 0, the federation's
+    assert found.federation.tolist() == [1, 1, 1, 0]
+    assert found.largest_share == pytest.approx(5 / 9)
+    assert Majority.of(VALUES, train, tested) is None
 
 
 def test_a_loss_that_would_hold_every_row_against_every_other_is_refused():

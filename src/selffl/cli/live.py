@@ -50,14 +50,18 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def score(metric: str, value: float | None) -> str:
     """A score as a reader expects it: accuracies in percent."""
+    from selffl.training.metrics import PERCENT
+
     if value is None:
         return "–"
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if metric in PERCENT else f"{value:.4g}"
 
 
 def difference(metric: str, value: float) -> str:
     """Between two scores, with its sign."""
-    shown = f"{100 * value:+.1f} points" if metric == "accuracy" else f"{value:+.3g}"
+    from selffl.training.metrics import PERCENT
+
+    shown = f"{100 * value:+.1f} points" if metric in PERCENT else f"{value:+.3g}"
     return shown.replace("-", "−", 1) if value < 0 else shown
 
 
@@ -90,11 +94,12 @@ def _megabytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
-def metric_of(row: Row) -> str:
-    """What a task is measured by first, from the names in a row of its history or in its summary."""
-    found = [name.removeprefix("weighted_") for name in row if name.startswith("weighted_")]
-    known = [metric for metric in found if row[f"weighted_{metric}"] is not None]
-    return next(iter(known or found), "accuracy")
+def metric_of(*rows: Row) -> str:
+    """What runs are told by first, from their summaries or rows of their histories."""
+    from selffl.runs.evaluation import leading_metric
+
+    named = (name.removeprefix("weighted_") for row in rows for name in row if name.startswith("weighted_"))
+    return leading_metric(rows) or next(named, "accuracy")
 
 
 class RunView:
@@ -106,6 +111,7 @@ class RunView:
         self.title, self.rounds, self.device, self.clock = title, rounds, device, clock
         self.began, self.first = clock(), 0  # the round before the first that is seen
         self.last: Row = {}
+        self.scored: Row = {}  # the last round that was evaluated
         self.seen: dict[str, list[float]] = {}
 
     def note(self, row: Row) -> None:
@@ -113,23 +119,32 @@ class RunView:
         if not self.last:
             self.first = row["round"] - 1
         self.last = row
+        if row.get(f"weighted_{metric_of(row)}") is not None:
+            self.scored = row
         for name, value in row.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 self.seen.setdefault(name, []).append(value)
 
     def line(self) -> str:
         """The last round in plain words."""
-        metric = metric_of(self.last)
+        metric = self.metric
         scores = [(name, self.last.get(key)) for name, key in self._scores()]
         said = [f"{name} {score(metric, value)}" for name, value in scores if value is not None]
         if self.last.get("num_local_steps") is not None:
             said.append(f"steps {self.last['num_local_steps']:.1f}")
         return f"round {self.last['round']} of {self.rounds}: {', '.join(said)}"
 
+    @property
+    def metric(self) -> str:
+        """What the run is told by first."""
+        return metric_of(self.scored or self.last)
+
     def _scores(self) -> list[tuple[str, str]]:
-        metric = metric_of(self.last)
+        from selffl.training.metrics import name_of
+
+        metric = self.metric
         return [
-            (metric, f"weighted_{metric}"),
+            (name_of(metric), f"weighted_{metric}"),
             ("global model", f"global_{metric}"),
             ("worst tenth", f"worst10_{metric}"),
         ]
@@ -160,7 +175,7 @@ class RunView:
         room = min(max(round(long * done / max(self.rounds, 1)), 1), long) if room else 0  # in step with the bar
         progress.add_row(bar, Text(self._left(), style="none", no_wrap=True))
         add("round", f"{done} of {self.rounds}", progress)
-        metric = metric_of(self.last)
+        metric = self.metric
         for name, key in self._scores():
             values = list(self.seen.get(key, ()))
             add(name, Text(score(metric, values[-1] if values else None), style="bold"), sparkline(values, room))
@@ -302,16 +317,18 @@ class ArmsView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """A table, and how far all of it is; narrow terminals have fewer columns."""
+        from selffl.training.metrics import name_of
+
         self.look()
         width = min(options.max_width, WIDEST)
         known = [arm.latest for arm in self.arms.values() if arm.latest is not None]
-        metric = metric_of(known[0]) if known else "accuracy"
+        metric = metric_of(*known)
         table = Table(
             box=box.ROUNDED, title=self.title, title_justify="left", title_style="bold", header_style="dim", width=width
         )
         table.add_column("method", no_wrap=True, overflow="ellipsis", ratio=1)
         table.add_column("seeds", justify="right", no_wrap=True)
-        columns = {"weighted": metric, "worst10": "worst 10 %", "global": "global model"}
+        columns = {"weighted": name_of(metric), "worst10": "worst 10 %", "global": "global model"}
         shown = list(columns)[: 3 if width >= 76 else 2 if width >= WIDE else 1]
         for part in shown:
             table.add_column(columns[part], justify="right", no_wrap=True)

@@ -37,6 +37,18 @@ def write_report(folders: list[Path], target: Path) -> None:
     console.tell(console.out, f"Report: {target}")
 
 
+def print_verdict(folder: Path) -> None:
+    """What a comparison says in a sentence, and by which test."""
+    from selffl.reports import words
+    from selffl.reports.collect import collect
+
+    for group in collect([folder]).groups[:1]:
+        for text in (words.headline(group), words.majority(group), words.tested_by(group)):
+            if text:
+                # On a terminal lines break between words; elsewhere a sentence is one line.
+                console.out.print(text, highlight=False, markup=False, soft_wrap=not console.out.is_terminal)
+
+
 @app.command("figures")
 def figures_command(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs, comparisons or studies.", metavar="DIR...")],

@@ -14,7 +14,7 @@ import typer
 
 from selffl.cli import console, live, names
 from selffl.cli.names import OF_PROBLEM
-from selffl.cli.report import write_report
+from selffl.cli.report import print_verdict, write_report
 from selffl.cli.studies import print_record, print_table
 from selffl.errors import ConfigError, DataError, unknown_name
 
@@ -152,7 +152,7 @@ def compare_command(
         typer.Option(
             "--algorithms",
             "-a",
-            help="Methods, with commas; the first is held against the rest. Without it, the study's own.",
+            help="Methods, with commas; the first is compared with the rest. Without it, the study's own.",
             autocompletion=names.algorithms,
         ),
     ] = None,
@@ -171,7 +171,7 @@ def compare_command(
         bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
     ] = False,
 ) -> None:
-    """Train several methods with several seeds; ends with a table, a figure and an HTML page.
+    """Train several methods with several seeds; ends with a table, a verdict and an HTML page.
 
     Runs that are already in the folder, made by the same code with the same options, are not made again.
 
@@ -228,6 +228,7 @@ def compare_command(
     )
     with console.json_only(as_json):
         print_table(record)
+        print_verdict(place)
         write_report([place], place / "report.html")
     if as_json:
         print_record(record, place / "report.html")
@@ -349,16 +350,30 @@ def _print_gains(run: Run) -> None:
 
 
 def _print_summary(run: Run, name: str, place: Path) -> None:
+    """What came of a run, a short line for each number; what matters most for such rows comes first."""
+    from selffl.runs.evaluation import majority_sentence
+    from selffl.training.metrics import name_of
+
     found, metric = run.summary, live.metric_of(run.summary)
-    rounds = "round" if found["rounds"] == 1 else "rounds"
-    shown = {
-        part: live.score(metric, found.get(f"{part}_{metric}")) for part in ("weighted", "top10", "worst10", "global")
-    }
-    console.tell(
-        console.out,
-        f"{found['algorithm']} on {name}, seed {found['seed']}, {found['rounds']} {rounds}, "
-        f"{found['clients']:,} clients: {metric} {shown['weighted']}, "
-        f"top tenth {shown['top10']}, worst tenth {shown['worst10']}, global model {shown['global']}; "
-        f"{found['gradient_evaluations']:,} gradients, {found['seconds']:.1f} s.",
-    )
+    rounds = f"{found['rounds']} {'round' if found['rounds'] == 1 else 'rounds'}"
+    title = f"{found['algorithm']} on {name}, seed {found['seed']}"
+    console.tell(console.out, f"{title}: {rounds}, {found['clients']:,} clients")
+    lines = [(name_of(metric), live.score(metric, found.get(f"weighted_{metric}")))]
+    if found.get("pooled_auc") is not None:
+        lines.append(("AUC", live.score("auc", found["pooled_auc"])))
+    if metric == "balanced_accuracy":
+        lines.append(("accuracy", live.score("accuracy", found["weighted_accuracy"])))
+    lines += [
+        (text, live.score(metric, found.get(f"{part}_{metric}")))
+        for part, text in (("top10", "top tenth by size"), ("worst10", "worst tenth"), ("global", "global model"))
+    ]
+    if found.get("majority_accuracy") is not None:
+        lines.append(("majority class", live.score("accuracy", found["majority_accuracy"])))
+    lines += [("gradients", f"{found['gradient_evaluations']:,}"), ("seconds", f"{found['seconds']:.1f}")]
+    wide, right = (max(len(line[part].removesuffix(" %")) for line in lines) for part in (0, 1))
+    for text, value in lines:
+        number = value.removesuffix(" %")
+        console.tell(console.out, f"  {text:<{wide}}  {number:>{right}}{value[len(number) :]}")
+    if said := majority_sentence([found]):
+        console.tell(console.out, said)
     console.tell(console.out, f"Records and models: {place}")

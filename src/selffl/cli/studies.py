@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from selffl.cli import console, live, names
-from selffl.cli.report import write_report
+from selffl.cli.report import print_verdict, write_report
 from selffl.errors import DataError, unknown_name
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def demo_command(
         if not as_json:
             _print_verdicts(record)
         print_table(record)
+        print_verdict(folder / "demo")
         write_report([folder], folder / "report.html")
     if as_json:
         print_record(record, folder / "report.html")
@@ -88,8 +91,13 @@ def as_content(record: StudyRecord) -> dict[str, Any]:
 
 
 def print_table(record: StudyRecord) -> None:
-    """The study's table, in 80 columns where it can be; a narrower terminal shows the first of its columns."""
-    columns = {name: textwrap.fill(name, 10) for name in record.table[0]}  # long names on two lines, numbers on one
+    """The study's table, in 80 columns where it can be; a narrower terminal shows the first of its columns.
+
+    The best of each column of scores is bold; a column without any number is left out.
+    """
+    known = [name for name in record.table[0] if any(row[name] != "–" for row in record.table)]
+    columns = {name: textwrap.fill(name, 10) for name in known}  # long names on two lines, numbers on one
+    best = best_cells(record.table)
     room, shown = console.out.width + 1, []  # the last column needs no space after it
     for name, heading in columns.items():
         room -= 1 + max(map(len, [*heading.split("\n"), *(row[name] for row in record.table)]))
@@ -100,12 +108,33 @@ def print_table(record: StudyRecord) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     for name in shown:
         table.add_column(columns[name], justify="left" if name == shown[0] else "right", no_wrap=True)
-    for row in record.table:
-        table.add_row(*(row[name] for name in shown))
+    for place, row in enumerate(record.table):
+        table.add_row(*(Text(row[name], style="bold" if (place, name) in best else "") for name in shown))
     console.out.print(record.title, style="bold", highlight=False, markup=False)
     console.out.print(table)
     if len(shown) < len(columns):
         console.tell(console.out, f"Not shown for want of room: {', '.join(list(columns)[len(shown) :])}.")
+
+
+def best_cells(table: Sequence[Mapping[str, str]]) -> set[tuple[int, str]]:
+    """The best of each column of scores, by row and column, of a table that compares methods; ties are all best."""
+    from selffl.studies.comparison import metrics_of
+    from selffl.training.metrics import HIGHER_IS_BETTER, name_of
+
+    leading = list(table[0])[1]  # after the method's name
+    metric = next((name for name in HIGHER_IS_BETTER if name_of(name) == leading), None)
+    if metric is None or len(table) < 2:
+        return set()
+    found = set()
+    for column in metrics_of(metric).values():
+        numbers = {
+            place: float(row[column].split()[0])
+            for place, row in enumerate(table)
+            if row.get(column, "–") not in ("–", "diverged")
+        }
+        pick = max if HIGHER_IS_BETTER[metric] else min
+        found |= {(place, column) for place, value in numbers.items() if value == pick(numbers.values())}
+    return found
 
 
 @paper_app.command("list")

@@ -101,14 +101,15 @@ class State {
   get gainOver() { return this.hasAlone(this.focus) ? "training alone" : "the global model"; }
   shown(value) {
     if (!isNumber(value)) return "–";
-    return this.data.metric === "accuracy" ? `${value.toFixed(1)} %` : compact(value, 4);
+    return this.data.unit === "%" ? `${value.toFixed(1)} %` : compact(value, 4);
   }
   gap(value) {
     if (!isNumber(value)) return "–";
-    const size = this.data.metric === "accuracy" ? `${Math.abs(value).toFixed(1)} points` : compact(Math.abs(value));
+    const size = this.data.unit === "%" ? `${Math.abs(value).toFixed(1)} points` : compact(Math.abs(value));
     return `${value < 0 ? "−" : value > 0 ? "+" : ""}${size}`;
   }
   get axis() { return this.data.metric + (this.data.unit ? `, ${this.data.unit}` : ""); }
+  get clientAxis() { return this.data.clientMetric + (this.data.unit ? `, ${this.data.unit}` : ""); }
   classesOf(client) {
     const { classes } = this.seed;
     if (!classes) return [];
@@ -227,7 +228,7 @@ const CHARTS = {
         traces.push({ ...points, y: curve.y.map((y, i) => y - curve.error[i]), meta: "low" });
         traces.push({ ...points, y: curve.y.map((y, i) => y + curve.error[i]), fill: "tonexty", fillcolor: c.faint(method), meta: "high" });
       }
-      const spread = (i) => (curve.error ? ` ± ${s.data.metric === "accuracy" ? curve.error[i].toFixed(1) : compact(curve.error[i], 2)}` : "");
+      const spread = (i) => (curve.error ? ` ± ${s.data.unit === "%" ? curve.error[i].toFixed(1) : compact(curve.error[i], 2)}` : "");
       traces.push({
         x: curve.x, y: curve.y, name: escaped(name), meta: "line", legendgroup: name, mode: curve.x.length > 1 ? "lines" : "markers", marker: { symbol: symbolOf(method), size: 9, color: c.methods[method] },
         line: { color: c.methods[method], width: method === 0 ? 3.2 : 1.9, dash: DASHES[method % DASHES.length] }, hoverinfo: "text+x", hovertext: curve.y.map((y, i) => `${escaped(name)} ${s.shown(y)}${spread(i)}`),
@@ -286,7 +287,7 @@ const CHARTS = {
     const wide = isWide(known(seed.train));
     return {
       traces,
-      layout: layout(c, { xaxis: { title: `training rows${wide ? " (logarithmic)" : ""}`, type: wide ? "log" : "linear", ...(wide ? { dtick: "D2", tickformat: ",d" } : {}) }, yaxis: { title: `${s.axis}, personal model` } }),
+      layout: layout(c, { xaxis: { title: `training rows${wide ? " (logarithmic)" : ""}`, type: wide ? "log" : "linear", ...(wide ? { dtick: "D2", tickformat: ",d" } : {}) }, yaxis: { title: `${s.clientAxis}, personal model` } }),
       table: { head: ["client", "training rows", "test rows", ...data.methods], rows },
       order,
     };
@@ -491,7 +492,7 @@ const CHARTS = {
     const count = (g) => seed.cluster.filter((one) => one === g).length;
     return {
       traces,
-      layout: layout(c, { xaxis: { title: "cluster", tickvals: groups.map((_, g) => g), ticktext: groups.map((g) => `${g}<br>${plural(count(g), "client")}`), range: [-0.6, groups.length - 0.4] }, yaxis: { title: `${s.axis}, ${escaped(s.data.methods[focus])}` } }),
+      layout: layout(c, { xaxis: { title: "cluster", tickvals: groups.map((_, g) => g), ticktext: groups.map((g) => `${g}<br>${plural(count(g), "client")}`), range: [-0.6, groups.length - 0.4] }, yaxis: { title: `${s.clientAxis}, ${escaped(s.data.methods[focus])}` } }),
       table: { head: ["cluster", "clients", `personal model, mean (${s.data.methods[focus]})`, "global model, mean", `gain over ${s.gainOver}, mean`], rows: groups.map((g, k) => [g, count(g), means[k], mean(g, (i) => s.value(focus, "global", i)), mean(g, (i) => s.gain(focus, i))]) },
       order,
     };

@@ -11,6 +11,7 @@ from typing import Any
 from selffl.errors import CheckpointError, DataError
 from selffl.reports.record import RECORD, RUNS, StudyRecord, load_studies
 from selffl.runs import folder as files
+from selffl.runs.evaluation import leading_metric
 from selffl.runs.folder import Records, Row, RunConfig
 from selffl.state.files import read_csv
 from selffl.studies import STUDIES
@@ -88,7 +89,12 @@ class Group:
 
     @property
     def metric(self) -> str:
-        """What is reported of every client."""
+        """What the methods are compared by."""
+        return leading_metric([run.records.summary for run in self.runs]) or self.config.metrics[0]
+
+    @property
+    def client_metric(self) -> str:
+        """What single clients are shown by, and gain: the task's first metric, which clients of one class have, too."""
         return self.config.metrics[0]
 
     @property

@@ -13,6 +13,7 @@ from selffl.reports.course import inside, trajectories
 from selffl.reports.joining import calibration, gains, losing
 from selffl.reports.scores import PARTS, all_rounded, alone, by_round, lines, rounded, runs_of_seed, scale_of, scaled
 from selffl.runs.folder import Row
+from selffl.training.metrics import PERCENT, name_of
 
 # What a page can hold: beyond these it shows fewer seeds or an even choice of clients, and says so.
 MOST_CLIENTS = 2000  # of one seed
@@ -59,7 +60,7 @@ def clients_of_seed(group: Group, seed: int) -> dict[str, Any]:
     """Every client of a seed: sizes, classes, cluster, and what each method did for it."""
     runs = runs_of_seed(group, seed)
     ids, total = chosen_clients(runs)
-    scale, metric = scale_of(group.metric), group.metric
+    scale, metric = scale_of(group.client_metric), group.client_metric
     sizes: dict[str, Row] = {}
     methods: list[dict[str, Any] | None] = []
     for run, method in zip(runs, group.methods, strict=True):
@@ -135,8 +136,9 @@ def tables(group: Group) -> dict[str, Any]:
     """Everything that the charts of a group are drawn from, as JSON takes it."""
     seed_tables = [clients_of_seed(group, seed) for seed in shown_seeds(group)]
     return {
-        "metric": group.metric,
-        "unit": "%" if group.metric == "accuracy" else "",
+        "metric": name_of(group.metric),
+        "clientMetric": name_of(group.client_metric),
+        "unit": "%" if group.metric in PERCENT else "",
         "higher": group.is_higher_better,
         "parts": PARTS,
         "methods": [method.label for method in group.methods],

@@ -49,7 +49,7 @@ def gains(group: Group, seed_table: dict[str, Any], method: int) -> tuple[list[f
 
 def joined(group: Group, seed: int, method: int) -> list[Row]:
     """A method's clients with what each had alone, as `selffl.runs.gain` takes them; none where that is not known."""
-    runs, base, metric = runs_of_seed(group, seed), alone(group), group.metric
+    runs, base, metric = runs_of_seed(group, seed), alone(group), group.client_metric
     run = runs[method]
     rows = [] if run is None else run.records.clients
     if any(row.get("realised_gain") is not None for row in rows):
@@ -68,7 +68,7 @@ def joined(group: Group, seed: int, method: int) -> list[Row]:
 def joining(group: Group, seed: int, method: int) -> list[Row]:
     """Who gains and who loses, worst first, as `selffl.Run.gains` has it."""
     has_global = not group.methods[method].algorithm.startswith(WITHOUT_GLOBAL)
-    return gain_rows(joined(group, seed, method), group.metric, has_global=has_global)
+    return gain_rows(joined(group, seed, method), group.client_metric, has_global=has_global)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def by_joining(group: Group) -> list[Joining]:
             # Without pairs some may be beyond chance, some not: then nothing is said.
             if all(row["is_within_chance"] is not None for row in down):
                 beyond.append(100 * sum(not row["is_within_chance"] for row in down) / len(rows))
-            means.append(scale_of(group.metric) * sum(row["realised_gain"] for row in rows) / len(rows))
+            means.append(scale_of(group.client_metric) * sum(row["realised_gain"] for row in rows) / len(rows))
             related = rank_correlation([row["predicted_gain"] for row in rows], [row["realised_gain"] for row in rows])
             correlations += [related[0]] if related is not None else []
         if shares:
@@ -132,7 +132,7 @@ def losing(group: Group, seed: int, method: int) -> dict[str, Any] | None:
         "most": [
             {
                 "client": str(row["client"]),
-                "gain": scaled(row["realised_gain"], scale_of(group.metric)),
+                "gain": scaled(row["realised_gain"], scale_of(group.client_metric)),
                 "train": row["num_train"],
                 "test": row["num_test"],
                 "why": row["why"],

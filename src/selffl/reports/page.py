@@ -20,6 +20,7 @@ from selffl.reports import data, figures, joining, scores, words
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
 from selffl.studies import STUDIES
+from selffl.training.metrics import PERCENT, name_of
 
 Recorded = Sequence[tuple[Path, StudyRecord]]
 
@@ -171,10 +172,11 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
     """What the templates show of a group."""
     found = data.tables(group)
     charts = _charts(found)
-    metric, text = group.metric, words.takeaways(group, found)
+    text = words.takeaways(group, found)
     gain = joining.gains(group, found["seeds"][0], 0)[1] if found["seeds"] else ""
     rows, columns = _table(group)
-    text |= {"headline": words.headline(group), "facts": _facts(group, found), "seeds": _seeds(found)}
+    text |= {"headline": words.headline(group), "majority": words.majority(group), "test": words.tested_by(group)}
+    text |= {"facts": _facts(group, found), "seeds": _seeds(found)}
     return {
         "id": identity,
         "group": group,
@@ -184,7 +186,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "sections": [(key, name) for key, (name, needed) in SECTIONS.items() if needed is None or needed in charts],
         "text": text,
         "parts": {part: name for part, name in scores.PARTS.items() if any(found["rounds"][part])},
-        "labels": _labels(metric, gain),
+        "labels": _labels(name_of(group.metric), name_of(group.client_metric), gain),
         "rows": rows,
         "columns": columns,
         "caption": caption(group) + (" The best of each column is underlined." if len(group.methods) > 1 else ""),
@@ -218,10 +220,10 @@ def _charts(found: dict[str, Any]) -> list[str]:
     return [name for name, is_there in there.items() if is_there]
 
 
-def _labels(metric: str, gain: str) -> dict[str, str]:
+def _labels(metric: str, of_client: str, gain: str) -> dict[str, str]:
     return {
         "rounds": f"Lines: {metric} by round, one line a method, with bands of a standard error",
-        "clients": f"Points: {metric} of each client's personal model against its training rows, by method",
+        "clients": f"Points: {of_client} of each client's personal model against its training rows, by method",
         "tails": f"Points: {metric} of the worst tenth, of all and of the largest tenth of clients, by method",
         "gains": f"Bars: what each client gains over {gain}, from most to least",
         "predicted": "Points: realised gain of each client against the gain its method predicts, with means of bins",
@@ -230,7 +232,7 @@ def _labels(metric: str, gain: str) -> dict[str, str]:
         "steps": "Line with a band: clients' local steps, by round",
         "histogram": "Bars: how many steps clients want",
         "trajectory": "Line: steps of one client, by round",
-        "clusters": f"Points: {metric} of each client, by cluster",
+        "clusters": f"Points: {of_client} of each client, by cluster",
         "partition": "Colours: rows of each client, by class",
     }
 
@@ -270,7 +272,7 @@ def _seeds(found: dict[str, Any]) -> str:
 
 
 def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
-    """The table of methods: the best of each column is marked, and what differs clearly from the first."""
+    """The table of methods: the best of each column is marked, and what differs significantly from the first."""
     lines, metric = scores.lines(group), group.metric
     parts = [part for part in scores.PARTS if any(part in line.scores for line in lines)]
     pick = max if group.is_higher_better else min
@@ -279,9 +281,10 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
     }
     has_rivals = len(lines) > 1
     has_tests = any(line.p_value is not None for line in lines)
-    columns = ["method", *(scores.PARTS[part] for part in parts)]
+    beside = [name for name in scores.BESIDE if any(name in line.beside for line in lines)]
+    columns = ["method", *(scores.PARTS[part] for part in parts), *(scores.BESIDE[name] for name in beside)]
     columns += [f"against {lines[0].method}"] if has_rivals else []
-    columns += ["p"] if has_tests else []
+    columns += ["p"] if has_tests else []  # after Holm's correction
     columns += ["gradients"]
     rows: list[list[Any]] = []
     for line in lines:
@@ -293,6 +296,9 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
             cells.append(
                 {"text": "diverged" if lost else words.with_error(score, metric), "kind": "top" if is_best else ""}
             )
+        for name in beside:
+            text = words.with_error(line.beside.get(name), name.removeprefix("weighted_"))
+            cells.append({"text": text, "kind": ""})
         if has_rivals:
             kind = {"better": "good", "worse": "bad"}.get(line.verdict, "")
             said = {"better": ", better", "worse": ", worse"}.get(line.verdict, "")
@@ -308,8 +314,8 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
 
 def _joining(group: Group) -> list[dict[str, str]]:
     """Who loses by joining, method by method; columns that no method has are left out."""
-    rows, metric = joining.by_joining(group), group.metric
-    unit = ", points" if metric == "accuracy" else ""
+    rows, metric = joining.by_joining(group), group.client_metric
+    unit = ", points" if metric in PERCENT else ""
     return [
         {"method": row.method, "losing, %": words.with_error(row.losing, "accuracy")}
         | ({"beyond chance, %": words.with_error(row.beyond, "accuracy")} if any(r.beyond for r in rows) else {})
@@ -333,16 +339,12 @@ def caption(group: Group) -> str:
     """What the table's numbers are."""
     on = f"on each client's own {group.config.evaluate_on} rows"
     many = len(group.seeds) > 1
-    unit = " in %" if group.metric == "accuracy" else ""
-    text = f"{group.metric.capitalize()}{unit}, {on}" + ("; mean ± standard error over seeds" if many else "")
+    unit = " in %" if group.metric in PERCENT else ""
+    text = f"{capfirst(name_of(group.metric))}{unit}, {on}" + ("; mean ± standard error over seeds" if many else "")
     if len(group.methods) > 1:
-        text += (
-            ". Differences are paired over seeds; better and worse: at the 5 % level, by Student's t, each method by "
-            "itself"
-            if many
-            else ". One seed: differences are not tested"
-        )
-    return text + ". Gradients: evaluations per client and round, in training."
+        test = words.tested_by(group)
+        text += f". Better and worse: statistically significant. {test}" if test else ". Differences are not tested."
+    return text.removesuffix(".") + ". Gradients: evaluations per client and round, in training."
 
 
 def _reproduce(group: Group) -> dict[str, Any]:
@@ -415,8 +417,8 @@ def verdicts(count: Counter[str]) -> str:
     }
     parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in words.items() if count[verdict]]
     return (
-        f"Of {count.total()} statements put to the test: {', '.join(parts)}. Comparisons are paired over repeats or "
-        "seeds and decided at the 5 % level."
+        f"Of {count.total()} statements put to the test: {', '.join(parts)}. Not decided means inconclusive: no "
+        "difference at the 5 % level."
     )
 
 

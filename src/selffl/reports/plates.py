@@ -22,6 +22,7 @@ from selffl.reports.figures import INCHES, Width
 from selffl.reports.partition import partition_plot
 from selffl.reports.record import FIGURES, StudyRecord
 from selffl.studies.result import Chart, Figure, Series
+from selffl.training.metrics import PERCENT, name_of
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -104,11 +105,13 @@ def _save_table(rows: Sequence[dict[str, str]], caption: str, place: Path, prefi
 def figures_of(group: Group, table: dict[str, Any] | None = None) -> list[Figure]:
     """The figures of a group: by round, by client, who gains, and what uncertainty decided."""
     table = data.tables(group) if table is None else table
-    axis = group.metric + (", %" if group.metric == "accuracy" else "")
+    axis, of_client = (
+        name_of(metric) + (", %" if metric in PERCENT else "") for metric in (group.metric, group.client_metric)
+    )
     found = [
         Figure(
             "rounds",
-            f"{group.metric.capitalize()} by round; bars are standard errors over seeds.",
+            f"{page.capfirst(name_of(group.metric))} by round; bars are standard errors over seeds.",
             [
                 Chart(title, "round", axis, series)
                 for part, title in (("weighted", "All clients"), ("worst10", "Worst tenth of clients"))
@@ -117,7 +120,7 @@ def figures_of(group: Group, table: dict[str, Any] | None = None) -> list[Figure
         )
     ]
     for seed_table in table["seeds"][:1]:
-        found += _of_clients(group, table, seed_table, axis)
+        found += _of_clients(group, table, seed_table, of_client)
     for inside in table["inside"][:1]:
         found += _of_inside(group, table, inside)
     return [figure for figure in found if figure.charts]
@@ -154,7 +157,7 @@ def _of_clients(group: Group, table: dict[str, Any], seed_table: dict[str, Any],
                 predicted.append(Series(f"{name}, means of bins", bins["x"], bins["y"], bins["error"]))
     seed = f" (seed {seed_table['seed']})" if len(group.seeds) > 1 else ""
     rows = [Chart("By size", "training rows", axis, points, log_x=is_wide, kind="points")]
-    gain = f"gain over {base}" + (", points" if group.metric == "accuracy" else "")
+    gain = f"gain over {base}" + (", points" if group.client_metric in PERCENT else "")
     charts = [Chart("Who gains", "clients, from those who gain most", gain, gains)] if gains else []
     if predicted:
         ends = [end(x for series in predicted for x in series.x) for end in (min, max)]
@@ -163,7 +166,7 @@ def _of_clients(group: Group, table: dict[str, Any], seed_table: dict[str, Any],
             Chart("Predicted against realised", "variance shrinks by", gain, predicted, log_x=True, kind="points")
         )
     return [
-        Figure("clients", f"Each client's {group.metric} against its training rows{seed}.", rows),
+        Figure("clients", f"Each client's {name_of(group.client_metric)} against its training rows{seed}.", rows),
         Figure("gains", f"What each client gains by joining{seed}.", charts),
     ]
 

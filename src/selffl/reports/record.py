@@ -36,6 +36,7 @@ class StudyRecord:
     config: dict[str, Any]
     environment: dict[str, str]
     runs: list[dict[str, Any]] = field(default_factory=list)  # method, seed, folder in RUNS, where it is a comparison
+    decided_by: str = ""  # the test behind the verdicts; records of earlier versions do not say
     version: int = RECORD_VERSION
 
 
@@ -63,6 +64,7 @@ def save_study(
         config=result.config,
         environment=environment(),
         runs=[dict(run) for run in result.runs],
+        decided_by=result.decided_by,
     )
     write_json(folder / RECORD, asdict(record))
     return record

@@ -163,7 +163,7 @@ class GroupView {
       element("p", { class: "big" }, state.shown(state.value(focus, "personal", client)), element("small", {}, isNumber(gain) ? `${state.gap(gain)} over ${state.gainOver}` : data.methods[focus])),
     ];
     const values = data.methods.map((_, m) => state.value(m, "personal", client));
-    const top = data.metric === "accuracy" ? 100 : Math.max(...known(values), 1e-12);
+    const top = data.unit === "%" ? 100 : Math.max(...known(values), 1e-12);
     const { methods } = this.colours();
     if (known(values).length > 1) {
       parts.push(element("ul", { class: "bars", "aria-label": "Personal models of this client, by method" }, ...values.flatMap((value, m) => {

@@ -17,6 +17,14 @@ from selffl.reports.record import StudyRecord, place_of
 
 OPENING = "# Results\n\nMade from run records by `selffl paper page`"
 QUICK = "**Quick run: fewer repeats or rounds than stated.**"
+TEST = "**Test.**"  # how the line begins that says which test decided a section's comparisons
+UNSAID = (
+    "Comparisons are decided by the test that a section names. Sections that name none were written before the test "
+    "was corrected: their comparisons are paired over repeats or seeds and decided by Student's t at the 5 % level, "
+    "each by itself, as if seeds that split the same rows anew were independent, which is too sure; those of the "
+    "`auto-…` studies are decided by the sign of the mean difference, or by one standard error where a statement "
+    "says so, and not by a test."
+)
 _STUDY = re.compile(r"## .+\n\n`([^`\n]+)`: ")  # how a section begins
 _VERDICT = re.compile(r"^- \*\*.+?\*\* \*([^*]+)\.\*", re.MULTILINE)
 
@@ -51,7 +59,8 @@ def results_page(studies: Recorded, figure_folder: str, before: Path | None = No
         "come on top."
     )
     parts = [found[name] for name in sorted(found, key=lambda name: (place_of(name), name))]
-    return "\n\n".join([top, verdicts(count), *parts]) + "\n"
+    said = verdicts(count) + (f" {UNSAID}" if any(TEST not in part for part in parts) else "")
+    return "\n\n".join([top, said, *parts]) + "\n"
 
 
 def _sections(page: Path) -> dict[str, str]:
@@ -84,6 +93,8 @@ def _section(record: StudyRecord, figure_folder: str) -> str:
             f"- **{_line(c['text'])}** *{c['verdict'].capitalize()}.* {_line(c['evidence'])}" for c in record.claims
         )
     ]
+    if record.decided_by:
+        parts.append(f"{TEST} {_line(record.decided_by)}")
     if words := reading(record):
         parts.append(f"**Reading.** {words}")
     for figure in record.figures:

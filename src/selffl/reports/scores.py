@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from scipy.stats import t
 
 from selffl.algorithms import WITHOUT_GLOBAL
+from selffl.maths.significance import LEVEL, holm_p_values
 from selffl.reports.collect import Group, Method, RunData
-from selffl.studies.result import Estimate
+from selffl.studies.result import Estimate, split_ratio
+from selffl.training.metrics import PERCENT
 
 DIGITS = 5  # significant
 PARTS = {
@@ -25,12 +26,16 @@ PARTS = {
     "global": "global model",
 }
 
-Verdict = Literal["first", "better", "worse", "no clear difference", "above", "below", "equal", "unknown"]
+BESIDE = {"pooled_auc": "AUC", "weighted_accuracy": "accuracy"}
+
+ASSUMED_TEST_PER_TRAIN = 1 / 9  # where a run has not recorded its rows: a tenth of them to test on, as is usual here
+
+Verdict = Literal["first", "better", "worse", "inconclusive", "above", "below", "equal", "unknown"]
 
 
 def scale_of(metric: str) -> float:
     """From the records' unit to the reader's."""
-    return 100.0 if metric == "accuracy" else 1.0
+    return 100.0 if metric in PERCENT else 1.0
 
 
 def rounded(value: float | None, digits: int = DIGITS) -> float | int | None:
@@ -62,8 +67,10 @@ class Line:
         num_seeds: Runs with a score.
         num_diverged: Runs without one, because they left the finite numbers.
         scores: By part of `PARTS`, mean and standard error over seeds; parts without a number are left out.
+        beside: The same of what stands beside balanced accuracy, by `BESIDE`.
         difference: Method minus first, paired over the seeds that both have.
-        p_value: Of no difference, by Student's t; none with fewer than two seeds.
+        p_value: Of no difference, by the corrected resampled t test and after Holm's correction over the methods; none
+            with fewer than two seeds.
         verdict: At the 5 % level; with one seed only above, below or equal, which is no test.
         gradients: Per client and round it took part in.
     """
@@ -72,6 +79,7 @@ class Line:
     num_seeds: int
     num_diverged: int
     scores: dict[str, Estimate]
+    beside: dict[str, Estimate]
     difference: Estimate | None
     p_value: float | None
     verdict: Verdict
@@ -84,10 +92,14 @@ def over_seeds(values: Sequence[float]) -> Estimate:
 
 
 def lines(group: Group) -> list[Line]:
-    """The table of methods; the first is held against all others."""
+    """The table of methods; the first is compared with all others."""
     scale, first = scale_of(group.metric), group.methods[0]
+    gaps = [
+        None if method is first else difference(group, method, first, f"weighted_{group.metric}")
+        for method in group.methods
+    ]
     found = []
-    for method in group.methods:
+    for method, gap, p in zip(group.methods, gaps, p_values(gaps), strict=True):
         scores = {}
         for part in PARTS:
             if part == "global" and method.algorithm.startswith(WITHOUT_GLOBAL):
@@ -95,19 +107,30 @@ def lines(group: Group) -> list[Line]:
             values = [score for run in method.runs if (score := run.score(f"{part}_{group.metric}")) is not None]
             if values:
                 scores[part] = over_seeds([scale * value for value in values])
-        gap = None if method is first else difference(group, method, first, f"weighted_{group.metric}")
         found.append(
             Line(
                 method.label,
                 scores["weighted"].count if "weighted" in scores else 0,
                 sum(run.status == "diverged" for run in method.runs),
                 scores,
+                _beside(group, method),
                 gap,
-                p_value(gap),
-                "first" if method is first else verdict(gap, group.is_higher_better),
+                p,
+                "first" if method is first else verdict(gap, p, group.is_higher_better),
                 _gradients(method),
             )
         )
+    return found
+
+
+def _beside(group: Group, method: Method) -> dict[str, Estimate]:
+    """What stands beside balanced accuracy; nothing where another metric leads."""
+    found = {}
+    for name in BESIDE if group.metric == "balanced_accuracy" else ():
+        scale = scale_of(name.removeprefix("weighted_"))
+        values = [scale * score for run in method.runs if (score := run.score(name)) is not None]
+        if values:
+            found[name] = over_seeds(values)
     return found
 
 
@@ -119,27 +142,44 @@ def difference(group: Group, method: Method, other: Method, name: str) -> Estima
         for run in method.runs
         if (mine := run.score(name)) is not None and theirs.get(run.config.seed) is not None
     ]
-    return over_seeds(gaps) if gaps else None
-
-
-def p_value(gap: Estimate | None) -> float | None:
-    """Two-sided, of a mean of zero."""
-    if gap is None or gap.count < 2:
+    if not gaps:
         return None
-    if gap.error == 0:
-        return 1.0 if gap.mean == 0 else 0.0
-    return float(2 * t.sf(abs(gap.mean) / gap.error, gap.count - 1))
+    return Estimate.of(torch.tensor(gaps, dtype=torch.float64), test_per_train=ratio_of(group))
 
 
-def verdict(gap: Estimate | None, is_higher_better: bool) -> Verdict:
-    """Whether a method is better than the one it is held against."""
+def recorded_ratio(group: Group) -> float | None:
+    """Test rows per training row, as the runs have recorded it; none where they have not."""
+    ratio = split_ratio(row for run in group.runs for row in run.records.clients)
+    return None if math.isnan(ratio) else ratio
+
+
+def ratio_of(group: Group) -> float:
+    """What the corrected test takes for n_test/n_train."""
+    ratio = recorded_ratio(group)
+    return ASSUMED_TEST_PER_TRAIN if ratio is None else ratio
+
+
+def has_one_split(group: Group) -> bool:
+    """Whether all seeds have the same rows to train and to test on: only training differs between them."""
+    prints = {run.config.fingerprint for run in group.runs}
+    return len(group.seeds) > 1 and len(prints) == 1 and prints != {""}
+
+
+def p_values(gaps: Sequence[Estimate | None]) -> list[float | None]:
+    """Two-sided, after Holm's correction over all that can be tested; none where there is no test."""
+    found = holm_p_values([math.nan if gap is None else gap.p_value for gap in gaps])
+    return [None if math.isnan(p) else p for p in found]
+
+
+def verdict(gap: Estimate | None, p: float | None, is_higher_better: bool) -> Verdict:
+    """Whether a method is better than the one it is compared with, from the difference and its p-value."""
     if gap is None or math.isnan(gap.mean):
         return "unknown"
     is_ahead = (gap.mean > 0) == is_higher_better
-    if gap.count < 2:
+    if p is None:
         return "equal" if gap.mean == 0 else "above" if gap.mean > 0 else "below"
-    if not gap.is_clear:
-        return "no clear difference"
+    if p >= LEVEL:
+        return "inconclusive"
     return "better" if is_ahead else "worse"
 
 

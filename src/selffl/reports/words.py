@@ -11,10 +11,12 @@ from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.optimisers import OPTIMISERS
 from selffl.reports import joining, scores
 from selffl.reports.collect import Group
+from selffl.runs.evaluation import majority_sentence
 from selffl.runs.folder import RunConfig
 from selffl.runs.train import train
 from selffl.studies.result import Estimate
 from selffl.training.losses import OWN as OWN_LOSSES
+from selffl.training.metrics import PERCENT, name_of
 
 
 def listed(names: Sequence[str]) -> str:
@@ -31,19 +33,19 @@ def shown(value: float | None, metric: str) -> str:
     """A score as a reader sees it: tenths of a percent, else four digits."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+    return f"{value:.1f} %" if metric in PERCENT else f"{value:.4g}"
 
 
 def gap_shown(value: float, metric: str) -> str:
     """A difference between scores, without its sign."""
-    return f"{abs(value):.1f} points" if metric == "accuracy" else f"{abs(value):.3g}"
+    return f"{abs(value):.1f} points" if metric in PERCENT else f"{abs(value):.3g}"
 
 
 def with_error(found: Estimate | None, metric: str, *, signed: bool = False) -> str:
     """Mean ± standard error for the table, whose heading has the unit."""
     if found is None or math.isnan(found.mean):
         return "–"
-    form = {"accuracy": ".1f", "correlation": ".2f"}.get(metric, ".4g")
+    form = ".1f" if metric in PERCENT else {"correlation": ".2f", "pooled_auc": ".3f"}.get(metric, ".4g")
     # A minus sign as wide as a plus; nothing rounds to minus nothing.
     mean = format(found.mean + 0.0, ("+" if signed else "") + form).replace("-", "−")
     return mean if math.isnan(found.error) else f"{mean} ± {found.error:{'.2g' if form == '.4g' else form}}"
@@ -62,24 +64,26 @@ def headline(group: Group) -> str:
     if score is None:
         what = "left the finite numbers" if first.num_diverged else "has not been evaluated yet"
         return f"{first.method} {what}."
-    how = f"{shown(score.mean, metric)} accuracy" if metric == "accuracy" else f"{metric} {shown(score.mean, metric)}"
+    name, value = name_of(metric), shown(score.mean, metric)
+    how = f"{value} {name}" if metric in PERCENT else f"{name} {value}"
+    if "pooled_auc" in first.beside:
+        how += f" and AUC {first.beside['pooled_auc'].mean:.2f}"
     reached = f"{first.method} reaches {how} on {group.data}"
     if len(rows) == 1:
         return f"{reached} with a model for every client{_beside(first, metric)}."
     by: dict[str, list[str]] = {}
     for row in rows[1:]:
-        # The row holds the rival against the first; the sentence is about the first.
+        # The row says how the other method does against the first; the sentence is about the first.
         by.setdefault(row.verdict, []).append(row.method)
-    has_tests = any(row.p_value is not None for row in rows)
     parts = [
-        f"{text} {listed(by[key])}"
+        text.format(listed(by[key]))
         for key, text in (
-            ("worse", "clearly better than"),
-            ("better", "clearly worse than"),
-            ("no clear difference", "not clearly different from"),
-            ("below", "above"),
-            ("above", "below"),
-            ("equal", "level with"),
+            ("worse", "better than {} (statistically significant)"),
+            ("better", "worse than {} (statistically significant)"),
+            ("inconclusive", "inconclusive against {}"),
+            ("below", "above {}"),
+            ("above", "below {}"),
+            ("equal", "level with {}"),
         )
         if key in by
     ]
@@ -87,10 +91,32 @@ def headline(group: Group) -> str:
     end = f"; {listed(lost)} left the finite numbers." if lost else "."
     if not parts:
         return reached + end
-    pairs = sorted({row.difference.count for row in rows if row.difference is not None})
+    ground = "" if any(row.p_value is not None for row in rows) else " (one seed: nothing is tested)"
+    return f"{reached}: {_joined(parts)}{ground}{end}"
+
+
+def majority(group: Group) -> str:
+    """What always answering the largest class scores, where that is nearly everything; else nothing."""
+    return majority_sentence([run.records.summary for run in group.runs])
+
+
+def tested_by(group: Group) -> str:
+    """The test behind the verdict, in small print; nothing where nothing is tested."""
+    tested = [row for row in scores.lines(group) if row.p_value is not None]
+    if not tested:
+        return ""
+    pairs = sorted({row.difference.count for row in tested if row.difference is not None})
     seeds = f"{pairs[0]} to {pairs[-1]} seeds" if len(pairs) > 1 else counted(pairs[0], "seed")
-    ground = f"paired over {seeds}, 5 % level" if has_tests else f"{seeds}, so nothing is tested"
-    return f"{reached}: {_joined(parts)} ({ground}){end}"
+    text = (
+        f"Paired over {seeds}; corrected resampled t test (Nadeau and Bengio 2003), "
+        + (f"Holm over {len(tested)} comparisons, " if len(tested) > 1 else "")
+        + "5 % level"
+    )
+    if scores.recorded_ratio(group) is None:
+        text += "; the runs have not recorded their rows: a tenth of them taken to be test rows"
+    if scores.has_one_split(group):
+        text += "; all seeds share one split of the rows, so other test rows may say otherwise"
+    return text + "."
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -174,7 +200,7 @@ def _of_gains(group: Group, table: dict[str, Any]) -> str:
         f"{which} {group.methods[0].label}, {up:,} of {counted(len(known), 'client')} "
         f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
-        f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.metric)}."
+        f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.client_metric)}."
         + ("" if base == joining.ALONE else " Trained with gain=True, a run is held against training alone.")
     )
 

@@ -7,8 +7,10 @@ are kept apart from those before, under names of their own; the steps use traini
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +21,31 @@ from selffl.engines.cohort import CohortEngine, RunState
 from selffl.errors import DivergedError, unknown_name
 from selffl.training.answers import LabelScale
 from selffl.training.evaluation import numbers_of_rows
-from selffl.training.metrics import HIGHER_IS_BETTER, Measure, Metric, auc
+from selffl.training.metrics import (
+    HIGHER_IS_BETTER,
+    IMBALANCED_SHARE,
+    Majority,
+    Measure,
+    Metric,
+    auc,
+    balanced_accuracy,
+)
 from selffl.training.model import ModelSource
+
+# What always answering one class scores: a client's own most frequent training class, or the federation's; and how much
+# of the training rows the latter has.
+LARGEST_SHARE = "largest_class_share"
+MAJORITY = ("majority_accuracy", "federation_majority_accuracy", LARGEST_SHARE)
 
 
 def score_names(metrics: Sequence[str], fine_tune: Sequence[int] = ()) -> list[str]:
-    """Names of the numbers in a summary: personal models first, then the global one, then the fine-tuned views."""
+    """Names of the numbers in a summary: personal models first, then the global one, then the fine-tuned views.
+
+    Where answers are classes, what the constant answer scores stands at the end.
+    """
     return [
         *(f"{part}_{metric}" for metric in metrics for part in ("weighted", "top10", "worst10", "global")),
+        *(("pooled_auc", "global_pooled_auc") if "auc" in metrics else ()),
         *(
             f"{kind}_after_{steps}_{part}_{metric}"
             for metric in metrics
@@ -34,14 +53,52 @@ def score_names(metrics: Sequence[str], fine_tune: Sequence[int] = ()) -> list[s
             for kind in ("personal", "global")
             for part in ("weighted", "top10", "worst10")
         ),
+        *(MAJORITY if "accuracy" in metrics else ()),
     ]
+
+
+def leading_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """What runs are told by first, from their summaries or rows of their histories; none where nothing is known.
+
+    The first metric of the task.  Where one class has more than `IMBALANCED_SHARE` of the training rows (the mean over
+    the runs), balanced accuracy: the constant answer has half of it, and nearly all of the accuracy.
+    """
+    scored = [
+        [
+            name.removeprefix("weighted_")
+            for name, value in row.items()
+            if name.startswith("weighted_") and value is not None
+        ]
+        for row in rows
+    ]
+    scored = [known for known in scored if known]
+    if not scored:
+        return None
+    shares = [float(row[LARGEST_SHARE]) for row in rows if row.get(LARGEST_SHARE) is not None]
+    is_imbalanced = bool(shares) and sum(shares) / len(shares) > IMBALANCED_SHARE
+    if is_imbalanced and all("balanced_accuracy" in known for known in scored):
+        return "balanced_accuracy"
+    return scored[0][0]
+
+
+def majority_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the constant answer scores, where that is worth saying: where balanced accuracy leads; means over runs."""
+    if leading_metric(rows) != "balanced_accuracy":
+        return ""
+    share, right = (
+        statistics.fmean(float(row[name]) for row in rows if row.get(name) is not None)
+        for name in (LARGEST_SHARE, "federation_majority_accuracy")
+    )
+    said = f"One class has {100 * share:.1f} % of the training rows"
+    return f"{said}: always answering it gets {100 * right:.1f} % accuracy."
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """What the measure of the task makes of each row of each client, by view; on the CPU.
 
-    Views are ``personal``, ``global`` and, after k steps of fine-tuning, ``personal+k`` and ``global+k``.
+    Views are ``personal``, ``global`` and, after k steps of fine-tuning, ``personal+k`` and ``global+k``.  ``numbers``
+    are the rows' answers; where answers are classes, ``log_losses`` are there as well.
     """
 
     measure: Measure
@@ -49,6 +106,8 @@ class Evaluation:
     offset: Tensor  # [M + 1]
     numbers: dict[str, Tensor]  # view: [rows]
     by_size: Tensor  # clients, those with the most training rows first, [M]
+    log_losses: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)  # view: [rows]
+    majority: Majority | None = field(default=None, kw_only=True)  # what the constant answer scores
     own_metrics: Mapping[str, Metric] = field(default_factory=dict, kw_only=True)  # the user's own, by name
     own_numbers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict, kw_only=True)  # view: metric: [M]
 
@@ -68,7 +127,7 @@ class Evaluation:
         return (*self.measure.metrics, *self.own_metrics)
 
     def of_clients(self, metric: str, view: str) -> Tensor:
-        """Of each client ``[M]``; NaN where it has no rows, or no AUC for want of a second class."""
+        """Of each client ``[M]``; NaN where it has no rows, or what takes two classes for want of a second."""
         for what, name, known in (("metric", metric, self.metrics), ("view", view, self.numbers)):
             if name not in known:
                 raise unknown_name(what, name, known)
@@ -78,17 +137,37 @@ class Evaluation:
             sizes = self.num_rows.tolist()
             pairs = zip(self.numbers[view].split(sizes), self.labels.split(sizes), strict=True)  # type: ignore[no-untyped-call]
             return torch.tensor([auc(scores, labels) for scores, labels in pairs], dtype=torch.float64)
+        if metric == "balanced_accuracy":
+            return self._balanced(view, self._owner, len(self.num_rows))
         return _rooted(metric, self._totals(metric, view) / self.num_rows)
+
+    @property
+    def _owner(self) -> Tensor:
+        """The client of each row."""
+        return torch.arange(len(self.num_rows)).repeat_interleave(self.num_rows)
+
+    def of_rows(self, metric: str, view: str) -> Tensor:
+        """What a metric is the mean of, row by row."""
+        log_losses = [self.log_losses[view]] if view in self.log_losses else []
+        return self.measure.averaged(metric, [self.numbers[view], *log_losses], self.labels)
+
+    def _balanced(self, view: str, group: Tensor, num_groups: int, rows: Tensor | None = None) -> Tensor:
+        """Balanced accuracy of each group of rows, or of some of the rows."""
+        chosen = slice(None) if rows is None else rows
+        is_right, classes = self.of_rows("balanced_accuracy", view), self.measure.classes_of(self.labels)
+        return balanced_accuracy(is_right[chosen], classes[chosen], group[chosen], num_groups)
 
     def _totals(self, metric: str, view: str) -> Tensor:
         """Sums over each client's rows, ``[M]``."""
-        values = self.measure.averaged(metric, self.numbers[view], self.labels).double()
-        owner = torch.arange(len(self.num_rows)).repeat_interleave(self.num_rows)
-        return torch.zeros(len(self.num_rows), dtype=torch.float64).index_add_(0, owner, values)
+        values = self.of_rows(metric, view).double()
+        return torch.zeros(len(self.num_rows), dtype=torch.float64).index_add_(0, self._owner, values)
 
     def weighted(self, metric: str, view: str, clients: Tensor | None = None) -> float:
         """Over all rows, of all clients or some: they weigh as much as they have rows."""
         chosen = slice(None) if clients is None else clients
+        if metric == "balanced_accuracy":
+            is_chosen = None if clients is None else torch.isin(self._owner, clients)
+            return float(self._balanced(view, torch.zeros_like(self._owner), 1, is_chosen))
         rows, by_client = self.num_rows[chosen], self.of_clients(metric, view)
         # Defined within a client: between clients scores need not be comparable.
         if metric == "auc" or metric in self.own_metrics:
@@ -116,13 +195,27 @@ class Evaluation:
             for view in self.numbers:
                 kind, plus, steps = view.partition("+")
                 prefix = f"{kind}_after_{steps}_" if plus else ""
+                if metric == "auc" and not plus:  # over all rows at once, as if all scores were one model's
+                    name = "pooled_auc" if view == "personal" else "global_pooled_auc"
+                    found[name] = auc(self.numbers[view], self.labels)
                 if view == "global":
                     found[f"global_{metric}"] = self.weighted(metric, view)
                     continue
                 found[f"{prefix}weighted_{metric}"] = self.weighted(metric, view)
                 found[f"{prefix}top10_{metric}"] = self.top(metric, view)
                 found[f"{prefix}worst10_{metric}"] = self.worst(metric, view)
+        if self.majority is not None:
+            totals = (self.majority.own, self.majority.federation)
+            rates = [float(total.sum() / self.num_rows.sum()) for total in totals]
+            found |= dict(zip(MAJORITY, [*rates, self.majority.largest_share], strict=True))
         return {name: or_none(value) for name, value in found.items()}
+
+    def majority_of_clients(self) -> dict[str, Tensor]:
+        """Columns of the table of clients, ``[M]``: what the constant answer scores; none without classes."""
+        if self.majority is None:
+            return {}
+        totals = (self.majority.own, self.majority.federation)
+        return {name: total / self.num_rows for name, total in zip(MAJORITY, totals, strict=False)}
 
 
 def or_none(value: float) -> float | None:
@@ -150,7 +243,7 @@ def evaluate(
     shared = state.server.params
     num_clients, ids = source.federation.num_clients, list(source.federation.clients)
     metrics = own_metrics or {}
-    found: dict[str, list[Tensor]] = {}
+    found: dict[str, list[tuple[Tensor, ...]]] = {}
     by_client: dict[str, dict[str, Tensor]] = {}
 
     def note(view: str, params: Tensor, own: Rows) -> None:
@@ -166,7 +259,7 @@ def evaluate(
         numbers = numbers_of_rows(
             source.model, params, own, measure, source.gradients, scale.for_user(measured) if metrics else None
         )
-        found.setdefault(view, []).append(numbers.cpu())
+        found.setdefault(view, []).append(tuple(each.cpu() for each in numbers))
 
     size = engine.chunk_size or num_clients
     for start in range(0, num_clients, size):
@@ -197,13 +290,15 @@ def evaluate(
                 done = steps
                 note(f"{kind}+{steps}", tuned, own)
     by_size = source.federation.train.num_examples.argsort(descending=True, stable=True)
-    numbers = {view: torch.cat(parts) for view, parts in found.items()}
+    numbers = {view: [torch.cat(each) for each in zip(*parts, strict=True)] for view, parts in found.items()}
     return Evaluation(
         measure,
         scale.unscale(rows.labels).cpu(),
         rows.offset.cpu(),
-        numbers,
+        {view: each[0] for view, each in numbers.items()},
         by_size.cpu(),
+        log_losses={view: each[1] for view, each in numbers.items() if len(each) > 1},
+        majority=Majority.of(measure, source.federation.train, rows),
         own_metrics=metrics,
         own_numbers=by_client,
     )

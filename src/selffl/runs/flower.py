@@ -65,7 +65,7 @@ def reported(scores: Mapping[int, Scores], num_clients: int) -> ReportedEvaluati
         for name, total in found.totals.items():
             totals[name][client] = total
     return ReportedEvaluation(
-        measure=Measure(metrics, lambda outputs, labels: outputs),  # rows were measured where they are
+        measure=Measure(metrics, lambda outputs, labels: (outputs,)),  # rows were measured where they are
         labels=torch.zeros(0),
         offset=torch.cat([torch.zeros(1, dtype=torch.int64), rows.cumsum(0)]),
         numbers=dict.fromkeys(VIEWS, torch.zeros(0)),

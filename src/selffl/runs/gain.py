@@ -50,7 +50,7 @@ def gain_columns(joined: Evaluation, alone: Evaluation, lost: Tensor) -> dict[st
 
 def _is_right(found: Evaluation) -> Tensor:
     """Row by row."""
-    return found.measure.averaged("accuracy", found.numbers["personal"], found.labels).bool()
+    return found.of_rows("accuracy", "personal").bool()
 
 
 def gain_scores(clients: Sequence[Row]) -> Row:

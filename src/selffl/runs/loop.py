@@ -327,6 +327,7 @@ def client_rows(
             for metric in config.metrics
             for prefix, view in prefixes.items()
         },
+        **{name: _or_none(values) for name, values in found.majority_of_clients().items()},
         "rounds": state.num_rounds.tolist(),
         "gradient_evaluations": state.num_gradients.tolist(),
     }

@@ -227,10 +227,11 @@ class Run:
         return describe_answers(self.preparation, self._training.label_scale, self.classes)
 
     def evaluate(self, *, fine_tune: Sequence[int] = ()) -> Evaluation:
-        """The final models on the rows that the run was evaluated on: one number per row and view.
+        """The final models on the rows that the run was evaluated on: what each row comes to, by view.
 
         ``run.evaluate().numbers["personal"]`` is, row by row of ``run.federation.test``, whether the answer is right;
-        for two classes the log-odds of class 1, for values the squared error (`selffl.training.metrics`).
+        for two classes the log-odds of class 1, for values the squared error (`selffl.training.metrics`).  Where
+        answers are classes, ``log_losses`` has the log loss of each row.
         """
         return self._training.evaluation(self._state, fine_tune=fine_tune)
 

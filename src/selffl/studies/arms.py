@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from selffl.errors import DivergedError
+from selffl.runs.evaluation import leading_metric
 from selffl.runs.folder import Records, Row, read_records
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.state.files import locked, write_json
 from selffl.studies.problems import Problem
-from selffl.studies.result import Estimate, Job
+from selffl.studies.result import Estimate, Job, split_ratio
 
 WARM = "warm-up"  # what its folder is called
 SCORES = "scores.safetensors"
@@ -69,12 +70,6 @@ class Outcome:
         return 100 * float(value) if name.endswith("accuracy") else float(value)
 
     @property
-    def metric(self) -> str | None:
-        """What the task is measured by first; none for a run that was never evaluated."""
-        found = (name.removeprefix("weighted_") for name in self.summary if name.startswith("weighted_"))
-        return next((metric for metric in found if self.summary[f"weighted_{metric}"] is not None), None)
-
-    @property
     def num_gradients(self) -> float:
         """In training, per client and round it took part in; NaN for a run that left no records before it diverged."""
         return float(self.summary.get("gradient_evaluations", math.nan)) / self.rounds_taken
@@ -94,14 +89,24 @@ def values(outcomes: Sequence[Outcome], name: str) -> Tensor:
 
 
 def metric_of(outcomes: Outcomes) -> str:
-    """What the task is measured by first: accuracy, unless an outcome says otherwise."""
-    every = (outcome.metric for group in outcomes.values() for outcome in group)
-    return next((metric for metric in every if metric is not None), "accuracy")
+    """What the runs are told by first: accuracy, unless their summaries say otherwise."""
+    return leading_metric([outcome.summary for group in outcomes.values() for outcome in group]) or "accuracy"
 
 
 def estimate(outcomes: Sequence[Outcome], name: str) -> Estimate:
     """A score over seeds."""
     return Estimate.of(values(outcomes, name))
+
+
+def ratio_of(outcomes: Iterable[Outcome]) -> float:
+    """Test rows per training row over these runs; NaN where no run got as far as a test."""
+    return split_ratio(row for outcome in outcomes for row in outcome.clients)
+
+
+def difference(first: Sequence[Outcome], second: Sequence[Outcome], name: str, other: str | None = None) -> Estimate:
+    """First minus second, paired over seeds, of a score (of the second, of ``other``), ready to be tested."""
+    gaps = values(first, name) - values(second, other or name)
+    return Estimate.of(gaps, test_per_train=ratio_of((*first, *second)))
 
 
 def run_arms(problem: Problem, work: Iterable[tuple[Arm, int]], job: Job, done: int, total: int) -> Outcomes:

@@ -7,14 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from selffl.data.devices import DEVICES
 from selffl.data.wakeword import RowTable, describe
 from selffl.data.wakeword_rows import NORMAL, STATES
-from selffl.studies.arms import Arm, Outcomes, run_arms
+from selffl.studies.arms import Arm, Outcomes, ratio_of, run_arms
 from selffl.studies.comparison import NUM_SEEDS, seeds_of, sign, within
 from selffl.studies.detection import Cell, Relative, as_ratio, average, curves, line, relative, size, spread
 from selffl.studies.problems import WAKEWORD, Problem, WarmUp
-from selffl.studies.result import Claim, Estimate, Figure, Job, Study, StudyResult
+from selffl.studies.result import OVER_SPLITS, Claim, Estimate, Figure, Job, Study, StudyResult, above_zero
 
 SIMILAR = 0.1  # difference of logarithms, about a tenth of the false accepts
 PER_TYPE = 4  # clients of each type, where clients are drawn
@@ -88,6 +90,11 @@ class Found:
         """Relative false accepts of an arm's models."""
         return relative(self.outcomes[label], view, self.tables)
 
+    def tested(self, repeats: Tensor) -> Estimate:
+        """A difference, one number for each seed, that is to be tested."""
+        everyone = [outcome for group in self.outcomes.values() for outcome in group]
+        return Estimate.of(repeats, test_per_train=ratio_of(everyone))
+
 
 def _run(problem: Problem, arms: Sequence[Arm], job: Job, done: int = 0, total: int | None = None) -> Found:
     chosen, seeds = _settled(problem, job)
@@ -145,6 +152,7 @@ def _result(
         setting=f"{found.problem.setting}; {_said(found.problem)}; {count} seeds. Relative false accepts, at as many "
         "false rejects as the pre-trained model has, whose threshold rejects a tenth of all types' wake words in the "
         "normal state; geometric mean over seeds [95 % bootstrap interval over clips, for these seeds]",
+        decided_by=OVER_SPLITS,
     )
 
 
@@ -189,15 +197,20 @@ def _by_state(
     ]
 
 
-def _fewer(results: Mapping[str, Mapping[Cell, Relative]], ours: str, rival: str, text: str) -> Claim:
-    """Whether ours has fewer false accepts in the normal state, mean over types, paired over seeds."""
-    gap = Estimate.of(average(results[rival], NORMAL) - average(results[ours], NORMAL))
-    by_type = ", ".join(
-        f"{name} {results[rival][device, NORMAL].mean:.2f} against {results[ours][device, NORMAL].mean:.2f}"
-        for device, name in enumerate(DEVICES)
-    )
-    factor = f"{rival} over {ours}, mean over types: {as_ratio(gap)}, paired over {gap.count} seeds"
-    return Claim(text, sign(gap), f"{factor}. By type: {by_type}.")
+def _fewer(
+    found: Found, results: Mapping[str, Mapping[Cell, Relative]], ours: str, texts: Mapping[str, str]
+) -> list[Claim]:
+    """Whether ours has fewer false accepts than others in the normal state, mean over types, paired over seeds."""
+    gaps = [found.tested(average(results[other], NORMAL) - average(results[ours], NORMAL)) for other in texts]
+    claims = []
+    for (other, text), gap, verdict in zip(texts.items(), gaps, above_zero(gaps), strict=True):
+        by_type = ", ".join(
+            f"{name} {results[other][device, NORMAL].mean:.2f} against {results[ours][device, NORMAL].mean:.2f}"
+            for device, name in enumerate(DEVICES)
+        )
+        factor = f"{other} over {ours}, mean over types: {as_ratio(gap)}, paired over {gap.count} seeds"
+        claims.append(Claim(text, verdict, f"{factor}. By type: {by_type}."))
+    return claims
 
 
 def _full(job: Job) -> Found:
@@ -213,18 +226,19 @@ def _global(job: Job) -> StudyResult:
     found = _full(job)
     views = dict.fromkeys(GLOBAL_PAPER, "global")
     results = {label: found.relative(label, view) for label, view in views.items()}
-    claims = [
-        _fewer(results, "self-fl", rival, f"Self-FL's global model has fewer false accepts than {rival}'s (table 3).")
-        for rival in list(views)[1:]
-    ]
-    for label in views:
-        gap = Estimate.of(average(results[label], NORMAL))
-        worse = label in ("fedavg-w", "ditto-w")
-        direction = "worse" if worse else "better"
+    texts = {
+        other: f"Self-FL's global model has fewer false accepts than {other}'s (table 3)." for other in list(views)[1:]
+    }
+    claims = _fewer(found, results, "self-fl", texts)
+    gaps = {label: found.tested(average(results[label], NORMAL)) for label in views}
+    is_worse = {label: label in ("fedavg-w", "ditto-w") for label in views}
+    verdicts = above_zero([gap.scaled(1 if is_worse[label] else -1) for label, gap in gaps.items()])
+    for (label, gap), verdict in zip(gaps.items(), verdicts, strict=True):
+        direction = "worse" if is_worse[label] else "better"
         claims.append(
             Claim(
                 f"The global model of {label} gets {direction} than the pre-trained one (table 3).",
-                sign(gap if worse else gap.scaled(-1)),
+                verdict,
                 f"Relative false accepts, mean over types: {as_ratio(gap)}.",
             )
         )
@@ -236,14 +250,13 @@ def _personal(job: Job) -> StudyResult:
     views = dict.fromkeys((*PERSONAL_PAPER, "local"), "personal")
     views["fedavg-e"] = f"global+{found.problem.num_local_steps}"
     results = {label: found.relative(label, view) for label, view in views.items()}
-    claims = [
-        _fewer(
-            results, "self-fl", rival, f"Self-FL's personal models have fewer false accepts than {rival}'s (table 4)."
-        )
-        for rival in list(PERSONAL_PAPER)[1:]
-    ]
-    claims.append(_fewer(results, "self-fl", "local", "Not in the paper: and than those of local training."))
-    gap = Estimate.of(average(found.relative("self-fl", "global"), NORMAL) - average(results["self-fl"], NORMAL))
+    texts = {
+        other: f"Self-FL's personal models have fewer false accepts than {other}'s (table 4)."
+        for other in list(PERSONAL_PAPER)[1:]
+    }
+    texts["local"] = "Not in the paper: and than those of local training."
+    claims = _fewer(found, results, "self-fl", texts)
+    gap = found.tested(average(found.relative("self-fl", "global"), NORMAL) - average(results["self-fl"], NORMAL))
     claims.append(
         Claim(
             "Not in the paper: Self-FL's personal models have fewer false accepts than its global model.",
@@ -262,7 +275,7 @@ def _augmented(job: Job) -> StudyResult:
     found = _run(WAKEWORD, arms, job)
     views = {arm.label: "global" for arm in arms}
     results = {label: found.relative(label, view) for label, view in views.items()}
-    gap = Estimate.of(average(results["Algorithm 2"], NORMAL) - average(results["Algorithm 1"], NORMAL))
+    gap = found.tested(average(results["Algorithm 2"], NORMAL) - average(results["Algorithm 1"], NORMAL))
     claim = Claim(
         "The two algorithms perform alike (table 6).",
         within(gap, SIMILAR),
@@ -289,7 +302,7 @@ def _clusters(job: Job) -> StudyResult:
             ("is more conservative", "Mean size of the logarithm", size),
         ):
             ours, theirs = measure(results[label]), measure(results["client level"])
-            gap = Estimate.of(theirs - ours)
+            gap = found.tested(theirs - ours)
             claims.append(
                 Claim(
                     f"Cluster-level aggregation {text} (table 7; {label}).",
@@ -320,16 +333,18 @@ def _participation(job: Job) -> StudyResult:
     found = replace(parts["C = 0.25"], outcomes={label: part.outcomes[label] for label, part in parts.items()})
     views = dict.fromkeys(shares, "global")
     results = {label: found.relative(label, view) for label, view in views.items()}
-    claims = []
-    for state, name in enumerate(STATES):
-        gap = Estimate.of(average(results["C = 0.1"], state) - average(results["C = 0.25"], state))
-        claims.append(
-            Claim(
-                f"With more clients a round there are fewer false accepts (table 8; {name}).",
-                sign(gap),
-                f"C = 0.1 over C = 0.25, mean over types: {as_ratio(gap)}, paired over {gap.count} seeds.",
-            )
+    gaps = [
+        found.tested(average(results["C = 0.1"], state) - average(results["C = 0.25"], state))
+        for state in range(len(STATES))
+    ]
+    claims = [
+        Claim(
+            f"With more clients a round there are fewer false accepts (table 8; {name}).",
+            verdict,
+            f"C = 0.1 over C = 0.25, mean over types: {as_ratio(gap)}, paired over {gap.count} seeds.",
         )
+        for name, gap, verdict in zip(STATES, gaps, above_zero(gaps), strict=True)
+    ]
     table = _by_state(results, {"C = 0.25": CLIENT_PAPER, "C = 0.1": SPARSE_PAPER})
     return _result(found, results, views, table, claims, "Wake words: two activity rates")
 

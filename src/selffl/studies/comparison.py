@@ -12,11 +12,23 @@ from functools import partial
 from typing import Any
 
 from selffl.algorithms import WITHOUT_GLOBAL
-from selffl.studies.arms import Arm, Outcome, Outcomes, estimate, metric_of, run_arms, values
+from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, metric_of, run_arms
 from selffl.studies.problems import METHODS, Problem
 from selffl.studies.problems import NUM_SEEDS as NUM_SEEDS
-from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
-from selffl.training.metrics import HIGHER_IS_BETTER
+from selffl.studies.result import (
+    OVER_SPLITS,
+    Chart,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Series,
+    Study,
+    StudyResult,
+    Verdict,
+    above_zero,
+)
+from selffl.training.metrics import HIGHER_IS_BETTER, PERCENT, name_of
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
 FINE_TUNE = (5, 20, 80, 320)  # steps of fine-tuning, to choose from
@@ -27,9 +39,11 @@ TUNED_DITTO, TUNED_FEDAVG = "ditto, λ chosen", "fedavg, fine-tuned"
 
 
 def metrics_of(metric: str) -> dict[str, str]:
-    """The columns of a table, by the names they have in a summary."""
+    """The columns of a table, by the names they have in a summary; balanced accuracy never stands alone."""
+    beside = {"pooled_auc": "AUC", "weighted_accuracy": "accuracy"} if metric == "balanced_accuracy" else {}
     return {
-        f"weighted_{metric}": metric,
+        f"weighted_{metric}": name_of(metric),
+        **beside,
         f"top10_{metric}": "top 10 % by size",
         f"worst10_{metric}": "worst 10 %",
         f"global_{metric}": "global model",
@@ -163,21 +177,29 @@ def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str])
     ]
     figure = Figure(
         metric,
-        f"{metric.capitalize()} on each client's own held-out rows, by round; mean over {comparison.num_seeds} seeds, "
+        f"{_capitalised(metric)} on each client's own held-out rows, by round; mean over {comparison.num_seeds} seeds, "
         "bars ± s.e.",
         [
             by_round(outcomes, comparison.methods, f"{part}_{metric}", title)
             for part, title in (("weighted", "All clients, by test rows"), ("worst10", "Worst tenth of clients"))
         ],
     )
-    claims = [better(outcomes, first, rival, text) for rival, text in comparison.claims.items() if rival in outcomes]
+    claims = better(outcomes, first, {other: text for other, text in comparison.claims.items() if other in outcomes})
     runs = [
         {"method": label, "seed": outcome.seed, "folder": outcome.folder}
         for label, group in outcomes.items()
         for outcome in group
         if outcome.folder is not None
     ]
-    return StudyResult(rows, table(comparison, outcomes, notes), [figure], claims, asdict(comparison), runs=runs)
+    return StudyResult(
+        rows,
+        table(comparison, outcomes, notes),
+        [figure],
+        claims,
+        asdict(comparison),
+        runs=runs,
+        decided_by=OVER_SPLITS,
+    )
 
 
 def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) -> list[dict[str, str]]:
@@ -188,7 +210,7 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
         for name, title in metrics_of(metric).items():
             is_void = name.startswith("global_") and label.startswith(WITHOUT_GLOBAL)
             is_void |= all(o.summary.get(name) is None and o.summary.get("status") != "diverged" for o in group)
-            line[title] = "–" if is_void else points(estimate(group, name), metric)
+            line[title] = "–" if is_void else points(estimate(group, name), "auc" if name == "pooled_auc" else metric)
         line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.0f}"
         has_cap = comparison.problem.num_local_epochs is None
         at_cap = [
@@ -210,7 +232,7 @@ def points(found: Estimate, metric: str = "accuracy") -> str:
     """Percentage points with their standard error; of other metrics than accuracy, their own unit."""
     if found.mean != found.mean:
         return "diverged"
-    mean, error = (".1f", ".1f") if metric == "accuracy" else (".4g", ".2g")
+    mean, error = (".1f", ".1f") if metric in PERCENT else (".3f", ".3f") if metric == "auc" else (".4g", ".2g")
     return f"{found.mean:{mean}}" + (
         f" ± {found.error:{error}}" if found.error == found.error else ""
     )  # one seed: none
@@ -231,9 +253,9 @@ def by_round(outcomes: Outcomes, labels: Sequence[str], metric: str, title: str,
         found = [estimate([outcome.at(number) for outcome in group], metric) for number in rounds]
         counted = [first + number for number in rounds]
         lines.append(Series(label, counted, [p.mean for p in found], [p.error for p in found]))
-    part, _, what = metric.rpartition("_")
+    part, _, what = metric.partition("_")
     which = {"global": "the global model", "train": "the personal models on training rows"}
-    label = f"{what} of {which.get(part, 'the personal models')}" + (", %" if what == "accuracy" else "")
+    label = f"{name_of(what)} of {which.get(part, 'the personal models')}" + (", %" if what in PERCENT else "")
     return Chart(title, "round", label, lines, dodge=max((x for line in lines for x in line.x), default=0) / 170)
 
 
@@ -257,36 +279,46 @@ def shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
     return replace(problem, rounds=max(problem.rounds // 5, 1)) if job.quick else problem, seeds_of(job)
 
 
+def _capitalised(metric: str) -> str:
+    name = name_of(metric)
+    return name[:1].upper() + name[1:]
+
+
 def sign(gap: Estimate) -> Verdict:
-    """Whether a difference is above zero."""
-    return "not decided" if not gap.is_clear else "holds" if gap.mean > 0 else "does not hold"
+    """Whether a difference is above zero, by itself."""
+    return above_zero([gap])[0]
 
 
 def within(gap: Estimate, bound: float) -> Verdict:
     """Whether a difference is within a bound: its 95 % interval inside, outside, or across."""
     inside, outside = gap.shifted(-bound), gap.shifted(bound)
-    if inside.is_clear and inside.mean < 0 and outside.is_clear and outside.mean > 0:
+    if inside.is_significant and inside.mean < 0 and outside.is_significant and outside.mean > 0:
         return "holds"
-    if (inside.is_clear and inside.mean > 0) or (outside.is_clear and outside.mean < 0):
+    if (inside.is_significant and inside.mean > 0) or (outside.is_significant and outside.mean < 0):
         return "does not hold"
     return "not decided"
 
 
-def better(outcomes: Outcomes, first: str, rival: str, text: str) -> Claim:
-    """Whether the first is better than the rival, paired over seeds."""
+def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Claim]:
+    """Whether the first method is better than each of others, paired over seeds; ``texts`` say so, by the other."""
     metric = metric_of(outcomes)
+    form, unit = (".2f", " points") if metric in PERCENT else (".3g", "")
+    direction = 1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0
+    names = {**PARTS, "weighted": _capitalised(metric)}
     gaps = {
-        part: Estimate.of(values(outcomes[first], f"{part}_{metric}") - values(outcomes[rival], f"{part}_{metric}"))
-        for part in PARTS
+        other: {part: difference(outcomes[first], outcomes[other], f"{part}_{metric}") for part in PARTS}
+        for other in texts
     }
-    form, unit = (".2f", " points") if metric == "accuracy" else (".3g", "")
-    names = {**PARTS, "weighted": metric.capitalize()}
-    said = [f"{names[part]} {gap.mean:+{form}} ± {gap.error:{form}}" for part, gap in gaps.items()]
-    return Claim(
-        text,
-        sign(gaps["weighted"].scaled(1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0)),
-        f"{', '.join(said)}{unit} ({first} − {rival}, paired over {len(outcomes[first])} seeds).",
-    )
+    verdicts = above_zero([gaps[other]["weighted"].scaled(direction) for other in texts])
+    return [
+        Claim(
+            text,
+            verdict,
+            ", ".join(f"{names[part]} {gap.mean:+{form}} ± {gap.error:{form}}" for part, gap in gaps[other].items())
+            + f"{unit} ({first} − {other}, paired over {len(outcomes[first])} seeds).",
+        )
+        for (other, text), verdict in zip(texts.items(), verdicts, strict=True)
+    ]
 
 
 PARTS = {"weighted": "Accuracy", "top10": "top tenth", "worst10": "worst tenth"}

@@ -278,6 +278,8 @@ def _run(job: Job) -> StudyResult:
         ],
         claims,
         asdict(setting) | {"regimes": REGIMES},
+        decided_by="Slopes are decided by their 95 % intervals over independent repeats; other statements by the bound "
+        "that they name.",
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from selffl.errors import DivergedError
-from selffl.studies.arms import Arm, Outcome, estimate, run_arms, values
+from selffl.studies.arms import Arm, Outcome, difference, estimate, ratio_of, run_arms
 from selffl.studies.comparison import (
     NUM_SEEDS,
     TUNED_DITTO,
@@ -24,7 +24,19 @@ from selffl.studies.comparison import (
     within,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, Problem, femnist
-from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
+from selffl.studies.result import (
+    OVER_SPLITS,
+    Chart,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Series,
+    Study,
+    StudyResult,
+    above_zero,
+    all_above_zero,
+)
 
 
 def _rivals(where: str) -> dict[str, str]:
@@ -126,21 +138,13 @@ def _ablation(job: Job) -> StudyResult:
     single = labels[1:4]
     means = {label: estimate(outcomes[label], "global_accuracy").mean for label in single}
     best = max(means, key=lambda label: means[label])
-    lead = [
-        Estimate.of(values(outcomes[labels[1]], "global_accuracy") - values(outcomes[other], "global_accuracy"))
-        for other in single[1:]
-    ]
-    verdict: Verdict = "not decided"
-    if all(gap.is_clear and gap.mean > 0 for gap in lead):
-        verdict = "holds"
-    elif any(gap.is_clear and gap.mean < 0 for gap in lead):
-        verdict = "does not hold"
+    lead = [difference(outcomes[labels[1]], outcomes[other], "global_accuracy") for other in single[1:]]
     gaps = "; ".join(
         f"{gap.mean:+.2f} ± {gap.error:.2f} against {other}" for gap, other in zip(lead, single[1:], strict=True)
     )
     claim = Claim(
         "Of the three components alone, the adjusted initialisation gives the best global model (figure 2b).",
-        verdict,
+        all_above_zero(lead),
         f"Best alone: {best}. Accuracy of the global model with initialisation only: {gaps} points.",
     )
     figure = Figure(
@@ -151,7 +155,8 @@ def _ablation(job: Job) -> StudyResult:
             by_round(outcomes, labels, "weighted_accuracy", "Personal models"),
         ],
     )
-    result = StudyResult(history(outcomes), table, [figure], [claim], asdict(problem) | {"num_seeds": len(seeds)})
+    config = asdict(problem) | {"num_seeds": len(seeds)}
+    result = StudyResult(history(outcomes), table, [figure], [claim], config, decided_by=OVER_SPLITS)
     return _named(result, f"One component of Self-FL at a time{_source(whole)}", whole)
 
 
@@ -190,7 +195,7 @@ def _augmented(job: Job) -> StudyResult:
             )
         charts.append(by_round(outcomes, list(outcomes), "train_accuracy", problem.title.split(" over")[0]))
         gap, test = (
-            Estimate.of(values(outcomes["Algorithm 2"], metric) - values(outcomes["Algorithm 1"], metric))
+            difference(outcomes["Algorithm 2"], outcomes["Algorithm 1"], metric)
             for metric in ("train_accuracy", "weighted_accuracy")
         )
         claims.append(
@@ -212,6 +217,7 @@ def _augmented(job: Job) -> StudyResult:
         title=f"Algorithm 1 against Algorithm 2 on MNIST and on letters{_source(letters)}",
         setting=f"{MNIST.setting}; and {letters.setting}; local optima after at most {MAX_CONVERGENCE} steps a round; "
         f"{len(seeds)} seeds",
+        decided_by=OVER_SPLITS,
     )
 
 
@@ -245,13 +251,14 @@ def _sparse(job: Job) -> StudyResult:
         for label in labels
     ]
     claims = []
+    others = {"fedavg": "FedAvg", "ditto": "DITTO"}
     for model, metric in (("personal models", "weighted_accuracy"), ("global model", "global_accuracy")):
-        for rival, name in (("fedavg", "FedAvg"), ("ditto", "DITTO")):
-            gap = Estimate.of(values(half[rival], metric) - values(half[labels[0]], metric))
+        gaps = [difference(half[rival], half[labels[0]], metric) for rival in others]
+        for (rival, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True):
             claims.append(
                 Claim(
                     f"Smoothed by C = 0.02, Self-FL converges slower than {name} (figure 9; {model}).",
-                    sign(gap),
+                    verdict,
                     f"In round {half_round}: {rival} − self-fl {gap.mean:+.2f} ± {gap.error:.2f} points "
                     f"(paired over {len(seeds)} seeds).",
                 )
@@ -264,7 +271,8 @@ def _sparse(job: Job) -> StudyResult:
             by_round(outcomes, labels, "global_accuracy", "Global model"),
         ],
     )
-    return StudyResult(history(outcomes), table, [figure], claims, asdict(problem) | {"num_seeds": len(seeds)})
+    config = asdict(problem) | {"num_seeds": len(seeds)}
+    return StudyResult(history(outcomes), table, [figure], claims, config, decided_by=OVER_SPLITS)
 
 
 # -------------------------------------------------------------------------------------------------------- local steps
@@ -314,7 +322,7 @@ def _histogram(job: Job) -> StudyResult:
         lines.append(Series(label, BINS, [b.mean for b in bars], [b.error for b in bars]))
         steps = [r["wanted_steps"] for r in rows if r["form"] == label]
         low, middle, high = np.quantile(steps, [0.1, 0.5, 0.9])
-        beyond[label] = Estimate.of(torch.tensor(large))
+        beyond[label] = Estimate.of(torch.tensor(large), test_per_train=ratio_of(group))
         table.append(
             {
                 "form": label,
@@ -327,8 +335,7 @@ def _histogram(job: Job) -> StudyResult:
         )
     claims = []
     for label, share in beyond.items():
-        gap = share.shifted(-50.0)
-        verdict: Verdict = "not decided" if not gap.is_clear else "holds" if gap.mean < 0 else "does not hold"
+        verdict = sign(share.shifted(-50.0).scaled(-1))
         claims.append(
             Claim(
                 f"Not in the paper: the uncertainty, not ℓ_max, decides the steps of most active clients ({label}).",
@@ -339,7 +346,7 @@ def _histogram(job: Job) -> StudyResult:
     caption = f"Steps that Self-FL's active clients want in round {moment}, before ℓ_max; mean over seeds, bars ± s.e."
     charts = [Chart("Histogram of ℓ_m", "ℓ_m, from", "share of active clients, %", lines, kind="bars")]
     config = asdict(problem) | {"num_seeds": len(outcomes["self-fl"])}
-    return StudyResult(rows, table, [Figure("steps", caption, charts)], claims, config)
+    return StudyResult(rows, table, [Figure("steps", caption, charts)], claims, config, decided_by=OVER_SPLITS)
 
 
 def _trajectory(job: Job) -> StudyResult:
@@ -370,11 +377,11 @@ def _trajectory(job: Job) -> StudyResult:
                 if len(points := [point for point in every if point[0] > late]) >= 3
             ]
             slopes.append(float(np.mean(trends)))
-        trend = Estimate.of(torch.tensor(slopes, dtype=torch.float64))
+        trend = Estimate.of(torch.tensor(slopes, dtype=torch.float64), test_per_train=ratio_of(group))
         table.append(
             {"form": label, f"mean slope after round {late}, steps a round": f"{trend.mean:.3g} ± {trend.error:.2g}"}
         )
-        verdict: Verdict = "not decided" if not trend.is_clear else "holds" if trend.mean < 0 else "does not hold"
+        verdict = sign(trend.scaled(-1))
         claims.append(
             Claim(
                 f"The number of steps has a decreasing trend after round {late} ({label}; figure 11 shows one client).",
@@ -386,7 +393,7 @@ def _trajectory(job: Job) -> StudyResult:
     caption = "Steps that one client of seed 0 wants, in the rounds in which it takes part."
     chart = Chart("ℓ_m of one client over rounds", "round", "ℓ_m, before ℓ_max", lines)
     config = asdict(problem) | {"num_seeds": len(outcomes["self-fl"])}
-    return StudyResult(rows, table, [Figure("steps", caption, [chart])], claims, config)
+    return StudyResult(rows, table, [Figure("steps", caption, [chart])], claims, config, decided_by=OVER_SPLITS)
 
 
 MANY = 20  # rounds of a client, to be called a trajectory

@@ -14,10 +14,22 @@ from selffl.algorithms.solver import descend
 from selffl.data.federation import Federation, Rows
 from selffl.runs.run import Run
 from selffl.runs.welcome import welcomed
-from selffl.studies.arms import Arm, Outcomes, run_arms, values
+from selffl.studies.arms import Arm, Outcomes, ratio_of, run_arms, values
 from selffl.studies.comparison import NUM_SEEDS, points, shortened, sign
 from selffl.studies.problems import DIGITS, LETTERS, MNIST, Problem, femnist
-from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
+from selffl.studies.result import (
+    OVER_SPLITS,
+    Chart,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Series,
+    Study,
+    StudyResult,
+    Verdict,
+    above_zero,
+)
 from selffl.training.evaluation import numbers_of_rows
 
 SHARE = 0.2  # of the clients never take part in training
@@ -79,7 +91,7 @@ class WithNewcomers(Problem):
                 tuned = self._tuned(run, rows, everyone, start, steps) if count else start
                 models[view(f"{steps} steps", count)] = tuned
             for name, params in models.items():
-                found[name] = numbers_of_rows(training.model, params, late.test, training.measure).cpu()
+                found[name] = numbers_of_rows(training.model, params, late.test, training.measure)[0].cpu()
         return found
 
     def _tuned(self, run: Run, rows: Rows, everyone: Tensor, start: Tensor, steps: int) -> Tensor:
@@ -166,13 +178,15 @@ def _newcomers(job: Job) -> StudyResult:
         have = {_heading(count): f"{float((sizes >= count).double().mean()):.0%}" for count in COUNTS}
         table.append({"problem": problem.name, "method": "newcomers with as many rows", **have, "took part": "–"})
         charts.append(_chart(problem, found))
-        claims += _claims(problem, found)
+        everyone = [outcome for group in outcomes.values() for outcome in group]
+        claims += _claims(problem, found, ratio_of(everyone))
         config[problem.name] = asdict(problem)
     caption = (
         "Accuracy on the held-out rows of clients that took no part in training, weighted by rows, against the number "
         f"of training rows that each is given; mean over {len(seeds)} seeds, bars ± s.e."
     )
-    return StudyResult(rows, table, [Figure("newcomers", caption, charts)], claims, config)
+    figure = Figure("newcomers", caption, charts)
+    return StudyResult(rows, table, [figure], claims, config, decided_by=OVER_SPLITS)
 
 
 def _by_count(outcomes: Outcomes, line: Line) -> dict[int, Tensor]:
@@ -210,10 +224,10 @@ def _chart(problem: Problem, found: Mapping[str, Mapping[int, Tensor]]) -> Chart
     return Chart(problem.name, "rows of the newcomer, k", "accuracy, %", series, log_x=True, x_ticks=some)
 
 
-def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]]) -> list[Claim]:
+def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_per_train: float) -> list[Claim]:
     """Ours against each other way, paired over seeds, number of rows by number of rows."""
     nothing = "fedavg, as it is"
-    gap = Estimate.of(found[OURS][0] - found[nothing][0])
+    gap = Estimate.of(found[OURS][0] - found[nothing][0], test_per_train=test_per_train)
     claims = [
         Claim(
             f"Before a newcomer has any row, {OURS}'s global model is at least as good as FedAvg's ({problem.name}).",
@@ -225,13 +239,17 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]]) -> list
     for rival in found:
         if rival == OURS:
             continue
-        gaps = {count: Estimate.of(found[OURS][count] - found[rival][count]) for count in COUNTS if count}
+        gaps = {
+            count: Estimate.of(found[OURS][count] - found[rival][count], test_per_train=test_per_train)
+            for count in COUNTS
+            if count
+        }
         said = ", ".join(f"{count}: {gap.mean:+.2f} ± {gap.error:.2f}" for count, gap in gaps.items())
         claims.append(
             Claim(
                 f"With {min(gaps)} to {max(gaps)} rows a newcomer's model by {OURS} is at least as good as by {rival} "
                 f"({problem.name}).",
-                together([sign(gap.shifted(ALIKE)) for gap in gaps.values()]),
+                together(above_zero([gap.shifted(ALIKE) for gap in gaps.values()])),
                 f"Points by number of rows, paired over {gap.count} seeds: {said}; each counts as long as less than "
                 f"{ALIKE:g} are missing.",
             )

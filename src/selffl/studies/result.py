@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from scipy.stats import t
 from torch import Tensor
 
-Verdict = Literal[
-    "holds", "holds in part", "not decided", "does not hold"
-]  # not decided: no difference at the 5 % level
+from selffl.maths.significance import LEVEL, holm_p_values, paired_p_value
+
+Verdict = Literal["holds", "holds in part", "not decided", "does not hold"]  # not decided: inconclusive
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what comes next
 
 
@@ -73,6 +73,7 @@ class StudyResult:
     title: str | None = None  # where it depends on the data found: a stand-in is named in every title
     setting: str | None = None
     runs: Sequence[dict[str, Any]] = ()  # method, seed and folder of each run shown, for a report that looks inside
+    decided_by: str = ""  # the test behind the verdicts, in a sentence; nothing where there is none
 
 
 def _silent(done: int, total: int, now: str) -> None:
@@ -112,20 +113,40 @@ class Study:
     reading: str = ""  # why it came out as it did, in words; the numbers are in the record
 
 
+# How verdicts are decided, by what the repeats are.
+OVER_SPLITS = (
+    "Comparisons are paired over seeds, which split the same rows anew: corrected resampled t test (Nadeau and Bengio "
+    "2003), 5 % level, Holm's correction over the comparisons of one method with others."
+)
+OVER_DRAWS = (
+    "Comparisons are paired over repeats, each with data of its own: Student's t test, 5 % level, Holm's correction "
+    "over the comparisons of one method with others."
+)
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over repeats with its standard error."""
+    """A mean over repeats with its standard error.
+
+    Attributes:
+        mean: Over the repeats.
+        error: Standard error, as if repeats were independent.
+        count: Repeats.
+        test_per_train: Of a difference that is tested, what the repeats share.  Repeats that split the same rows anew:
+            test rows per training row.  Repeats with data of their own: `FRESH_DRAWS`.  None: it is only shown.
+    """
 
     mean: float
     error: float
-    count: int = 2  # repeats
+    count: int = 2
+    test_per_train: float | None = None
 
     @classmethod
-    def of(cls, repeats: Tensor) -> Estimate:
-        """Of one number per repeat."""
+    def of(cls, repeats: Tensor, *, test_per_train: float | None = None) -> Estimate:
+        """Of one number per repeat; a difference that is to be tested has to say what the repeats share."""
         values = repeats.to(torch.float64)
         error = float(values.std(correction=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
-        return cls(float(values.mean()), error, len(values))
+        return cls(float(values.mean()), error, len(values), test_per_train)
 
     def __str__(self) -> str:
         """Four decimals of the mean and of its standard error; powers of ten where these would show nothing."""
@@ -135,13 +156,44 @@ class Estimate:
 
     def shifted(self, by: float) -> Estimate:
         """Of the same numbers plus a constant."""
-        return Estimate(self.mean + by, self.error, self.count)
+        return replace(self, mean=self.mean + by)
 
     def scaled(self, by: float) -> Estimate:
         """Of the same numbers in another unit."""
-        return Estimate(self.mean * by, self.error * abs(by), self.count)
+        return replace(self, mean=self.mean * by, error=self.error * abs(by))
 
     @property
-    def is_clear(self) -> bool:
-        """Whether it differs from zero at the 5 % level, by Student's t; a single repeat shows nothing."""
-        return self.count > 1 and abs(self.mean) > float(t.ppf(0.975, self.count - 1)) * self.error
+    def p_value(self) -> float:
+        """Two-sided, of a mean of zero; NaN where there is nothing to test, such as a single repeat."""
+        if self.test_per_train is None:
+            raise ValueError("this estimate is shown, not tested; expected test_per_train, which says what is shared.")
+        return paired_p_value(self.mean, self.error, self.count, test_per_train=self.test_per_train)
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether it differs from zero at the 5 % level, by itself."""
+        return self.p_value < LEVEL
+
+
+def split_ratio(clients: Iterable[Mapping[str, Any]]) -> float:
+    """n_test/n_train of a split, from rows of a run's table of clients; NaN where it is not recorded."""
+    rows = list(clients)
+    num_train, num_test = (sum(int(row.get(name) or 0) for row in rows) for name in ("num_train", "num_test"))
+    return num_test / num_train if num_train and num_test else math.nan
+
+
+def above_zero(gaps: Sequence[Estimate]) -> list[Verdict]:
+    """Whether each of several differences is above zero, at the 5 % level after Holm's correction over all of them."""
+    p_values = holm_p_values([gap.p_value for gap in gaps])
+    return [
+        "not decided" if not p < LEVEL else "holds" if gap.mean > 0 else "does not hold"
+        for gap, p in zip(gaps, p_values, strict=True)
+    ]
+
+
+def all_above_zero(gaps: Sequence[Estimate]) -> Verdict:
+    """Whether all of several differences are above zero: not if one is below, inconclusive if one may be."""
+    found = above_zero(gaps)
+    if "does not hold" in found:
+        return "does not hold"
+    return "holds" if all(verdict == "holds" for verdict in found) else "not decided"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from selffl.errors import ConfigError
 from selffl.privacy import epsilon
-from selffl.studies.arms import Arm, Outcomes, estimate, run_arms, values
-from selffl.studies.comparison import NUM_SEEDS, by_round, history, points, shortened, sign, within
+from selffl.studies.arms import Arm, Outcomes, difference, estimate, run_arms
+from selffl.studies.comparison import NUM_SEEDS, by_round, history, points, shortened, within
 from selffl.studies.problems import MNIST, Problem, femnist
-from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult
+from selffl.studies.result import OVER_SPLITS, Chart, Claim, Figure, Job, Series, Study, StudyResult, above_zero
 
 _METHODS = ("self-fl", "self-fl-sums")
 PAIRS = {"": {}, ", σ₀² as a mean": {"variance_scale": "mean"}}
@@ -24,7 +26,8 @@ DELTA = 1e-5  # a hundredth of a client of a thousand
 
 def _sums(job: Job) -> StudyResult:
     """Plain against summed, on two problems."""
-    rows, table, charts, claims, config = [], [], [], [], {}
+    rows, table, charts, claims = [], [], [], []
+    config: dict[str, Any] = {}
     problems = [shortened(problem, job)[0] for problem in (MNIST, femnist())]
     seeds = shortened(MNIST, job)[1]
     total, done = len(problems) * 2 * len(PAIRS) * len(seeds), 0
@@ -39,13 +42,13 @@ def _sums(job: Job) -> StudyResult:
             claims.append(_alike(outcomes, problem, *(name + ending for name in _METHODS)))
         config[problem.name] = asdict(problem)
     caption = f"Personal models on held-out rows; mean over {len(seeds)} seeds, bars ± s.e."
-    return StudyResult(rows, table, [Figure("accuracy", caption, charts)], claims, config | {"num_seeds": len(seeds)})
+    config |= {"num_seeds": len(seeds)}
+    return StudyResult(rows, table, [Figure("accuracy", caption, charts)], claims, config, decided_by=OVER_SPLITS)
 
 
 def _alike(outcomes: Outcomes, problem: Problem, plain: str, summed: str) -> Claim:
     gap, shared = (
-        Estimate.of(values(outcomes[summed], name) - values(outcomes[plain], name))
-        for name in ("weighted_accuracy", "global_accuracy")
+        difference(outcomes[summed], outcomes[plain], name) for name in ("weighted_accuracy", "global_accuracy")
     )
     return Claim(
         f"{summed} is within {ALIKE:g} points of {plain} ({problem.name}).",
@@ -96,11 +99,12 @@ def _noise(job: Job) -> StudyResult:
             )
             for label, z in noisy.items()
         ),
-        *(
-            _cost(
-                outcomes, label, "local", f"With noise of z = {z:g} joining is still better than training alone.", True
-            )
-            for label, z in noisy.items()
+        *_gains(
+            outcomes,
+            {
+                label: f"With noise of z = {z:g} joining is still better than training alone."
+                for label, z in noisy.items()
+            },
         ),
     ]
     caption = (
@@ -109,7 +113,8 @@ def _noise(job: Job) -> StudyResult:
     )
     chart = Chart(problem.name, "noise multiplier z", "accuracy, %", lines)
     config = asdict(problem) | bounds | {"noise": NOISE, "delta": DELTA, "num_seeds": len(seeds)}
-    return StudyResult(history(outcomes), table, [Figure("noise", caption, [chart])], claims, config)
+    figure = Figure("noise", caption, [chart])
+    return StudyResult(history(outcomes), table, [figure], claims, config, decided_by=OVER_SPLITS)
 
 
 def _epsilon(problem: Problem, noise_multiplier: float, num_clients: int) -> str:
@@ -123,20 +128,31 @@ def _epsilon(problem: Problem, noise_multiplier: float, num_clients: int) -> str
     return f"{found:.1f}"
 
 
-def _cost(outcomes: Outcomes, label: str, other: str, text: str, must_gain: bool = False) -> Claim:
+def _cost(outcomes: Outcomes, label: str, other: str, text: str) -> Claim:
+    """That an arm costs nothing: contradicted by a loss beyond the bound, shown by a gap within it."""
     gap, shared = (
-        Estimate.of(values(outcomes[label], name) - values(outcomes[other], name))
-        for name in ("weighted_accuracy", "global_accuracy")
+        difference(outcomes[label], outcomes[other], name) for name in ("weighted_accuracy", "global_accuracy")
     )
-    # "Costs nothing" is contradicted by a clear loss and otherwise shown by a gap within the bound.
-    verdict = sign(gap) if must_gain else within(gap, ALIKE)
-    beside = "" if other == "local" else f", global model {shared.mean:+.2f} ± {shared.error:.2f}"
     return Claim(
         text,
-        verdict,
-        f"Personal models {gap.mean:+.2f} ± {gap.error:.2f} points{beside} ({label} − {other}, paired over "
-        f"{gap.count} seeds).",
+        within(gap, ALIKE),
+        f"Personal models {gap.mean:+.2f} ± {gap.error:.2f} points, global model {shared.mean:+.2f} ± "
+        f"{shared.error:.2f} ({label} − {other}, paired over {gap.count} seeds).",
     )
+
+
+def _gains(outcomes: Outcomes, texts: Mapping[str, str]) -> list[Claim]:
+    """That each of several arms is better than training alone."""
+    gaps = [difference(outcomes[label], outcomes["local"], "weighted_accuracy") for label in texts]
+    return [
+        Claim(
+            text,
+            verdict,
+            f"Personal models {gap.mean:+.2f} ± {gap.error:.2f} points ({label} − local, paired over {gap.count} "
+            "seeds).",
+        )
+        for (label, text), gap, verdict in zip(texts.items(), gaps, above_zero(gaps), strict=True)
+    ]
 
 
 SUMS = (

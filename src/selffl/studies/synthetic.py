@@ -12,6 +12,7 @@ from torch import Tensor
 from selffl.algorithms import Ditto, PFedMe, SelfFL, SelfFLAugmented, SelfFLAuto
 from selffl.engines.cohort import cohort_size
 from selffl.maths.posterior import FORMS, Form
+from selffl.maths.significance import FRESH_DRAWS
 from selffl.studies.gaussian_runs import (
     HETEROGENEOUS,
     HOMOGENEOUS,
@@ -24,7 +25,20 @@ from selffl.studies.gaussian_runs import (
     methods,
     run_method,
 )
-from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Progress, Series, Study, StudyResult, Verdict
+from selffl.studies.result import (
+    OVER_DRAWS,
+    Chart,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Progress,
+    Series,
+    Study,
+    StudyResult,
+    Verdict,
+    all_above_zero,
+)
 
 AUTO = SelfFLAuto.name
 NEAR = 0.1
@@ -99,13 +113,13 @@ def _fine(estimate: Estimate) -> str:
 
 
 def paired(first: Tensor, second: Tensor) -> Estimate:
-    """Difference of two methods on the same repeats: what they share cancels."""
-    return Estimate.of(first - second)
+    """Difference of two methods on the same repeats: what they share cancels.  Each repeat draws a federation anew."""
+    return Estimate.of(first - second, test_per_train=FRESH_DRAWS)
 
 
 def is_lower(difference: Estimate) -> bool:
     """Below zero at the 5 % level."""
-    return difference.mean < 0 and difference.is_clear
+    return difference.mean < 0 and difference.is_significant
 
 
 def _verdict(*parts: bool) -> Verdict:
@@ -203,6 +217,7 @@ def _run(setting: Setting, case: str, job: Job) -> StudyResult:
             learned_claim(setting, outcomes, limits["exact"]),
         ],
         config=asdict(setting) | {"methods": {name: repr(value) for name, value in named.items()}},
+        decided_by=OVER_DRAWS,
     )
 
 
@@ -237,10 +252,7 @@ RIVALS = ("fedavg", "ditto", "pfedme", "perfedavg")
 
 def lead(ours: Tensor, rivals: Sequence[Tensor]) -> Verdict:
     """Whether a method is ahead of all rivals on the same repeats: at the 5 % level, undecided, or not."""
-    gaps = [paired(ours, rival) for rival in rivals]
-    if all(is_lower(gap) for gap in gaps):
-        return "holds"
-    return "does not hold" if any(gap.mean > 0 and gap.is_clear for gap in gaps) else "not decided"
+    return all_above_zero([paired(rival, ours) for rival in rivals])
 
 
 def _both(first: Verdict, second: Verdict) -> Verdict:
@@ -291,7 +303,7 @@ def heterogeneous_claims(setting: Setting, outcomes: Outcomes) -> list[Claim]:
     sparse, full = outcomes["self-fl", low], outcomes["self-fl", high]
 
     def steady(attribute: str) -> bool:
-        return not paired(getattr(sparse, attribute), getattr(full, attribute)).is_clear
+        return not paired(getattr(sparse, attribute), getattr(full, attribute)).is_significant
 
     paper, exact, local = (outcomes[n, high].local_squared_error for n in ("self-fl", "self-fl-exact", "local"))
     return [
@@ -432,7 +444,7 @@ def _augmented(job: Job) -> StudyResult:
         config[case] = asdict(setting) | {"methods": {name: repr(value) for name, value in named.items()}}
     job.progress(total, total, "done")
     caption = "Algorithm 1 against Algorithm 2: mean ℓ1 error of the personal parameters; bars are standard errors."
-    return StudyResult(rows, table, [Figure("errors", caption, charts)], claims, config)
+    return StudyResult(rows, table, [Figure("errors", caption, charts)], claims, config, decided_by=OVER_DRAWS)
 
 
 def _setting_text(setting: Setting) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from selffl.studies.arms import Arm, Outcome, estimate, run_arms, values
-from selffl.studies.comparison import NUM_SEEDS, by_round, history, points, seeds_of, sign, within
+from selffl.studies.arms import Arm, Outcome, difference, estimate, run_arms
+from selffl.studies.comparison import NUM_SEEDS, by_round, history, points, seeds_of, within
 from selffl.studies.problems import SENTIMENT, Problem, WarmUp, sent140
-from selffl.studies.result import Claim, Estimate, Figure, Job, Study, StudyResult
+from selffl.studies.result import OVER_SPLITS, Claim, Figure, Job, Study, StudyResult, above_zero
 
 # FedAvg's local models, which the paper's figures show: Self-FL without any of its parts is FedAvg, bit for bit (D13),
 # and keeps the model that each client trained last.  Its global model is FedAvg's.
@@ -94,7 +94,7 @@ def _warm_start(job: Job) -> StudyResult:
     claims = []
     for label, group in outcomes.items():
         before = [outcome.at(late) for outcome in group]
-        gap = Estimate.of(values(group, "weighted_accuracy") - values(before, "weighted_accuracy"))
+        gap = difference(group, before, "weighted_accuracy")
         claims.append(
             Claim(
                 f"Test accuracy saturates during the warm start (appendix, figure 8's text; {label}).",
@@ -120,6 +120,7 @@ def _warm_start(job: Job) -> StudyResult:
         asdict(scratch) | {"num_seeds": len(seeds)},
         title=f"FedAvg from scratch on sentiment ({_named(found)})",
         setting=f"{scratch.setting}; {len(seeds)} seeds",
+        decided_by=OVER_SPLITS,
     )
 
 
@@ -131,17 +132,16 @@ def _sent140(job: Job) -> StudyResult:
     outcomes = run_arms(problem, work, job, 0, len(work))
     labels, warm = list(ARMS), problem.warm_up.rounds
     claims = []
+    others = {"ditto": "DITTO", "pfedme": "pFedMe", "perfedavg": "PerFedAvg"}
     for better in ("self-fl", "fedavg, local models"):
-        for rival, name in (("ditto", "DITTO"), ("pfedme", "pFedMe"), ("perfedavg", "PerFedAvg")):
-            gap, test = (
-                Estimate.of(values(outcomes[better], metric) - values(outcomes[rival], metric))
-                for metric in ("train_accuracy", "weighted_accuracy")
-            )
+        gaps = [difference(outcomes[better], outcomes[rival], "train_accuracy") for rival in others]
+        for (rival, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True):
+            test = difference(outcomes[better], outcomes[rival], "weighted_accuracy")
             claims.append(
                 Claim(
                     f"{'Self-FL' if better == 'self-fl' else 'FedAvg'} converges better than {name} on training rows "
                     "(appendix, figure 8).",
-                    sign(gap),
+                    verdict,
                     f"In the last round: training rows {gap.mean:+.2f} ± {gap.error:.2f} points, test rows "
                     f"{test.mean:+.2f} ± {test.error:.2f} ({better} − {rival}, paired over {len(seeds)} seeds).",
                 )
@@ -149,7 +149,7 @@ def _sent140(job: Job) -> StudyResult:
     for label in labels[:-1]:
         first = min(_evaluated(outcomes), default=problem.rounds)
         early = [outcome.at(first) for outcome in outcomes[label]]
-        gap = Estimate.of(values(outcomes[label], "weighted_accuracy") - values(early, "weighted_accuracy"))
+        gap = difference(outcomes[label], early, "weighted_accuracy")
         claims.append(
             Claim(
                 f"Test accuracy does not change much after the warm start (appendix, figure 8; {label}).",
@@ -158,15 +158,19 @@ def _sent140(job: Job) -> StudyResult:
                 f"points (paired over {len(seeds)} seeds; read as unchanged if within {UNCHANGED:g}).",
             )
         )
-    for rival, name, metric in (
-        ("fedavg, local models", "FedAvg's one model", "global_accuracy"),
-        ("local", "models trained alone from there", "weighted_accuracy"),
-    ):
-        gap = Estimate.of(values(outcomes["self-fl"], "weighted_accuracy") - values(outcomes[rival], metric))
+    beyond = {
+        "FedAvg's one model": ("fedavg, local models", "global_accuracy"),
+        "models trained alone from there": ("local", "weighted_accuracy"),
+    }
+    gaps = [
+        difference(outcomes["self-fl"], outcomes[rival], "weighted_accuracy", metric)
+        for rival, metric in beyond.values()
+    ]
+    for name, gap, verdict in zip(beyond, gaps, above_zero(gaps), strict=True):
         claims.append(
             Claim(
                 f"Not in the paper: Self-FL's personal models are better on test rows than {name}.",
-                sign(gap),
+                verdict,
                 f"{gap.mean:+.2f} ± {gap.error:.2f} points (paired over {len(seeds)} seeds).",
             )
         )
@@ -187,6 +191,7 @@ def _sent140(job: Job) -> StudyResult:
         asdict(problem) | {"num_seeds": len(seeds)},
         title=f"Every method from one warm start on sentiment ({_named(found)})",
         setting=f"{problem.setting}; pFedMe with λ = {PFEDME_PENALTY:g}; {len(seeds)} seeds",
+        decided_by=OVER_SPLITS,
     )
 
 

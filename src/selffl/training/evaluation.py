@@ -1,4 +1,4 @@
-"""What models make of rows: one number for each, and whether the rows are such that a model can take."""
+"""What models make of rows: a number or two for each, and whether the rows are such that a model can take."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ def numbers_of_rows(
     measure: Measure,
     gradients: Gradients = "auto",
     on_client: OnClient | None = None,
-) -> Tensor:
-    """What ``measure`` makes of every row, ``[rows]``, with ``params [clients, P]`` or one ``[P]`` for all.
+) -> tuple[Tensor, ...]:
+    """The numbers that ``measure`` makes of every row, ``[rows]`` each.
 
-    Clients of similar numbers of rows are evaluated together.  ``on_client(position, outputs, labels)`` is called once
-    for each client that has rows, with all of them, in no particular order of clients.
+    Models are ``params [clients, P]``, or one ``[P]`` for all.  Clients of similar numbers of rows are evaluated
+    together.  ``on_client(position, outputs, labels)`` is called once for each client that has rows, with all of them,
+    in no particular order of clients.
     """
     check_gradients(gradients)
     room = ROOM.get(params.device.type, ROOM["cpu"])
@@ -74,7 +75,7 @@ def numbers_of_rows(
 
 def _of_one_model(
     model: FlatModel, params: Tensor, rows: Rows, measure: Measure, room: int, gathered: _ByClient | None
-) -> Tensor:
+) -> tuple[Tensor, ...]:
     """With one model nobody need be kept apart: as many rows at a time as there is room for."""
     step = max(room // max(rows.features[:1].numel(), FEWEST), 1)
     found = []
@@ -83,7 +84,7 @@ def _of_one_model(
         found.append(measure.of_rows(outputs, rows.labels[start : start + step]))
         if gathered is not None:
             gathered.add(torch.arange(start, start + len(outputs), device=outputs.device), outputs)
-    return torch.cat(found) if found else params.new_zeros(0)
+    return tuple(map(torch.cat, zip(*found, strict=True))) if found else _of_no_rows(params, measure)
 
 
 def _of_own_models(
@@ -94,11 +95,11 @@ def _of_own_models(
     gradients: Gradients,
     room: int,
     gathered: _ByClient | None,
-) -> Tensor:
+) -> tuple[Tensor, ...]:
     """Every client with its own model, block by block."""
-    found: Tensor | None = None
+    found: tuple[Tensor, ...] | None = None
     if len(rows.labels) == 0:
-        return params.new_zeros(0)
+        return _of_no_rows(params, measure)
     per_row = max(rows.features[:1].numel(), FEWEST)
     sizes, order = rows.num_examples.sort(descending=True, stable=True)
     alone = {"auto": rows_for_loop(model, params[0], rows.features), "loop": 0.0}.get(gradients, math.inf)
@@ -115,13 +116,18 @@ def _of_own_models(
             outputs = outputs_of(model, own, features, chosen).flatten(0, 1)
             numbers = measure.of_rows(outputs, labels.flatten(0, 1))
             if found is None:
-                found = numbers.new_empty(len(rows.labels))
+                found = tuple(each.new_empty(len(rows.labels)) for each in numbers)
             is_own = (place < size).flatten()
-            found[index.flatten()[is_own]] = numbers[is_own]
+            for kept, each in zip(found, numbers, strict=True):
+                kept[index.flatten()[is_own]] = each[is_own]
             if gathered is not None:
                 gathered.add(index.flatten()[is_own], outputs[is_own])
     assert found is not None
     return found
+
+
+def _of_no_rows(params: Tensor, measure: Measure) -> tuple[Tensor, ...]:
+    return tuple(params.new_zeros(0) for _ in range(1 + ("log_loss" in measure.metrics)))
 
 
 def _blocks(sizes: list[int], max_clients: int, max_rows: int, alone: float) -> Iterator[tuple[int, int]]:

@@ -1,27 +1,48 @@
 """What is measured of a model's answers follows from what they are: classes, two classes, values, or none of these.
 
-Whatever the task, a row is reduced to *one number* at the model, which is all that is kept of it: whether it is right
-(classes), the log-odds of class 1 (two classes), its squared error (values), else its loss.  Metrics of the user's own
-(`Metric`) see all outputs of a client at once, and leave one number for each client.
+Whatever the task, a row is reduced to one or two numbers at the model, which are all that is kept of it.  The first is
+its *answer*: whether it is right (classes), the log-odds of class 1 (two classes), its squared error (values), else its
+loss.  The second, where answers are classes, is its *log loss*: minus the logarithm of the probability that the softmax
+of the outputs gives to its class.  Metrics of the user's own (`Metric`) see all outputs of a client at once, and leave
+one number for each client.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selffl.data.federation import Rows
 from selffl.errors import ConfigError, in_short
 from selffl.training.blocks import Loss
-from selffl.training.losses import is_logistic, is_loss, is_of_log_rates, name_of
+from selffl.training.losses import is_logistic, is_loss, is_of_log_rates, name_of as name_of_loss
 
 # Where a larger number is a better one.
-HIGHER_IS_BETTER = {"accuracy": True, "auc": True, "error": False, "loss": False}
+HIGHER_IS_BETTER = {
+    "accuracy": True,
+    "auc": True,
+    "error": False,
+    "loss": False,
+    "balanced_accuracy": True,
+    "log_loss": False,
+}
+PERCENT = ("accuracy", "balanced_accuracy")  # shown in percent
+
+
+def name_of(metric: str) -> str:
+    """A metric as a reader sees it."""
+    return "AUC" if metric == "auc" else metric.replace("_", " ")
+
+
+# Above this share of the training rows in one class, accuracy says little: always answering it scores as much.
+IMBALANCED_SHARE = 0.8
+LARGEST_LOG_LOSS = 100.0  # of a row whose probability is 0, as in torch's binary cross-entropy: infinity has no mean
 
 
 @dataclass(frozen=True)
@@ -30,17 +51,88 @@ class Measure:
 
     Attributes:
         metrics: What is reported of every client, the first of them first.
-        of_rows: ``(outputs [rows, ...], labels [rows, ...])`` to one number per row.
+        of_rows: ``(outputs [rows, ...], labels [rows, ...])`` to the numbers of each row, ``[rows]`` each: its answer
+            and, where ``log_loss`` is a metric, its log loss.
     """
 
     metrics: tuple[str, ...]
-    of_rows: Callable[[Tensor, Tensor], Tensor]
+    of_rows: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
-    def averaged(self, metric: str, numbers: Tensor, labels: Tensor) -> Tensor:
-        """What a metric is the mean of (an error the root of it), from the ``numbers [rows]``."""
-        if metric == "accuracy" and "auc" in self.metrics:  # log-odds
-            return (numbers > 0) == (labels.reshape(-1) > 0.5)
-        return numbers
+    def averaged(self, metric: str, numbers: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """What a metric is the mean of (an error the root of it), row by row, from the ``numbers``, ``[rows]`` each."""
+        if metric == "log_loss":
+            return numbers[1]
+        if metric in PERCENT and "auc" in self.metrics:  # log-odds
+            return (numbers[0] > 0) == (labels.reshape(-1) > 0.5)
+        return numbers[0]
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether it is known which class an answer is."""
+        return "accuracy" in self.metrics
+
+    def classes_of(self, labels: Tensor) -> Tensor:
+        """Labels as numbers of classes, ``[rows]``."""
+        flat = labels.reshape(-1)
+        return (flat > 0.5).long() if labels.is_floating_point() else flat.long()
+
+
+def balanced_accuracy(is_right: Tensor, classes: Tensor, group: Tensor, num_groups: int) -> Tensor:
+    """Mean over classes of the share of a class's rows that is right, of each group of rows: ``[num_groups]``.
+
+    ``is_right``, ``classes`` and ``group`` are ``[rows]``.  NaN for a group with fewer than two classes: there it would
+    be an accuracy that the constant answer has in full.
+    """
+    num_classes = int(classes.max()) + 1 if len(classes) else 1
+    cells, place = (group * num_classes + classes).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    of_cell = torch.zeros(len(cells), dtype=torch.float64)
+    recall = of_cell.index_add(0, place, is_right.double()) / of_cell.index_add(
+        0, place, torch.ones_like(place).double()
+    )
+    owner = cells // num_classes
+    of_group = torch.zeros(num_groups, dtype=torch.float64)
+    held = of_group.index_add(0, owner, torch.ones_like(recall))
+    return (of_group.index_add(0, owner, recall) / held).where(held > 1, torch.nan)
+
+
+@dataclass(frozen=True)
+class Majority:
+    """What the constant answer scores, on the rows that models are tested on.
+
+    Attributes:
+        own: Rows of each client right by its own most frequent training class, ``[M]``; of a client without training
+            rows, by the federation's.
+        federation: Rows of each client right by the most frequent training class of all, ``[M]``.
+        largest_share: Share of that class in the training rows of all.
+    """
+
+    own: Tensor
+    federation: Tensor
+    largest_share: float
+
+    @classmethod
+    def of(cls, measure: Measure, train: Rows, tested: Rows) -> Majority | None:
+        """From the rows to train and to test on; none where answers are not classes.  Ties go to the first class."""
+        if not measure.has_classes or not len(train.labels):
+            return None
+        labels, answers = (measure.classes_of(rows.labels.cpu()) for rows in (train, tested))
+        owner, of_tested = train.owner.cpu(), tested.owner.cpu()
+        num_clients = len(train.num_examples)
+        counts = labels.bincount()
+        largest = int(counts.argmax())
+        # A cell is a class of a client: by client, then by falling count, then by class; each client's first is taken.
+        cells, rows = (owner * len(counts) + labels).unique(return_counts=True)  # type: ignore[no-untyped-call]
+        cells = cells[rows.sort(descending=True, stable=True).indices]
+        holders, order = (cells // len(counts)).sort(stable=True)
+        is_first = holders.diff(prepend=holders.new_tensor([-1])) > 0
+        own = torch.full((num_clients,), largest)
+        own[holders[is_first]] = cells[order][is_first] % len(counts)
+
+        def right(of_rows: Tensor) -> Tensor:
+            found = torch.zeros(num_clients, dtype=torch.float64)
+            return found.index_add(0, of_tested, (answers == of_rows).double())
+
+        return cls(right(own[of_tested]), right(torch.tensor(largest)), int(counts[largest]) / len(labels))
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
@@ -131,9 +223,9 @@ class Metric:
 # Columns that a run's records have anyway, and how the names of scores begin.
 TAKEN = (
     "client", "cluster", "predicted_gain", "realised_gain", "rounds", "round", "clients", "seconds",
-    "gradient_evaluations",
+    "gradient_evaluations", "majority_accuracy", "federation_majority_accuracy", "largest_class_share",
 )  # fmt: skip
-PREFIXES = ("weighted_", "top10_", "worst10_", "global_", "personal_", "alone_", "train_", "num_")
+PREFIXES = ("weighted_", "top10_", "worst10_", "pooled_", "global_", "personal_", "alone_", "train_", "num_")
 
 
 def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:
@@ -150,46 +242,57 @@ def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:
     return found
 
 
-def _is_right(outputs: Tensor, labels: Tensor) -> Tensor:
-    return outputs.argmax(-1) == labels
+def _of_classes(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    return outputs.argmax(-1) == labels, nn.functional.cross_entropy(outputs, labels.long(), reduction="none")
 
 
-def _log_odds(outputs: Tensor, labels: Tensor) -> Tensor:
+def _of_two_classes(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     # The gap of two logits is their log-odds; equal ones say class 0, as argmax does.
-    return outputs[..., 1] - outputs[..., 0]
+    return _with_log_loss(outputs[..., 1] - outputs[..., 0], labels)
 
 
-def _single_logit(outputs: Tensor, labels: Tensor) -> Tensor:
-    return outputs.reshape(len(labels))
+def _of_logit(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    return _with_log_loss(outputs.reshape(len(labels)), labels)
 
 
-def _single_probability(outputs: Tensor, labels: Tensor) -> Tensor:
-    return outputs.reshape(len(labels)).logit()
+def _of_score(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    return (outputs.reshape(len(labels)),)
 
 
-def _squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+def _of_probability(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    return _with_log_loss(outputs.reshape(len(labels)).logit(), labels)
+
+
+def _with_log_loss(log_odds: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """The log-odds of class 1 and the log loss; a label between 0 and 1 is in part of each class."""
+    share = labels.reshape(-1).to(log_odds)
+    of_one, of_zero = (nn.functional.softplus(z).clamp(max=LARGEST_LOG_LOSS) for z in (-log_odds, log_odds))
+    return log_odds, share * of_one + (1.0 - share) * of_zero
+
+
+def _of_values(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     error = (outputs.reshape(labels.shape) - labels).square()
-    return error.flatten(1).mean(1) if error.ndim > 1 else error
+    return (error.flatten(1).mean(1) if error.ndim > 1 else error,)
 
 
-def _squared_error_of_rates(outputs: Tensor, labels: Tensor) -> Tensor:
-    return _squared_error(outputs.exp(), labels)
+def _of_rates(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    return _of_values(outputs.exp(), labels)
 
 
-CLASSES = Measure(("accuracy",), _is_right)
-TWO_CLASSES = Measure(("accuracy", "auc"), _log_odds)
-ONE_LOGIT = Measure(("accuracy", "auc"), _single_logit)
-ONE_SCORE = Measure(("auc",), _single_logit)  # under a loss that does not say from where on it means class 1
-ONE_PROBABILITY = Measure(("accuracy", "auc"), _single_probability)
-VALUES = Measure(("error",), _squared_error)
-COUNTS = Measure(("error",), _squared_error_of_rates)  # outputs are logarithms of the rates
+CLASSES = Measure(("accuracy", "balanced_accuracy", "log_loss"), _of_classes)
+TWO_CLASSES = Measure(("accuracy", "auc", "balanced_accuracy", "log_loss"), _of_two_classes)
+ONE_LOGIT = Measure(("accuracy", "auc", "balanced_accuracy", "log_loss"), _of_logit)
+ONE_SCORE = Measure(("auc",), _of_score)  # under a loss that does not say from where on it means class 1
+ONE_PROBABILITY = Measure(("accuracy", "auc", "balanced_accuracy", "log_loss"), _of_probability)
+VALUES = Measure(("error",), _of_values)
+COUNTS = Measure(("error",), _of_rates)  # outputs are logarithms of the rates
 
 
 def by_loss(loss: Loss) -> Measure:
     """Where no metric fits: the loss of every row, as a minibatch of one."""
 
-    def of_rows(outputs: Tensor, labels: Tensor) -> Tensor:
-        return torch.stack([loss(outputs[row : row + 1], labels[row : row + 1]) for row in range(len(labels))])
+    def of_rows(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        return (torch.stack([loss(outputs[row : row + 1], labels[row : row + 1]) for row in range(len(labels))]),)
 
     return Measure(("loss",), of_rows)
 
@@ -213,7 +316,7 @@ def measure_of(loss: Loss, outputs: Tensor, labels: Tensor) -> Measure:
         return ONE_SCORE if is_binary else by_loss(loss)
     if is_single and is_loss(loss, nn.functional.binary_cross_entropy, nn.BCELoss):
         return ONE_PROBABILITY
-    if is_binary and not (_is_torchs(loss) or name_of(loss)):
+    if is_binary and not (_is_torchs(loss) or name_of_loss(loss)):
         return ONE_SCORE
     return VALUES if is_single or outputs.shape[1:] == labels.shape[1:] else by_loss(loss)
 
