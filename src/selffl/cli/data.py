@@ -43,8 +43,7 @@ def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSO
     if as_json:
         fields = ("name", "title", "clients", "stands_for", "licence", "home")
         entries = [
-            {field: getattr(entry, field) for field in fields}
-            | {"found": _folder(entry), "can_fetch": entry.can_fetch}
+            {field: getattr(entry, field) for field in fields} | {"found": _folder(entry), "can_fetch": entry.can_fetch}
             for entry in DATA_SETS.values()
         ]
         print(json.dumps(entries, ensure_ascii=False))
@@ -114,7 +113,7 @@ def data_fetch(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> None:
-    """Get a data set from its public home, or from an R package that is installed; a download that was cut off goes on where it was.
+    """Get a data set from its public home, or from R; a download that was cut off goes on where it was.
 
     Example: selffl data fetch mnist --out data
     """
@@ -225,7 +224,10 @@ def _print_facts(entry: DataSet, facts: dict[str, Any]) -> None:
         ("clients", f"{facts['clients']:,}"),
         ("rows", f"{facts['rows']:,} ({facts['train']:,} to train on, {facts['test']:,} to test)"),
         ("features", " × ".join(map(str, facts["features"]))),
-        ("classes", f"{facts['classes']}, of which a client has {of_client}" if high else "none: the outcome is a number"),
+        (
+            "classes",
+            f"{facts['classes']}, of which a client has {of_client}" if high else "none: the outcome is a number",
+        ),
         (
             "rows of a client",
             f"{size['smallest']:,} … {size['largest']:,}; median {size['median']:,.0f}, mean {size['mean']:,.1f}, "

@@ -220,8 +220,7 @@ IMMUNISATION = RTable(
     "r-cran-mlmrev",
 )
 R_TABLES = {
-    table.name: table
-    for table in (EXAM, MATH_ACHIEVE, SCOTS_SEC, RADON, SLEEP_STUDY, CONTRACEPTION, IMMUNISATION)
+    table.name: table for table in (EXAM, MATH_ACHIEVE, SCOTS_SEC, RADON, SLEEP_STUDY, CONTRACEPTION, IMMUNISATION)
 }
 
 
