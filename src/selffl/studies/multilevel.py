@@ -70,7 +70,7 @@ def _multilevel(job: Job) -> StudyResult:
     rows = [row for piece in tasks for row in found[piece]]
     left_out = [f"{name} was not found (`selffl data fetch {name}`)" for name in missing]
     left_out += [f"lme4: {why}"] if why else []
-    setting = f"{SETTING}; {len(seeds)} seeds" + (f". Left out: {'; '.join(left_out)}" if left_out else "")
+    setting = f"{SETTING}; seeds: {len(seeds)}" + (f". Left out: {'; '.join(left_out)}" if left_out else "")
     return report(problems, rows, asdict(settings) | {"num_seeds": len(seeds), "missing": missing}, setting)
 
 
@@ -112,9 +112,16 @@ def table_of(problem: Problem, rows: Sequence[Row]) -> list[dict[str, str]]:
         accuracy = 100 * numbers(rows, problem, model, name="accuracy")
         line["accuracy, %"] = "–" if accuracy.isnan().any() else f"{float(accuracy.mean()):.1f}"
         line["σ₀²"] = " / ".join(f"{float(value):.3f}" for value in learned_variances(rows, problem, model)) or "–"
+        fallen = [row for row in _of_known(rows, problem, model) if row["note"] and model in MIXED]
+        line["not converged"] = f"seeds: {len(fallen)}" if fallen else "–"
         line["seconds"] = f"{float(numbers(rows, problem, model, name='seconds').mean()):.2f}"
         lines.append(line)
     return lines
+
+
+def _of_known(rows: Sequence[Row], problem: Problem, model: str) -> list[Row]:
+    """Measurements of a model on known groups, a row for each seed."""
+    return [row for row in rows if (row["data"], row["model"], row["count"]) == (problem.name, model, None)]
 
 
 def learned_variances(rows: Sequence[Row], problem: Problem, model: str) -> Array:
@@ -122,11 +129,7 @@ def learned_variances(rows: Sequence[Row], problem: Problem, model: str) -> Arra
 
     A seed in which it was fitted without slopes counts for the intercept alone.
     """
-    found = [
-        [float(value) for value in row["variances"].split()]
-        for row in rows
-        if (row["data"], row["model"], row["count"]) == (problem.name, model, None)
-    ]
+    found = [[float(value) for value in row["variances"].split()] for row in _of_known(rows, problem, model)]
     longest = max((len(values) for values in found), default=0)
     return np.array([np.mean([values[place] for values in found if len(values) > place]) for place in range(longest)])
 
@@ -209,14 +212,8 @@ def _better(
 
 def _variance_claim(problem: Problem, truth: float, rows: Sequence[Row]) -> Claim:
     """Whether the estimator learns the variance between groups."""
-    learned = torch.tensor(
-        [
-            float(row["variances"])
-            for row in rows
-            if (row["data"], row["model"], row["count"]) == (problem.name, OURS, None)
-        ],
-        dtype=torch.float64,
-    )
+    each = [float(row["variances"]) for row in _of_known(rows, problem, OURS)]
+    learned = torch.tensor(each, dtype=torch.float64)
     gap = Estimate.of(learned - truth)
     beside = learned_variances(rows, problem, SLOPES)
     return Claim(
