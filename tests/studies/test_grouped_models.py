@@ -64,7 +64,7 @@ def test_the_estimator_answers_as_it_does_by_itself(is_binary):
     known = test.at(~is_new)
     assert np.array_equal(fit.prediction[~is_new], answer(known.features, client=known.group))
     assert fit.variances == (alone.run_.history[-1]["inter_variance"] * (1 + is_binary),)
-    assert fit.seconds > 0
+    assert fit.cpu_seconds > 0
     assert fit.note == ""
 
 

@@ -183,7 +183,7 @@ def made_up(name, errors, count=None, variances="0.05"):
             "medium": error,
             "large": None,
             "accuracy": None,
-            "seconds": 1.0,
+            "cpu_seconds": 1.0,
             "variances": variances if model in (OURS, INTERCEPTS, SLOPES) else "",
             "note": "",
         }
@@ -260,6 +260,7 @@ def test_the_table_has_what_there_is_and_dashes_elsewhere():
     assert (
         lines[1]["new, k = 5"] == lines[0]["new, k = 0"] == lines[0]["large groups"] == lines[0]["accuracy, %"] == "–"
     )
+    assert [line["CPU seconds"] for line in lines] == ["1.00"] * 3
     assert [line["not converged"] for line in lines] == ["–", "seeds: 1", "–"]
     assert [line["σ₀²"] for line in lines] == ["0.050", "0.050", "–"]
 

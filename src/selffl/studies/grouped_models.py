@@ -46,14 +46,14 @@ class Fit:
 
     Attributes:
         prediction: The expected outcome of each test row; of a binary outcome the probability of 1.
-        seconds: That fitting and predicting took.
+        cpu_seconds: Of the processor, for fitting and predicting; of R without its start.
         variances: Between groups, as the model has learned them: of the intercept, then of the slopes that vary; of
             selffl's estimators the one that all coefficients share.  Of a binary outcome those of the log-odds.
         note: What was not as asked for; empty where all was.
     """
 
     prediction: Array
-    seconds: float
+    cpu_seconds: float
     variances: tuple[float, ...] = ()
     note: str = ""
 
@@ -88,7 +88,7 @@ def fit_estimator(train: GroupedRows, test: GroupedRows, rounds: int | None = No
     """
     from selffl.estimator import SelfFLClassifier, SelfFLRegressor
 
-    began = time.perf_counter()
+    began = time.process_time()
     estimator: Any = SelfFLClassifier() if is_binary(train) else SelfFLRegressor()
     if rounds is not None:
         estimator.set_params(rounds=rounds)
@@ -113,7 +113,7 @@ def fit_estimator(train: GroupedRows, test: GroupedRows, rounds: int | None = No
     # A score for each of two classes has a coefficient of its own: log-odds, their difference, vary twice as much.
     variances = () if variance is None else (float(variance) * (2 if is_binary(train) else 1),)
     note = " ".join(str(said[0].message).split()) if said else ""
-    return Fit(prediction, time.perf_counter() - began, variances, note)
+    return Fit(prediction, time.process_time() - began, variances, note)
 
 
 # ------------------------------------------------------------------------------------------- mixed models, statsmodels
@@ -143,8 +143,8 @@ def _fit_mixed_linear(train: GroupedRows, test: GroupedRows, slopes: Sequence[in
 
     Of the optimisers of statsmodels these two find the optimum of lme4 where its default stops before it.
     """
-    began = time.perf_counter()
     statsmodels = _statsmodels()
+    began = time.process_time()
     varying = [0, *(1 + number for number in slopes)]
     design = _design(train.features)
     found = None
@@ -162,7 +162,7 @@ def _fit_mixed_linear(train: GroupedRows, test: GroupedRows, slopes: Sequence[in
     if found is None:
         without = _fit_mixed_linear(train, test, ()) if slopes else fit_pooled(train, test)
         note = "did not converge: " + ("fitted without slopes" if slopes else "the pooled regression")
-        return replace(without, seconds=time.perf_counter() - began, note=note)
+        return replace(without, cpu_seconds=time.process_time() - began, note=note)
     covariance = np.asarray(found.cov_re) / found.scale  # of the random effects, in units of the residual variance
     residual = train.outcome - design @ found.fe_params
     prediction = _design(test.features) @ found.fe_params
@@ -172,7 +172,7 @@ def _fit_mixed_linear(train: GroupedRows, test: GroupedRows, slopes: Sequence[in
             effects = predict_random_effects(design[own][:, varying], residual[own], covariance)
             prediction[asked] += _design(test.features[asked])[:, varying] @ effects
     variances = tuple(np.diag(covariance) * found.scale)
-    return Fit(prediction, time.perf_counter() - began, tuple(map(float, variances)))
+    return Fit(prediction, time.process_time() - began, tuple(map(float, variances)))
 
 
 def predict_random_effects(design: Array, residual: Array, covariance: Array) -> Array:
@@ -187,10 +187,10 @@ def predict_random_effects(design: Array, residual: Array, covariance: Array) ->
 
 def _fit_mixed_logistic(train: GroupedRows, test: GroupedRows, slopes: Sequence[int]) -> Fit:
     """Fit by variational Bayes; intercepts and slopes are independent."""
-    began = time.perf_counter()
     _statsmodels()
     from statsmodels.genmod.bayes_mixed_glm import BinomialBayesMixedGLM
 
+    began = time.process_time()
     groups, owner = np.unique(train.group, return_inverse=True)
     design = _design(train.features)
     varying = [0, *(1 + number for number in slopes)]
@@ -212,7 +212,7 @@ def _fit_mixed_logistic(train: GroupedRows, test: GroupedRows, slopes: Sequence[
             chosen = test.group == group
             log_odds[chosen] += asked[chosen][:, varying] @ effects[:, place[group]]
     variances = tuple(float(np.exp(2 * value)) for value in found.vcp_mean)
-    return Fit(_probability(log_odds), time.perf_counter() - began, variances)
+    return Fit(_probability(log_odds), time.process_time() - began, variances)
 
 
 # --------------------------------------------------------------------------------------------------- mixed models, lme4
@@ -229,7 +229,7 @@ predictions <- list()
 for (number in 3:length(found)) {
   text <- paste0("outcome ~ ", features, " + (", found[number], " | group)")
   said <- ""
-  seconds <- system.time(withCallingHandlers({
+  spent <- system.time(withCallingHandlers({
     if (is_binary) {
       fit <- glmer(as.formula(text), train, family = binomial,
                    control = glmerControl(optimizer = "bobyqa", calc.derivs = FALSE))
@@ -238,9 +238,9 @@ for (number in 3:length(found)) {
     }
     answer <- predict(fit, test, type = "response", allow.new.levels = TRUE)
   }, warning = function(w) { said <<- conditionMessage(w); invokeRestart("muffleWarning") },
-     message = function(m) invokeRestart("muffleMessage")))[["elapsed"]]
+     message = function(m) invokeRestart("muffleMessage")))
   variances <- paste(diag(as.matrix(VarCorr(fit)$group)), collapse = " ")
-  facts <- rbind(facts, data.frame(seconds = seconds, variances = variances, note = said))
+  facts <- rbind(facts, data.frame(seconds = spent[[1]] + spent[[2]], variances = variances, note = said))
   predictions[[paste0("model", number)]] <- answer
 }
 write.csv(facts, file.path(found[1], "facts.csv"), row.names = FALSE)
@@ -314,10 +314,10 @@ def _answers(design: Array, coefficients: Array, binary: bool) -> Array:
 
 def fit_pooled(train: GroupedRows, test: GroupedRows) -> Fit:
     """Fit one regression to the rows of all groups."""
-    began = time.perf_counter()
+    began = time.process_time()
     coefficients = _coefficients(_design(train.features), train.outcome)
     prediction = _answers(_design(test.features), coefficients, is_binary(train))
-    return Fit(prediction, time.perf_counter() - began)
+    return Fit(prediction, time.process_time() - began)
 
 
 def fit_per_group(train: GroupedRows, test: GroupedRows) -> Fit:
@@ -326,7 +326,7 @@ def fit_per_group(train: GroupedRows, test: GroupedRows) -> Fit:
     Features that do not vary within a group are left out of its regression.  It can be fitted where rows are more than
     coefficients and decide them all; with a binary outcome, also only where no plane separates the classes.
     """
-    began = time.perf_counter()
+    began = time.process_time()
     prediction = fit_pooled(train, test).prediction.copy()
     groups = np.unique(test.group)
     num_fitted = 0
@@ -344,7 +344,7 @@ def fit_per_group(train: GroupedRows, test: GroupedRows) -> Fit:
         prediction[asked] = _answers(_design(test.features[asked][:, varies]), coefficients, is_binary(train))
         num_fitted += 1
     note = "" if num_fitted == len(groups) else f"{num_fitted} of {len(groups)} groups have one"
-    return Fit(prediction, time.perf_counter() - began, note=note)
+    return Fit(prediction, time.process_time() - began, note=note)
 
 
 def is_separable(design: Array, classes: Array) -> bool:
@@ -365,7 +365,7 @@ def fit_means(train: GroupedRows, test: GroupedRows) -> Fit:
 
     Of a binary outcome the group's share, with one row more that has everybody's: no share is 0 or 1.
     """
-    began = time.perf_counter()
+    began = time.process_time()
     everybody = float(train.outcome.mean())
     prediction = np.full(len(test.group), everybody)
     more = 1 if is_binary(train) else 0
@@ -373,4 +373,4 @@ def fit_means(train: GroupedRows, test: GroupedRows) -> Fit:
         own = train.outcome[train.group == group]
         if len(own):
             prediction[test.group == group] = (own.sum() + more * everybody) / (len(own) + more)
-    return Fit(prediction, time.perf_counter() - began)
+    return Fit(prediction, time.process_time() - began)

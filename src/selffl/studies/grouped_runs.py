@@ -249,7 +249,7 @@ def _lines(
         lines[label] = {
             **error,
             "accuracy": float(is_right.mean()) if is_binary(rows) else None,
-            "seconds": fit.seconds,
+            "cpu_seconds": fit.cpu_seconds,
             "variances": " ".join(f"{value:.6g}" for value in fit.variances),
             "note": fit.note,
         }

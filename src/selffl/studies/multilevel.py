@@ -114,7 +114,8 @@ def table_of(problem: Problem, rows: Sequence[Row]) -> list[dict[str, str]]:
         line["σ₀²"] = " / ".join(f"{float(value):.3f}" for value in learned_variances(rows, problem, model)) or "–"
         fallen = [row for row in _of_known(rows, problem, model) if row["note"] and model in MIXED]
         line["not converged"] = f"seeds: {len(fallen)}" if fallen else "–"
-        line["seconds"] = f"{float(numbers(rows, problem, model, name='seconds').mean()):.2f}"
+        spent = numbers(rows, problem, model, name="cpu_seconds")
+        line["CPU seconds"] = "–" if spent.isnan().any() else f"{float(spent.mean()):.2f}"
         lines.append(line)
     return lines
 
