@@ -13,6 +13,7 @@ from selffl.studies.grouped_models import INTERCEPTS, MEANS, OURS, PER_GROUP, PO
 from selffl.studies.grouped_runs import (
     LONGER,
     REAL,
+    SIZES,
     Problem,
     Settings,
     Simulation,
@@ -60,6 +61,7 @@ def test_thirds_of_the_groups_go_by_their_rows():
     found = size_of_group(GROUP)
     assert "".join(found) == "abcdefghij"
     assert list(found.values()) == ["small"] * 4 + ["medium"] * 3 + ["large"] * 3
+    assert set(size_of_group(np.array(list("aabbcc"))).values()).isdisjoint(SIZES)
 
 
 def test_rows_are_standardised_by_what_is_trained_on():
@@ -274,6 +276,15 @@ def test_the_figure_shows_errors_in_percent_of_the_mixed_models():
     assert by_size.series[0].y[:2] == pytest.approx([10, 10])
     assert list(by_count.series[0].x) == [0, 5]
     assert by_count.series[0].y == pytest.approx([10, 10])
+
+
+def test_groups_of_one_size_have_no_line_by_size():
+    errors = {OURS: [1.1, 1.1], INTERCEPTS: [1.0, 1.0]}
+    rows = made_up("counties", errors) + made_up("alike", errors)
+    for row in rows[4:]:
+        row |= dict.fromkeys(SIZES)
+    problems = [replace(TINY, counts=()), replace(TINY, name="alike", counts=())]
+    assert [series.name for series in gap_figure(problems, rows).charts[0].series] == ["counties"]
 
 
 def test_a_report_holds_every_problem():

@@ -178,8 +178,10 @@ def split_new_groups(group: Array, seed: int, counts: Sequence[int]) -> tuple[di
 
 
 def size_of_group(group: Array) -> dict[str, str]:
-    """Sort the groups into thirds by their rows: small, medium and large."""
+    """Sort the groups into thirds by their rows: small, medium and large; none is either where all have as many."""
     names, sizes = np.unique(group, return_counts=True)
+    if len(np.unique(sizes)) == 1:
+        return dict.fromkeys(names, "all alike")
     thirds = np.array_split(names[np.argsort(sizes, kind="stable")], len(SIZES))
     return {name: size for size, third in zip(SIZES, thirds, strict=True) for name in third}
 
