@@ -20,6 +20,13 @@ def test_every_data_set_is_under_its_name_with_what_there_is_to_know():
         "sent140",
         "wakeword",
         "synthetic",
+        "exam",
+        "mathachieve",
+        "scotssec",
+        "radon",
+        "sleepstudy",
+        "contraception",
+        "immunisation",
     ]
     for name, entry in DATA_SETS.items():
         assert entry.name == name
@@ -33,7 +40,7 @@ def test_every_data_set_is_under_its_name_with_what_there_is_to_know():
         for remote in entry.remotes:
             assert remote.url.startswith("https://")
             assert len(bytes.fromhex(remote.md5)) == 16
-        assert bool(entry.remotes) == any(file.can_fetch for file in entry.files())
+        assert entry.can_fetch == any(file.can_fetch for file in entry.files())
 
 
 @pytest.mark.parametrize("name", DATA_SETS)

@@ -93,7 +93,7 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     # Other options and other code are other runs.
     run_arms(replace(SMALL, learning_rate=0.1), work((0,)), job, 0, 2)
     assert len(list((tmp_path / "runs").glob("[!.]*"))) == 6
-    monkeypatch.setattr(arms, "_source", lambda: "edited")
+    monkeypatch.setattr(arms, "source_digest", lambda: "edited")
     run_arms(SMALL, work((0,)), job, 0, 2)
     assert len(list((tmp_path / "runs").glob("[!.]*"))) == 8
 

@@ -544,6 +544,7 @@ def test_every_study_has_a_name_of_its_own():
         "auto-sent140",
         "auto-wakeword",
         "newcomers",
+        "multilevel",
     ]
     assert all(study.id == name for name, study in STUDIES.items())
     assert DEMO.id not in STUDIES

@@ -43,8 +43,7 @@ def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSO
     if as_json:
         fields = ("name", "title", "clients", "stands_for", "licence", "home")
         entries = [
-            {field: getattr(entry, field) for field in fields}
-            | {"found": _folder(entry), "can_fetch": bool(entry.remotes)}
+            {field: getattr(entry, field) for field in fields} | {"found": _folder(entry), "can_fetch": entry.can_fetch}
             for entry in DATA_SETS.values()
         ]
         print(json.dumps(entries, ensure_ascii=False))
@@ -54,7 +53,7 @@ def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSO
         table.add_column(name, no_wrap=name == "name", justify="right" if name == "clients" else "left")
     for entry in DATA_SETS.values():
         title = entry.title + (f" [yellow](a stand-in for {entry.stands_for})[/]" if entry.stands_for else "")
-        missing = "not found; fetch it" if entry.remotes else "not found"
+        missing = "not found; fetch it" if entry.can_fetch else "not found"
         table.add_row(entry.name, f"{entry.clients:,}", title, _folder(entry) or f"[red]{missing}[/]")
     console.out.print(table, highlight=False)
 
@@ -114,7 +113,7 @@ def data_fetch(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> None:
-    """Get a data set from its public home; a download that was cut off goes on where it was.
+    """Get a data set from its public home, or from R; a download that was cut off goes on where it was.
 
     Example: selffl data fetch mnist --out data
     """
@@ -193,7 +192,7 @@ def data_show(
 def _facts(fed: Federation) -> dict[str, Any]:
     """What there is to say about a split, in plain numbers."""
     sizes = fed.num_examples.double()
-    held = (fed.class_counts() > 0).sum(1)
+    held = None if fed.num_classes is None else (fed.class_counts() > 0).sum(1)
     return {
         "clients": fed.num_clients,
         "rows": int(sizes.sum()),
@@ -201,7 +200,7 @@ def _facts(fed: Federation) -> dict[str, Any]:
         "test": len(fed.test.labels),
         "features": list(fed.train.features.shape[1:]),
         "classes": fed.num_classes,
-        "classes_per_client": [int(held.min()), int(held.max())],
+        "classes_per_client": None if held is None else [int(held.min()), int(held.max())],
         "size": {
             "smallest": int(sizes.min()),
             "median": float(sizes.quantile(0.5)),
@@ -214,7 +213,8 @@ def _facts(fed: Federation) -> dict[str, Any]:
 
 
 def _print_facts(entry: DataSet, facts: dict[str, Any]) -> None:
-    low, high = facts["classes_per_client"]
+    low, high = facts["classes_per_client"] or (0, 0)
+    of_client = low if low == high else f"{low} to {high}"
     size = facts["size"]
     console.out.print(entry.title, style="bold", highlight=False, markup=False)
     if entry.stands_for:
@@ -224,7 +224,10 @@ def _print_facts(entry: DataSet, facts: dict[str, Any]) -> None:
         ("clients", f"{facts['clients']:,}"),
         ("rows", f"{facts['rows']:,} ({facts['train']:,} to train on, {facts['test']:,} to test)"),
         ("features", " × ".join(map(str, facts["features"]))),
-        ("classes", f"{facts['classes']}, of which a client has {low if low == high else f'{low} to {high}'}"),
+        (
+            "classes",
+            f"{facts['classes']}, of which a client has {of_client}" if high else "none: the outcome is a number",
+        ),
         (
             "rows of a client",
             f"{size['smallest']:,} … {size['largest']:,}; median {size['median']:,.0f}, mean {size['mean']:,.1f}, "

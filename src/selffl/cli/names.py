@@ -11,7 +11,10 @@ from pathlib import Path
 import typer
 
 PROBLEMS = ("digits", "mnist", "femnist", "cifar10", "sent140", "wakeword")
-DATA_SETS = ("digits", "mnist", "letters", "emnist", "cifar10", "sentiment", "sent140", "wakeword", "synthetic")
+DATA_SETS = (
+    *("digits", "mnist", "letters", "emnist", "cifar10", "sentiment", "sent140", "wakeword", "synthetic"),
+    *("exam", "mathachieve", "scotssec", "radon", "sleepstudy", "contraception", "immunisation"),
+)
 STUDIES = (
     *("limits", "convergence", "synthetic-homogeneous", "synthetic-heterogeneous", "augmented-synthetic"),
     *("mnist", "femnist", "femnist-ablation", "cifar10", "augmented-images", "mnist-sparse"),
@@ -19,7 +22,7 @@ STUDIES = (
     *("wakeword-global", "wakeword-personal", "augmented-wakeword", "wakeword-clusters", "wakeword-participation"),
     *("sums", "sums-noise"),
     *("auto-digits", "auto-mnist", "auto-femnist", "auto-cifar10", "auto-sent140", "auto-wakeword"),
-    "newcomers",
+    *("newcomers", "multilevel"),
 )
 
 OF_PROBLEM = ("rounds", "participation", "learning_rate", "batch_size")  # settings besides a method's own options

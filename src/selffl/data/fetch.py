@@ -31,7 +31,7 @@ TIMEOUT = 30.0  # seconds without a byte
 
 
 def fetch(name: str, folder: Path | None = None, on_progress: Progress | None = None) -> list[Path]:
-    """Get a data set's files from their public home; those that are here already are left alone.
+    """Get a data set's files from their public home or from R; those that are here already are left alone.
 
     Args:
         name: of the data set.
@@ -42,7 +42,7 @@ def fetch(name: str, folder: Path | None = None, on_progress: Progress | None = 
         The files, under their own names.
     """
     chosen = data_set(name)
-    if not chosen.remotes:
+    if not chosen.can_fetch:
         if not chosen.files():
             raise DataError(f"{name} needs no files, so that there is nothing to fetch. Load it as it is.")
         raise DataError(
@@ -54,6 +54,11 @@ def fetch(name: str, folder: Path | None = None, on_progress: Progress | None = 
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"{target} cannot be made ({error.strerror}); expected a folder to write into.") from None
+    if chosen.r_table is not None:
+        path = target / chosen.files()[0].names[0]
+        if not path.is_file():
+            chosen.r_table.export(path)
+        return [path]
     files: list[Path] = []
     for remote in chosen.remotes:
         wanted = [target / member for member in remote.members] or [target / remote.file]

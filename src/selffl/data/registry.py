@@ -7,9 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from selffl.data import audio, cifar10, digits, emnist, letters, mnist, sent140, sentiment, synthetic, wakeword
+from selffl.data import (
+    audio,
+    cifar10,
+    digits,
+    emnist,
+    letters,
+    mnist,
+    multilevel,
+    sent140,
+    sentiment,
+    synthetic,
+    wakeword,
+)
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
+from selffl.data.multilevel import RTable
 from selffl.errors import unknown_name
 
 
@@ -47,7 +60,8 @@ class DataSet:
         load: Makes the federation.
         files: Says which files it is read from; none where it needs no file.
         home: A page about the original.
-        remotes: The files that `selffl data fetch` gets; none where it cannot.
+        remotes: The files that `selffl data fetch` gets; none where it gets none from a server.
+        r_table: The table of an R package that `selffl data fetch` writes as a CSV file, where it is one.
     """
 
     name: str
@@ -60,6 +74,27 @@ class DataSet:
     stands_for: str = ""
     home: str = ""
     remotes: tuple[Remote, ...] = ()
+    r_table: RTable | None = None
+
+    @property
+    def can_fetch(self) -> bool:
+        """Whether `selffl data fetch` can get it."""
+        return bool(self.remotes) or self.r_table is not None
+
+
+def _of_r_table(table: RTable, title: str, licence: str, home: str, classes: tuple[str, ...] = ()) -> DataSet:
+    """A data set that comes with an R package."""
+    return DataSet(
+        name=table.name,
+        title=title,
+        clients=table.num_groups,
+        licence=licence,
+        load=multilevel.loader_of(table),
+        files=multilevel.files_of(table),
+        classes=classes,
+        home=home,
+        r_table=table,
+    )
 
 
 _EVERY = (
@@ -182,6 +217,50 @@ _EVERY = (
         licence="made here",
         load=synthetic.synthetic,
         home="https://arxiv.org/abs/1812.06127",
+    ),
+    _of_r_table(
+        multilevel.EXAM,
+        "Examination scores of 4,059 pupils in 65 schools of Inner London; a client is a school (R: mlmRev)",
+        "GPL 2 or later (mlmRev); data of the Centre for Multilevel Modelling",
+        "https://www.bristol.ac.uk/cmm/learning/support/datasets/",
+    ),
+    _of_r_table(
+        multilevel.MATH_ACHIEVE,
+        "Mathematics achievement of 7,185 pupils in 160 schools, High School and Beyond 1982 (R: nlme)",
+        "GPL 2 or later (nlme)",
+        "https://nces.ed.gov/surveys/hsb/",
+    ),
+    _of_r_table(
+        multilevel.SCOTS_SEC,
+        "Attainment of 3,435 pupils of Fife from 148 primary schools; a client is a primary school (R: mlmRev)",
+        "GPL 2 or later (mlmRev); data of the Centre for Multilevel Modelling",
+        "https://www.bristol.ac.uk/cmm/learning/support/datasets/",
+    ),
+    _of_r_table(
+        multilevel.RADON,
+        "Radon in 919 houses of 85 counties of Minnesota; a client is a county (R: rstanarm)",
+        "GPL 3 or later (rstanarm)",
+        "https://sites.stat.columbia.edu/gelman/arm/",
+    ),
+    _of_r_table(
+        multilevel.SLEEP_STUDY,
+        "Reaction times of 18 people over ten days of little sleep; a client is a person (R: lme4)",
+        "GPL 2 or later (lme4)",
+        "https://doi.org/10.1046/j.1365-2869.2003.00337.x",
+    ),
+    _of_r_table(
+        multilevel.CONTRACEPTION,
+        "Use of contraception by 1,934 women in 60 districts of Bangladesh; a client is a district (R: mlmRev)",
+        "GPL 2 or later (mlmRev); data of the Centre for Multilevel Modelling",
+        "https://www.bristol.ac.uk/cmm/learning/support/datasets/",
+        ("no", "yes"),
+    ),
+    _of_r_table(
+        multilevel.IMMUNISATION,
+        "Immunisation of 2,159 children in 161 communities of Guatemala; a client is a community (R: mlmRev)",
+        "GPL 2 or later (mlmRev)",
+        "https://doi.org/10.1111/1467-985X.00206",
+        ("no", "yes"),
     ),
 )
 DATA_SETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _EVERY}

@@ -5,6 +5,7 @@ from selffl.studies.auto import BEYOND
 from selffl.studies.convergence import CONVERGENCE
 from selffl.studies.images import DEMO, IMAGES
 from selffl.studies.limits import LIMITS
+from selffl.studies.multilevel import MULTILEVEL
 from selffl.studies.newcomers import NEWCOMERS
 from selffl.studies.result import Study, StudyResult
 from selffl.studies.sums import SUMS
@@ -25,6 +26,7 @@ STUDIES: dict[str, Study] = {
         *SUMS,
         *BEYOND,
         NEWCOMERS,
+        MULTILEVEL,
     )
 }
 

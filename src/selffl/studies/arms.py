@@ -30,7 +30,14 @@ from selffl.studies.result import Estimate, Job, split_ratio
 WARM = "warm-up"  # what its folder is called
 SCORES = "scores.safetensors"
 START = "start"  # the view of the model that a run starts from
-MAKING = ("arms.py", "problems.py", "own.py", "newcomers.py")  # of the studies' files, those that make numbers
+MAKING = (
+    "arms.py",
+    "problems.py",
+    "own.py",
+    "newcomers.py",
+    "grouped_models.py",
+    "grouped_runs.py",
+)  # of the studies' files, those that make numbers
 INDEX = ".arms.json"  # which runs a study is at, for whoever watches it
 
 
@@ -144,12 +151,12 @@ def run_arms(problem: Problem, work: Iterable[tuple[Arm, int]], job: Job, done: 
             same = _for_warm_up(problem)
             starts = {piece: folder / _key(same, WARM, *piece, job.device) for piece in wanted}
             tasks = {piece: (problem, *piece, starts[piece], job.device) for piece in wanted}
-            _side_by_side(_warm_up, tasks, job.num_processes, lambda *_: None)
+            run_side_by_side(_warm_up, tasks, job.num_processes, lambda *_: None)
         arms = {
             (arm.label, seed): (problem, arm, seed, place, job.device, starts.get((seed, arm.validation_fraction)))
             for arm, seed, place in waiting
         }
-        _side_by_side(run_arm, arms, job.num_processes, note)
+        run_side_by_side(run_arm, arms, job.num_processes, note)
     outcomes: Outcomes = {}
     for arm, seed in pairs:
         outcomes.setdefault(arm.label, []).append(found[arm.label, seed])
@@ -177,7 +184,7 @@ Piece = TypeVar("Piece")
 Found = TypeVar("Found")
 
 
-def _side_by_side(
+def run_side_by_side(
     function: Callable[..., Found],
     tasks: Mapping[Piece, tuple[Any, ...]],
     num_processes: int,
@@ -295,14 +302,14 @@ def _key(problem: Problem, arm: Arm | str, seed: int, *more: object) -> str:
     """A folder name that is the same only for the same numbers."""
     label, what = (arm, arm) if isinstance(arm, str) else (arm.label, asdict(arm))
     content = problem.content(seed, 0.0 if isinstance(arm, str) else arm.validation_fraction)
-    asked = json.dumps([content, what, seed, *more, _source(), torch.__version__], sort_keys=True)
+    asked = json.dumps([content, what, seed, *more, source_digest(), torch.__version__], sort_keys=True)
     digest = hashlib.sha256(asked.encode()).hexdigest()[:12]
     plain = "".join(c if c.isalnum() else "-" for c in label)
     return f"{plain}-{seed}-{digest}"
 
 
 @cache
-def _source() -> str:
+def source_digest() -> str:
     """A digest of the code that makes the numbers: results of other code are not taken for results of this one."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from selffl.data.federation import Rows
 from selffl.errors import ConfigError, in_short
 from selffl.training.blocks import Loss
-from selffl.training.losses import is_logistic, is_loss, is_of_log_rates, name_of as name_of_loss
+from selffl.training.losses import is_logistic, is_loss, is_of_log_rates
+from selffl.training.losses import name_of as name_of_loss
 
 # Where a larger number is a better one.
 HIGHER_IS_BETTER = {

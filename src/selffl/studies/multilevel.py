@@ -1,0 +1,288 @@
+"""Beyond the paper: selffl's estimators beside mixed models, on real rows of schools, counties, districts and people.
+
+Data that are not found are left out, and the record says so; simulated counties need none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from selffl.data.multilevel import RTable
+from selffl.errors import DataError
+from selffl.studies.arms import run_side_by_side
+from selffl.studies.comparison import seeds_of, sign, within
+from selffl.studies.grouped_models import INTERCEPTS, MIXED, OURS, PER_GROUP, POOLED, R_INTERCEPTS, SLOPES, why_no_lme4
+from selffl.studies.grouped_runs import (
+    COUNTS,
+    REAL,
+    SIMULATED,
+    SIZES,
+    Problem,
+    Row,
+    Settings,
+    Simulation,
+    measure_once,
+)
+from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
+
+NEAR = 0.01  # of the true variance, where the learned one is called right
+
+QUICK = Settings(rounds=10, longer_rounds=None, with_lme4=False)
+QUICK_VARIANCE, QUICK_GROUPS = 0.06, 30
+QUICK_COUNTS = (0, 5)
+
+Array = npt.NDArray[Any]
+
+
+def _multilevel(job: Job) -> StudyResult:
+    """Every model on every data set that is there."""
+    missing = {}
+    if job.quick:
+        source = Simulation(QUICK_VARIANCE, QUICK_GROUPS)
+        problems = [Problem(f"simulated, σ₀² = {QUICK_VARIANCE:g}", source, (0, 1), QUICK_COUNTS)]
+        settings, why = QUICK, "left out of a quick run"
+    else:
+        problems = []
+        for problem in (*REAL, *SIMULATED):
+            try:
+                problem.load(0)
+                problems.append(problem)
+            except DataError as error:
+                missing[problem.name] = str(error)
+        why = why_no_lme4()
+        settings = Settings(with_lme4=not why)
+    seeds = seeds_of(job)
+    tasks = {(problem.name, seed): (problem, seed, settings, job.folder) for problem in problems for seed in seeds}
+    job.progress(0, len(tasks), problems[0].name)
+    found: dict[tuple[str, int], list[Row]] = {}
+
+    def note(piece: tuple[str, int], rows: list[Row]) -> None:
+        found[piece] = rows
+        job.progress(len(found), len(tasks), f"{piece[0]}, seed {piece[1]}")
+
+    run_side_by_side(measure_once, tasks, job.num_processes, note)
+    rows = [row for piece in tasks for row in found[piece]]
+    left_out = [f"{name} was not found (`selffl data fetch {name}`)" for name in missing]
+    left_out += [f"lme4: {why}"] if why else []
+    setting = f"{SETTING}; seeds: {len(seeds)}" + (f". Left out: {'; '.join(left_out)}" if left_out else "")
+    return report(problems, rows, asdict(settings) | {"num_seeds": len(seeds), "missing": missing}, setting)
+
+
+def report(problems: Sequence[Problem], rows: Sequence[Row], config: Mapping[str, Any], setting: str) -> StudyResult:
+    """Tables, figures and verdicts of measurements."""
+    claims = [claim for problem in problems for claim in claims_of(problem, rows)]
+    table = [line for problem in problems for line in table_of(problem, rows)]
+    contents = {problem.name: asdict(problem) for problem in problems}
+    figures = [gap_figure(problems, rows)]
+    return StudyResult(rows, table, figures, claims, dict(config) | {"problems": contents}, setting=setting)
+
+
+def numbers(
+    rows: Sequence[Row], problem: Problem, model: str, count: int | None = None, name: str = "error"
+) -> torch.Tensor:
+    """A number of a model by seed; of known groups, or of new ones that bring so many rows; NaN where there is none."""
+    found = [row[name] for row in rows if (row["data"], row["model"], row["count"]) == (problem.name, model, count)]
+    return torch.tensor([torch.nan if value is None else value for value in found], dtype=torch.float64)
+
+
+def models_of(rows: Sequence[Row], problem: Problem) -> list[str]:
+    """The models that were fitted to a problem, in the order of the table."""
+    return list(dict.fromkeys(row["model"] for row in rows if row["data"] == problem.name))
+
+
+def reference(models: Sequence[str]) -> str:
+    """The mixed model with intercepts: lme4's, which fits new groups too; that of statsmodels where R is not there."""
+    return R_INTERCEPTS if R_INTERCEPTS in models else INTERCEPTS
+
+
+def table_of(problem: Problem, rows: Sequence[Row]) -> list[dict[str, str]]:
+    """One line per model: errors on known groups, by size of group, and on new groups by the rows that they bring."""
+    lines = []
+    for model in models_of(rows, problem):
+        line = {"data": problem.name, "model": model, "known groups": _shown(numbers(rows, problem, model))}
+        line |= {f"{size} groups": _shown(numbers(rows, problem, model, name=size)) for size in SIZES}
+        for count in COUNTS:
+            line[f"new, k = {count}"] = _shown(numbers(rows, problem, model, count))
+        accuracy = 100 * numbers(rows, problem, model, name="accuracy")
+        line["accuracy, %"] = "–" if accuracy.isnan().any() else f"{float(accuracy.mean()):.1f}"
+        line["σ₀²"] = " / ".join(f"{float(value):.3f}" for value in learned_variances(rows, problem, model)) or "–"
+        fallen = [row for row in _of_known(rows, problem, model) if row["note"] and model in MIXED]
+        line["not converged"] = f"seeds: {len(fallen)}" if fallen else "–"
+        spent = numbers(rows, problem, model, name="cpu_seconds")
+        line["CPU seconds"] = "–" if spent.isnan().any() else f"{float(spent.mean()):.2f}"
+        lines.append(line)
+    return lines
+
+
+def _of_known(rows: Sequence[Row], problem: Problem, model: str) -> list[Row]:
+    """Measurements of a model on known groups, a row for each seed."""
+    return [row for row in rows if (row["data"], row["model"], row["count"]) == (problem.name, model, None)]
+
+
+def learned_variances(rows: Sequence[Row], problem: Problem, model: str) -> Array:
+    """Variances between groups that a model has learned from the known groups, mean over seeds.
+
+    A seed in which it was fitted without slopes counts for the intercept alone.
+    """
+    found = [[float(value) for value in row["variances"].split()] for row in _of_known(rows, problem, model)]
+    longest = max((len(values) for values in found), default=0)
+    return np.array([np.mean([values[place] for values in found if len(values) > place]) for place in range(longest)])
+
+
+def _shown(values: torch.Tensor) -> str:
+    """Mean and standard error over the seeds in which there is a number."""
+    known = values[~values.isnan()]
+    if not len(known):
+        return "–"
+    found = Estimate.of(known)
+    digits = 2 if abs(found.mean) >= 10 else 4
+    return f"{found.mean:.{digits}f}" + (f" ± {found.error:.{digits}f}" if len(known) > 1 else "")
+
+
+# ------------------------------------------------------------------------------------------------------------- verdicts
+
+
+def join_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
+    """Decide a statement about several comparisons: it holds in part where it holds for some of them alone."""
+    kinds = set(verdicts)
+    if kinds == {"holds"}:
+        return "holds"
+    if "holds" in kinds:
+        return "holds in part"
+    return "does not hold" if "does not hold" in kinds else "not decided"
+
+
+def claims_of(problem: Problem, rows: Sequence[Row]) -> list[Claim]:
+    """The estimator beside mixed models and plain regressions, paired over seeds; and what it learned of σ₀²."""
+    models = models_of(rows, problem)
+    mixed = [model for model in MIXED if model in models]
+    claims = [
+        _better(
+            problem,
+            rows,
+            mixed,
+            [None],
+            f"{problem.name}, new rows of known groups: the estimator predicts better than every mixed model.",
+        ),
+        _better(
+            problem,
+            rows,
+            [POOLED, PER_GROUP],
+            [None],
+            f"{problem.name}, new rows of known groups: the estimator predicts better than one pooled regression and "
+            "than a regression per group.",
+        ),
+    ]
+    if problem.counts:
+        shown = ", ".join(map(str, problem.counts))
+        text = f"{problem.name}, new groups that bring {shown} rows: the estimator predicts better than mixed models."
+        claims.append(_better(problem, rows, [reference(models)], problem.counts, text))
+    if isinstance(problem.source, Simulation):
+        claims.append(_variance_claim(problem, problem.source.variance, rows))
+    return claims
+
+
+def _better(
+    problem: Problem, rows: Sequence[Row], others: Sequence[str], counts: Sequence[int | None], text: str
+) -> Claim:
+    """Whether the estimator's error is below that of every other model, in every case."""
+    gaps = {
+        (other, count): Estimate.of(numbers(rows, problem, other, count) - numbers(rows, problem, OURS, count))
+        for other in others
+        for count in counts
+    }
+    metric = "log loss" if isinstance(problem.source, RTable) and problem.source.is_binary else "RMSE"
+    said = ", ".join(
+        f"{other if count is None else f'k = {count}'} {gap.mean:+.4f} ± {gap.error:.4f}"
+        for (other, count), gap in gaps.items()
+    )
+    against = "" if counts == [None] else f", {others[0]}"
+    num_seeds = len(numbers(rows, problem, OURS))
+    return Claim(
+        text,
+        join_verdicts([sign(gap) for gap in gaps.values()]),
+        f"{metric} of the other model less the estimator's{against}, paired over {num_seeds} seeds: {said}.",
+    )
+
+
+def _variance_claim(problem: Problem, truth: float, rows: Sequence[Row]) -> Claim:
+    """Whether the estimator learns the variance between groups."""
+    each = [float(row["variances"]) for row in _of_known(rows, problem, OURS)]
+    learned = torch.tensor(each, dtype=torch.float64)
+    gap = Estimate.of(learned - truth)
+    beside = learned_variances(rows, problem, SLOPES)
+    return Claim(
+        f"{problem.name}: the estimator learns σ₀² to within {NEAR:g}.",
+        within(gap, NEAR),
+        f"Learned {float(learned.mean()):.4f} ± {gap.error:.4f} for {truth:g}; {SLOPES}: "
+        f"{', '.join(f'{value:.4f}' for value in beside)} for intercept and slopes.",
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- figure
+
+
+def gap_figure(problems: Sequence[Problem], rows: Sequence[Row]) -> Figure:
+    """The estimator's error less that of the mixed model with intercepts, in percent of the latter."""
+
+    def gap(problem: Problem, count: int | None, name: str = "error") -> Estimate:
+        ours = numbers(rows, problem, OURS, count, name)
+        other = numbers(rows, problem, reference(models_of(rows, problem)), count, name)
+        return Estimate.of((100 * (ours - other) / other)[~other.isnan()])
+
+    def series(problem: Problem, x: Sequence[float], found: Sequence[Estimate]) -> Series:
+        return Series(problem.name, x, [each.mean for each in found], [each.error for each in found])
+
+    thirds = list(range(1, len(SIZES) + 1))
+    by_size = [problem for problem in problems if not numbers(rows, problem, OURS, name=SIZES[0]).isnan().any()]
+    charts = [
+        Chart(
+            "New rows of known groups",
+            "third of the groups by size: 1 small, 3 large",
+            "error beside the mixed model's, %",
+            [series(problem, thirds, [gap(problem, None, size) for size in SIZES]) for problem in by_size],
+            x_ticks=thirds,
+            dodge=0.02,
+        )
+    ]
+    with_new = [problem for problem in problems if problem.counts]
+    if with_new:
+        charts.append(
+            Chart(
+                "New groups",
+                "rows of the new group, k",
+                "error beside the mixed model's, %",
+                [series(p, p.counts, [gap(p, count) for count in p.counts]) for p in with_new],
+                x_ticks=list(COUNTS),
+                dodge=0.05,
+            )
+        )
+    caption = (
+        "Error of the estimator less that of a mixed model with an intercept per group, in percent of "
+        "the latter: below 0 the estimator predicts better. RMSE, or log loss of binary outcomes; means over seeds, "
+        "bars ± s.e."
+    )
+    return Figure("gaps", caption, charts)
+
+
+SETTING = (
+    "Rows of R's packages mlmRev, nlme, rstanarm and lme4 (GPL), and simulated counties; 30 % of each known group's "
+    "rows are test rows; or a fifth of the groups is new and brings k rows, at most half of its own, and all models "
+    "are fitted with them. Error is RMSE in the outcome's unit, of contraception and immunisation log loss. σ₀² is the "
+    "variance between groups that a model learned, for outcome and features of variance 1: of the estimator that of "
+    "every coefficient, of mixed models those of intercept / slopes"
+)
+MULTILEVEL = Study(
+    "multilevel",
+    "The estimators beside mixed models",
+    "beyond the paper",
+    SETTING,
+    _multilevel,
+    "",
+)
