@@ -439,8 +439,8 @@ class Federation:
             _Split(test_fraction, validation_fraction, seed, stratify),
         )
         as_text = [*roles.by_name.values(), *(preparation.texts if preparation else ())]
-        table = read_table(Path(path), as_text, decimal)
-        return cls._from_table(table, roles, split, task=task, missing=missing, preparation=preparation)
+        known: dict[str, Any] = {"task": task, "missing": missing, "preparation": preparation}
+        return cls._from_table(read_table(Path(path), as_text, decimal), roles, split, **known)  # held nowhere else
 
     @classmethod
     def from_huggingface(
@@ -521,7 +521,7 @@ class Federation:
             name = None if roles.client is None else str(roles.client)
             profile = Profile.of_rows(table, features, label, name, num_dropped, parts["train"])
             preparation = Preparation.fit(profile, missing=missing)
-        encoded = preparation.encode_parts(table, list(parts.values()))
+        encoded = preparation.encode_parts(table, list(parts.values()), release=True)
         inputs = {part: torch.from_numpy(rows) for part, rows in zip(parts, encoded, strict=True)}
         return cls._pack(names, owner, labels, parts, inputs, groups, classes, preparation)
 

@@ -89,7 +89,7 @@ class Roles:
                 if column in seen:
                     raise DataError(f"{column!r} is in {option} twice; expected names that differ.")
                 seen.add(column)
-        left_out: set[Hashable] = {*taken, *(self.exclude or ())}
+        left_out = dict.fromkeys([*kept.values(), *map(str, self.exclude or ())])
         chosen = table.columns if self.features is None else self.features
         features = [str(name) for name in chosen if name not in left_out]
         if not features:
@@ -543,8 +543,13 @@ class Preparation:
         """The inputs of a table's rows, scaled, ``[rows, inputs]``."""
         return self.encode_parts(table, [None])[0]
 
-    def encode_parts(self, table: Table, parts: Sequence[Array | None]) -> list[npt.NDArray[np.float32]]:
-        """The inputs of several parts of a table, each the numbers of its rows (none: all), ``[rows, inputs]``."""
+    def encode_parts(
+        self, table: Table, parts: Sequence[Array | None], release: bool = False
+    ) -> list[npt.NDArray[np.float32]]:
+        """The inputs of several parts of a table, each the numbers of its rows (none: all), ``[rows, inputs]``.
+
+        With ``release`` the table gives up each column once it is encoded, so that no number is held twice.
+        """
         sizes = [len(table) if rows is None else len(rows) for rows in parts]
         found = [np.empty((size, len(self.mean)), dtype=np.float32) for size in sizes]
         place = 0
@@ -554,6 +559,8 @@ class Preparation:
                 for part, rows in zip(found, parts, strict=True):
                     part[:, place] = scaled if rows is None else scaled[rows]
                 place += 1
+            if release:
+                table.release(column.name)
         return found
 
     def _inputs_of(self, table: Table, column: Column, mean: float) -> Iterator[Array]:

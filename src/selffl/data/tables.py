@@ -121,9 +121,17 @@ class Table:
     def take(self, is_kept: Array) -> Table:
         """The rows where ``is_kept`` is true."""
         kept, numbers = pa.array(is_kept), np.flatnonzero(is_kept)
-        columns = _Columns(self.columns, lambda name: self.columns[name].filter(kept))
+        columns: Mapping[str, pa.Array] = _Columns(self.columns, lambda name: self.columns[name].filter(kept))
+        if isinstance(self.columns, dict):
+            columns = {name: column.filter(kept) for name, column in self.columns.items()}
         known = {name: Interpreted(kind, values.filter(kept)) for name, (kind, values) in self._known.items()}
         return replace(self, columns=columns, rows=numbers if self.rows is None else self.rows[numbers], _known=known)
+
+    def release(self, name: str) -> None:
+        """Give up the memory of a column, which cannot be used any more."""
+        self._known.pop(name, None)
+        if isinstance(self.columns, dict):
+            del self.columns[name]
 
     def rows_of_source(self, numbers: Any = slice(None)) -> Array:
         """Which rows of the source the rows with these numbers are."""
@@ -566,6 +574,7 @@ def _read_cells(
     for place, name in enumerate(names):
         columns[name] = pa.concat_arrays(pieces[place]) if pieces[place] else empty[place]
         pieces[place] = []  # so that no column is held twice
+    pa.default_memory_pool().release_unused()
         if types.is_binary(columns[name].type):
             raise _reading_error(path, separator, len(names), ValueError(f"{name} holds bytes that are no text"))
     return columns
