@@ -98,7 +98,7 @@ def raw(fed, part):
 
 
 def held(fed):
-    """All rows of each client with their labels' names, sorted: {client: [(features..., name)]}, in the table's units."""
+    """Rows of each client and their labels' names, in the table's units, sorted: {client: [(features..., name)]}."""
     found = {}
     for position, client in enumerate(fed.clients):
         rows = []

@@ -172,6 +172,8 @@ class Moments:
         known = values[~np.isnan(values)]
         if len(known) == 0:
             return cls()
+        if known.min() == known.max():  # whose mean could be off by rounding
+            return cls(len(known), float(known[0]), 0.0)
         mean = float(known.mean())
         return cls(len(known), mean, float(np.square(known - mean).sum()))
 

@@ -48,9 +48,8 @@ POINT_NUMBER = r"^[+-]?(\d{1,3}([,' \x{a0}\x{202f}]\d{3})+|\d+)(\.\d+)?([eE][+-]
 COMMA_NUMBER = r"^[+-]?(\d{1,3}([.' \x{a0}\x{202f}]\d{3})+|\d+)(,\d+)?([eE][+-]?\d+)?$"  # 1.234,5
 DATE = r"(\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2}))([ T].*)?"
 LOCAL_DATE = re.compile(DATE)  # a date, but perhaps not as ISO 8601 has it: 31.12.2020
-DATE_TYPES = (
-    *(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC")), pa.time32("s"), pa.time64("us")
-)  # fmt: skip
+TIME = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?$"
+DATE_TYPES = tuple(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
 
 
 class Interpreted(NamedTuple):
@@ -219,10 +218,12 @@ class Table:
             return Interpreted("number", _cast_numbers(column))
         if decimals := self._decimals_of(name, column):
             return Interpreted("number", _cast_numbers(_without_separators(column, decimals)))
-        for kind in DATE_TYPES:
+        is_time = _all_match(column, TIME)
+        dates = pc.binary_join_element_wise("1970-01-01", column, "T") if is_time else column
+        for type_of_date in DATE_TYPES:
             try:
-                return Interpreted(_kind_of_time(kind), _seconds(column.cast(kind)))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                return Interpreted("time" if is_time else "date", _seconds(dates.cast(type_of_date)))
+            except pa.ArrowInvalid:
                 pass
         self._refuse_stray_words(name, column)
         return Interpreted("words", column)
@@ -360,7 +361,7 @@ def _are_dates(column: pa.Array) -> Array:
 def _is_date(text: str, kind: pa.DataType) -> bool:
     try:
         pa.scalar(text).cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except pa.ArrowInvalid:
         return False
     return True
 
@@ -574,9 +575,9 @@ def _read_cells(
     for place, name in enumerate(names):
         columns[name] = pa.concat_arrays(pieces[place]) if pieces[place] else empty[place]
         pieces[place] = []  # so that no column is held twice
-    pa.default_memory_pool().release_unused()
         if types.is_binary(columns[name].type):
             raise _reading_error(path, separator, len(names), ValueError(f"{name} holds bytes that are no text"))
+    pa.default_memory_pool().release_unused()
     return columns
 
 
