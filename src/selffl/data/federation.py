@@ -439,8 +439,14 @@ class Federation:
             _Split(test_fraction, validation_fraction, seed, stratify),
         )
         as_text = [*roles.by_name.values(), *(preparation.texts if preparation else ())]
-        known: dict[str, Any] = {"task": task, "missing": missing, "preparation": preparation}
-        return cls._from_table(read_table(Path(path), as_text, decimal), roles, split, **known)  # held nowhere else
+        return cls._from_table(
+            read_table(Path(path), as_text, decimal),  # held nowhere else, so that columns can be released
+            roles,
+            split,
+            task=task,
+            missing=missing,
+            preparation=preparation,
+        )
 
     @classmethod
     def from_huggingface(

@@ -40,7 +40,9 @@ LARGEST_WHOLE = 2.0**53  # up to which floating-point numbers tell all whole num
 NUMBER_SHARE = 0.5  # of a column's cells from which on its words look like mistakes among numbers
 NUM_SHOWN_LINES = 8  # in a message
 SEPARATORS = ",;\t|"  # between the cells of a CSV file, the likeliest first
-MIN_BLOCK_BYTES = 8 << 20  # that the CSV reader takes at once; a row has to fit
+MIN_BLOCK_BYTES = 4 << 20  # that the CSV reader takes at once; a row has to fit
+NUM_JOINED_BLOCKS = 16  # whose columns are put together while a file is read
+MIN_RELEASED_BYTES = 1 << 20  # of a column whose pieces are worth giving back
 
 # Regular expressions of RE2, for whole cells.
 PLAIN_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -560,9 +562,13 @@ def _read_cells(
     try:
         try:
             with arrow_csv.open_csv(path, **options) as reader:  # which holds no text of the file beside its columns
-                for batch in reader:
+                for number, batch in enumerate(reader, start=1):
                     for piece, column in zip(pieces, batch.columns, strict=True):
                         piece.append(column)
+                    del batch, column
+                    if number % NUM_JOINED_BLOCKS == 0:  # for the columns of a block take up more than they need
+                        for piece in pieces:
+                            piece[-NUM_JOINED_BLOCKS:] = [pa.concat_arrays(piece[-NUM_JOINED_BLOCKS:])]
                 empty = [pa.array([], kind) for kind in reader.schema.types]
         except pa.ArrowInvalid:  # cells of another kind than those of the first block, perhaps
             pieces = [column.chunks for column in arrow_csv.read_csv(path, **options).columns]
@@ -575,9 +581,10 @@ def _read_cells(
     for place, name in enumerate(names):
         columns[name] = pa.concat_arrays(pieces[place]) if pieces[place] else empty[place]
         pieces[place] = []  # so that no column is held twice
+        if columns[name].nbytes > MIN_RELEASED_BYTES:
+            pa.default_memory_pool().release_unused()
         if types.is_binary(columns[name].type):
             raise _reading_error(path, separator, len(names), ValueError(f"{name} holds bytes that are no text"))
-    pa.default_memory_pool().release_unused()
     return columns
 
 
