@@ -21,6 +21,7 @@ TINY = {
         "--hidden", "4", "--ways", "auto", "vmap", "loop", "--turns", "1", "--threads", "1",
     ],
     "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
+    "large_tables": ["--tables", "60x5", "10x20"],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
     "calibration": [
         "--problems", "digits", "digits-mlp", "--methods", "self-fl-auto", "fedavg", "--seeds", "0", "1",
@@ -34,6 +35,7 @@ ROWS = {
     ],
     "lstm_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
     "flower_rounds": ["Flower FedAvg, softmax"],
+    "large_tables": ["60x5", "10x20"],
     "memory": ["import torch", "whole run, above it"],
     "calibration": [
         f"| {problem} | {line}"
@@ -47,7 +49,7 @@ ROWS = {
         )
     ],
 }
-KEYS = {"memory": "megabytes", "calibration": "calibration"}
+KEYS = {"large_tables": "tables", "memory": "megabytes", "calibration": "calibration"}
 
 
 def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():

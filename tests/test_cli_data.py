@@ -156,3 +156,43 @@ def test_clips_are_drawn_of_wake_words_alone(tmp_path):
         run("show", "digits", "--clips", str(tmp_path / "clips.png"))
     with pytest.raises(ConfigError, match=r"clips\.txt"):
         run("show", "wakeword", "--clips", str(tmp_path / "clips.txt"))
+
+
+# ------------------------------------------------------------------------------------------- sites that keep their rows
+
+
+def test_sites_make_profiles_and_the_server_one_preparation(tmp_path):
+    from selffl import Federation, Preparation
+
+    lines = {"north": ["31,p,no", "48,q,yes", "27,p,no"], "south": ["60,q,no", "55,r,yes"]}
+    for site, own in lines.items():
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,town,ill", *own]), encoding="utf-8")
+        assert "2 features" in run("profile", f"{site}.csv", "--label", "ill", "-o", f"{site}.json").output
+    assert "4 inputs from 2 profiles" in run("prepare", "north.json", "south.json", "-o", "p.json").output
+    pooled = [f"{site},{line}" for site, own in lines.items() for line in own]
+    (tmp_path / "all.csv").write_text("\n".join(["site,age,town,ill", *pooled]), encoding="utf-8")
+    expected = Federation.from_csv("all.csv", client="site", label="ill", test_fraction=0).preparation
+    found = Preparation.load("p.json")
+    assert found.inputs == expected.inputs == ["age", "town=p", "town=q", "town=r"]
+    assert found.label == expected.label
+    np.testing.assert_allclose([found.mean, found.scale], [expected.mean, expected.scale], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["profile", "a.csv", "--label", "y", "-o", "a.json"], r"a\.csv, line 3: u is missing; .* Pass missing="),
+        (["profile", "a.csv", "--label", "z", "-o", "a.json"], r"a\.csv has no column 'z' among: u, y"),
+        (["profile", "a.csv", "--label", "y", "--task", "class", "-o", "a.json"], "unknown task 'class'; did you mean"),
+        (["profile", "a.csv", "--label", "y", "--exclude", "v", "-o", "a.json"], "no column 'v' among: u, y"),
+        (["prepare", "a.csv", "-o", "p.json"], r"a\.csv is no profile; expected a file that Profile\.save has written"),
+        (["prepare", "none.json", "-o", "p.json"], r"none\.json is no profile"),
+    ],
+)
+def test_what_cannot_be_profiled_or_prepared_is_one_line(words, message, tmp_path):
+    (tmp_path / "a.csv").write_text("u,y\n1,0\n,1\n")
+    if "--task" in words or "--exclude" in words:
+        (tmp_path / "a.csv").write_text("u,y\n1,0\n2,1\n")
+    with pytest.raises((DataError, ConfigError), match=message) as error:
+        run(*words)
+    assert "\n" not in str(error.value)

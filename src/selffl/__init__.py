@@ -12,6 +12,7 @@ from selffl._version import __version__
 if TYPE_CHECKING:
     from selffl.algorithms import algorithm
     from selffl.data.federation import Federation
+    from selffl.data.preparation import Preparation, Profile
     from selffl.errors import (
         CheckpointError,
         ConfigError,
@@ -36,6 +37,7 @@ else:
     _HOME = {
         "selffl.algorithms": ("algorithm",),
         "selffl.data.federation": ("Federation",),
+        "selffl.data.preparation": ("Preparation", "Profile"),
         "selffl.errors": (
             "CheckpointError",
             "ConfigError",
@@ -83,7 +85,9 @@ __all__ = [
     "Metric",
     "PersonalModels",
     "Posterior",
+    "Preparation",
     "PreparedModel",
+    "Profile",
     "QuorumError",
     "RefusedError",
     "Run",

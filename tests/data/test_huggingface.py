@@ -91,7 +91,9 @@ def test_columns_of_numbers_go_beside_each_other():
     assert fed.clients == [1, 3]
     assert fed.classes == ["n", "y"]
     assert fed.train.features.dtype == torch.float32
-    found = {(*x, fed.classes[y]) for x, y in zip(fed.train.features.tolist(), fed.train.labels.tolist(), strict=True)}
+    made = fed.preparation
+    rows = np.round(fed.train.features.double().numpy() * np.array(made.scale) + np.array(made.mean), 4)
+    found = {(*x, fed.classes[y]) for x, y in zip(rows.tolist(), fed.train.labels.tolist(), strict=True)}
     assert found == {(k / 4, float(k), "yn"[k % 2]) for k in range(12)}
 
 
@@ -167,11 +169,21 @@ def test_columns_that_cannot_be_features_are_refused():
     refused("the features of the data set are image .Image., number .Value.; expected", whole, client="site")
     refused("no column 'imgae' among: .*; did you mean 'image'", whole, client="site", features="imgae")
     text = numbers().add_column("text", ["words"] * 12)
-    refused("column 'text' is of type string; expected numbers", text, client="site")
+    assert "text=words" in Federation.from_huggingface(text, client="site").preparation.inputs
+    unlabelled = pictures()
+    unlabelled = unlabelled.remove_columns("label").add_column("label", [-1] + [0] * 11)
+    unlabelled = unlabelled.cast_column("label", datasets.ClassLabel(names=NAMES))
+    refused("the data set, row 0: label is missing", unlabelled, client="site", features="image")
+    dropped = Federation.from_huggingface(unlabelled, "site", features="image", missing="drop", test_fraction=0)
+    assert len(dropped.train.labels) == 11
+    whole_rows = Federation.from_huggingface(whole, "site", features="image", test_fraction=0)
+    kept = {tuple(row) for row in whole_rows.train.features.flatten(1).tolist()}
+    kept -= {tuple((pixels()[0].reshape(-1).astype(np.float32) / np.float32(255)).tolist())}
+    assert {tuple(row) for row in dropped.train.features.flatten(1).tolist()} == kept
     ragged = datasets.Dataset.from_dict({"x": [[1], [1, 2]], "label": [0, 1], "site": [0, 1]})
     refused(r"column 'x' is of type .*; expected numbers, and lists of one length", ragged, client="site")
     gap = datasets.Dataset.from_dict({"x": [[1.0], None], "label": [0, 1], "site": [0, 1]})
-    refused(r"column 'x' has 1 missing value\(s\), first in row 1", gap, client="site")
+    refused(r"column 'x' is missing in 1 row\(s\), first in row 1", gap, client="site")
     sizes = datasets.Dataset.from_dict(
         {"image": [Image.new("L", (2, 2)), Image.new("L", (3, 2))], "label": [0, 1], "site": [0, 1]}
     )
@@ -189,7 +201,9 @@ def test_partitions_that_differ_are_refused():
     refused("the data set of client 1 has other names of classes than the first", [first, renamed])
     refused("the data set of client 1 has no rows; expected at least one", [first, first.select([])])
     other = whole.select_columns(["label", "number"])
-    refused("the data set of client 'b' has the features number of shape", {"a": first, "b": other})
+    refused("the data set of client 'b' has the features number; expected image of", {"a": first, "b": other})
     words = numbers().remove_columns("site")
     counts = words.remove_columns("label").add_column("label", [0] * 12)
-    refused("the labels 'label' are text with some clients and numbers with others", [words, counts])
+    refused(
+        "the data set of client 1: column 'label' holds numbers, and words in the data set of client 0", [words, counts]
+    )

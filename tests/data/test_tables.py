@@ -91,15 +91,21 @@ def parquet_of(frame, path):
     return path
 
 
+def raw(fed, part):
+    """The inputs of a part in the table's own units."""
+    made = fed.preparation
+    return np.round(part.features.double().numpy() * np.array(made.scale) + np.array(made.mean), 4)
+
+
 def held(fed):
-    """All rows of each client with their labels' names, sorted: {client: [(features..., name)]}."""
+    """Rows of each client and their labels' names, in the table's units, sorted: {client: [(features..., name)]}."""
     found = {}
     for position, client in enumerate(fed.clients):
         rows = []
         for part in fed.parts.values():
             low, high = part.offset[position : position + 2].tolist()
             names = [fed.classes[number] for number in part.labels[low:high].tolist()]
-            rows += [(*x, name) for x, name in zip(part.features[low:high].tolist(), names, strict=True)]
+            rows += [(*x, name) for x, name in zip(raw(fed, part)[low:high].tolist(), names, strict=True)]
         found[client] = sorted(rows)
     return found
 
@@ -152,7 +158,8 @@ def test_files_give_the_rows_of_the_frame(write, tmp_path):
         **options,
     )
     for part, rows in by_arrays.parts.items():
-        for field in ("features", "labels", "offset"):
+        np.testing.assert_allclose(raw(fed, fed.parts[part]), rows.features, atol=1e-4)
+        for field in ("labels", "offset"):
             assert torch.equal(getattr(fed.parts[part], field), getattr(rows, field))
     chosen = Federation.from_csv(str(path), "site", "outcome", ["dose"])
     assert held(chosen) == expected(frame, ["dose"])
@@ -164,7 +171,7 @@ def test_labels_that_are_numbers_have_no_names(kind):
     classes = Federation.from_frame(kind(frame.assign(outcome=frame["age"] % 3)), "site", "outcome")
     assert (classes.classes, classes.train.labels.dtype, classes.num_classes) == (None, torch.int64, 3)
     targets = Federation.from_frame(kind(frame.assign(outcome=frame["dose"] * 2)), "site", "outcome")
-    assert (targets.classes, targets.train.labels.dtype) == (None, torch.float32)
+    assert (targets.classes, targets.train.labels.dtype) == (None, torch.float64)
     truth = Federation.from_frame(kind(frame), "site", "smokes", ["age"])
     assert (truth.classes, truth.num_classes) == (None, 2)
 
@@ -210,14 +217,14 @@ def test_decimals_are_numbers(kind):
     prices = [decimal.Decimal("1.25"), decimal.Decimal("2.50")]
     made = pa.table({"site": ["a", "b"], "price": prices, "y": [0, 1]})
     fed = Federation.from_frame(pl.from_arrow(made) if kind is in_polars else made, "site", "y", test_fraction=0)
-    assert fed.train.features.tolist() == [[1.25], [2.5]]
+    assert raw(fed, fed.train).tolist() == [[1.25], [2.5]]
 
 
 def test_columns_may_have_names_that_are_no_text():
     frame = pd.DataFrame(np.arange(12.0).reshape(4, 3)).astype({2: int})
-    fed = Federation.from_frame(frame, client=2, label=1, test_fraction=0)
+    fed = Federation.from_frame(frame, client=2, label=1, task="values", test_fraction=0)
     assert fed.clients == [2, 5, 8, 11]
-    assert fed.train.features.tolist() == [[0.0], [3.0], [6.0], [9.0]]
+    assert raw(fed, fed.train).tolist() == [[0.0], [3.0], [6.0], [9.0]]
 
 
 def test_the_frame_is_left_as_it_was():
@@ -266,7 +273,9 @@ def test_a_folder_may_have_names_of_classes(tmp_path):
         client: sorted(rows) for client, rows in held(fed).items()
     } == {"a": [(1.0, "yes"), (2.0, "no")], "b": [(3.0, "perhaps"), (4.0, "no")]}  # fmt: skip
     (tmp_path / "c.csv").write_text("label,u\n0,3\n1,4\n")
-    with pytest.raises(DataError, match=r"the labels of .*a\.csv are names of classes, those of c\.csv numbers"):
+    with pytest.raises(
+        DataError, match=r"c\.csv: column 'label' holds numbers, and words in .*a\.csv; expected the same"
+    ):
         Federation.from_folder(tmp_path)
 
 
@@ -279,23 +288,36 @@ def test_a_folder_may_have_names_of_classes(tmp_path):
     [
         ({}, {"client": "sight"}, r"the frame has no column 'sight' among: age, site, .*; did you mean 'site'\? Name"),
         ({}, {"label": "outcom"}, r"no column 'outcom' among: .* did you mean 'outcome'\? Name the column of labels"),
-        ({}, {"features": ["age", "dosis"]}, r"no column 'dosis' among: .* did you mean 'dose'\? Name the col"),
+        ({}, {"features": ["age", "dosis"]}, r"no column 'dosis' among: .* did you mean 'dose'\? Name columns of"),
         ({}, {"features": "age"}, r"features is 'age'; expected a list of columns, such as \['age'\]"),
         ({}, {"features": 3}, r"features is 3; expected a list of columns"),
-        ({}, {"features": ["age", "dose", "age"]}, r"'age' is among the features twice; expected names that differ"),
+        ({}, {"features": ["age", "dose", "age"]}, r"'age' is in features twice; expected names that differ"),
         ({}, {"label": None}, r"label is None; expected the name of the column of labels"),
         ({}, {"features": []}, r"the frame has no column beside 'outcome' and 'site'; expected features"),
-        ({}, {"features": ["age", "site"]}, r"'site' is among the features and the column of a label or an id"),
+        ({}, {"features": ["age", "site"]}, r"'site' is in features and the column of a label or an id"),
         ({}, {"label": "site"}, r"'site' is given as label and client; expected a column for each"),
-        ({"town": ["x", "y"] * 30}, {}, r"column 'town' is of type \w+; expected numbers\. Encode it as numbers"),
-        ({"day": [datetime.date(2024, 1, 1)] * 60}, {}, r"column 'day' is of type .*; expected numbers"),
-        ({"outcome": [datetime.datetime(2024, 1, 1)] * 60}, {}, r"column 'outcome' is of type .*; expected numbers"),
-        ({"dose": [1.0] * 59 + [float("inf")]}, {}, r"column 'dose' holds NaN or infinity, first in row 59"),
-        ({"site": ["a", None] + ["b"] * 58}, {}, r"column 'site' has 1 missing value\(s\), first in row 1"),
-        ({"outcome": ["a", "b", None, None] + ["b"] * 56}, {}, r"column 'outcome' has 2 missing value\(s\)"),
-        ({"dose": [1.0, None] + [2.0] * 58}, {}, r"column 'dose' has 1 missing value\(s\), first in row 1"),
-        ({"dose": [1e300] * 60}, {}, r"x holds NaN or infinity, first in row 0"),
-        ({"outcome": [-1] * 60}, {}, r"y is -1 in row 0; expected classes from 0 up"),
+        ({}, {"exclude": ["dosis"]}, r"no column 'dosis' among: .* did you mean 'dose'\? Name columns of .* exclude="),
+        ({}, {"exclude": "age"}, r"exclude is 'age'; expected a list of columns, such as \['age'\]"),
+        ({"town": [f"x{row}" for row in range(60)]}, {}, r"column 'town' holds 54 different words, .* at most 20 word"),
+        ({"list": [[1]] * 60}, {}, r"the frame: column 'list' is of type .*list.*; expected numbers, dates or words"),
+        ({"day": ["31.12.2020"] * 60}, {}, r"the frame, rows 0, 1, .*: day is '31\.12\.2020', no date .* as 2020-12-3"),
+        ({"outcome": [datetime.datetime(2024, 1, 1)] * 60}, {}, r"the frame: the label 'outcome' holds dates; expecte"),
+        ({"outcome": ["08/15/2020"] * 60}, {}, r"outcome is '08/15/2020', no date as ISO 8601 has it; expected dates"),
+        ({"outcome": [f"w{row}" for row in range(60)]}, {}, r"holds 60 different words in 60 rows, such as 'w0'; expe"),
+        ({"outcome": list(range(30)) * 2}, {}, r"30 different whole numbers \(0, 1, 2, 3, 4, …\).* Pass task=\"classe"),
+        ({"outcome": range(1000, 1060)}, {}, r"60 different whole numbers .*; expected to be told what they are"),
+        ({"outcome": [1.0, 2.0] * 30}, {}, r"holds 2 different whole numbers \(1, 2\); expected to be told what they"),
+        ({"outcome": [0.5, 1] * 30}, {"task": "classes"}, r"rows 0, 2, .*: the label 'outcome' is 0\.5; expected whol"),
+        ({"outcome": [-1, 1] * 30}, {"task": "counts"}, r"the label 'outcome' is -1; expected counts, whole numbers f"),
+        ({}, {"task": "values"}, r"the label 'outcome' holds words, such as '\w+'; expected numbers for task='values'"),
+        ({"dose": [1.0] * 59 + [float("inf")]}, {}, r"the frame, row 59: dose is infinity; expected finite numbers, a"),
+        ({"outcome": [1.5] * 59 + [float("inf")]}, {}, r"the frame, row 59: outcome is infinity; expected finite"),
+        ({"site": ["a", None] + ["b"] * 58}, {}, r"the frame, row 1: site is missing; .* Pass missing=\"drop\", or fi"),
+        ({"outcome": ["a", "b", None, None] + ["b"] * 56}, {}, r"the frame, rows 2, 3: outcome is missing; expected a"),
+        ({"dose": [1.0, None] + [2.0] * 58}, {}, r"row 1: dose is missing; .* missing=\"drop\" or missing=\"impute\""),
+        ({"dose": [None] * 60}, {"missing": "impute"}, r"column 'dose' is missing in every training row; .*Leave it o"),
+        ({"dose": [None] * 60}, {"missing": "drop"}, r"no row without a missing value; expected some\. Leave out spar"),
+        ({"dose": [1e300] * 60}, {}, r"the frame, rows 0, .* and 52 more: dose is 1e\+300; expected finite numbers, a"),
     ],
 )  # fmt: skip
 def test_what_a_frame_should_not_have_is_one_line(kind, change, options, message):
@@ -311,10 +333,22 @@ def test_a_frame_without_rows_is_refused(kind):
         Federation.from_frame(kind(table().iloc[:0]), "site", "outcome")
 
 
-def test_polars_tells_nan_from_missing():
-    frame = in_polars(table()).with_columns(dose=pl.lit(float("nan")))
-    with pytest.raises(DataError, match="column 'dose' holds NaN or infinity, first in row 0"):
-        Federation.from_frame(frame, "site", "outcome")
+def test_nan_of_polars_and_pyarrow_is_a_missing_value_as_in_pandas():
+    for made in (in_polars(table()), in_arrow(table())):
+        gap = pa.array([float("nan")] + [1.0] * 59)
+        frame = (
+            made.with_columns(dose=pl.Series(gap))
+            if made.__class__ is pl.DataFrame
+            else made.set_column(2, "dose", gap)
+        )
+        with pytest.raises(DataError, match="the frame, row 0: dose is missing"):
+            Federation.from_frame(frame, "site", "outcome")
+
+
+@pytest.mark.parametrize(("option", "value"), [("task", "clases"), ("missing", "imput")])
+def test_options_with_a_typing_error_are_told_the_nearest(option, value):
+    with pytest.raises(ConfigError, match=f"unknown {option} '{value}'; did you mean"):
+        Federation.from_frame(table(), "site", "outcome", **{option: value})
 
 
 @pytest.mark.parametrize(
@@ -342,30 +376,34 @@ def test_a_frame_with_a_column_twice_is_refused():
 def test_numbers_beyond_int64_are_refused_rather_than_rounded(column):
     frame = table()
     frame[column] = np.array([2**70, 2**70 + 1] * 30, dtype=object)
-    with pytest.raises(DataError, match=f"column '{column}' is of type object; expected numbers"):
+    with pytest.raises(DataError, match=f"column '{column}' holds whole numbers beyond 64 bits; expected smaller, or"):
         Federation.from_frame(frame, "site", "outcome")
 
 
 def test_labels_of_two_kinds_are_refused():
     frame = table()
     frame["outcome"] = ["a", 1] * 30
-    with pytest.raises(DataError, match="column 'outcome' is of type object; expected numbers or text"):
+    with pytest.raises(DataError, match="column 'outcome' holds values of type int and str; expected n"):
         Federation.from_frame(frame, "site", "outcome")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"a\.csv is empty; expected a header with the column 'label'"),
+        ("", r"a\.csv is empty; expected a header with the names of columns"),
         ("client,label,u\n", r"a\.csv has no rows; expected at least one"),
-        ("client;label;u\nx;1;2\n", r"a\.csv, line 1: the columns are separated by semicolons; expected commas"),
         ("client,label,u\nx,1\n", r"a\.csv, line 2: 2 field\(s\); expected 3"),
-        ("client,label,u\nx,1,two\n", r"a\.csv, line 2: u is 'two'; expected a number"),
-        ("client,label,u\nx,1,2\n ,1,2\n", r"a\.csv, line 3: client is missing; expected one in every row"),
-        ("client,label,u\nx,1,2\n\ny,,2\n", r"a\.csv, line 4: label is missing; expected one in every row"),
-        ("client,label,u\nx,1.5,2\ny,1.O,2\n", r"line 3: label is '1\.O', and '1\.5' on line 2; expected numbers, or"),
-        ("client,label,u\nx,1.5,2\ny,nan,2\n", r"line 3: label is nan; expected a finite number"),
-        (",client,label,u\n0,x,1,2\n1,y,0,2\n", r"a\.csv, line 1: column 1 has no name, as where pandas .*index=False"),
+        (
+            "client,label,u\nx,1,2\ny,1,two\n",
+            r"a\.csv, line 3: u is 'two', among numbers; expected numbers, written al",
+        ),
+        ("client,label,u\nx,1,1.5\ny,1,two\n", r"a\.csv, line 3: u is 'two', among numbers"),
+        ("client,label,u\nx,1,inf\n", r"a\.csv, line 2: u is infinity; expected finite numbers"),
+        ("client,label,u\nx,1,2\n ,1,2\n", r"a\.csv, line 3: client is missing; expected a value in each row"),
+        ("client,label,u\nx,1,2\n\ny,,2\n", r"a\.csv, line 4: label is missing; expected a value in each row"),
+        ("client,label,u\nx,1.5,2\ny,1.O,2\n", r"line 3: label is '1\.O', among numbers; expected numbers"),
+        ("client,label,u\nx,1.5,2\ny,nan,2\n", r"line 3: label is missing; expected a value in each"),
+        (",client,label,u\n0,x,1,2\n1,y,0,2\n", r"a\.csv, line 1: column 1 has no name, as where pandas .*exclude="),
         ("client,lable,u\nx,1,2\n", r"has no column 'label' among: client, lable, u; did you mean 'lable'\? Name the"),
         ("site,label,u\nx,1,2\n", r"has no column 'client' among: site, label, u\. Name the column of clients with c"),
     ],

@@ -189,6 +189,56 @@ def data_show(
         console.tell(console.err, f"Clips: {clips}")
 
 
+@data_app.command("profile")
+def data_profile(
+    rows: Annotated[Path, typer.Argument(help="Table of this site's training rows: .csv or .parquet.")],
+    label: Annotated[str, typer.Option(help="Column to predict.")],
+    target: Annotated[Path, typer.Option("--out", "-o", help="File to write, such as site.json.")],
+    client: Annotated[str | None, typer.Option(help="Column of clients, if there is one.")] = None,
+    features: Annotated[str | None, typer.Option(metavar="A,B", help="Columns of features; else all others.")] = None,
+    exclude: Annotated[str | None, typer.Option(metavar="A,B", help="Columns to leave out.")] = None,
+    task: Annotated[str | None, typer.Option(help="What the label is: classes, values or counts.")] = None,
+    missing: Annotated[str, typer.Option(help="Missing values: refuse, drop or impute.")] = "refuse",
+    decimal: Annotated[str | None, typer.Option(help="Decimal sign of a CSV file: . or ,")] = None,
+) -> None:
+    """Write what a site has to tell about its training rows: counts, means, spreads and the words that occur.
+
+    The server makes one preparation of all sites' profiles; no row leaves the site.
+
+    Example: selffl data profile ward.csv --label outcome -o ward.json
+    """
+    from selffl.data.preparation import Profile
+
+    console.check_target(target)
+    options: dict[str, Any] = {"task": task, "missing": missing, "decimal": decimal}
+    profile = Profile.of_csv(rows, label, client, _names(features), exclude=_names(exclude), **options)
+    profile.save(target)
+    console.tell(console.out, f"{len(profile.columns)} features, {profile.task} of {label}: {target}")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    profiles: Annotated[list[Path], typer.Argument(help="Profiles of all sites.", metavar="PROFILE...")],
+    target: Annotated[Path, typer.Option("--out", "-o", help="File to write, such as preparation.json.")],
+    missing: Annotated[str, typer.Option(help="Missing values: refuse, drop or impute.")] = "refuse",
+) -> None:
+    """Make one preparation of the profiles of all sites, for `Federation.from_csv(preparation=...)` at each.
+
+    Example: selffl data prepare north.json south.json -o preparation.json
+    """
+    from selffl.data.preparation import Preparation, Profile
+
+    console.check_target(target)
+    found: Any = missing
+    preparation = Preparation.fit(*map(Profile.load, profiles), missing=found)
+    preparation.save(target)
+    console.tell(console.out, f"{len(preparation.inputs)} inputs from {len(profiles)} profiles: {target}")
+
+
+def _names(given: str | None) -> list[str] | None:
+    return None if given is None else [name.strip() for name in given.split(",")]
+
+
 def _facts(fed: Federation) -> dict[str, Any]:
     """What there is to say about a split, in plain numbers."""
     sizes = fed.num_examples.double()

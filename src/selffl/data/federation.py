@@ -29,10 +29,10 @@ from selffl.data.preparation import (
     Profile,
     Roles,
     Task,
+    check_table,
     encode_label,
     label_of,
     prepare_array,
-    profile_column,
     settle_missing,
 )
 from selffl.data.split import LabelKind, SplitRows
@@ -61,6 +61,22 @@ def check_ids(ids: Sequence[Hashable]) -> None:
     odd = next((name for name in ids if type(name) not in (str, int, float, bool)), None)
     if odd is not None:
         raise DataError(f"client {odd!r} is a {type(odd).__name__}; expected strings or numbers to save.")
+
+
+def _check_given(preparation: Preparation, roles: Roles, task: Task | None, missing: MissingRule) -> None:
+    """Refuse options that a preparation has settled otherwise."""
+    label = preparation.label
+    if roles.label != label.name:
+        raise ConfigError(
+            f"label is {roles.label!r}, and the preparation's is {label.name!r}; expected the same. Pass "
+            f"label={label.name!r}."
+        )
+    given = {"features": roles.features, "exclude": roles.exclude}
+    given |= {"task": task if task != label.task else None}
+    given |= {"missing": missing if missing not in ("refuse", preparation.missing) else None}
+    odd = next((name for name, value in given.items() if value is not None), None)
+    if odd is not None:
+        raise ConfigError(f"{odd} is given, and the preparation has its own; expected one of them. Leave {odd} out.")
 
 
 Options = ParamSpec("Options")
@@ -273,14 +289,16 @@ class Federation:
         preparation = None
         if standardise:
             wide = features.double().numpy()
-            moments = Moments.of(labels.double().numpy()) if labels.is_floating_point() else Moments()
+            known = labels[torch.from_numpy(parts["train"])].double().numpy()
+            moments = Moments.of(known) if labels.is_floating_point() else Moments()
             label = Label("label", "values", (), moments.mean, moments.scale)
             if not labels.is_floating_point():
                 label = Label("label", "classes", tuple(range(int(labels.max()) + 1)))
             preparation = prepare_array(wide[parts["train"]], label)
             features = torch.from_numpy(preparation.scale_array(wide))
         groups = None if cluster is None else cluster_of_client(cluster, owner, ids)
-        return cls._pack(ids, owner, labels, parts, lambda rows: features[rows], groups, preparation=preparation)
+        inputs = {part: features[rows] for part, rows in parts.items()}
+        return cls._pack(ids, owner, labels, parts, inputs, groups, preparation=preparation)
 
     @classmethod
     def _pack(
@@ -289,19 +307,20 @@ class Federation:
         owner: npt.NDArray[np.int64],
         labels: Tensor,
         parts: Mapping[str, npt.NDArray[np.int64]],
-        features_of: Callable[[npt.NDArray[np.int64]], Tensor],
+        features: Mapping[str, Tensor],
         cluster: Tensor | None,
         classes: Sequence[Any] | None = None,
         preparation: Preparation | None = None,
     ) -> Federation:
         """Put the rows of each part behind each other, client by client."""
 
-        def pack(chosen: npt.NDArray[np.int64]) -> Rows:
+        def pack(part: str) -> Rows:
+            chosen = parts[part]
             offset = np.concatenate([[0], np.cumsum(np.bincount(owner[chosen], minlength=len(ids)))])
-            return Rows(features_of(chosen), labels[torch.from_numpy(chosen)], torch.from_numpy(offset))
+            return Rows(features[part], labels[torch.from_numpy(chosen)], torch.from_numpy(offset))
 
-        validation = pack(parts["validation"]) if "validation" in parts else None
-        return cls(ids, pack(parts["train"]), pack(parts["test"]), validation, cluster, None, classes, preparation)
+        validation = pack("validation") if "validation" in parts else None
+        return cls(ids, pack("train"), pack("test"), validation, cluster, None, classes, preparation)
 
     @classmethod
     def from_folder(
@@ -314,6 +333,7 @@ class Federation:
         label: str = "label",
         task: Task | None = None,
         missing: MissingRule = "refuse",
+        decimal: Decimals | None = None,
     ) -> Federation:
         """One file per client; the file's name without its ending is the client's id.
 
@@ -329,8 +349,9 @@ class Federation:
             label: name of the column of labels in tables.
             task: as in `from_frame`.
             missing: as in `from_frame`.
+            decimal: as in `from_csv`.
         """
-        found = read_folder(Path(path), label)
+        found = read_folder(Path(path), label, decimal)
         split = _Split(test_fraction, validation_fraction, seed)
         if isinstance(found, FolderArrays):
             return cls.from_arrays(
@@ -421,8 +442,14 @@ class Federation:
             _Split(test_fraction, validation_fraction, seed, stratify),
         )
         as_text = [*roles.by_name.values(), *(preparation.texts if preparation else ())]
-        table = read_table(Path(path), as_text, decimal)
-        return cls._from_table(table, roles, split, task=task, missing=missing, preparation=preparation)
+        return cls._from_table(
+            read_table(Path(path), as_text, decimal),  # held nowhere else, so that columns can be released
+            roles,
+            split,
+            task=task,
+            missing=missing,
+            preparation=preparation,
+        )
 
     @classmethod
     def from_huggingface(
@@ -433,6 +460,8 @@ class Federation:
         features: str | Sequence[str] | None = None,
         *,
         split: str = "train",
+        task: Task | None = None,
+        missing: MissingRule = "refuse",
         test_fraction: float = 0.1,
         seed: int = 0,
         validation_fraction: float = 0.0,
@@ -441,8 +470,8 @@ class Federation:
         """Data sets of Hugging Face: one with a column of clients, or one for each client, as flwr-datasets has them.
 
         A column of images becomes numbers from 0 to 1, ``[channels, height, width]``; one of lists keeps their shape,
-        and whole numbers stay whole (words, say); columns of numbers are put beside each other as float32.  The names
-        of a ClassLabel become `classes`, all of them, in its order; other text in sorted order.
+        and whole numbers stay whole (words, say); columns of numbers, dates and words are prepared as in `from_frame`.
+        The names of a ClassLabel become `classes`, all of them, in its order; other text in sorted order.
 
         Args:
             data: a ``datasets.Dataset`` with the column ``client``; or a mapping of ids to data sets, or a sequence of
@@ -451,6 +480,8 @@ class Federation:
             label: the column of labels or targets.
             features: the column, or the columns, of features; none: all others.
             split: of a ``FederatedDataset``, which of its partitioned splits.
+            task: as in `from_frame`.
+            missing: as in `from_frame`.
             test_fraction: as in `from_arrays`, and so are seed, validation_fraction and stratify.
             seed: of the choice of test rows.
             validation_fraction: share of each client's rows for choosing a method's options.
@@ -458,7 +489,8 @@ class Federation:
         """
         found = read_huggingface(data, client, label, features, split)
         shares = _Split(test_fraction, validation_fraction, seed, stratify)
-        return cls._from_table(found.table, found.roles, shares, ids=found.client, x=found.x, label=found.label)
+        known: dict[str, Any] = {"ids": found.client, "x": found.x, "label": found.label}
+        return cls._from_table(found.table, found.roles, shares, task=task, missing=missing, **known)
 
     @classmethod
     def from_leaf(
@@ -589,11 +621,9 @@ class Federation:
         preparation: Preparation | None = None,
     ) -> Federation:
         """Rows of a table; ``ids`` are their clients and ``x`` their features where these are no columns of it."""
-        if len(table) == 0:
-            raise DataError(f"{table.place} has no rows; expected at least one.")
-        if roles.label is None:
-            raise DataError("label is None; expected the name of the column of labels.")
+        check_table(table, roles)
         if preparation is not None:
+            _check_given(preparation, roles, task, missing)
             roles = replace(roles, features=[column.name for column in preparation.columns], exclude=None)
             label, missing = preparation.label, preparation.missing
         features = roles.features_of(table) if x is None else []
@@ -601,31 +631,22 @@ class Federation:
         label = label or label_of(table, str(roles.label), task)
         labels = torch.from_numpy(encode_label(table, label).copy())
         column = table.ids(str(roles.client)) if ids is None else np.asarray(ids, dtype=object)
-        column = column if ids is None or table.rows is None else column[table.rows]
+        column = column if ids is None else column[table.rows_of_source()]
         names, owner = numbered("client", column)
         parts = split.rows_of_parts(owner, labels)
         groups = None if roles.cluster is None else cluster_of_client(table.ids(str(roles.cluster)), owner, names)
         # Classes that are numbered from 0 are their own names.
         classes = None if label.classes == tuple(range(len(label.classes))) else list(label.classes)
         if x is not None:
-            return cls._pack(names, owner, labels, parts, lambda rows: x[rows], groups, classes)
+            inputs = {part: x[table.rows_of_source(rows)] for part, rows in parts.items()}
+            return cls._pack(names, owner, labels, parts, inputs, groups, classes)
         if preparation is None:
-            rows = parts["train"]
-            profile = Profile(
-                {name: profile_column(table, name, rows) for name in features},
-                label.name,
-                label.task,
-                label.classes,
-                Moments.of(labels.double().numpy()[rows]) if label.task == "values" else Moments(),
-                None if roles.client is None else str(roles.client),
-            )
-            preparation = Preparation.fit(profile, missing=missing, num_dropped=num_dropped)
-        known = preparation
-
-        def features_of(rows: npt.NDArray[np.int64]) -> Tensor:
-            return torch.from_numpy(known.encode(table, rows))
-
-        return cls._pack(names, owner, labels, parts, features_of, groups, classes, known)
+            name = None if roles.client is None else str(roles.client)
+            profile = Profile.of_rows(table, features, label, name, num_dropped, parts["train"])
+            preparation = Preparation.fit(profile, missing=missing)
+        encoded = preparation.encode_parts(table, list(parts.values()), release=True)
+        inputs = {part: torch.from_numpy(rows) for part, rows in zip(parts, encoded, strict=True)}
+        return cls._pack(names, owner, labels, parts, inputs, groups, classes, preparation)
 
     @classmethod
     def from_dataset(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selffl.data.preparation import Roles
-from selffl.data.tables import READERS, Table, join_tables, read_table
+from selffl.data.tables import READERS, Decimals, Table, join_tables, read_table
 from selffl.errors import DataError, in_short
 
 Array = npt.NDArray[Any]
@@ -37,7 +37,7 @@ class FolderTable:
     client: list[str]
 
 
-def read_folder(folder: Path, label: str = "label") -> FolderArrays | FolderTable:
+def read_folder(folder: Path, label: str = "label", decimals: Decimals | None = None) -> FolderArrays | FolderTable:
     """The rows of all files of a folder, which must be of one kind."""
     kinds = ", ".join((ARRAYS, *READERS))
     if not folder.is_dir():
@@ -52,13 +52,13 @@ def read_folder(folder: Path, label: str = "label") -> FolderArrays | FolderTabl
     if len(found) > 1:
         names = " and ".join(path.name for _, path in sorted(found.items()))
         raise DataError(f"{folder} holds {names}; expected files of one kind. Keep one kind.")
-    return _read_arrays(paths) if ARRAYS in found else _read_tables(folder, paths, label)
+    return _read_arrays(paths) if ARRAYS in found else _read_tables(folder, paths, label, decimals)
 
 
-def _read_tables(folder: Path, paths: Sequence[Path], label: str) -> FolderTable:
+def _read_tables(folder: Path, paths: Sequence[Path], label: str, decimals: Decimals | None) -> FolderTable:
     tables = []
     for path in paths:
-        table = read_table(path, [label])
+        table = read_table(path, [label], decimals)
         _check_rows(path, len(table))
         Roles(label).features_of(table)
         tables.append(table)

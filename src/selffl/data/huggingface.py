@@ -137,7 +137,7 @@ def _partitions(data: Any, split: str) -> Iterator[tuple[Hashable, Any]]:
 
 
 def _rows(place: str, dataset: Any, roles: Roles) -> HuggingFaceRows:
-    every = Table(place, dict.fromkeys(dataset.column_names, pa.array([])))  # type: ignore[arg-type]
+    every = Table(place, dict.fromkeys(dataset.column_names, pa.array([])))
     features = roles.features_of(every)
     kinds = {name: type(dataset.features[name]).__name__ for name in features}
     is_plain = [kind in ("Value", "ClassLabel") for kind in kinds.values()]
@@ -150,11 +150,14 @@ def _rows(place: str, dataset: Any, roles: Roles) -> HuggingFaceRows:
     plain = [*roles.by_name.values(), *(features if all(is_plain) else ())]
     table = table_of_frame(dataset.select_columns(plain).with_format("arrow")[:])
     table = replace(table, place=place)
-    label, name = None, str(roles.label)
-    if type(dataset.features[name]).__name__ == "ClassLabel":
-        names = list(dataset.features[name].names)
-        label = Label(name, "classes", tuple(names))
-        table = replace(table, columns={**table.columns, name: pc.take(pa.array(names), table.columns[name])})
+    label = None
+    for name in plain:
+        if type(dataset.features[name]).__name__ == "ClassLabel":  # which has -1 for a class that is not known
+            names = list(dataset.features[name].names)
+            codes = table.columns[name]
+            known = pc.if_else(pc.less(codes, 0), pa.scalar(None, codes.type), codes)
+            table = replace(table, columns={**table.columns, name: pc.take(pa.array(names, pa.string()), known)})
+            label = Label(name, "classes", tuple(names)) if name == roles.label else label
     x = None
     if not all(is_plain):
         x = (_images if kinds[features[0]] == "Image" else _arrays)(place, dataset, features[0])

@@ -13,14 +13,14 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from selffl.data.tables import Array, Kind, Table
+from selffl.data.tables import PLURAL, Array, Decimals, Kind, Table, read_table, table_of_frame
 from selffl.errors import ConfigError, DataError, unknown_name
 
 Task = Literal["classes", "values", "counts"]
@@ -29,7 +29,6 @@ MissingRule = Literal["refuse", "drop", "impute"]
 MAX_WORDS = 20  # different words of a column that still become inputs
 MAX_CLASSES_UNASKED = 20  # different whole numbers of a label that are taken for classes without being asked about
 VERSION = 1  # of the file format
-PLURAL: dict[Kind, str] = {"number": "numbers", "date": "dates", "words": "words"}
 
 
 # ------------------------------------------------------------------------------------------------------ what is what
@@ -82,15 +81,15 @@ class Roles:
         taken = set(kept.values())
         for option, given in (("features", self.features), ("exclude", self.exclude)):
             seen: set[Hashable] = set()
-            for name in given or ():
-                if name not in table.columns:
-                    raise unknown_column(table, name, f"Name columns of the table with {option}=.")
-                if name in taken:
-                    raise DataError(f"{name!r} is in {option} and the column of a label or an id; expected one.")
-                if name in seen:
-                    raise DataError(f"{name!r} is in {option} twice; expected names that differ.")
-                seen.add(name)
-        left_out: set[Hashable] = {*taken, *(self.exclude or ())}
+            for column in given or ():
+                if column not in table.columns:
+                    raise unknown_column(table, column, f"Name columns of the table with {option}=.")
+                if column in taken:
+                    raise DataError(f"{column!r} is in {option} and the column of a label or an id; expected one.")
+                if column in seen:
+                    raise DataError(f"{column!r} is in {option} twice; expected names that differ.")
+                seen.add(column)
+        left_out = dict.fromkeys([*kept.values(), *map(str, self.exclude or ())])
         chosen = table.columns if self.features is None else self.features
         features = [str(name) for name in chosen if name not in left_out]
         if not features:
@@ -113,14 +112,27 @@ def unknown_column(table: Table, name: Hashable, advice: str) -> DataError:
     return DataError(f"{table.place} has no column {name!r} among: {shown}{hint} {advice}")
 
 
+def check_table(table: Table, roles: Roles) -> None:
+    """Refuse a table without rows, and roles without a label."""
+    if len(table) == 0:
+        raise DataError(f"{table.place} has no rows; expected at least one.")
+    if roles.label is None:
+        raise DataError("label is None; expected the name of the column of labels.")
+
+
+def check_rule(missing: str) -> None:
+    """Refuse what is no way to deal with missing values."""
+    if missing not in get_args(MissingRule):
+        raise unknown_name("missing", str(missing), get_args(MissingRule))
+
+
 def settle_missing(table: Table, roles: Roles, features: Sequence[str], rule: MissingRule) -> tuple[Table, int]:
     """The table without the rows that are dropped for their missing values, and how many these are.
 
     ``refuse`` allows no missing value, ``drop`` drops every row with one, and ``impute`` drops only the rows without a
     label, client or cluster, which nothing can stand for.
     """
-    if rule not in get_args(MissingRule):
-        raise unknown_name("missing", str(rule), get_args(MissingRule))
+    check_rule(rule)
     checked = [*roles.by_name.values(), *(features if rule != "impute" else ())]
     is_missing = np.zeros(len(table), dtype=bool)
     for name in checked:
@@ -129,10 +141,9 @@ def settle_missing(table: Table, roles: Roles, features: Sequence[str], rule: Mi
             advice = 'Pass missing="drop" or missing="impute", or fill them in.'
             if name in roles.by_name.values():
                 advice = 'Pass missing="drop", or fill them in.'
-            raise DataError(
-                f"{table.place}, {table.describe_rows(here)}: {name} is missing; expected a value in each row. {advice}"
-            )
+            raise DataError(f"{table.where(here)}: {name} is missing; expected a value in each row. {advice}")
         is_missing |= here
+    table = table.select(dict.fromkeys([*roles.by_name.values(), *features]))
     if not is_missing.any():
         return table, 0
     if is_missing.all():
@@ -151,12 +162,18 @@ class Moments:
     mean: float = 0.0
     squares: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not (self.count >= 0 and np.isfinite(self.mean) and 0 <= self.squares < np.inf):
+            raise ValueError(f"{self} are no moments")
+
     @classmethod
     def of(cls, values: npt.NDArray[np.float64]) -> Moments:
         """Of the values that are not NaN, in two passes."""
         known = values[~np.isnan(values)]
         if len(known) == 0:
             return cls()
+        if known.min() == known.max():  # whose mean could be off by rounding
+            return cls(len(known), float(known[0]), 0.0)
         mean = float(known.mean())
         return cls(len(known), mean, float(np.square(known - mean).sum()))
 
@@ -196,9 +213,10 @@ class ColumnProfile:
 
     def merge(self, name: str, other: ColumnProfile) -> ColumnProfile:
         """Of both sets of rows together."""
-        if None not in (self.kind, other.kind) and self.kind != other.kind:
+        if self.kind is not None and other.kind is not None and self.kind != other.kind:
             raise DataError(
-                f"column {name!r} holds {self.kind} at one client and {other.kind} at another; expected one kind."
+                f"column {name!r} holds {PLURAL[self.kind]} in one profile and {PLURAL[other.kind]} in another; "
+                "expected one kind. Write it alike everywhere, or leave it out."
             )
         return ColumnProfile(
             self.kind or other.kind,
@@ -222,6 +240,7 @@ class Profile:
         classes: The classes that occur, sorted; none where the label is no class.
         label_moments: Of a label that is a value.
         client: The name of the column of clients.
+        num_dropped: Rows that were dropped for missing values.
     """
 
     columns: Mapping[str, ColumnProfile]
@@ -230,17 +249,26 @@ class Profile:
     classes: tuple[Any, ...] = ()
     label_moments: Moments = Moments()
     client: str | None = None
+    num_dropped: int = 0
 
     def merge(self, other: Profile) -> Profile:
         """Of both sets of rows together."""
         for name in ("label", "task"):
             if getattr(self, name) != getattr(other, name):
                 raise DataError(
-                    f"profiles have the {name}s {getattr(self, name)!r} and {getattr(other, name)!r}; expected one."
+                    f"profiles have the {name}s {getattr(self, name)!r} and {getattr(other, name)!r}; expected one. "
+                    f"Make them with the same {name}=."
                 )
-        if list(self.columns) != list(other.columns):
-            odd = next(iter(set(self.columns) ^ set(other.columns)), "their order")
-            raise DataError(f"profiles differ in their columns ({odd}); expected the same features everywhere.")
+        if odd := sorted(set(self.columns) ^ set(other.columns)):
+            raise DataError(
+                f"the column {odd[0]!r} is in some profiles and not in others; expected the same features everywhere. "
+                "Name them with features=."
+            )
+        if len({isinstance(each, str) for each in (*self.classes, *other.classes)}) > 1:
+            raise DataError(
+                f"the label {self.label!r} holds words in one profile and numbers in another; expected one kind of "
+                "classes. Write them alike everywhere."
+            )
         return Profile(
             {name: column.merge(name, other.columns[name]) for name, column in self.columns.items()},
             self.label,
@@ -248,7 +276,90 @@ class Profile:
             _sorted_classes({*self.classes, *other.classes}),
             self.label_moments.merge(other.label_moments),
             self.client or other.client,
+            self.num_dropped + other.num_dropped,
         )
+
+    @classmethod
+    def of_csv(
+        cls,
+        path: Path | str,
+        label: str,
+        client: str | None = None,
+        features: Sequence[str] | None = None,
+        *,
+        exclude: Sequence[str] | None = None,
+        task: Task | None = None,
+        missing: MissingRule = "refuse",
+        decimal: Decimals | None = None,
+    ) -> Profile:
+        """The profile of the rows of a file, ``.csv`` or ``.parquet``, as a site makes it of its training rows.
+
+        Arguments are those of `Federation.from_csv`; there need be no column of clients.
+        """
+        roles = Roles(label, client, features, exclude)
+        return cls.of_table(read_table(Path(path), roles.by_name.values(), decimal), roles, task, missing)
+
+    @classmethod
+    def of_frame(
+        cls,
+        frame: Any,
+        label: Hashable,
+        client: Hashable | None = None,
+        features: Sequence[Hashable] | None = None,
+        *,
+        exclude: Sequence[Hashable] | None = None,
+        task: Task | None = None,
+        missing: MissingRule = "refuse",
+    ) -> Profile:
+        """The profile of the rows of a DataFrame of pandas or polars, or a Table of pyarrow.
+
+        Examples:
+            >>> import pyarrow, selffl
+            >>> tables = [pyarrow.table({"age": ages, "ill": ["no", "yes"]}) for ages in ([31, 48], [27, 60])]
+            >>> profiles = [selffl.Profile.of_frame(table, label="ill") for table in tables]
+            >>> selffl.Preparation.fit(*profiles).mean
+            (41.5,)
+        """
+        return cls.of_table(table_of_frame(frame), Roles(label, client, features, exclude), task, missing)
+
+    @classmethod
+    def of_table(cls, table: Table, roles: Roles, task: Task | None = None, missing: MissingRule = "refuse") -> Profile:
+        """The profile of all rows of a table."""
+        check_table(table, roles)
+        features = roles.features_of(table)
+        table, num_dropped = settle_missing(table, roles, features, missing)
+        label = label_of(table, str(roles.label), task)
+        return cls.of_rows(table, features, label, None if roles.client is None else str(roles.client), num_dropped)
+
+    @classmethod
+    def of_rows(
+        cls,
+        table: Table,
+        features: Sequence[str],
+        label: Label,
+        client: str | None = None,
+        num_dropped: int = 0,
+        rows: Array | None = None,
+    ) -> Profile:
+        """The profile of the rows numbered ``rows``, or of all, of a table whose label is known."""
+        moments = Moments()
+        if label.task == "values":
+            values = table.numbers(label.name)
+            moments = Moments.of(values if rows is None else values[rows])
+        columns = {name: profile_column(table, name, rows) for name in features}
+        return cls(columns, label.name, label.task, label.classes, moments, client, num_dropped)
+
+    def save(self, path: Path | str) -> None:
+        """Write it as JSON."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Profile:
+        """Read what `save` has written."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError, DataError):
+            raise DataError(f"{path} is no profile; expected a file that Profile.save has written.") from None
 
     def to_json(self) -> str:
         """As text that `from_json` reads."""
@@ -267,9 +378,19 @@ class Profile:
                 )
                 for name, column in found["columns"].items()
             }
+            if not all(column.kind in (None, *PLURAL) for column in columns.values()):
+                raise KeyError("kind")
             moments = Moments(**found["label_moments"])
-            return cls(columns, found["label"], found["task"], tuple(found["classes"]), moments, found["client"])
-        except (KeyError, TypeError, ValueError, AttributeError):
+            return cls(
+                columns,
+                str(found["label"]),
+                _known_task(found["task"]),
+                tuple(found["classes"]),
+                moments,
+                found["client"],
+                int(found["num_dropped"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
             raise DataError("the text is no profile; expected what Profile.to_json has written.") from None
 
 
@@ -363,13 +484,21 @@ class Preparation:
             object.__setattr__(self, "shape", (len(self.mean),))
 
     @classmethod
-    def fit(cls, *profiles: Profile, missing: MissingRule = "refuse", num_dropped: int = 0) -> Preparation:
+    def fit(cls, *profiles: Profile, missing: MissingRule = "refuse", num_dropped: int | None = None) -> Preparation:
         """The preparation for the rows of these profiles together, each of a client, or one of all of them."""
         if not profiles:
             raise ConfigError("there are no profiles; expected one for each client.")
+        check_rule(missing)
         whole = reduce(Profile.merge, profiles)
-        columns, mean, scale = [], [], []
+        columns: list[Column] = []
+        mean: list[float] = []
+        scale: list[float] = []
         for name, found in whole.columns.items():
+            if found.num_missing and missing != "impute":
+                raise DataError(
+                    f"column {name!r} lacks {found.num_missing:,} values; expected none with missing={missing!r}. Pass "
+                    f'missing="impute", or make the profiles with missing={missing!r}.'
+                )
             if found.kind is None:
                 raise DataError(f"column {name!r} is missing in every training row; expected values. Leave it out.")
             if len(found.words) > MAX_WORDS:
@@ -392,7 +521,8 @@ class Preparation:
             moments.mean if is_value else 0.0,
             moments.scale if is_value else 1.0,
         )
-        return cls(tuple(columns), tuple(mean), tuple(scale), label, whole.client, missing, num_dropped)
+        dropped = whole.num_dropped if num_dropped is None else num_dropped
+        return cls(tuple(columns), tuple(mean), tuple(scale), label, whole.client, missing, dropped)
 
     @property
     def inputs(self) -> list[str]:
@@ -408,33 +538,45 @@ class Preparation:
     def texts(self) -> list[str]:
         """The columns whose cells should be read as they are written."""
         words = [column.name for column in self.columns if column.kind == "words"]
-        return [*words, *([self.label.name] if self.label.task == "classes" else []), *filter(None, [self.client])]
+        is_named = any(isinstance(each, str) for each in self.label.classes)
+        return [*words, *([self.label.name] if is_named else []), *filter(None, [self.client])]
 
-    def encode(self, table: Table, rows: Array | None = None) -> npt.NDArray[np.float32]:
-        """The inputs of a table's rows (all, or those numbered ``rows``), scaled, ``[rows, inputs]``."""
-        found = np.empty((len(table) if rows is None else len(rows), len(self.mean)), dtype=np.float32)
+    def encode(self, table: Table) -> npt.NDArray[np.float32]:
+        """The inputs of a table's rows, scaled, ``[rows, inputs]``."""
+        return self.encode_parts(table, [None])[0]
+
+    def encode_parts(
+        self, table: Table, parts: Sequence[Array | None], release: bool = False
+    ) -> list[npt.NDArray[np.float32]]:
+        """The inputs of several parts of a table, each the numbers of its rows (none: all), ``[rows, inputs]``.
+
+        With ``release`` the table gives up each column once it is encoded, so that no number is held twice.
+        """
+        sizes = [len(table) if rows is None else len(rows) for rows in parts]
+        found = [np.empty((size, len(self.mean)), dtype=np.float32) for size in sizes]
         place = 0
         for column in self.columns:
-            for values in self._inputs_of(table, column, rows, self.mean[place]):
-                found[:, place] = (values - self.mean[place]) / self.scale[place]
+            for values in self._inputs_of(table, column, self.mean[place]):
+                scaled = ((values - self.mean[place]) / self.scale[place]).astype(np.float32)
+                for part, rows in zip(found, parts, strict=True):
+                    part[:, place] = scaled if rows is None else scaled[rows]
                 place += 1
+            if release:
+                table.release(column.name)
         return found
 
-    def _inputs_of(
-        self, table: Table, column: Column, rows: Array | None, mean: float
-    ) -> Iterator[npt.NDArray[np.float64]]:
+    def _inputs_of(self, table: Table, column: Column, mean: float) -> Iterator[Array]:
         """The inputs of a column in the user's own units: numbers, seconds, and 0 or 1 for words."""
-        chosen: Any = slice(None) if rows is None else rows
         is_missing = table.is_missing(column.name)
         if is_missing.any() and self.missing != "impute":
             raise DataError(
-                f"{table.place}, {table.describe_rows(is_missing)}: {column.name} is missing; expected a value in each "
-                "row, as of the rows that were trained on. Fill them in, or drop those rows."
+                f"{table.where(is_missing)}: {column.name} is missing; expected a value in each row, as of the rows "
+                "that were trained on. Fill them in, or drop those rows."
             )
         if column.kind == "words":
             words = pa.array(column.words, pa.string())
-            indices = _numpy_ints(pc.index_in(table.words(column.name), value_set=words))[chosen]
-            yield from ((indices == number).astype(np.float64) for number in range(len(column.words)))
+            indices = pc.index_in(table.words(column.name), value_set=words).fill_null(-1).to_numpy()
+            yield from ((indices == number).astype(np.float32) for number in range(len(column.words)))
         else:
             kind = table.interpreted(column.name).kind
             if kind != column.kind and not is_missing.all():
@@ -442,9 +584,10 @@ class Preparation:
                     f"{table.place}: column {column.name!r} holds {PLURAL[kind]}; expected {PLURAL[column.kind]}, as "
                     "in the rows that were trained on."
                 )
-            yield np.where(is_missing, mean, table.numbers(column.name))[chosen]
+            numbers = table.numbers(column.name)
+            yield np.where(is_missing, mean, numbers) if is_missing.any() else numbers
         if column.has_missing:
-            yield is_missing[chosen].astype(np.float64)
+            yield is_missing.astype(np.float32)
 
     def check_columns(self, table: Table) -> None:
         """Refuse a table that lacks a column of features."""
@@ -493,9 +636,17 @@ class Preparation:
                 raise KeyError("version")
             columns = tuple(Column(**{**column, "words": tuple(column["words"])}) for column in given.pop("columns"))
             label = Label(**{**given["label"], "classes": tuple(given.pop("label")["classes"])})
-            lists = {name: tuple(given.pop(name)) for name in ("mean", "scale", "shape")}
-            return cls(columns=columns, label=label, **lists, **given)
-        except (KeyError, TypeError, ValueError, AttributeError):
+            lists: dict[str, Any] = {name: tuple(given.pop(name)) for name in ("mean", "scale", "shape")}
+            made = cls(columns=columns, label=label, **lists, **given)
+            check_rule(made.missing)
+            _known_task(label.task)
+            fits = len(made.mean) == len(made.scale) == np.prod(made.shape)
+            numbers = np.array([*made.mean, *made.scale, label.mean, label.scale], dtype=np.float64)
+            is_scaled = min((*made.scale, label.scale)) > 0 and np.isfinite(numbers).all()
+            if not (fits and is_scaled and len(made.inputs) in ({len(made.mean)} if columns else {0})):
+                raise ValueError("numbers that do not fit each other")
+            return made
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
             raise DataError("the text is no preparation; expected what Preparation.save has written.") from None
 
     def save(self, path: Path | str) -> None:
@@ -529,42 +680,58 @@ def label_of(table: Table, name: str, task: Task | None) -> Label:
 
     Words and truth values are classes, whole numbers classes where they are few, other numbers values.
     """
-    if task is not None and task not in get_args(Task):
-        raise unknown_name("task", str(task), get_args(Task))
+    if task is not None:
+        _known_task(task)
     kind, values = table.interpreted(name)
-    if kind == "date":
-        raise DataError(f"{table.place}: the label {name!r} holds dates; expected classes or numbers.")
-    distinct = values.unique().drop_null().to_pylist()
+    if kind in ("date", "time"):
+        raise DataError(f"{table.place}: the label {name!r} holds {PLURAL[kind]}; expected classes or numbers.")
     if kind == "words":
-        if task in ("values", "counts"):
-            raise DataError(
-                f"{table.place}: the label {name!r} holds words, such as {distinct[0]!r}; expected numbers for "
-                f"task={task!r}."
-            )
-        return Label(name, "classes", _sorted_classes(distinct))
-    table.numbers(name)  # which refuses infinity
-    is_whole = all(float(value).is_integer() for value in distinct)
-    is_integer = pa.types.is_integer(values.type)
+        return Label(name, "classes", _word_classes(table, name, values, task))
+    numbers = table.numbers(name)  # which refuses infinity
+    is_whole = bool((numbers == np.floor(numbers)).all())
+    distinct = values.unique().drop_null().to_pylist() if is_whole and task in (None, "classes") else []
     if task is None:
-        if is_whole and (not is_integer or len(distinct) > MAX_CLASSES_UNASKED) and len(distinct) <= len(table) / 2:
-            shown = ", ".join(f"{value:g}" for value in sorted(distinct)[:5])
+        is_integer = pa.types.is_integer(values.type)
+        is_open = len(distinct) > MAX_CLASSES_UNASKED if is_integer else len(distinct) <= len(table) / 2
+        if is_whole and is_open:
+            shown = ", ".join(f"{value:g}" for value in sorted(distinct)[:5]) + (", …" if len(distinct) > 5 else "")
             raise DataError(
-                f"{table.place}: the label {name!r} holds {len(distinct)} different whole numbers ({shown}, …); "
+                f"{table.place}: the label {name!r} holds {len(distinct):,} different whole numbers ({shown}); "
                 'expected to be told what they are. Pass task="classes", task="values" or task="counts".'
             )
         task = "classes" if is_integer else "values"
-    if task == "classes":
-        if not is_whole:
-            odd = next(value for value in distinct if not float(value).is_integer())
-            raise DataError(
-                f"{table.place}: the label {name!r} holds {odd:g}; expected whole numbers or words as classes."
-            )
-        kind_of = bool if pa.types.is_boolean(table.columns[name].type) else int
-        return Label(name, "classes", _sorted_classes(kind_of(value) for value in distinct))
-    if task == "counts" and (not is_whole or min(distinct) < 0):
-        odd = next(value for value in distinct if not float(value).is_integer() or value < 0)
-        raise DataError(f"{table.place}: the label {name!r} holds {odd:g}; expected counts, whole numbers from 0 up.")
-    return Label(name, task)
+    is_odd = numbers != np.floor(numbers)
+    if task == "counts":
+        is_odd |= numbers < 0
+    if task != "values" and is_odd.any():
+        wanted = "whole numbers or words as classes" if task == "classes" else "counts, whole numbers from 0 up"
+        raise DataError(f"{table.where(is_odd)}: the label {name!r} is {numbers[is_odd][0]:g}; expected {wanted}.")
+    if task != "classes":
+        return Label(name, task)
+    kind_of = bool if pa.types.is_boolean(table.columns[name].type) else int
+    return Label(name, "classes", _sorted_classes(kind_of(value) for value in distinct))
+
+
+def _known_task(task: str) -> Task:
+    if task not in get_args(Task):
+        raise unknown_name("task", str(task), get_args(Task))
+    return cast(Task, task)
+
+
+def _word_classes(table: Table, name: str, words: pa.Array, task: Task | None) -> tuple[Any, ...]:
+    """The classes of a label that holds words."""
+    if task in ("values", "counts"):
+        raise DataError(
+            f"{table.place}: the label {name!r} holds words, such as {words.drop_null()[0].as_py()!r}; expected "
+            f"numbers for task={task!r}."
+        )
+    distinct = words.unique().drop_null().to_pylist()
+    if task is None and len(distinct) > max(MAX_CLASSES_UNASKED, len(table) / 2):
+        raise DataError(
+            f"{table.place}: the label {name!r} holds {len(distinct):,} different words in {len(table):,} rows, such "
+            f'as {distinct[0]!r}; expected classes that repeat, or numbers. Pass task="classes" if they are classes.'
+        )
+    return _sorted_classes(distinct)
 
 
 def encode_label(table: Table, label: Label) -> Array:
@@ -574,45 +741,34 @@ def encode_label(table: Table, label: Label) -> Array:
         raise unknown_column(table, name, "Expected the label that the run was trained on.")
     is_missing = table.is_missing(name)
     if is_missing.any():
-        raise DataError(
-            f"{table.place}, {table.describe_rows(is_missing)}: {name} is missing; expected a label in every row."
-        )
+        raise DataError(f"{table.where(is_missing)}: {name} is missing; expected a label in every row.")
     if label.task != "classes":
         return table.numbers(name)
     values = table.interpreted(name).values
     is_words = any(isinstance(each, str) for each in label.classes)
-    known = {each if is_words else float(each): number for number, each in enumerate(label.classes)}
+    known = {each: number for number, each in enumerate(label.classes)}
     encoded = (table.words(name) if is_words else values).dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
-    keys = [value if is_words or isinstance(value, str) else float(value) for value in distinct]
-    strange = next((place for place, key in enumerate(keys) if key not in known), None)
+    strange = next((place for place, value in enumerate(distinct) if value not in known), None)
     if strange is not None:
         is_strange = np.asarray(encoded.indices) == strange
         shown = ", ".join(map(str, label.classes[:8])) + (", …" if len(label.classes) > 8 else "")
         raise DataError(
-            f"{table.place}, {table.describe_rows(is_strange)}: {name} is {distinct[strange]!r}; expected one of the "
-            f"classes {shown}."
+            f"{table.where(is_strange)}: {name} is {distinct[strange]!r}; expected one of the classes {shown}."
         )
-    return np.array([known[key] for key in keys], dtype=np.int64)[np.asarray(encoded.indices)]
+    numbers: Array = np.array([known[value] for value in distinct], dtype=np.int64)[np.asarray(encoded.indices)]
+    return numbers
 
 
 def encode_classes(labels: Any, classes: Sequence[Any]) -> Array:
     """Classes as the user names them, as their numbers ``[rows]``."""
-    is_words = any(isinstance(each, str) for each in classes)
-    known = {each if is_words else float(each): number for number, each in enumerate(classes)}
+    known = {each: number for number, each in enumerate(classes)}
     values = np.asarray(labels).reshape(-1).tolist()
-    keys = [value if isinstance(value, str) else float(value) for value in values]
-    strange = next((value for value, key in zip(values, keys, strict=True) if key not in known), None)
-    if strange is not None:
-        raise unknown_name("class", str(strange), [str(each) for each in classes])
-    return np.array([known[key] for key in keys], dtype=np.int64)
+    strange = [value for value in values if value not in known]
+    if strange:
+        raise unknown_name("class", str(strange[0]), [str(each) for each in classes])
+    return np.array([known[value] for value in values], dtype=np.int64)
 
 
 def _sorted_classes(classes: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(sorted(set(classes)))
-
-
-def _numpy_ints(indices: Any) -> npt.NDArray[np.int64]:
-    """Indices as int64, -1 where there is none."""
-    found: npt.NDArray[np.int64] = indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found

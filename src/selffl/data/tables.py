@@ -6,6 +6,7 @@ numbers (with a decimal comma or thousands separators, too), which are dates, an
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,9 @@ from selffl.data.estimates import csv_lines
 from selffl.errors import DataError, in_short
 
 Array = npt.NDArray[Any]
-Kind = Literal["number", "date", "words"]
+Kind = Literal["number", "date", "time", "words"]
 Decimals = Literal[".", ","]
+PLURAL: dict[Kind, str] = {"number": "numbers", "date": "dates", "time": "times of day", "words": "words"}
 
 # What R, pandas, SQL and spreadsheets write for a missing value; case matters ("none" is a word).
 MISSING_TEXTS = (
@@ -34,22 +36,29 @@ MISSING_TEXTS = (
 )  # fmt: skip
 WHOLE_ID = re.compile(r"0|-?[1-9][0-9]*")  # an id that is a number, and not text such as 007
 LARGEST_NUMBER = 1e150  # whose square is still finite
+LARGEST_WHOLE = 2.0**53  # up to which floating-point numbers tell all whole numbers apart
 NUMBER_SHARE = 0.5  # of a column's cells from which on its words look like mistakes among numbers
 NUM_SHOWN_LINES = 8  # in a message
-MIN_BLOCK_BYTES = 8 << 20  # that the CSV reader takes at once; a row has to fit
+SEPARATORS = ",;\t|"  # between the cells of a CSV file, the likeliest first
+MIN_BLOCK_BYTES = 4 << 20  # that the CSV reader takes at once; a row has to fit
+NUM_JOINED_BLOCKS = 16  # whose columns are put together while a file is read
+MIN_RELEASED_BYTES = 1 << 20  # of a column whose pieces are worth giving back
 
 # Regular expressions of RE2, for whole cells.
 PLAIN_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-POINT_NUMBER = r"^[+-]?(\d{1,3}([,' \x{a0}\x{202f}]\d{3})+|\d+)(\.\d+)?$"  # 1,234.5
-COMMA_NUMBER = r"^[+-]?(\d{1,3}([.' \x{a0}\x{202f}]\d{3})+|\d+)(,\d+)?$"  # 1.234,5
-LOCAL_DATE = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T].*)?")  # a date, but perhaps not as ISO 8601 has it
+POINT_NUMBER = r"^[+-]?(\d{1,3}([,' \x{a0}\x{202f}]\d{3})+|\d+)(\.\d+)?([eE][+-]?\d+)?$"  # 1,234.5
+COMMA_NUMBER = r"^[+-]?(\d{1,3}([.' \x{a0}\x{202f}]\d{3})+|\d+)(,\d+)?([eE][+-]?\d+)?$"  # 1.234,5
+DATE = r"(\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2}))([ T].*)?"
+LOCAL_DATE = re.compile(DATE)  # a date, but perhaps not as ISO 8601 has it: 31.12.2020
+TIME = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?$"
+DATE_TYPES = tuple(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
 
 
 class Interpreted(NamedTuple):
     """A column once it is known what its cells mean."""
 
     kind: Kind
-    values: pa.Array  # numbers as they are, dates as seconds since 1970 (float64), words as text; null: missing
+    values: pa.Array  # numbers as they are, dates as seconds since 1970 (float64), times since midnight; null: missing
 
 
 @dataclass(frozen=True)
@@ -58,11 +67,12 @@ class Table:
 
     Attributes:
         place: What messages call the table.
-        columns: The columns as they were read.
+        columns: The columns as they were read; text without spaces around it, null where a value is missing.
         path: The CSV file, if it is one: messages then name lines.
         separator: Between the cells of that file.
         rows: Which rows of the source are left, if some were dropped.
-        decimals: The decimal sign, if the user has said which.
+        decimals: The decimal sign, if the user or the file says which.
+        parts: The tables that it was joined from, whose rows messages name.
     """
 
     place: str
@@ -71,34 +81,67 @@ class Table:
     separator: str = ","
     rows: Array | None = None
     decimals: Decimals | None = None
+    parts: tuple[Table, ...] = ()
     _known: dict[str, Interpreted] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return 0 if not self.columns else len(next(iter(self.columns.values())))
 
-    def describe_rows(self, chosen: Array) -> str:
-        """The rows where ``chosen [rows]`` is true, as a reader finds them: lines of a file, or numbers from 0."""
+    def where(self, chosen: Array) -> str:
+        """The table's name and its rows where ``chosen [rows]`` is true: lines of a file, or numbers from 0."""
         numbers = np.flatnonzero(chosen)
+        numbers = numbers if self.rows is None else self.rows[numbers]
+        if not self.parts:
+            return f"{self.place}, {self._describe(numbers)}"
+        ends = np.cumsum([len(part) for part in self.parts])
+        first = int(np.searchsorted(ends, numbers[0], side="right"))
+        inside = numbers[numbers < ends[first]] - (ends[first] - len(self.parts[first]))
+        others = len(numbers) - len(inside)
+        more = f" (and {others:,} row{'' if others == 1 else 's'} of others)" if others else ""
+        return f"{self.parts[first].place}, {self.parts[first]._describe(inside)}{more}"
+
+    def _describe(self, numbers: Array) -> str:
         total = len(numbers)
-        numbers = (numbers if self.rows is None else self.rows[numbers])[:NUM_SHOWN_LINES].tolist()
+        shown = numbers[:NUM_SHOWN_LINES].tolist()
         if self.path is not None:
-            numbers = _lines_of_rows(self.path, self.separator, numbers)
+            shown = _lines_of_rows(self.path, self.separator, shown)
         word = "row" if self.path is None else "line"
-        shown = ", ".join(map(str, numbers))
-        if total > len(numbers):
-            return f"{word}s {shown} and {total - len(numbers):,} more"
-        return f"{word}{'' if total == 1 else 's'} {shown}"
+        listed = ", ".join(map(str, shown))
+        if total > len(shown):
+            return f"{word}s {listed} and {total - len(shown):,} more"
+        return f"{word}{'' if total == 1 else 's'} {listed}"
+
+    def select(self, names: Iterable[str]) -> Table:
+        """The table with these columns alone."""
+        chosen = list(names)
+        columns: Mapping[str, pa.Array] = _Columns(chosen, self.columns.__getitem__)
+        if isinstance(self.columns, dict):
+            columns = {name: self.columns[name] for name in chosen}
+        return replace(self, columns=columns)
 
     def take(self, is_kept: Array) -> Table:
         """The rows where ``is_kept`` is true."""
-        numbers = np.flatnonzero(is_kept)
-        columns = {name: column.filter(pa.array(is_kept)) for name, column in self.columns.items()}
-        return replace(self, columns=columns, rows=numbers if self.rows is None else self.rows[numbers], _known={})
+        kept, numbers = pa.array(is_kept), np.flatnonzero(is_kept)
+        columns: Mapping[str, pa.Array] = _Columns(self.columns, lambda name: self.columns[name].filter(kept))
+        if isinstance(self.columns, dict):
+            columns = {name: column.filter(kept) for name, column in self.columns.items()}
+        known = {name: Interpreted(kind, values.filter(kept)) for name, (kind, values) in self._known.items()}
+        return replace(self, columns=columns, rows=numbers if self.rows is None else self.rows[numbers], _known=known)
+
+    def release(self, name: str) -> None:
+        """Give up the memory of a column, which cannot be used any more."""
+        self._known.pop(name, None)
+        if isinstance(self.columns, dict):
+            del self.columns[name]
+
+    def rows_of_source(self, numbers: Any = slice(None)) -> Array:
+        """Which rows of the source the rows with these numbers are."""
+        rows: Array = (np.arange(len(self)) if self.rows is None else self.rows)[numbers]
+        return rows
 
     def is_missing(self, name: str) -> Array:
         """Where a column has no value, ``[rows]``."""
-        column = self.columns[name]
-        return _numpy((_blank_as_null(column) if _is_text(column.type) else column).is_null())
+        return _numpy(self.columns[name].is_null())
 
     def interpreted(self, name: str) -> Interpreted:
         """What the cells of a column mean."""
@@ -110,7 +153,7 @@ class Table:
         """A column as text, null where a value is missing."""
         column = self.columns[name]
         if _is_text(column.type):
-            return _blank_as_null(column)
+            return column
         if types.is_null(column.type) or types.is_boolean(column.type) or types.is_integer(column.type):
             return column.cast(pa.string())
         return pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.string())
@@ -123,13 +166,12 @@ class Table:
                 f"{self.place}: column {name!r} holds words, such as {_example(values)!r}; expected numbers."
             )
         found = _numpy(values.cast(pa.float64(), safe=False).fill_null(float("nan"))).astype(np.float64, copy=False)
-        is_wrong = np.isinf(found) | (_numpy(values.is_valid()) & np.isnan(found)) | (np.abs(found) > LARGEST_NUMBER)
+        is_wrong = np.abs(found) > LARGEST_NUMBER
         if is_wrong.any():
             wrong = found[is_wrong][0]
-            what = "NaN or infinity" if not np.isfinite(wrong) else f"{wrong:g}"
             raise DataError(
-                f"{self.place}, {self.describe_rows(is_wrong)}: {name} holds {what}; expected finite numbers, at most "
-                f"{LARGEST_NUMBER:g} in size."
+                f"{self.where(is_wrong)}: {name} is {'infinity' if np.isinf(wrong) else f'{wrong:g}'}; expected finite "
+                f"numbers, at most {LARGEST_NUMBER:g} in size."
             )
         return found
 
@@ -139,10 +181,12 @@ class Table:
         if types.is_integer(column.type) or types.is_boolean(column.type):
             return _numpy(column)
         if types.is_floating(column.type):
-            return _numpy(column)
+            values = _numpy(column)
+            is_whole = bool((np.abs(values) < LARGEST_WHOLE).all() and (values == np.floor(values)).all())
+            return values.astype(np.int64) if is_whole else values  # pandas makes 1.0 of 1 beside a missing id
         if not (_is_text(column.type) or types.is_null(column.type)):
             raise DataError(f"{self.place}: column {name!r} is of type {column.type}; expected numbers or text.")
-        encoded = _blank_as_null(column).dictionary_encode()
+        encoded = column.cast(pa.string()).dictionary_encode()
         texts, codes = encoded.dictionary.to_pylist(), _numpy(encoded.indices)
         if all(map(WHOLE_ID.fullmatch, texts)):
             try:
@@ -160,36 +204,53 @@ class Table:
             return Interpreted("number", column)
         if types.is_null(kind) or types.is_decimal(kind):
             return Interpreted("number", column.cast(pa.float64()))
-        if types.is_temporal(kind):
-            return Interpreted("date", _seconds(column))
+        if types.is_temporal(kind) and not types.is_interval(kind):
+            return Interpreted(_kind_of_time(kind), _seconds(column))
         if not _is_text(kind):
             raise DataError(
                 f"{self.place}: column {name!r} is of type {kind}; expected numbers, dates or words. Leave it out, or "
                 "turn it into columns of these."
             )
-        return self._interpret_text(name, _blank_as_null(column))
+        return self._interpret_text(name, column)
 
     def _interpret_text(self, name: str, column: pa.Array) -> Interpreted:
-        values = column.unique().drop_null()
-        if len(values) == 0:
+        if column.null_count == len(column):
             return Interpreted("number", column.cast(pa.float64()))
-        if _all_match(values, PLAIN_NUMBER):
+        if self.decimals != "," and _all_match(column, PLAIN_NUMBER):
             return Interpreted("number", _cast_numbers(column))
-        if decimals := self._decimals_of(name, values):
+        if decimals := self._decimals_of(name, column):
             return Interpreted("number", _cast_numbers(_without_separators(column, decimals)))
-        try:
-            return Interpreted("date", _seconds(column.cast(pa.timestamp("us"))))
-        except pa.ArrowInvalid:
-            pass
-        is_number = _numpy(pc.match_substring_regex(column, PLAIN_NUMBER).fill_null(False))
-        if is_number.sum() >= NUMBER_SHARE * len(column):
-            is_word = ~is_number & _numpy(column.is_valid())
-            word = column.filter(pa.array(is_word))[0].as_py()
-            raise DataError(
-                f"{self.place}, {self.describe_rows(is_word)}: {name} is {word!r}, among numbers; expected numbers or "
-                "words throughout. Leave such cells empty if they are missing, or leave the column out."
-            )
+        is_time = _all_match(column, TIME)
+        dates = pc.binary_join_element_wise("1970-01-01", column, "T") if is_time else column
+        for type_of_date in DATE_TYPES:
+            try:
+                return Interpreted("time" if is_time else "date", _seconds(dates.cast(type_of_date)))
+            except pa.ArrowInvalid:
+                pass
+        self._refuse_stray_words(name, column)
         return Interpreted("words", column)
+
+    def _refuse_stray_words(self, name: str, column: pa.Array) -> None:
+        """Refuse a column of words most of which are numbers, or dates."""
+        is_valid = _numpy(column.is_valid())
+        enough = NUMBER_SHARE * is_valid.sum()
+        for pattern in (COMMA_NUMBER,) if self.decimals == "," else (PLAIN_NUMBER, POINT_NUMBER, COMMA_NUMBER):
+            is_number = _matches(column, pattern)
+            if is_number.sum() >= enough:
+                is_word = is_valid & ~is_number
+                advice = (
+                    "among numbers; expected numbers, written alike, or words throughout. Leave such cells empty if "
+                )
+                advice += "they are missing"
+                break
+        else:
+            if _matches(column, f"^{DATE}$").sum() < enough:
+                return
+            is_word = is_valid & ~_are_dates(column)
+            advice = "no date as ISO 8601 has it; expected dates such as 2020-12-31 or 2020-12-31T23:59:00, all with a "
+            advice += "time zone or none. Write them so"
+        word = column.filter(pa.array(is_word))[0].as_py()
+        raise DataError(f"{self.where(is_word)}: {name} is {word!r}, {advice}, or leave the column out.")
 
     def _decimals_of(self, name: str, values: pa.Array) -> Decimals | None:
         """The decimal sign of numbers that are written with commas or thousands separators; none: not numbers."""
@@ -197,6 +258,13 @@ class Table:
             ".": _all_match(values, POINT_NUMBER), ",": _all_match(values, COMMA_NUMBER)
         }  # fmt: skip
         if self.decimals is not None:
+            if not fits[self.decimals] and any(fits.values()):
+                sign = "," if self.decimals == "." else "."
+                is_odd = _matches(values, f"[{sign}]")
+                raise DataError(
+                    f"{self.where(is_odd)}: {name} is {values.filter(pa.array(is_odd))[0].as_py()!r}, and the decimal "
+                    f"sign is {self.decimals!r}; expected one decimal sign in a file. Write all numbers alike."
+                )
             return self.decimals if fits[self.decimals] else None
         if all(fits.values()) and pc.any(pc.match_substring(values, ",")).as_py():
             example = values.filter(pc.match_substring(values, ","))[0].as_py()
@@ -217,14 +285,32 @@ def join_tables(place: str, tables: Sequence[Table]) -> Table:
                 raise DataError(
                     f"{table.place} {word} the column {other!r}, unlike {first.place}; expected the same in all."
                 )
-    return Table(place, _Columns(first.columns, lambda name: _join([table.columns[name] for table in tables])))
+    columns, known = {}, {}
+    for name in first.columns:
+        known[name] = _join_interpreted(name, tables)
+        raw = [table.columns[name] for table in tables]
+        is_one_type = all(column.type == raw[0].type for column in raw)
+        columns[name] = _join(raw) if is_one_type else known[name].values
+    return Table(place, columns, parts=tuple(tables), _known=known)
+
+
+def _join_interpreted(name: str, tables: Sequence[Table]) -> Interpreted:
+    """A column of several tables, which has to mean the same in all of them; where it is all missing, it may be any."""
+    found = [table.interpreted(name) for table in tables]
+    sure = [place for place, (_, values) in enumerate(found) if values.null_count < len(values)] or [0]
+    kind = found[sure[0]].kind
+    odd = next((place for place in sure if found[place].kind != kind), None)
+    if odd is not None:
+        raise DataError(
+            f"{tables[odd].place}: column {name!r} holds {PLURAL[found[odd].kind]}, and {PLURAL[kind]} in "
+            f"{tables[sure[0]].place}; expected the same in all."
+        )
+    empty = found[sure[0]].values.type
+    return Interpreted(kind, _join([v if v.null_count < len(v) else pa.nulls(len(v), empty) for _, v in found]))
 
 
 def _join(columns: Sequence[pa.Array]) -> pa.Array:
-    plain = [column.cast(pa.string()) if _is_text(column.type) else column for column in columns]
-    if any(_is_text(column.type) for column in plain):  # in one file a column may be all numbers, in another words
-        plain = [column.cast(pa.string()) for column in plain]
-    joined = pa.concat_tables([pa.table({"": column}) for column in plain], promote_options="permissive")
+    joined = pa.concat_tables([pa.table({"": column}) for column in columns], promote_options="permissive")
     return _one_chunk(joined.column(0))
 
 
@@ -232,8 +318,7 @@ def _join(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    inner = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner))
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _numpy(column: pa.Array) -> Array:
@@ -245,11 +330,47 @@ def _one_chunk(column: Any) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _blank_as_null(column: pa.Array) -> pa.Array:
-    """Text without spaces around it, null where it stands for a missing value."""
-    plain = pc.utf8_trim_whitespace(column.cast(pa.string()))
+def _with_nulls(column: Any) -> pa.Array:
+    """A column in one piece, null where a value is missing: what stands for it in text, and NaN; no dictionaries."""
+    column = _one_chunk(column)
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if types.is_floating(column.type):
+        column = column.cast(pa.float64()) if types.is_float16(column.type) else column
+        is_nan = pc.is_nan(column)
+        return pc.if_else(is_nan, pa.scalar(None, column.type), column) if pc.any(is_nan).as_py() else column
+    if not _is_text(column.type):
+        return column
+    plain = pc.utf8_trim_whitespace(column if types.is_string(column.type) else column.cast(pa.string()))
     is_blank = pc.is_in(plain, value_set=pa.array(MISSING_TEXTS))
-    return pc.if_else(is_blank, pa.scalar(None, pa.string()), plain)
+    return pc.if_else(is_blank, pa.scalar(None, pa.string()), plain) if pc.any(is_blank).as_py() else plain
+
+
+def _matches(column: pa.Array, pattern: str) -> Array:
+    return _numpy(pc.match_substring_regex(column, pattern).fill_null(False))
+
+
+def _are_dates(column: pa.Array) -> Array:
+    """Where text is a date of the first kind that fits any of it."""
+    texts = column.to_pylist()
+    for kind in DATE_TYPES:
+        found = np.array([text is not None and _is_date(text, kind) for text in texts])
+        if found.any():
+            return found
+    return np.zeros(len(texts), dtype=bool)
+
+
+def _is_date(text: str, kind: pa.DataType) -> bool:
+    try:
+        pa.scalar(text).cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _kind_of_time(kind: pa.DataType) -> Kind:
+    """What dates, times and durations count as: a duration is a number of seconds."""
+    return "time" if types.is_time(kind) else "number" if types.is_duration(kind) else "date"
 
 
 def _all_match(values: pa.Array, pattern: str) -> bool:
@@ -305,7 +426,8 @@ def table_of_frame(frame: Any) -> Table:
     names = list(frame.schema.names if library == "pyarrow" else frame.columns)
     check_names("the frame", list(map(str, names)))  # names that are no text are taken for their text
     column = dict(zip(map(str, names), names, strict=True))
-    return Table("the frame", _Columns(column, lambda name: COLUMN_READERS[library](name, frame[column[name]])))
+    read = COLUMN_READERS[library]
+    return Table("the frame", _Columns(column, lambda name: _with_nulls(read(name, frame[column[name]]))))
 
 
 class _Columns(Mapping[str, Any]):
@@ -336,7 +458,7 @@ def _read_pandas(name: str, series: Any) -> pa.Array:
         values = pa.array(series.array if series.dtype.kind in "mM" else series, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         values = _array_of_objects(name, [None if _is_na(value) else value for value in series.tolist()])
-    return _one_chunk(values)
+    return values
 
 
 def _is_na(value: Any) -> bool:
@@ -362,12 +484,12 @@ def _array_of_objects(name: str, values: list[Any]) -> pa.Array:
 def _read_polars(name: str, series: Any) -> pa.Array:
     if str(series.dtype).startswith("Object"):
         return _array_of_objects(name, series.to_list())
-    return _one_chunk(series.to_arrow())
+    return series.to_arrow()
 
 
 def _read_pyarrow(name: str, column: Any) -> pa.Array:
     del name
-    return _one_chunk(column)
+    return column
 
 
 COLUMN_READERS: dict[str, Callable[[str, Any], pa.Array]] = {
@@ -405,39 +527,80 @@ def read_table(path: Path, as_text: Iterable[str] = (), decimals: Decimals | Non
 
 def read_csv(path: Path, as_text: frozenset[str] = frozenset(), decimals: Decimals | None = None) -> Table:
     """A CSV file with a header; commas, semicolons, tabs or bars between cells are told by the header."""
+    separator, names, num_lines, longest = _header(path)
+    if decimals not in (None, ".", ","):
+        raise DataError(f"decimal is {decimals!r}; expected '.' or ','.")
+    columns = _read_cells(path, separator, names, num_lines, longest, as_text)
+    if decimals == ",":  # a point in a number separates thousands, which Arrow does not know
+        again = [name for name, column in columns.items() if types.is_floating(column.type)]
+        columns = _read_cells(path, separator, names, num_lines, longest, as_text | set(again)) if again else columns
+    for name in names:
+        columns[name] = _with_nulls(columns[name])
+    return Table(str(path), columns, path, separator, None, decimals or _decimals_of_file(path, separator, columns))
+
+
+def _read_cells(
+    path: Path, separator: str, names: Sequence[str], num_lines: int, longest: int, as_text: frozenset[str]
+) -> dict[str, pa.Array]:
+    """The columns below the header, numbers and dates converted where all cells of a column agree."""
     from pyarrow import csv as arrow_csv
 
-    separator, names, num_lines, longest = _header(path)
+    options = {
+        "read_options": arrow_csv.ReadOptions(
+            column_names=list(map(str, range(len(names)))),
+            skip_rows=num_lines,
+            block_size=max(MIN_BLOCK_BYTES, 8 * longest),
+        ),
+        "parse_options": arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+        "convert_options": arrow_csv.ConvertOptions(
+            column_types={str(place): pa.string() for place, name in enumerate(names) if name in as_text},
+            null_values=list(MISSING_TEXTS),
+            strings_can_be_null=True,
+        ),
+    }
+    pieces: list[list[pa.Array]] = [[] for _ in names]
     try:
-        found = arrow_csv.read_csv(
-            path,
-            arrow_csv.ReadOptions(
-                column_names=list(map(str, range(len(names)))),
-                skip_rows=num_lines,
-                block_size=max(MIN_BLOCK_BYTES, 8 * longest),
-            ),
-            arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            arrow_csv.ConvertOptions(
-                column_types={str(place): pa.string() for place, name in enumerate(names) if name in as_text},
-                null_values=list(MISSING_TEXTS),
-                strings_can_be_null=True,
-            ),
-        )
+        try:
+            with arrow_csv.open_csv(path, **options) as reader:  # which holds no text of the file beside its columns
+                for number, batch in enumerate(reader, start=1):
+                    for piece, column in zip(pieces, batch.columns, strict=True):
+                        piece.append(column)
+                    del batch, column
+                    if number % NUM_JOINED_BLOCKS == 0:  # for the columns of a block take up more than they need
+                        for piece in pieces:
+                            piece[-NUM_JOINED_BLOCKS:] = [pa.concat_arrays(piece[-NUM_JOINED_BLOCKS:])]
+                empty = [pa.array([], kind) for kind in reader.schema.types]
+        except pa.ArrowInvalid:  # cells of another kind than those of the first block, perhaps
+            pieces = [column.chunks for column in arrow_csv.read_csv(path, **options).columns]
+            empty = [pa.array([]) for _ in names]
     except (pa.ArrowException, OSError) as error:
+        if _is_at_end(path, num_lines):
+            return {name: pa.array([], pa.string()) for name in names}
         raise _reading_error(path, separator, len(names), error) from None
     columns = {}
     for place, name in enumerate(names):
-        column = _one_chunk(found.column(place))
-        columns[name] = column.dictionary_encode() if types.is_string(column.type) else column
-    del found
-    return Table(str(path), columns, path, separator, None, _decimals_throughout(path, columns, decimals))
+        columns[name] = pa.concat_arrays(pieces[place]) if pieces[place] else empty[place]
+        pieces[place] = []  # so that no column is held twice
+        if columns[name].nbytes > MIN_RELEASED_BYTES:
+            pa.default_memory_pool().release_unused()
+        if types.is_binary(columns[name].type):
+            raise _reading_error(path, separator, len(names), ValueError(f"{name} holds bytes that are no text"))
+    return columns
+
+
+def _is_at_end(path: Path, num_lines: int) -> bool:
+    """Whether nothing follows the first lines of a file."""
+    with path.open("rb") as file:
+        for _ in range(num_lines):
+            file.readline()
+        return not file.read().strip()
 
 
 def _header(path: Path) -> tuple[str, list[str], int, int]:
     """The separator, the columns' names, the lines that these take, and the length of the longest line seen."""
     with _csv_text(path) as text:
         first = next((line for line in text if line.strip()), "")
-    separator = max(",;\t|", key=first.count) if first else ","
+    separator = max(SEPARATORS, key=lambda sign: len(next(csv.reader([first], delimiter=sign), []))) if first else ","
     with csv_lines(path, separator) as lines:
         names = [name.strip() for name in next((cells for cells in lines if cells), [])]
         num_lines = lines.line_num
@@ -454,27 +617,30 @@ def _csv_text(path: Path) -> Iterator[Iterable[str]]:
         yield file
 
 
-def _decimals_throughout(path: Path, columns: Mapping[str, pa.Array], stated: Decimals | None) -> Decimals | None:
-    """The decimal sign of a file; refused where some columns have commas and others points."""
-    table = Table(str(path), columns, path)
-    comma = None
-    for name, column in columns.items():
-        if stated is None and types.is_dictionary(column.type):
-            values = _blank_as_null(column).unique().drop_null()
-            is_comma = len(values) and _all_match(values, COMMA_NUMBER) and not _all_match(values, POINT_NUMBER)
-            comma = name if is_comma and comma is None else comma
-    if stated is None and comma is None:
+def _decimals_of_file(path: Path, separator: str, columns: Mapping[str, pa.Array]) -> Decimals | None:
+    """The decimal comma, where a column leaves no doubt about it; refused where others have decimal points."""
+    comma = next((name for name, column in columns.items() if _has_decimal_commas(column)), None)
+    if comma is None:
         return None
-    sign = stated or ","
     for name, column in columns.items():
-        if sign == "," and types.is_floating(column.type) and not pc.all(pc.equal(column, pc.floor(column))).as_py():
-            other = "decimal is ','" if comma is None else f"{comma} has decimal commas"
+        if types.is_floating(column.type):
             is_odd = _numpy(pc.not_equal(column, pc.floor(column)).fill_null(False))
-            raise DataError(
-                f"{path}, {table.describe_rows(is_odd)}: {name} has decimal points, and {other}; expected one decimal "
-                "sign in a file. Write all numbers alike."
-            )
-    return sign
+            if is_odd.any():
+                place = Table(str(path), columns, path, separator).where(is_odd)
+                raise DataError(
+                    f"{place}: {name} has a decimal point, and {comma} decimal commas; expected one decimal sign in a "
+                    'file. Write all numbers alike, or pass decimal="," if points separate thousands.'
+                )
+    return ","
+
+
+def _has_decimal_commas(column: pa.Array) -> bool:
+    return (
+        _is_text(column.type)
+        and column.null_count < len(column)
+        and _all_match(column, COMMA_NUMBER)
+        and not _all_match(column, POINT_NUMBER)
+    )
 
 
 def _lines_of_rows(path: Path, separator: str, rows: Sequence[int]) -> list[int]:
@@ -512,7 +678,7 @@ def read_parquet(path: Path, as_text: frozenset[str] = frozenset(), decimals: De
         raise DataError(f"{path} cannot be read ({in_short(error)}); expected a Parquet file.") from None
     names = list(table.schema.names)
     check_names(str(path), names)
-    return Table(str(path), _Columns(names, lambda name: _one_chunk(table.column(name))), decimals=decimals)
+    return Table(str(path), _Columns(names, lambda name: _with_nulls(table.column(name))), decimals=decimals)
 
 
 READERS: dict[str, Callable[[Path, frozenset[str], Decimals | None], Table]] = {
