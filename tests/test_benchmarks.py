@@ -23,6 +23,7 @@ TINY = {
     "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
     "large_tables": ["--tables", "60x5", "10x20"],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
+    "interval_coverage": ["--clients", "4", "--inter-variances", "0.5", "--repeats", "3"],
     "calibration": [
         "--problems", "digits", "digits-mlp", "--methods", "self-fl-auto", "fedavg", "--seeds", "0", "1",
         "--rounds", "2",
@@ -37,6 +38,7 @@ ROWS = {
     "flower_rounds": ["Flower FedAvg, softmax"],
     "large_tables": ["60x5", "10x20"],
     "memory": ["import torch", "whole run, above it"],
+    "interval_coverage": ["| personal, integrated over σ₀² |", "| mean, Hartung–Knapp |", "| σ₀², Q-profile |"],
     "calibration": [
         f"| {problem} | {line}"
         for problem in ("digits", "digits-mlp")
@@ -49,7 +51,14 @@ ROWS = {
         )
     ],
 }
-KEYS = {"large_tables": "tables", "memory": "megabytes", "calibration": "calibration"}
+RATIO = r"\d\.\d\d x"
+CELLS = {"interval_coverage": r"\d\.\d ± \d"}
+KEYS = {
+    "large_tables": "tables",
+    "memory": "megabytes",
+    "calibration": "calibration",
+    "interval_coverage": "coverage",
+}
 
 
 def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():
@@ -68,6 +77,6 @@ def test_a_benchmark_prints_its_ratios_and_writes_its_file(name, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     for row in ROWS[name]:
-        assert re.search(rf"^{re.escape(row)} .*\d\.\d\d x", done.stdout, re.M), done.stdout
+        assert re.search(rf"^{re.escape(row)} .*{CELLS.get(name, RATIO)}", done.stdout, re.M), done.stdout
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert record[KEYS.get(name, "seconds")]

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import os
 import re
 import runpy
@@ -219,15 +218,17 @@ MISTAKES = {
         "leave one of them out",
     ),
     "unknown form": (["posterior", "good.csv", "--form", "bayes"], "'bayes' is not one of 'exact', 'paper'"),
-    "unknown method": (["posterior", "good.csv", "--method", "ml"], "'ml' is not one of 'reml', 'dl'"),
+    "unknown method": (["posterior", "good.csv", "--method", "sj"], "'sj' is not one of 'reml', 'ml', 'pm', 'dl'"),
+    "unknown covariate": (["posterior", "good.csv", "--covariate", "beds"], "no column beds for the covariate"),
+    "negative new variance": (["posterior", "good.csv", "--new-variance", "-1"], "new_variance is -1.0"),
     "missing file": (["posterior", "nowhere.csv"], "nowhere.csv does not exist"),
     "folder for a file": (["posterior", "empty"], "empty is a folder"),
     "level 2": (["posterior", "good.csv", "--level", "2"], "level is 2.0; expected a probability"),
     "level 0": (["posterior", "good.csv", "--level", "0"], "level is 0.0; expected a probability"),
     "level nan": (["posterior", "good.csv", "--level", "nan"], "level is nan; expected a probability"),
     "level text": (["posterior", "good.csv", "--level", "95%"], "--level"),
-    "negative inter-variance": (["posterior", "good.csv", "--inter-variance", "-1"], "inter-variance is -1.0"),
-    "infinite inter-variance": (["posterior", "good.csv", "--inter-variance", "inf"], "inter-variance is inf"),
+    "negative inter-variance": (["posterior", "good.csv", "--inter-variance", "-1"], "inter_variance is -1.0"),
+    "infinite inter-variance": (["posterior", "good.csv", "--inter-variance", "inf"], "inter_variance is inf"),
     "inter-variance text": (["posterior", "good.csv", "--inter-variance", "big"], "--inter-variance"),
     "negative rows": (["posterior", "good.csv", "--rows", "-1"], "--rows"),
     "plot in a missing folder": (["posterior", "good.csv", "--plot", "no/p.png"], "the folder no does not exist"),
@@ -329,56 +330,132 @@ def expected_rows(inter_variance, form="exact", level_quantile=1.959963984540054
 @pytest.mark.parametrize(
     ("options", "inter_variance", "form", "quantile"),
     [
-        ([], None, "exact", 1.959963984540054),
-        (["--method", "dl"], "dl", "exact", 1.959963984540054),
         (["--inter-variance", "0.5", "--form", "paper"], 0.5, "paper", 1.959963984540054),
         (["--inter-variance", "0", "--level", "0.9"], 0.0, "exact", 1.6448536269514722),
         (["--form", "paper", "--method", "reml", "--level", "0.5"], "reml", "paper", 0.6744897501960817),
     ],
 )
-def test_posterior_prints_the_librarys_numbers_as_json(run, options, inter_variance, form, quantile):
+def test_where_the_spread_is_taken_as_known_rows_are_those_of_the_posterior(
+    run, options, inter_variance, form, quantile
+):
     if not isinstance(inter_variance, float):
-        inter_variance = selffl.estimate_inter_variance(ESTIMATE, VARIANCE, inter_variance or "reml")
+        inter_variance = selffl.estimate_inter_variance(ESTIMATE, VARIANCE, inter_variance)
     p, rows = expected_rows(inter_variance, form, quantile)
     found = json.loads(succeed(run("posterior", "good.csv", "--json", *options)).out)
-    assert (found["clients"], found["form"]) == (4, form)
+    assert (found["clients"], found["form"], found["is_integrated"]) == (4, form, False)
     assert found["inter_variance"] == pytest.approx(inter_variance, rel=1e-12)
-    assert found["global_mean"] == pytest.approx(p.global_mean, rel=1e-12)
-    reach = quantile * math.sqrt(p.global_variance)
-    assert found["global_low"] == pytest.approx(p.global_mean - reach, rel=1e-12)
-    assert found["global_high"] == pytest.approx(p.global_mean + reach, rel=1e-12)
+    assert found["mean"] == pytest.approx(p.global_mean, rel=1e-12)
     assert [row["client"] for row in found["rows"]] == ["north", "south", "east, old", "west"]
     for row, expected in zip(found["rows"], rows, strict=True):
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("method", ["reml", "ml", "pm", "dl"])
+def test_posterior_prints_the_librarys_numbers_as_json(run, method):
+    m = selffl.meta_analysis(ESTIMATE, VARIANCE, method=method, level=0.9, new_variance=0.7)
+    words = ("--method", method, "--level", "0.9", "--new-variance", "0.7")
+    found = json.loads(succeed(run("posterior", "good.csv", "--json", *words)).out)
+    assert found["inter_variance_q_profile"] == list(m.inter_variance_interval)
+    assert found["mean_interval"] == list(m.mean_interval)
+    assert found["prediction_interval"] == list(m.prediction_interval)
+    assert (found["gain_probability"], found["i_squared"]) == (m.gain_probability, m.heterogeneity.i_squared)
+    assert [[row["low"], row["high"]] for row in found["rows"]] == m.personal_interval.tolist()
+    assert len(found["without_each"]) == 4
+
+
+def test_posterior_shrinks_towards_a_line_in_a_column(run, folder):
+    beds = [120.0, 400.0, 60.0, 900.0]
+    lines = [f"c{i},{z},{v},{x}" for i, (z, v, x) in enumerate(zip(ESTIMATE, VARIANCE, beds, strict=True))]
+    (folder / "beds.csv").write_text("\n".join(["client,estimate,variance,Beds", *lines]), encoding="utf-8")
+    m = selffl.meta_analysis(ESTIMATE, VARIANCE, covariate=beds)
+    found = json.loads(succeed(run("posterior", "beds.csv", "--covariate", "beds", "--json")).out)
+    assert (found["slope"], found["slope_interval"]) == (m.slope.value, list(m.slope.interval))
+    assert [row["shrunk"] for row in found["rows"]] == m.personal_mean.tolist()
+    assert "slope" in succeed(run("posterior", "beds.csv", "--covariate", "beds")).out
+
+
 def test_posterior_prints_the_librarys_numbers_as_a_table(run):
-    p, rows = expected_rows(0.5)
-    found = succeed(run("posterior", "good.csv", "--inter-variance", "0.5"))
-    first, header, *lines = found.out.splitlines()
-    assert first.startswith("4 clients, exact form.  Between-client variance σ₀² = 0.5 (given).  Global mean ")
-    assert f"Global mean {p.global_mean:.4g} [" in first
-    assert f"Median gain {np.median(p.gain):.2f}×; {(p.gain < 1.05).sum()} do as well alone." in first
-    assert header.split("  ")[0] == "client"
-    assert "95 % interval" in header
-    assert len(lines) == 4
+    m = selffl.meta_analysis(ESTIMATE, VARIANCE)
+    found = succeed(run("posterior", "good.csv"))
+    lines = [line.rstrip() for line in found.out.splitlines()]
+    assert lines[0].split() == ["4", "clients", "exact", "form,", "95", "%", "intervals"]
+    assert f"σ₀² = {m.inter_variance:.4g} (REML)" in lines[1]
+    assert f"{m.inter_variance_interval.low:.4g} to {m.inter_variance_interval.high:.4g} (Q-profile)" in lines[2]
+    assert f"{m.mean:.4g}, {m.mean_interval.low:.4g} to {m.mean_interval.high:.4g} (Hartung–Knapp)" in found.out
+    assert f"gains with probability {m.gain_probability:.2f}, if its own variance is 0.375" in found.out
+    start = next(number for number, line in enumerate(lines) if line.startswith("client "))
     names = ["north", "south", "east, old", "west"]
-    for name, line, row, own, variance in zip(names, lines, rows, ESTIMATE, VARIANCE, strict=True):
+    for name, line, i in zip(names, lines[start + 1 :], range(4), strict=False):
         cells = re.split(r"\s{2,}", line.strip())
-        assert cells[:4] == [name, f"{own:.4g}", f"{math.sqrt(variance):.2g}", f"{row['shrunk']:.4g}"]
-        assert cells[4] == f"{row['low']:.4g} … {row['high']:.4g}"
-        assert cells[5] == ("alone is as good" if row["gain"] < 1.05 else f"gains {row['gain']:.1f}×")
+        low, high = m.personal_interval[i]
+        assert cells[:4] == [name, f"{ESTIMATE[i]:.2f}", f"{VARIANCE[i] ** 0.5:.2f}", f"{m.personal_mean[i]:.2f}"]
+        assert re.split(r"\s+…\s+", cells[4]) == [f"{low:.2f}", f"{high:.2f}"]
+    assert "surprise" in found.out
     assert found.err == ""
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e-9, 1e60])
+def test_the_tables_fit_eighty_columns_and_break_no_word(run, folder, monkeypatch, scale):
+    monkeypatch.setattr(cli.console, "out", Console(width=80))
+    name = "University Hospital of the Northern Counties and Islands ward"
+    rows = [
+        f"{name} {i},{z * scale},{v * scale**2},{i}" for i, (z, v) in enumerate(zip(ESTIMATE, VARIANCE, strict=True))
+    ]
+    (folder / "long.csv").write_text("\n".join(["client,estimate,variance,x", *rows]), encoding="utf-8")
+    text = succeed(run("posterior", "long.csv", "--covariate", "x")).out
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    start = next(number for number, line in enumerate(lines) if line.startswith("client "))
+    for i, row in enumerate(lines[start + 1 : start + 5]):
+        assert row.rstrip().endswith(("×", "as good"))
+        assert re.match(rf"Uni.*….*{i}  ", row)
+        assert row.count("…") == 2  # one in the name, one in the interval
+    words = "Largest move: of another client's shrunk estimate. Surprise: how far the client lies from what the others"
+    assert words in " ".join(line.strip() for line in lines)
+
+
+def test_numbers_of_a_column_have_the_same_decimals(run):
+    lines = succeed(run("posterior", "good.csv", "--inter-variance", "0.5")).out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("client "))
+    numbers = [re.findall(r"-?\d+\.\d+(?!×)\b", line) for line in lines[start + 1 : start + 5]]
+    assert {len(number.split(".")[1]) for row in numbers for number in row[:5]} == {2}
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (["a,1e300,1", "b,2,1", "c,3,1"], []),
+        (["a,1.7e308,0", "b,0,0"], []),
+        (["a,1e300,5e-324", "b,2,5e-324"], ["--method", "dl"]),
+    ],
+)
+def test_estimates_too_far_apart_are_a_mistake(mistake, folder, rows, options):
+    (folder / "far.csv").write_text("\n".join(["client,estimate,variance", *rows]), encoding="utf-8")
+    assert "whose square no float holds" in mistake("posterior", "far.csv", *options)
+
+
+def test_the_smallest_variances_have_an_answer(run, folder):
+    (folder / "sure.csv").write_text("client,estimate,variance\na,1,5e-324\nb,2,5e-324\nc,6,5e-324\n", encoding="utf-8")
+    found = json.loads(succeed(run("posterior", "sure.csv", "--json")).out)
+    assert found["inter_variance"] == pytest.approx(7.0)
+    assert "client" in succeed(run("posterior", "sure.csv")).out
+
+
+def test_a_client_of_variance_zero_is_exact_from_itself(run, folder):
+    (folder / "sure.csv").write_text("client,estimate,variance\na,1,0\nb,1.1,1\nc,0.9,1\n", encoding="utf-8")
+    found = json.loads(succeed(run("posterior", "sure.csv", "--json")).out)
+    assert [row["verdict"] for row in found["rows"]] == ["exact from itself", "exact from others", "exact from others"]
+    assert [found["rows"][0][name] for name in ("shrunk", "low", "high")] == [1.0, 1.0, 1.0]
 
 
 def test_only_the_first_rows_are_shown_and_the_rest_counted(run):
     found = succeed(run("posterior", "good.csv", "--rows", "1"))
     assert "north" in found.out
-    assert "south" not in found.out
+    assert "south" not in found.out.split("without")[0]
     assert "… and 3 more; --out FILE.csv writes them all." in found.out
     assert len(json.loads(succeed(run("posterior", "good.csv", "--rows", "2", "--json")).out)["rows"]) == 2
     found = succeed(run("posterior", "good.csv", "--rows", "0"))
-    assert len(found.out.splitlines()) == 1
+    assert "client " not in found.out.replace("next client", "")
 
 
 def test_out_writes_every_client_with_every_digit(run, folder):

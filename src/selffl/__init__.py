@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from selffl.estimator import SelfFLClassifier, SelfFLRegressor
     from selffl.maths.heterogeneity import estimate_inter_variance
     from selffl.maths.information import LocalFit, local_fit
+    from selffl.maths.meta_analysis import LeaveOneOut, MetaAnalysis, meta_analysis
     from selffl.maths.posterior import Posterior, posterior
     from selffl.runs.export import PersonalModels
     from selffl.runs.reopen import load, resume
@@ -50,6 +51,7 @@ else:
         "selffl.estimator": ("SelfFLClassifier", "SelfFLRegressor"),
         "selffl.maths.heterogeneity": ("estimate_inter_variance",),
         "selffl.maths.information": ("LocalFit", "local_fit"),
+        "selffl.maths.meta_analysis": ("LeaveOneOut", "MetaAnalysis", "meta_analysis"),
         "selffl.maths.posterior": ("Posterior", "posterior"),
         "selffl.runs.export": ("PersonalModels",),
         "selffl.runs.reopen": ("load", "resume"),
@@ -81,7 +83,9 @@ __all__ = [
     "DataError",
     "DivergedError",
     "Federation",
+    "LeaveOneOut",
     "LocalFit",
+    "MetaAnalysis",
     "Metric",
     "PersonalModels",
     "Posterior",
@@ -99,6 +103,7 @@ __all__ = [
     "estimate_inter_variance",
     "load",
     "local_fit",
+    "meta_analysis",
     "posterior",
     "resume",
     "train",

@@ -84,8 +84,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         rows = x if self.standardise else x.astype(np.float32)
         federation = Federation.from_arrays(rows, target, column, test_fraction=0.0, standardise=self.standardise)
         known = federation.preparation
-        self.mean_, self.scale_ = (0.0, 1.0) if known is None else (known.means, known.scales)
-        self.mean_, self.scale_ = (np.broadcast_to(each, x.shape[1:]).copy() for each in (self.mean_, self.scale_))
+        self.mean_: Array = np.zeros(x.shape[1:]) if known is None else known.means
+        self.scale_: Array = np.ones(x.shape[1:]) if known is None else known.scales
         run: Run = train(
             model,
             federation,

@@ -196,11 +196,12 @@ def test_two_clients_worked_by_hand(form):
     assert p.personal_mean == pytest.approx([6 / (prior[0] + 1), 6 * prior[1] / (prior[1] + 3)])
 
 
-def test_paper_is_the_default_form():
+def test_exact_is_the_default_form():
     z, variance, inter = federation(0, 4)
     default = selffl.posterior(z, variance, inter)
-    assert default.form == "paper"
-    np.testing.assert_array_equal(default.gain, selffl.posterior(z, variance, inter, "paper").gain)
+    assert default.form == "exact"
+    np.testing.assert_array_equal(default.gain, selffl.posterior(z, variance, inter, "exact").gain)
+    assert (default.gain < selffl.posterior(z, variance, inter, "paper").gain).all()
 
 
 @both_forms
@@ -752,7 +753,7 @@ def test_d7_one_step_where_one_step_overshoots():
 
 
 def test_d7_just_below_the_overshoot_is_the_formula():
-    p = selffl.posterior([0.0, 1.0], [0.1, 0.1], 1.0)
+    p = selffl.posterior([0.0, 1.0], [0.1, 0.1], 1.0, "paper")
     ratio = 1 + 1.1 / 0.1
     assert p.num_local_steps(0.1 * 0.999)[0] == pytest.approx(np.log(ratio) / -np.log(0.001), rel=1e-10)
 
@@ -885,14 +886,66 @@ def test_unknown_form_is_quoted(form):
         selffl.posterior([1.0, 2.0], 0.1, 1.0, form=form)
 
 
-@pytest.mark.parametrize("learning_rate", [0, -0.5, float("nan")])
+@pytest.mark.parametrize("learning_rate", [0, -0.5, float("nan"), float("inf")])
 def test_learning_rate_must_be_positive(learning_rate):
     p = selffl.posterior([1.0, 2.0], 0.1, 1.0)
     with pytest.raises(ConfigError, match=f"learning_rate is {learning_rate}; expected a number above 0"):
         p.num_local_steps(learning_rate)
 
 
-@pytest.mark.parametrize("batch_size", [0, -1])
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5])
 def test_batch_size_must_be_positive(batch_size):
-    with pytest.raises(ConfigError, match=f"{batch_size}"):
+    with pytest.raises(ConfigError, match=f"batch_size is {batch_size}; expected a whole number, 1 or more"):
         selffl.posterior([1.0, 2.0], 0.1, 1.0).num_local_steps(0.01, batch_size)
+
+
+@pytest.mark.parametrize("bad", ["x", None, [1, 2], 10**400, pytest.param(10**5000, id="10^5000"), {}])
+def test_options_that_are_no_numbers_are_refused(bad):
+    p = selffl.posterior([1.0, 2.0], 0.1, 1.0)
+    for arguments in ((bad,), (0.1, bad)):
+        with pytest.raises(ConfigError, match=r"^(learning_rate|batch_size) is .*; expected") as caught:
+            p.num_local_steps(*arguments)
+        assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize(
+    "arguments", [(10**400, 1, 1), ([10**400, 1], 1, 1), ([1, 2], 10**400, 1), ([1, 2], 1, 10**400)]
+)
+def test_whole_numbers_beyond_any_float_are_refused(arguments):
+    with pytest.raises(DataError, match="is not an array of numbers"):
+        selffl.posterior(*arguments)
+
+
+# --- 8. The largest and the smallest floats ---------------------------------------------------------------------------
+
+
+@both_forms
+def test_the_largest_floats_give_the_answer_of_ordinary_ones(form):
+    shape = np.array([1.0, 0.5, -1.0, 0.0])
+    plain = selffl.posterior(shape, [1.0, 0.5, 0.25, 1.0], 0.5, form)
+    large = selffl.posterior(shape * 1.7e308, np.array([1.0, 0.5, 0.25, 1.0]) * 1.7e308, 0.85e308, form)
+    for name in ("global_mean", "personal_mean", "initial", "personal_variance"):
+        np.testing.assert_allclose(getattr(large, name), getattr(plain, name) * 1.7e308, rtol=1e-14)
+    for name in ("gain", "local_weight"):
+        np.testing.assert_allclose(getattr(large, name), getattr(plain, name), rtol=1e-14)
+
+
+any_float = st.floats(allow_nan=False, allow_infinity=False)
+any_variance = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
+
+
+@both_forms
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), num_clients=st.integers(1, 5))
+def test_finite_numbers_never_give_what_is_no_number(form, data, num_clients):
+    z = data.draw(st.lists(any_float, min_size=num_clients, max_size=num_clients))
+    variance = data.draw(st.lists(any_variance, min_size=num_clients, max_size=num_clients))
+    p = selffl.posterior(z, variance, data.draw(any_variance), form)
+    for name in ("global_mean", "personal_mean", "initial"):
+        found = getattr(p, name)
+        assert (found <= max(z)).all() or np.allclose(found.max(), max(z), rtol=1e-12)
+        assert (found >= min(z)).all() or np.allclose(found.min(), min(z), rtol=1e-12)
+    assert (p.personal_variance <= np.array(variance)).all()
+    assert (p.gain >= 1.0).all()
+    rate, size = data.draw(st.floats(min_value=5e-324, max_value=1.7e308)), data.draw(st.integers(1, 10**300))
+    assert not np.isnan(p.num_local_steps(rate, size)).any()

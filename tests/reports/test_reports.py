@@ -14,7 +14,7 @@ import pytest
 import selffl
 from selffl.data.estimates import EstimateTable
 from selffl.errors import ConfigError, DataError
-from selffl.reports import figures, page, results, tables
+from selffl.reports import figures, forest, page, results, tables
 from selffl.reports.collect import Collection
 from selffl.reports.record import RECORD, environment, load_studies, save_study
 from selffl.reports.shrinkage import Shrinkage, verdict
@@ -543,40 +543,77 @@ def test_a_figure_is_saved_twice_as_the_same_files(tmp_path):
         assert one.read_bytes() == two.read_bytes()
 
 
-def forest(num_clients, **options):
+def forest_of(num_clients, **options):
     rng = np.random.default_rng(0)
     estimate, personal = rng.normal(size=num_clients), rng.normal(size=num_clients)
-    reach, narrow = rng.uniform(0.5, 1, num_clients), rng.uniform(0.1, 0.4, num_clients)
-    names = [f"ward {number}" for number in range(num_clients)]
-    canvas = figures.forest_plot(names, estimate, reach, personal, narrow, 0.25, "Wards", **options)
-    return canvas.axes[0], names, estimate, reach, personal, narrow
+    reach, narrow = rng.uniform(0.5, 1, (num_clients, 1)), rng.uniform(0.1, 0.4, (num_clients, 1))
+    signs = np.array([-1.0, 1.0])
+    shown = forest.Forest(
+        [f"ward {number}" for number in range(num_clients)],
+        estimate,
+        estimate[:, None] + reach * signs,
+        personal,
+        personal[:, None] + narrow * signs,
+        **{
+            "mean": 0.25, "mean_interval": (0.1, 0.5), "prediction_interval": (-1.0, 2.0), "mean_without": None,
+            "title": "Wards",
+        } | options,
+    )  # fmt: skip
+    return shown, forest.draw(shown)
 
 
-@pytest.mark.parametrize("num_clients", [1, 7, 60])
+def within_the_picture(canvas, box):
+    whole = canvas.bbox
+    return box.x0 >= whole.x0 - 1 and box.x1 <= whole.x1 + 1 and box.y0 >= whole.y0 - 1 and box.y1 <= whole.y1 + 1
+
+
+@pytest.mark.parametrize("num_clients", [1, 3, 20, 200])
 def test_a_forest_plot_shows_every_client_sorted_by_its_estimate(num_clients):
-    axis, names, *columns = forest(num_clients)
-    order = np.argsort(columns[0])
-    assert [label.get_text() for label in axis.get_yticklabels()] == [names[i] for i in order]
-    assert axis.get_title(loc="left") == "Wards"
-    for container, (value, reach) in zip(axis.containers, (columns[:2], columns[2:]), strict=True):
-        points, _, (bars,) = container
-        assert points.get_xdata().tolist() == value[order].tolist()
+    shown, canvas = forest_of(num_clients)
+    axis, order = canvas.axes[0], np.argsort(shown.estimate)
+    labels = [label.get_text() for label in axis.get_yticklabels()]
+    assert labels == ["next client", "mean of the clients", *(shown.clients[i] for i in order)]
+    points = {line.get_label(): line for line in axis.lines}
+    for label, value, bars, interval in (
+        ("client alone", shown.estimate, axis.collections[0], shown.own_interval),
+        ("client with the others", shown.personal, axis.collections[1], shown.personal_interval),
+    ):
+        assert points[label].get_xdata().tolist() == value[order].tolist()
         ends = np.array([segment[:, 0] for segment in bars.get_segments()])
-        np.testing.assert_allclose(ends, np.stack([value - reach, value + reach], axis=1)[order])
-    assert [container.get_label() for container in axis.containers] == ["own estimate", "with the others"]
-    (centre,) = [line for line in axis.lines if line.get_label() == "global mean"]
-    assert list(centre.get_xdata()) == [0.25, 0.25]
+        np.testing.assert_allclose(ends, interval[order])
+    (diamond,) = [patch for patch in axis.patches if patch.get_label() == "mean of the clients"]
+    assert diamond.get_xy()[:, 0].min() == 0.1
+    assert diamond.get_xy()[:, 0].max() == 0.5
+    assert list(points["next client, prediction"].get_xdata()) == [-1.0, 2.0]
 
 
-@pytest.mark.parametrize(("num_clients", "count"), [(61, "60 of 61"), (2500, "60 of 2,500")])
+@pytest.mark.parametrize("num_clients", [3, 20])
+def test_nothing_of_a_forest_plot_is_cut_off_or_covered(num_clients):
+    name = "University Hospital of the Northern Counties and Islands, ward"
+    _, canvas = forest_of(
+        num_clients,
+        clients=[f"{name} {number}" for number in range(num_clients)],
+        mean_without=np.linspace(0.2, 0.3, num_clients),
+        title="Each client alone and with the others, 95 % intervals, with a title that needs more than one line",
+        notes=["a note that is long enough to be wrapped " * 4],
+    )
+    canvas.draw_without_rendering()
+    boxes = [canvas._suptitle.get_window_extent(), canvas.legends[0].get_window_extent()]
+    boxes += [axis.get_tightbbox() for axis in canvas.axes]
+    assert all(within_the_picture(canvas, box) for box in boxes)
+    assert not any(one.overlaps(two) for i, one in enumerate(boxes) for two in boxes[i + 1 :])
+    assert canvas.axes[0].get_yticklabels()[-1].get_text().count("…") == 1
+
+
+@pytest.mark.parametrize(("num_clients", "count"), [(251, "250 of 251"), (2500, "250 of 2,500")])
 def test_a_forest_of_many_clients_says_that_it_is_a_selection(num_clients, count):
-    axis, names, estimate, *_ = forest(num_clients)
-    shown = [label.get_text() for label in axis.get_yticklabels()]
-    assert len(shown) == len(set(shown)) == 60
-    assert axis.get_title(loc="left") == f"Wards ({count}, evenly chosen by estimate)"
-    order = np.argsort(estimate)
-    assert (shown[0], shown[-1]) == (names[order[0]], names[order[-1]])
-    ranks = [int(np.flatnonzero(order == names.index(name))[0]) for name in shown]
+    shown, canvas = forest_of(num_clients)
+    names = [label.get_text() for label in canvas.axes[0].get_yticklabels()][2:]
+    assert len(names) == len(set(names)) == 250
+    assert f"{count} clients are shown, evenly chosen" in canvas._suptitle.get_text().replace("\n", " ")
+    order = np.argsort(shown.estimate)
+    assert (names[0], names[-1]) == (shown.clients[order[0]], shown.clients[order[-1]])
+    ranks = [int(np.flatnonzero(order == shown.clients.index(name))[0]) for name in names]
     assert max(np.diff(ranks)) - min(np.diff(ranks)) <= 1  # evenly
 
 
@@ -612,28 +649,47 @@ def test_the_level_widens_the_intervals():
 
 
 def test_the_summary_holds_the_whole_in_a_few_numbers():
-    found = Shrinkage.of(TABLE, 0.5, "dl", "exact", 0.9).summary
-    expected = selffl.posterior(TABLE.estimate, TABLE.variance, 0.5, "exact")
-    reach = 1.6448536269514722 * math.sqrt(expected.global_variance)
-    assert found == {
-        "clients": 3,
-        "form": "exact",
-        "inter_variance": 0.5,
-        "inter_variance_source": "given",
-        "global_mean": pytest.approx(expected.global_mean),
-        "global_low": pytest.approx(expected.global_mean - reach),
-        "global_high": pytest.approx(expected.global_mean + reach),
-        "median_gain": pytest.approx(sorted(expected.gain)[1]),
-        "alone_is_as_good": sum(gain < 1.05 for gain in expected.gain),
-    }
+    found = Shrinkage.of(TABLE, None, "ml", "exact", 0.9, new_variance=2.0)
+    m = selffl.meta_analysis(TABLE.estimate, TABLE.variance, method="ml", level=0.9, new_variance=2.0)
+    summary = found.summary
+    assert summary["inter_variance_q_profile"] == list(m.inter_variance_interval)
+    assert summary["inter_variance_profile_likelihood"] == list(m.inter_variance_profile)
+    assert (summary["mean"], summary["mean_interval"]) == (m.mean, list(m.mean_interval))
+    assert summary["prediction_interval"] == list(m.prediction_interval)
+    assert (summary["new_variance"], summary["gain_probability"]) == (2.0, m.gain_probability)
+    assert [summary[name] for name in ("q", "q_degrees_of_freedom", "q_p_value", "i_squared", "h_squared")] == list(
+        m.heterogeneity
+    )
+    assert (summary["clients"], summary["form"], summary["inter_variance_source"]) == (3, "exact", "maximum likelihood")
+    assert summary["alone_is_as_good"] == sum(gain < 1.05 for gain in m.gain)
+    assert [(row["low"], row["high"]) for row in found.rows()] == [tuple(ends) for ends in m.personal_interval.tolist()]
+    assert summary["is_integrated"] is True
 
 
-@pytest.mark.parametrize(("method", "source"), [("reml", "REML"), ("dl", "DerSimonian–Laird")])
+def test_those_come_first_without_whom_the_others_move_most():
+    found = Shrinkage.of(TABLE, None)
+    left = found.analysis.leave_one_out()
+    rows = found.rows_without()
+    assert [row["largest_move"] for row in rows] == sorted(left.largest_move.tolist(), reverse=True)
+    assert {row["client"]: row["mean"] for row in rows} == dict(zip(TABLE.client, left.mean.tolist(), strict=True))
+
+
+def test_a_covariate_of_the_table_is_shrunk_towards():
+    table = dataclasses.replace(TABLE, covariate=np.array([1.0, 2.0, 4.0]))
+    found = Shrinkage.of(table, 0.5)
+    m = selffl.meta_analysis(table.estimate, table.variance, covariate=table.covariate, inter_variance=0.5)
+    assert found.summary["slope"] == m.slope.value
+    assert [row["covariate"] for row in found.rows()] == [1.0, 2.0, 4.0]
+    with pytest.raises(ConfigError, match="the paper's form knows no covariate"):
+        Shrinkage.of(table, 0.5, form="paper")
+
+
+@pytest.mark.parametrize(("method", "source"), [("reml", "REML"), ("dl", "DerSimonian–Laird"), ("pm", "Paule–Mandel")])
 def test_without_a_given_variance_it_is_estimated_and_says_how(method, source):
     found = Shrinkage.of(TABLE, None, method, "exact")
-    assert found.inter_variance == selffl.estimate_inter_variance(TABLE.estimate, TABLE.variance, method)
+    assert found.analysis.inter_variance == selffl.estimate_inter_variance(TABLE.estimate, TABLE.variance, method)
     assert found.summary["inter_variance_source"] == source
-    assert found.inter_variance > 0
+    assert found.analysis.inter_variance > 0
 
 
 @pytest.mark.parametrize(
@@ -646,11 +702,12 @@ def test_without_a_given_variance_it_is_estimated_and_says_how(method, source):
         (999.94, "gains 999.9×"),
         (1000.0, "gains 1e+03×"),
         (2.5e9, "gains 2e+09×"),
-        (math.inf, "known exactly from others"),
+        (math.inf, "exact from others"),
     ],
 )
 def test_a_gain_in_words(gain, text):
     assert verdict(gain) == text
+    assert verdict(gain, 0.0) == "exact from itself"
 
 
 @pytest.mark.parametrize(("most", "count"), [(None, 3), (0, 0), (2, 2), (3, 3), (99, 3)])
@@ -681,7 +738,7 @@ def test_a_level_that_is_no_probability_is_refused(level):
 
 @pytest.mark.parametrize("inter_variance", [-1.0, -1e-300, math.nan, math.inf])
 def test_an_inter_variance_that_is_no_variance_is_refused(inter_variance):
-    with pytest.raises(ConfigError, match=rf"^inter-variance is {inter_variance}; expected a number, 0 or more"):
+    with pytest.raises(ConfigError, match=rf"^inter_variance is {inter_variance}; expected a number, 0 or more"):
         Shrinkage.of(TABLE, inter_variance, "reml", "exact")
 
 

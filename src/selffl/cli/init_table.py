@@ -321,7 +321,7 @@ def _reason(facts: Mapping[str, Any]) -> str:
 
 
 def _summary(path: Path, preparation: Preparation, facts: Mapping[str, Any]) -> list[str]:
-    from selffl.data.preparation import PLURAL
+    from selffl.data.tables import PLURAL
 
     lines = [("Rows", f"{facts['rows']:,} of {facts['clients']:,} clients, from {path}")]
     label = f"{facts['label']}, {facts['task']}"

@@ -29,14 +29,17 @@ class EstimateTable:
     client: list[str]
     estimate: npt.NDArray[np.float64]  # z_m
     variance: npt.NDArray[np.float64]  # sigma_m^2
+    covariate: npt.NDArray[np.float64] | None = None  # a column of the users' choice
 
 
 class RowError(ValueError):
     """What is wrong with a row."""
 
 
-def read_estimates(path: Path) -> EstimateTable:
+def read_estimates(path: Path, covariate: str | None = None) -> EstimateTable:
     """Read a CSV file with the columns client, estimate and variance, in any order, among others.
+
+    ``covariate`` is the name of one more column of numbers.
 
     Every row counts: one that cannot be used is an error that names its line, and nothing is dropped.
     """
@@ -45,7 +48,7 @@ def read_estimates(path: Path) -> EstimateTable:
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a CSV file with the columns {', '.join(COLUMNS)}.")
     with csv_lines(path) as lines:
-        return _read(path, lines)
+        return _read(path, lines, covariate)
 
 
 @contextmanager
@@ -71,10 +74,11 @@ def _bad_byte(path: Path) -> int:
     return 0
 
 
-def _read(path: Path, lines: Reader) -> EstimateTable:
-    positions, width = _header(path, lines)
+def _read(path: Path, lines: Reader, covariate: str | None) -> EstimateTable:
+    positions, width = _header(path, lines, covariate)
+    names = [*COLUMNS[1:], *([] if covariate is None else [covariate])]
     clients: list[str] = []
-    estimates, variances = array("d"), array("d")
+    columns = [array("d") for _ in names]
     first_line: dict[str, int] = {}
     wrong: list[tuple[int, str]] = []
     for fields in lines:
@@ -82,7 +86,7 @@ def _read(path: Path, lines: Reader) -> EstimateTable:
         if not fields:
             continue  # an empty line is no row
         try:
-            client, estimate, variance = _row(fields, positions, width)
+            client, values = _row(fields, positions, width, names)
             if client in first_line:
                 raise RowError(
                     f"client {client!r} is already on line {first_line[client]}; expected one row per client"
@@ -92,16 +96,17 @@ def _read(path: Path, lines: Reader) -> EstimateTable:
             continue
         first_line[client] = number
         clients.append(client)
-        estimates.append(estimate)
-        variances.append(variance)
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
     if wrong:
         raise DataError(f"{path}, line {wrong[0][0]}: {wrong[0][1]}.{_and_others([line for line, _ in wrong[1:]])}")
     if not clients:
         raise DataError(f"{path} has a header but no rows; expected one row per client.")
-    return EstimateTable(clients, np.frombuffer(estimates), np.frombuffer(variances))
+    return EstimateTable(clients, *(np.frombuffer(column) for column in columns))
 
 
-def _header(path: Path, lines: Iterator[list[str]]) -> tuple[tuple[int, int, int], int]:
+def _header(path: Path, lines: Iterator[list[str]], covariate: str | None) -> tuple[list[int], int]:
+    """Where the columns stand, the covariate last, and how many there are."""
     first = next((fields for fields in lines if fields), [])  # blank lines before the header do not matter
     names = [name.strip().lower() for name in first]
     if not names:
@@ -112,10 +117,12 @@ def _header(path: Path, lines: Iterator[list[str]]) -> tuple[tuple[int, int, int
         shown = ", ".join(names[:6])
         advice = "Add a header line." if len(missing) == len(COLUMNS) else "Rename or add the column."
         raise DataError(f"{path}, line 1: no column {' or '.join(missing)} among: {shown}. {advice}")
-    if len(set(names) & set(COLUMNS)) != sum(name in COLUMNS for name in names):
+    wanted = [*COLUMNS, *([] if covariate is None else [covariate.strip().lower()])]
+    if wanted[-1] not in names:
+        raise DataError(f"{path}, line 1: no column {wanted[-1]} for the covariate among: {', '.join(names[:6])}.")
+    if any(names.count(name) > 1 for name in wanted):
         raise DataError(f"{path}, line 1: a column appears twice among: {', '.join(names)}. Keep one of each.")
-    client, estimate, variance = (names.index(name) for name in COLUMNS)
-    return (client, estimate, variance), len(names)
+    return [names.index(name) for name in wanted], len(names)
 
 
 def check_commas(path: Path, names: Sequence[str]) -> None:
@@ -125,7 +132,8 @@ def check_commas(path: Path, names: Sequence[str]) -> None:
             raise DataError(f"{path}, line 1: the columns are separated by {word}; expected commas.")
 
 
-def _row(fields: list[str], positions: tuple[int, int, int], width: int) -> tuple[str, float, float]:
+def _row(fields: list[str], positions: list[int], width: int, names: Sequence[str]) -> tuple[str, list[float]]:
+    """The client of a row, and its numbers by ``names``."""
     if len(fields) <= max(positions):
         raise RowError(f"{len(fields)} field(s) found; expected at least {max(positions) + 1}")
     if len(fields) > width:
@@ -133,11 +141,10 @@ def _row(fields: list[str], positions: tuple[int, int, int], width: int) -> tupl
     client = fields[positions[0]].strip()
     if not client:
         raise RowError("client is missing; expected a name")
-    estimate = as_number("estimate", fields[positions[1]])
-    variance = as_number("variance", fields[positions[2]])
-    if variance < 0:
-        raise RowError(f"variance is {variance:g}; expected 0 or more")
-    return client, estimate, variance
+    values = [as_number(name, fields[position]) for name, position in zip(names, positions[1:], strict=True)]
+    if values[1] < 0:
+        raise RowError(f"variance is {values[1]:g}; expected 0 or more")
+    return client, values
 
 
 def as_number(name: str, text: str) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -738,7 +737,7 @@ class Federation:
         if self.classes is not None:
             digest.update(repr(list(self.classes)).encode())
         if self.preparation is not None:
-            digest.update(json.dumps(self.preparation.to_dict(), sort_keys=True).encode())
+            digest.update(self.preparation.digest().encode())
         for name, tensor in self._tensors():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -8,6 +8,7 @@ inputs and the label are scaled, and what the classes are called.  It is fitted 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -626,6 +627,10 @@ class Preparation:
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return {"version": VERSION, **asdict(self)}
+
+    def digest(self) -> str:
+        """SHA-256 of everything in it: equal preparations, equal digests."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Preparation:

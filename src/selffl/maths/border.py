@@ -1,21 +1,22 @@
-"""The border of the maths: arrays of any kind in, finite tensors on."""
+"""The border of the maths: arrays and numbers of any kind in, finite tensors and floats on."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selffl.errors import DataError
+from selffl.errors import ConfigError, DataError
 
 
 def finite_tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
     """An array-like as a finite floating-point tensor, of the dtype and on the device of ``like``."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=_numpy_dtype(value)))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{name} is not an array of numbers ({error}); expected one number per client.") from None
     if not tensor.is_floating_point():
         tensor = tensor.to(torch.get_default_dtype() if isinstance(value, Tensor) else torch.float64)
@@ -41,3 +42,30 @@ def _numpy_dtype(value: Any) -> Any:
     """float32 and float64 arrays keep their type; everything else becomes float64."""
     dtype = getattr(value, "dtype", None)
     return dtype if dtype in (np.float32, np.float64) else np.float64
+
+
+def finite_number(name: str, value: Any, expected: str) -> float:
+    """An option that is one finite number, as a float."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{name} is {_shortened(value)}; expected {expected}.") from None
+    if not math.isfinite(number):
+        raise ConfigError(f"{name} is {number}; expected {expected}.")
+    return number
+
+
+def probability(name: str, value: Any) -> float:
+    """An option that is a probability strictly between 0 and 1, as a float."""
+    number = finite_number(name, value, expected := "a probability between 0 and 1, such as 0.95")
+    if not 0.0 < number < 1.0:
+        raise ConfigError(f"{name} is {number}; expected {expected}.")
+    return number
+
+
+def _shortened(value: Any) -> str:
+    """What was given, in few characters: a whole number can have more digits than Python prints."""
+    if isinstance(value, int):
+        return f"a whole number of {value.bit_length()} bits"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from selffl.errors import ConfigError, DataError
-from selffl.maths.border import finite_tensor, variance_tensor
+from selffl.maths.border import finite_number, finite_tensor, variance_tensor
 
 Form = Literal["paper", "exact"]
 FORMS: tuple[Form, ...] = ("paper", "exact")
@@ -164,7 +164,7 @@ def initial_params(
 
 
 def local_steps(
-    intra_variance: Tensor, prior_variance: Tensor, learning_rate: float | Tensor, batch_size: int = 1
+    intra_variance: Tensor, prior_variance: Tensor, learning_rate: float | Tensor, batch_size: float = 1
 ) -> Tensor:
     """Number of gradient steps, as a real number, after which local training has reached the posterior mean.
 
@@ -173,7 +173,10 @@ def local_steps(
     Decision D7: where eta/(B sigma_m^2) >= 1 a single step already overshoots, and the answer is 1.
     """
     contraction = learning_rate / (batch_size * intra_variance)
-    steps = torch.log1p(prior_variance / intra_variance) / -torch.log1p(-contraction.clamp(max=1.0))
+    decay, needed = -torch.log1p(-contraction.clamp(max=1.0)), torch.log1p(prior_variance / intra_variance)
+    # Where both are too small for a float their quotient is known: sigma_m^2 cancels.
+    is_tiny = (decay == 0) & (needed == 0)
+    steps = torch.where(is_tiny, prior_variance * batch_size / learning_rate, needed / decay.masked_fill(is_tiny, 1.0))
     return torch.where(contraction >= 1.0, 1.0, steps)
 
 
@@ -223,79 +226,95 @@ class Posterior:
             >>> bool(abs((1 - 0.01 / 0.1) ** steps[0] * start - p.personal_mean[0]) < 1e-12)
             True
         """
-        if not learning_rate > 0:
-            raise ConfigError(f"learning_rate is {learning_rate}; expected a number above 0.")
-        if not batch_size >= 1:
-            raise ConfigError(f"batch_size is {batch_size}; expected 1 or more.")
-        steps = local_steps(
-            torch.as_tensor(self.intra_variance), torch.as_tensor(self.prior_variance), learning_rate, batch_size
-        )
+        rate = finite_number("learning_rate", learning_rate, expected := "a number above 0")
+        if not rate > 0:
+            raise ConfigError(f"learning_rate is {learning_rate}; expected {expected}.")
+        size = finite_number("batch_size", batch_size, expected := "a whole number, 1 or more")
+        if not (size >= 1 and size.is_integer()):
+            raise ConfigError(f"batch_size is {batch_size}; expected {expected}.")
+        steps = local_steps(torch.as_tensor(self.intra_variance), torch.as_tensor(self.prior_variance), rate, size)
         return steps.numpy() if isinstance(self.intra_variance, np.ndarray) else steps
 
 
-def posterior(local_estimate: Any, intra_variance: Any, inter_variance: Any, form: Form = "paper") -> Posterior:
-    """Posterior of the two-level Gaussian model.
+def posterior(local_estimate: Any, intra_variance: Any, inter_variance: Any, form: Form = "exact") -> Posterior:
+    """Posterior of the two-level Gaussian model, with the spread between clients taken as known.
 
-    The default is the paper's form, which leaves the spread of the clients out of a client's own prior and promises
-    too much where clients differ; for advice, and for random-effects shrinkage as statisticians know it, ask for
-    ``form="exact"``, as the command line does.
+    The default is the exact posterior: random-effects shrinkage as statisticians know it.  The paper's form leaves the
+    spread of the clients out of a client's own prior and promises too much where clients differ.  Where the spread is
+    itself estimated, `selffl.meta_analysis` gives intervals that account for that.
 
     Args:
         local_estimate: what each client's own data say, ``[M]`` or ``[M, P]``; list, NumPy array or torch tensor.
         intra_variance: the uncertainty of each of those, a scalar, ``[M]``, or ``[M, P]``.
         inter_variance: the spread between clients, a scalar, or ``[P]``.
-        form: "paper" for the paper's postulated model, "exact" for the two-level model itself (D11).
+        form: "exact" for the two-level model itself, "paper" for the paper's postulated model (D11).
 
     Returns:
         A `Posterior` of the same kind of arrays.
 
     Examples:
         >>> import selffl
-        >>> p = selffl.posterior([1.0, 2.0, 6.0], [0.5, 0.5, 0.5], inter_variance=1.0, form="exact")
+        >>> p = selffl.posterior([1.0, 2.0, 6.0], [0.5, 0.5, 0.5], inter_variance=1.0)
         >>> float(p.global_mean), p.personal_mean.round(3).tolist(), p.gain.round(3).tolist()
         (3.0, [1.667, 2.333, 5.0], [1.286, 1.286, 1.286])
     """
     if form not in FORMS:
         raise ConfigError(f"form is {form!r}; expected 'paper' or 'exact'.")
     is_torch = any(isinstance(value, Tensor) for value in (local_estimate, intra_variance, inter_variance))
+    estimate, intra, inter = _checked(local_estimate, intra_variance, inter_variance)
+    is_scalar = estimate.ndim == 1
+    block = estimate.unsqueeze(-1) if is_scalar else estimate  # [clients, params]
+    is_shared = is_scalar or (intra.ndim < 2 and inter.ndim == 0)  # one variance for all coordinates of a client
+    spread = intra if intra.ndim == 2 else intra.reshape(-1, 1).expand(block.shape[0], 1)
+    spread = spread.expand(block.shape[0], 1 if is_shared else block.shape[1])
+    unit, square = _power_below_overflow(block), _power_below_overflow(spread, inter)
+    global_mean, global_variance = global_posterior(block / unit, inter / square + spread / square)
+    mean, _, weight, start, prior = personal_posterior(block / unit, spread / square, inter / square, form)
+
+    def out(value: Tensor, scale: float, drop_params: bool) -> Any:
+        value = value.squeeze(-1) if drop_params else value
+        value = value * scale if scale != 1.0 else value
+        return value if is_torch else value.numpy()
+
+    return Posterior(
+        global_mean=out(global_mean, unit, is_scalar),
+        global_variance=out(global_variance, square, is_shared),
+        personal_mean=out(mean, unit, is_scalar),
+        personal_variance=out(weight * spread, 1.0, is_shared),
+        gain=out(1.0 / weight, 1.0, is_shared),
+        initial=out(start, unit, is_scalar),
+        local_weight=out(weight, 1.0, is_shared),
+        prior_variance=out(prior, square, is_shared),
+        intra_variance=out(spread, 1.0, is_shared),
+        form=form,
+    )
+
+
+def _checked(local_estimate: Any, intra_variance: Any, inter_variance: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Estimates, intra-client variances and inter-client variances as tensors whose shapes fit together."""
     estimate = finite_tensor("local_estimate", local_estimate)
     if estimate.ndim not in (1, 2) or estimate.shape[0] == 0:
         raise DataError(
             f"local_estimate has shape {tuple(estimate.shape)}; expected [clients] or [clients, params], "
             "with at least one client."
         )
-    is_scalar = estimate.ndim == 1
     intra = variance_tensor("intra_variance", intra_variance, like=estimate)
     inter = variance_tensor("inter_variance", inter_variance, like=estimate)
-    allowed = {(), (estimate.shape[0],), tuple(estimate.shape)}
-    if tuple(intra.shape) not in allowed:
+    if tuple(intra.shape) not in {(), (estimate.shape[0],), tuple(estimate.shape)}:
         raise DataError(
             f"intra_variance has shape {tuple(intra.shape)}; expected a scalar, [{estimate.shape[0]}], "
             f"or that of local_estimate, {list(estimate.shape)}."
         )
-    if tuple(inter.shape) not in ({()} if is_scalar else {(), (estimate.shape[1],)}):
+    if tuple(inter.shape) not in ({()} if estimate.ndim == 1 else {(), (estimate.shape[1],)}):
         raise DataError(f"inter_variance has shape {tuple(inter.shape)}; expected a scalar or one value per parameter.")
+    return estimate, intra, inter
 
-    block = estimate.unsqueeze(-1) if is_scalar else estimate  # [clients, params]
-    is_shared = is_scalar or (intra.ndim < 2 and inter.ndim == 0)  # one variance for all coordinates of a client
-    spread = intra if intra.ndim == 2 else intra.reshape(-1, 1).expand(block.shape[0], 1)
-    spread = spread.expand(block.shape[0], 1 if is_shared else block.shape[1])
-    global_mean, global_variance = global_posterior(block, inter + spread)
-    mean, variance, weight, start, prior = personal_posterior(block, spread, inter, form)
 
-    def out(value: Tensor, drop_params: bool) -> Any:
-        value = value.squeeze(-1) if drop_params else value
-        return value if is_torch else value.numpy()
+def _power_below_overflow(*values: Tensor) -> float:
+    """Power of two to divide by, so that sums of numbers near the largest float stay finite; 1 for all others.
 
-    return Posterior(
-        global_mean=out(global_mean, is_scalar),
-        global_variance=out(global_variance, is_shared),
-        personal_mean=out(mean, is_scalar),
-        personal_variance=out(variance, is_shared),
-        gain=out(1.0 / weight, is_shared),
-        initial=out(start, is_scalar),
-        local_weight=out(weight, is_shared),
-        prior_variance=out(prior, is_shared),
-        intra_variance=out(spread, is_shared),
-        form=form,
-    )
+    Means are linear in the estimates, and depend on the variances by their ratios alone.
+    """
+    room = 2.0**40  # more clients than anybody has
+    largest = max(float(value.detach().abs().max()) for value in values if value.numel())
+    return room if largest > torch.finfo(values[0].dtype).max / room else 1.0

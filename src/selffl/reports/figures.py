@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure as Canvas
@@ -224,50 +223,3 @@ def of_plain(found: Mapping[str, Any]) -> Figure:
     """The figure that `plain` wrote down."""
     charts = [Chart(**chart | {"series": [Series(**one) for one in chart["series"]]}) for chart in found["charts"]]
     return Figure(found["name"], found["caption"], charts)
-
-
-def forest_plot(
-    clients: Sequence[str],
-    estimate: np.ndarray,
-    estimate_error: np.ndarray,
-    personal: np.ndarray,
-    personal_error: np.ndarray,
-    global_mean: float,
-    title: str,
-    most: int = 60,
-) -> Canvas:
-    """Each client's own estimate and its shrunk one with intervals (half-widths), sorted by the estimate.
-
-    More than ``most`` clients are shown by an even selection, and the picture says so.
-    """
-    order = np.argsort(estimate)
-    if len(order) > most:
-        order = order[np.unique(np.linspace(0, len(order) - 1, most).round().astype(int))]
-        title += f" ({len(order)} of {len(estimate):,}, evenly chosen by estimate)"
-    height = np.arange(len(order))
-    with style():
-        canvas = Canvas(figsize=(7.2, 1.6 + 0.24 * len(order)), layout="constrained")
-        axis = canvas.subplots()
-        axis.grid(axis="x")
-        axis.grid(visible=False, axis="y")
-        for offset, value, error, colour, marker, label in (
-            (0.15, estimate, estimate_error, "#8a8f98", "o", "own estimate"),
-            (-0.15, personal, personal_error, "#0072b2", "D", "with the others"),
-        ):
-            axis.errorbar(
-                value[order],
-                height + offset,
-                xerr=error[order],
-                fmt=marker,
-                color=colour,
-                markersize=4,
-                elinewidth=1.3,
-                label=label,
-            )
-        axis.axvline(global_mean, color="#d55e00", linewidth=1.2, linestyle=(0, (5, 2)), label="global mean")
-        # A dollar sign in a name is a dollar sign, not the start of a formula.
-        axis.set_yticks(height, [clients[i] for i in order], parse_math=False)
-        axis.set_ylim(-0.8, len(order) - 0.2)
-        axis.set(title=title, xlabel="estimate")
-        canvas.legend(loc="outside lower center", ncols=3)
-    return canvas

@@ -1,4 +1,4 @@
-"""Who gains from the others: the posterior of a table of estimates, client by client."""
+"""Who gains from the others: the analysis of a table of estimates, client by client."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ import csv
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from selffl.data.estimates import EstimateTable
-from selffl.errors import ConfigError, DataError
-from selffl.maths.heterogeneity import InterVarianceMethod, estimate_inter_variance
-from selffl.maths.posterior import Form, Posterior, posterior
-from selffl.reports import figures
+from selffl.errors import ConfigError
+from selffl.maths.heterogeneity import InterVarianceMethod
+from selffl.maths.meta_analysis import LeaveOneOut, MetaAnalysis, meta_analysis
+from selffl.maths.posterior import Form, posterior
+from selffl.reports import figures, forest
+
+Floats = npt.NDArray[np.float64]
 
 ALONE = 1.05  # a gain below this is not worth a federation
+MOST_LEFT_OUT = 500  # clients; each is one more analysis
+SOURCES = {
+    "reml": "REML",
+    "ml": "maximum likelihood",
+    "pm": "Paule–Mandel",
+    "dl": "DerSimonian–Laird",
+    "given": "given",
+}
+ROW_FIELDS = ("client", "estimate", "variance", "shrunk", "low", "high", "gain", "verdict")
 
 
 def check_ending(path: Path) -> None:
@@ -28,112 +41,183 @@ def check_ending(path: Path) -> None:
         raise ConfigError(f"{path} cannot be drawn; give a file ending in .png, .svg or .pdf.")
 
 
-def verdict(gain: float) -> str:
-    """A gain in plain words.
+def verdict(gain: float, variance: float = 1.0) -> str:
+    """Say in plain words what a client with this gain and this variance of its own has from the others.
 
     Examples:
-        >>> verdict(3.14), verdict(1.01)
-        ('gains 3.1×', 'alone is as good')
+        >>> verdict(3.14), verdict(1.01), verdict(1.0, variance=0.0)
+        ('gains 3.1×', 'alone is as good', 'exact from itself')
     """
+    if variance == 0:
+        return "exact from itself"
     if math.isinf(gain):
-        return "known exactly from others"
+        return "exact from others"
     return "alone is as good" if gain < ALONE else f"gains {gain:.1f}×" if gain < 1000 else f"gains {gain:.0e}×"
 
 
 @dataclass(frozen=True)
 class Shrinkage:
-    """A table of estimates with its posterior."""
+    """A table of estimates with its analysis."""
 
     table: EstimateTable
-    inter_variance: float
-    source: str  # how sigma_0^2 was come by
-    level: float  # of the intervals
-    posterior: Posterior
+    analysis: MetaAnalysis
+    form: Form
+    personal_mean: Floats
+    personal_interval: Floats  # [clients, 2]
+    gain: Floats
 
     @classmethod
     def of(
         cls,
         table: EstimateTable,
-        inter_variance: float | None,
-        method: InterVarianceMethod,
-        form: Form,
+        inter_variance: float | None = None,
+        method: InterVarianceMethod = "reml",
+        form: Form = "exact",
         level: float = 0.95,
+        new_variance: float | None = None,
     ) -> Shrinkage:
         """With sigma_0^2 given, or estimated by ``method``."""
-        if not 0 < level < 1:
-            raise ConfigError(f"level is {level}; expected a probability between 0 and 1, such as 0.95.")
-        if inter_variance is not None:
-            if not (math.isfinite(inter_variance) and inter_variance >= 0):
-                raise ConfigError(f"inter-variance is {inter_variance}; expected a number, 0 or more.")
-            source = "given"
-            certain = table.estimate[table.variance == 0]
-            if inter_variance == 0 and len(certain) > 1 and np.ptp(certain) > 0:
-                raise DataError(
-                    f"inter-variance is 0, so that all clients are the same, but {len(certain)} clients of variance 0 "
-                    "differ; expected one or the other. Give an inter-variance above 0."
-                )
-        else:
-            inter_variance = estimate_inter_variance(table.estimate, table.variance, method)
-            source = {"dl": "DerSimonian–Laird", "reml": "REML"}[method]
-        found = posterior(table.estimate, table.variance, inter_variance, form)
-        return cls(table, inter_variance, source, level, found)
+        found = meta_analysis(
+            table.estimate,
+            table.variance,
+            method=method,
+            covariate=table.covariate,
+            inter_variance=inter_variance,
+            new_variance=new_variance,
+            level=level,
+        )
+        if form == "exact":
+            return cls(table, found, form, found.personal_mean, found.personal_interval, found.gain)
+        if table.covariate is not None:
+            raise ConfigError("the paper's form knows no covariate; use the exact form, or leave the covariate out.")
+        paper = posterior(table.estimate, table.variance, found.inter_variance, form)
+        ends = _interval(paper.personal_mean, paper.personal_variance, level)
+        return cls(table, found, form, paper.personal_mean, ends, paper.gain)
 
-    def half_width(self, variance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Half the length of an interval at ``level``."""
-        return float(norm.ppf(0.5 + self.level / 2)) * np.sqrt(variance)
+    @property
+    def is_integrated(self) -> bool:
+        """Whether the clients' intervals account for what is not known of sigma_0^2."""
+        return self.form == "exact" and self.analysis.is_integrated
+
+    @cached_property
+    def without_each(self) -> LeaveOneOut | None:
+        """The analysis without each client in turn; None for too few clients, or too many to wait for."""
+        hierarchy = self.analysis._hierarchy
+        is_possible = hierarchy.degrees_of_freedom >= 2 and hierarchy.num_clients <= MOST_LEFT_OUT
+        return self.analysis.leave_one_out() if is_possible else None
 
     def rows(self, most: int | None = None) -> Iterator[dict[str, Any]]:
         """Client by client, in the order of the file; the first ``most`` of them."""
-        p, reach = self.posterior, self.half_width(self.posterior.personal_variance)
         for i, client in enumerate(self.table.client[:most]):
-            mean, gain = float(p.personal_mean[i]), float(p.gain[i])
-            yield {
-                "client": client,
-                "estimate": float(self.table.estimate[i]),
-                "variance": float(self.table.variance[i]),
-                "shrunk": mean,
-                "low": mean - float(reach[i]),
-                "high": mean + float(reach[i]),
-                "gain": gain,
-                "verdict": verdict(gain),
-            }
+            gain, variance = float(self.gain[i]), float(self.table.variance[i])
+            low, high = self.personal_interval[i].tolist()
+            values = (
+                client, float(self.table.estimate[i]), variance, float(self.personal_mean[i]), low, high, gain,
+                verdict(gain, variance),
+            )  # fmt: skip
+            row: dict[str, Any] = dict(zip(ROW_FIELDS, values, strict=True))
+            if self.table.covariate is not None:
+                row["covariate"] = float(self.table.covariate[i])
+            yield row
+
+    def rows_without(self, most: int | None = None) -> list[dict[str, Any]]:
+        """What the answer is without each client, those first without which others' answers move most."""
+        if (left := self.without_each) is None:
+            return []
+        order = np.argsort(-np.nan_to_num(left.largest_move, nan=np.inf), kind="stable")[:most]
+        names = ("inter_variance", "mean", "largest_move", "surprise")
+        return [
+            {"client": self.table.client[i]} | {name: float(getattr(left, name)[i]) for name in names} for i in order
+        ]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The whole in a few numbers."""
-        gain = np.asarray(self.posterior.gain)
-        mean, reach = float(self.posterior.global_mean), float(self.half_width(self.posterior.global_variance))
+        """The whole in a few numbers; what cannot be told is None."""
+        found, test, slope = self.analysis, self.analysis.heterogeneity, self.analysis.slope
         return {
-            "clients": len(gain),
-            "form": self.posterior.form,
-            "inter_variance": self.inter_variance,
-            "inter_variance_source": self.source,
-            "global_mean": mean,
-            "global_low": mean - reach,
-            "global_high": mean + reach,
-            "median_gain": float(np.median(gain)),
-            "alone_is_as_good": int((gain < ALONE).sum()),
+            "clients": found.num_clients,
+            "form": self.form,
+            "level": found.level,
+            "inter_variance": found.inter_variance,
+            "inter_variance_source": SOURCES[found.method],
+            "inter_variance_q_profile": _pair(found.inter_variance_interval),
+            "inter_variance_profile_likelihood": _pair(found.inter_variance_profile),
+            "mean": found.mean,
+            "mean_standard_error": found.mean_standard_error,
+            "mean_interval": _pair(found.mean_interval),
+            "slope": None if slope is None else slope.value,
+            "slope_interval": None if slope is None else _pair(slope.interval),
+            "slope_p_value": None if slope is None else slope.p_value,
+            "q": None if test is None else test.statistic,
+            "q_degrees_of_freedom": None if test is None else test.degrees_of_freedom,
+            "q_p_value": None if test is None else test.p_value,
+            "i_squared": None if test is None else test.i_squared,
+            "h_squared": None if test is None else test.h_squared,
+            "prediction_interval": _pair(found.prediction_interval),
+            "new_variance": found.new_variance,
+            "new_covariate": found.new_covariate,
+            "gain_probability": found.gain_probability,
+            "is_integrated": self.is_integrated,
+            "median_gain": float(np.median(self.gain)),
+            "alone_is_as_good": int((self.gain < ALONE).sum()),
         }
 
     def save(self, path: Path) -> None:
-        """All clients as CSV."""
+        """Write all clients as CSV."""
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["client", "estimate", "variance", "shrunk", "low", "high", "gain", "verdict"])
+            writer.writerow([*ROW_FIELDS, *([] if self.table.covariate is None else ["covariate"])])
             writer.writerows(row.values() for row in self.rows())
 
     def plot(self, path: Path) -> None:
-        """Forest plot, in the format of the file's ending."""
+        """Draw a forest plot in the format of the file's ending."""
         check_ending(path)
-        p = self.posterior
-        canvas = figures.forest_plot(
-            self.table.client,
-            self.table.estimate,
-            self.half_width(self.table.variance),
-            np.asarray(p.personal_mean),
-            self.half_width(np.asarray(p.personal_variance)),
-            float(p.global_mean),
-            f"Each client alone and with the others, {100 * self.level:g} % intervals",
+        found, left = self.analysis, self.without_each
+        canvas = forest.draw(
+            forest.Forest(
+                clients=self.table.client,
+                estimate=self.table.estimate,
+                own_interval=_interval(self.table.estimate, self.table.variance, found.level),
+                personal=self.personal_mean,
+                personal_interval=self.personal_interval,
+                mean=found.mean,
+                mean_interval=found.mean_interval,
+                prediction_interval=found.prediction_interval,
+                mean_without=None if left is None else left.mean,
+                title=f"Each client alone and with the others, {100 * found.level:g} % intervals",
+                notes=self._notes(),
+            )
         )
         with figures.style():
             canvas.savefig(path)
+
+    def _notes(self) -> list[str]:
+        """What stands under the forest plot."""
+        found, summary = self.analysis, self.summary
+        spread = f"variance between clients σ₀² = {found.inter_variance:.3g} ({summary['inter_variance_source']})"
+        if found.inter_variance_interval is not None:
+            spread += f", Q-profile {found.inter_variance_interval.low:.3g} to {found.inter_variance_interval.high:.3g}"
+        notes = [spread]
+        if (test := found.heterogeneity) is not None:
+            notes.append(
+                f"Q = {test.statistic:.1f}, {test.degrees_of_freedom} degrees of freedom, p = {test.p_value:.2g}; "
+                f"I² = {100 * test.i_squared:.0f} %"
+            )
+        if found.slope is not None:
+            notes.append(f"clients are shrunk towards a line; its slope is {found.slope.value:.3g}")
+        if found.gain_probability is not None:
+            notes.append(
+                f"probability that the next client gains: {found.gain_probability:.2f}, if the variance of its own "
+                f"estimate is {found.new_variance:.3g}"
+            )
+        return notes
+
+
+def _interval(mean: Floats, variance: Floats, level: float) -> Floats:
+    """Ends of normal intervals, ``[clients, 2]``."""
+    reach = float(ndtri(0.5 + level / 2)) * np.sqrt(variance)
+    return np.stack([mean - reach, mean + reach], axis=1)
+
+
+def _pair(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else [float(end) for end in interval]

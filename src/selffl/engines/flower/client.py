@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from selffl.algorithms import DEFAULT_ALGORITHM, Algorithm
 from selffl.algorithms import algorithm as method_of
 from selffl.algorithms.contract import tensors_of
 from selffl.data.federation import Federation, Rows
+from selffl.data.preparation import Preparation
 from selffl.engines.flower.memory import ClientMemory
 from selffl.engines.flower.messages import (
     ABOUT,
@@ -44,6 +45,7 @@ from selffl.engines.flower.messages import (
 from selffl.engines.flower.records import Templates, check_dtype, is_finite, models_of, pack, templates, unpack
 from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors, save_tensors
+from selffl.training.answers import LabelScale, present_model
 from selffl.training.blocks import Gradients, Loss, check_gradients, repeatable
 from selffl.training.evaluation import check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel, check_parameters
@@ -102,6 +104,8 @@ class OwnRows:
     test: Rows
     loss: Loss
     measure: Measure
+    preparation: Preparation | None = None
+    label_scale: LabelScale = field(default_factory=LabelScale)
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,8 @@ class Site:
     def introduction(self, client: Hashable) -> Introduction:
         """Who is there."""
         own = self._rows(client)
-        return Introduction(PROTOCOL, str(client), len(own.train.labels), fingerprint(self.model))
+        prepared = "" if own.preparation is None else own.preparation.digest()
+        return Introduction(PROTOCOL, str(client), len(own.train.labels), fingerprint(self.model), prepared)
 
     def train(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, ArrayRecord]:
         """One round: what the method makes of what was received, of the memory and of the rows."""
@@ -165,7 +170,7 @@ class Site:
                 f"the personal model of client {order.client} is not finite after round {order.round_number}; "
                 "expected finite numbers. Lower the learning rate or the penalty."
             )
-        self._keep_model(order, personal[0])
+        self._keep_model(order, personal[0], own)
         found: dict[str, int | float] = {"num_train": len(own.train.labels), "num_test": len(test.labels)}
         for view, params in zip(VIEWS, (personal, shared), strict=True):
             numbers = numbers_of_rows(self.model, params, test, measure, self.gradients)
@@ -185,10 +190,12 @@ class Site:
     def _memory(self, order: Order, expected: Templates) -> ClientMemory:
         return ClientMemory(self.memory_dir, order.experiment, order.client, expected.memory, order.run)
 
-    def _keep_model(self, order: Order, params: Tensor) -> None:
+    def _keep_model(self, order: Order, params: Tensor, own: OwnRows) -> None:
         path = ClientMemory(self.memory_dir, order.experiment, order.client, None).model_path
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"experiment": order.experiment, "client": order.client, "round": order.round_number}
+        about: dict[str, Any] = {"experiment": order.experiment, "client": order.client, "round": order.round_number}
+        if own.preparation is not None:
+            about |= {"preparation": own.preparation.to_dict(), "label_scale": asdict(own.label_scale)}
         save_tensors(path, self.model.parts(params), about)
 
     def _task(self, own: OwnRows, order: Order, round_number: int) -> ModelTask:
@@ -204,17 +211,21 @@ class Site:
         if isinstance(data, Federation):
             if data.num_clients != 1:
                 raise DataError(f"load_data({client!r}) gives {data.num_clients} clients; expected one.")
-            parts = [data.train, data.test]
+            preparation = data.preparation
         else:
+            preparation = None
             x_train, y_train, x_test, y_test = data
-            parts = [Rows.of_one(x_train, y_train), Rows.of_one(x_test, y_test)]
-        train, test = (part.to(self.model.params.device, self.model.params.dtype) for part in parts)
-        loss = self.loss or loss_for(self.model, train)
+            data = Federation([client], Rows.of_one(x_train, y_train), Rows.of_one(x_test, y_test))
+        loss = self.loss or loss_for(self.model, data.train, preparation)
+        label_scale = LabelScale.of(preparation, loss)
+        scaled = label_scale.scale_rows(data)
+        device, dtype = self.model.params.device, self.model.params.dtype
+        train, test = (part.to(device, dtype) for part in (scaled.train, scaled.test))
         measures = [
             check_rows(self.model, loss, part, [client]) for part in (train, test) if len(part.labels) or part is train
         ]
         measure = measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
-        return OwnRows(train, test, loss, measure)
+        return OwnRows(train, test, loss, label_scale.in_user_units(measure), preparation, label_scale)
 
     def _check(self, client: Hashable, order: Order) -> None:
         """Refuse an order that is for another client, or for other settings than this site's."""
@@ -237,10 +248,16 @@ class Site:
 
 
 def personal_model(model: nn.Module, memory_dir: str | Path, experiment: str, client: Hashable) -> nn.Module:
-    """A client's own model, as of its last evaluation, read where it lies: on the client's own disk."""
-    tensors, _ = load_tensors(ClientMemory(Path(memory_dir), experiment, str(client), None).model_path)
+    """A client's own model, as of its last evaluation, read where it lies: on the client's own disk.
+
+    Where its rows came from a table, it takes rows, and answers, in the table's own units (`selffl.PreparedModel`).
+    """
+    tensors, about = load_tensors(ClientMemory(Path(memory_dir), experiment, str(client), None).model_path)
     flat = FlatModel(copy.deepcopy(model))
-    return flat.load(flat.flatten(tensors).to(next(iter(tensors.values())).dtype))
+    module = flat.load(flat.flatten(tensors).to(next(iter(tensors.values())).dtype))
+    known = about.get("preparation")
+    preparation = None if known is None else Preparation.from_dict(known)
+    return present_model(module, preparation, LabelScale(**about.get("label_scale", {})))
 
 
 def client_app(

@@ -68,6 +68,7 @@ class Introduction:
     client: str
     num_examples: int
     fingerprint: str
+    preparation: str = ""  # a digest of how its table became numbers; empty where rows are arrays
 
 
 @dataclass(frozen=True)

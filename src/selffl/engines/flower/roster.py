@@ -36,6 +36,7 @@ class Roster:
         self._ids, self._fingerprint, self._seconds = ids, model, seconds
         self._claims: dict[int, int] = {}  # node: number of its client
         self._doubled: set[int] = set()  # nodes whose client another node had claimed before
+        self._preparation: str | None = None  # of the first client that came: all have to have the same
         self._looks = 0
         self._pauses: dict[int, tuple[int, int]] = {}  # node: the look at which it is asked again, and the pause before
 
@@ -102,6 +103,14 @@ class Roster:
         if introduction.client not in self._numbers:
             raise ConfigError(
                 f"client {shown(introduction.client)} is not in the list of {len(self._numbers)} clients."
+            )
+        if self._preparation is None:
+            self._preparation = introduction.preparation
+        if introduction.preparation != self._preparation:
+            raise ConfigError(
+                f"client {shown(introduction.client)} prepares its table in another way than the first client that came; "
+                "expected one preparation for all. Make it from all sites' profiles (selffl data prepare), and pass it as "
+                "preparation= wherever rows are read."
             )
         return self._numbers[introduction.client]
 
