@@ -108,9 +108,9 @@ class Roster:
             self._preparation = introduction.preparation
         if introduction.preparation != self._preparation:
             raise ConfigError(
-                f"client {shown(introduction.client)} prepares its table in another way than the first client that came; "
-                "expected one preparation for all. Make it from all sites' profiles (selffl data prepare), and pass it as "
-                "preparation= wherever rows are read."
+                f"client {shown(introduction.client)} prepares its table in another way than the first client that "
+                "came; expected one preparation for all. Make it from all sites' profiles (selffl data prepare), and "
+                "pass it as preparation= wherever rows are read."
             )
         return self._numbers[introduction.client]
 
