@@ -61,7 +61,7 @@ def test_a_new_study_runs_compares_goes_on_and_can_be_loaded(run, tmp_path):
     out = run("init", "my-study")
     assert out.splitlines()[-1] == "Next: selffl run my-study"
     out = run("run", "my-study", "--rounds", "3")
-    assert out.startswith("self-fl-auto on my-study, seed 0, 3 rounds, 30 clients: accuracy ")
+    assert out.startswith("self-fl-auto on my-study, seed 0: 3 rounds, 30 clients\n  accuracy ")
     place = "runs/my-study-self-fl-auto-0"
     run("run", "my-study", "--rounds", "5", "--resume")
     run("run", "my-study/study.toml", "--rounds", "5", "--out", "whole")
@@ -92,7 +92,7 @@ def test_the_study_file_says_what_is_trained(run, tmp_path):
     written = {line.split(" = ")[0] for line in file.read_text(encoding="utf-8").splitlines() if " = " in line}
     assert written - {"penalty"} <= set(KEYS)
     file.write_text('data = "digits"\nmodel = "softmax"\nrounds = 2\nalgorithm = "local"\n', encoding="utf-8")
-    assert run("run", "mine").startswith("local on mine, seed 0, 2 rounds, 40 clients")
+    assert run("run", "mine").startswith("local on mine, seed 0: 2 rounds, 40 clients")
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_a_study_of_a_csv_file_reads_it_and_runs(run, tmp_path, kind):
         assert abs(float(torch.cat([fed.train.labels, fed.test.labels]).double().mean()) - share) < 1e-6
     metric = "error" if kind == "values" else "accuracy"
     out = run("run", "deep/mine", "--rounds", "6")
-    assert f"6 clients: {metric} " in out
+    assert f"6 clients\n  {metric} " in out
     table = json.loads(
         run(
             "compare", "deep/mine", "-a", "self-fl,local", "--seeds", "2", "--rounds", "6", "--processes", "1", "--json"
