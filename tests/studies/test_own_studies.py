@@ -70,7 +70,7 @@ def test_a_new_study_runs_compares_goes_on_and_can_be_loaded(run, tmp_path):
     out = run("init", "my-study")
     assert out.splitlines()[-1] == "Next      selffl run my-study"
     out = run("run", "my-study", "--rounds", "3")
-    assert out.startswith("self-fl-auto on my-study, seed 0, 3 rounds, 30 clients: accuracy ")
+    assert out.startswith("self-fl-auto on my-study, seed 0: 3 rounds, 30 clients\n  accuracy ")
     place = "runs/my-study-self-fl-auto-0"
     run("run", "my-study", "--rounds", "5", "--resume")
     run("run", "my-study/study.toml", "--rounds", "5", "--out", "whole")
@@ -101,7 +101,7 @@ def test_the_study_file_says_what_is_trained(run, tmp_path):
     written = {line.split(" = ")[0] for line in file.read_text(encoding="utf-8").splitlines() if " = " in line}
     assert written - {"penalty"} <= set(KEYS)
     file.write_text('data = "digits"\nmodel = "softmax"\nrounds = 2\nalgorithm = "local"\n', encoding="utf-8")
-    assert run("run", "mine").startswith("local on mine, seed 0, 2 rounds, 40 clients")
+    assert run("run", "mine").startswith("local on mine, seed 0: 2 rounds, 40 clients")
 
 
 @pytest.mark.slow
@@ -146,13 +146,14 @@ def test_a_study_of_a_csv_file_reads_it_and_runs(run, tmp_path, kind, loss, metr
         outputs = read_study(tmp_path / "deep" / "mine").module(fed, 0)(features)
         assert outputs.shape == ((len(features), 2) if task == "classes" else (len(features),))
     out = run("run", "deep/mine", "--rounds", "6")
-    assert "6 clients: " in out
+    assert "6 clients\n" in out
     options = ("-a", "self-fl,local", "--seeds", "2", "--rounds", "6", "--processes", "1", "--json")
     table = json.loads(run("compare", "deep/mine", *options))
     assert [line["method"] for line in table["table"]] == ["self-fl", "local"]
     if metric is not None:
-        assert f"6 clients: {metric} " in out
+        assert f"6 clients\n  {metric} " in out
         assert list(table["table"][0])[1] == metric
+        assert table["claims"][0]["evidence"].startswith(metric.capitalize())
 
 
 def test_names_with_quotes_are_names(run, tmp_path):
