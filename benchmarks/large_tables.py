@@ -1,6 +1,6 @@
 """Peak memory and time of reading tables: many rows, and many columns.
 
-Each table is read by `Federation.from_csv` in a process of its own; what counts is its peak resident set, torch and all,
+Each table is read by `Federation.from_csv` in a process of its own; what counts is its peak resident set, with torch,
 from ``resource.getrusage``.
 """
 
