@@ -1,7 +1,7 @@
 """Peak memory and time of reading tables: many rows, and many columns.
 
-Each table is read by `Federation.from_csv` in a process of its own; what counts is its peak resident set, torch
-included, from ``resource.getrusage``.
+Each table is read by `Federation.from_csv` in a process of its own; what counts is its peak resident set, with torch,
+from ``resource.getrusage``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from csv import reader
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ from selffl.cli import console, names
 from selffl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from selffl.cli.init_folder import FolderStudy
     from selffl.cli.init_table import TableStudy
 
 app = typer.Typer()
@@ -72,13 +73,29 @@ def init_command(
     decimal: Annotated[
         DecimalChoice | None, typer.Option(help="Decimal sign, where the numbers leave it open.")
     ] = None,
+    leaf: Annotated[Path | None, typer.Option("--leaf", help="A folder of LEAF's JSON files instead of --csv.")] = None,
+    pfllib: Annotated[
+        Path | None, typer.Option("--pfllib", help="A folder that PFLlib has made, instead of --csv.")
+    ] = None,
+    trusted: Annotated[
+        bool, typer.Option("--trusted", help="PFLlib's files are pickles: say that you know who made them.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
     """Write a study file, and the Python file with its rows and its models, to run as they are and to edit.
 
     Example: selffl init my-study --csv rows.csv --client site --label y
     """
-    _check_names(folder, csv)
+    sources: list[tuple[Literal["csv", "leaf", "pfllib"], Path]] = [
+        (name, path) for name, path in (("csv", csv), ("leaf", leaf), ("pfllib", pfllib)) if path is not None
+    ]
+    if len(sources) > 1:
+        given = " and ".join(f"--{name}" for name, _ in sources)
+        raise ConfigError(f"{given} are given together; expected one source of rows. Leave the others out.")
+    if trusted and pfllib is None:
+        raise ConfigError("--trusted is given without --pfllib; expected a folder of pickles. Leave it out.")
+    _check_names(folder, sources[0][1] if sources else None)
+    study: TableStudy | FolderStudy | None = None
     if csv is None:
         for option, is_given in {
             "--client": client != CLIENT, "--label": label != LABEL, "--features": features is not None,
@@ -87,8 +104,15 @@ def init_command(
         }.items():  # fmt: skip
             if is_given:
                 raise ConfigError(f"{option} is given without --csv; expected a file of rows. Add --csv FILE.")
-        written = study_files(folder, "study.py", _made_up_values(folder), None)
-        study = None
+        if sources:
+            from selffl.cli.init_folder import folder_study
+
+            kind, path = sources[0]
+            study = folder_study("leaf" if kind == "leaf" else "pfllib", path, folder, trusted)
+            values = {**study.values, "model": "model", "model_reason": []}
+            written = study_files(folder, "study_folder.py", values, study.num_clients)
+        else:
+            written = study_files(folder, "study.py", _made_up_values(folder), None)
     else:
         from selffl.cli.init_table import table_study
 
@@ -179,7 +203,7 @@ def study_files(folder: Path, template: str, values: Mapping[str, Any], num_clie
     return {"study.toml": fill("study.toml"), "study.py": fill(template), "README.md": fill("README.md")}
 
 
-def _tell(folder: Path, written: list[str], study: TableStudy | None, as_json: bool) -> None:
+def _tell(folder: Path, written: list[str], study: TableStudy | FolderStudy | None, as_json: bool) -> None:
     """Say what was made."""
     if as_json:
         about = {} if study is None else study.about
