@@ -150,7 +150,7 @@ def test_a_mistake_is_one_line_and_exit_code_two_to_the_shell_as_well():
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
-    def broken(path):
+    def broken(path, covariate):
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr("selffl.data.estimates.read_estimates", broken)
@@ -160,7 +160,7 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch):
 
 
 def test_an_interruption_is_one_line(run, monkeypatch):
-    def interrupted(path):
+    def interrupted(path, covariate):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("selffl.data.estimates.read_estimates", interrupted)

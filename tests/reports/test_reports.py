@@ -549,16 +549,18 @@ def forest_of(num_clients, **options):
     reach, narrow = rng.uniform(0.5, 1, (num_clients, 1)), rng.uniform(0.1, 0.4, (num_clients, 1))
     signs = np.array([-1.0, 1.0])
     shown = forest.Forest(
-        [f"ward {number}" for number in range(num_clients)],
-        estimate,
-        estimate[:, None] + reach * signs,
-        personal,
-        personal[:, None] + narrow * signs,
-        **{
-            "mean": 0.25, "mean_interval": (0.1, 0.5), "prediction_interval": (-1.0, 2.0), "mean_without": None,
-            "title": "Wards",
-        } | options,
-    )  # fmt: skip
+        clients=[f"ward {number}" for number in range(num_clients)],
+        estimate=estimate,
+        own_interval=estimate[:, None] + reach * signs,
+        personal=personal,
+        personal_interval=personal[:, None] + narrow * signs,
+        mean=0.25,
+        mean_interval=(0.1, 0.5),
+        prediction_interval=(-1.0, 2.0),
+        mean_without=None,
+        title="Wards",
+    )
+    shown = dataclasses.replace(shown, **options)
     return shown, forest.draw(shown)
 
 

@@ -59,7 +59,7 @@ def probability(name: str, value: Any) -> float:
     """An option that is a probability strictly between 0 and 1, as a float."""
     number = finite_number(name, value, expected := "a probability between 0 and 1, such as 0.95")
     if not 0.0 < number < 1.0:
-        raise ConfigError(f"{name} is {number}; expected {expected}.")
+        raise ConfigError(f"{name} is {value}; expected {expected}.")
     return number
 
 
