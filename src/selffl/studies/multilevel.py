@@ -290,7 +290,7 @@ MULTILEVEL = Study(
     SETTING,
     _multilevel,
     "The estimator shares one variance among all coefficients. Where slopes vary as intercepts do, it is level with a "
-    "mixed model that has slopes; where the intercept varies and slopes hardly do, it lets slopes vary that should not. "
-    "And with few rows a group it learns too large a variance, even where there is none, so that small groups are "
+    "mixed model that has slopes; where the intercept varies and slopes hardly do, it lets slopes vary that should "
+    "not. And with few rows a group it learns too large a variance, even where there is none, so that small groups are "
     "shrunk too little: on such data a mixed model, or one pooled regression, predicts better.",
 )
