@@ -67,7 +67,8 @@ def _multilevel(job: Job) -> StudyResult:
         found[piece] = rows
         job.progress(len(found), len(tasks), f"{piece[0]}, seed {piece[1]}")
 
-    run_side_by_side(measure_once, tasks, job.num_processes, note)
+    # A process of its own takes longer to start than a quick run to end.
+    run_side_by_side(measure_once, tasks, 1 if job.quick else job.num_processes, note)
     rows = [row for piece in tasks for row in found[piece]]
     left_out = [f"{name} was not found (`selffl data fetch {name}`)" for name in missing]
     left_out += [f"lme4: {why}"] if why else []
