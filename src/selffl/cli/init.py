@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from csv import reader
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -86,9 +86,7 @@ def init_command(
 
     Example: selffl init my-study --csv rows.csv --client site --label y
     """
-    sources: list[tuple[Literal["csv", "leaf", "pfllib"], Path]] = [
-        (name, path) for name, path in (("csv", csv), ("leaf", leaf), ("pfllib", pfllib)) if path is not None
-    ]
+    sources = [(name, path) for name, path in (("csv", csv), ("leaf", leaf), ("pfllib", pfllib)) if path is not None]
     if len(sources) > 1:
         given = " and ".join(f"--{name}" for name, _ in sources)
         raise ConfigError(f"{given} are given together; expected one source of rows. Leave the others out.")
