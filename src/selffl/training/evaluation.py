@@ -14,7 +14,7 @@ from selffl.data.preparation import Preparation
 from selffl.errors import ConfigError, DataError, in_short
 from selffl.training.blocks import Gradients, Loss, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
 from selffl.training.flat import FlatModel
-from selffl.training.losses import check_fit, default_loss
+from selffl.training.losses import check_fit, count_loss, default_loss
 from selffl.training.metrics import ONE_LOGIT, ONE_PROBABILITY, Measure, measure_of
 
 # Numbers of features, and of parameters, that are evaluated at once.  What a network makes of them within itself can
@@ -196,7 +196,7 @@ def loss_for(model: FlatModel, rows: Rows, preparation: Preparation | None = Non
         raise DataError("there are no rows; expected at least one.")
     few = Rows(rows.features[:2], rows.labels[:2], rows.offset).to(model.params.device, model.params.dtype)
     if preparation is not None and preparation.label.task == "counts":
-        return nn.functional.poisson_nll_loss
+        return count_loss
     check_numbers(model, few.features)
     return default_loss(_outputs(model, few.features, type(model.module).__name__), rows.labels)
 

@@ -24,7 +24,12 @@ def logistic_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(outputs.reshape(labels.shape), labels.to(outputs.dtype))
 
 
-OWN: dict[str, Loss] = {"squared_error": squared_error, "logistic_loss": logistic_loss}
+def count_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Poisson's loss of counts, of which the outputs are the logarithms of the expected ones."""
+    return nn.functional.poisson_nll_loss(outputs.reshape(labels.shape), labels)
+
+
+OWN: dict[str, Loss] = {"squared_error": squared_error, "logistic_loss": logistic_loss, "count_loss": count_loss}
 NAMES = tuple(
     sorted([*OWN, *(name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits")))])
 )
@@ -72,7 +77,8 @@ def is_absolute_error(loss: Loss) -> bool:
 
 def is_of_log_rates(loss: Loss) -> bool:
     """Whether a loss is that of counts, of which the outputs are the logarithms of the rates."""
-    return is_loss(loss, nn.functional.poisson_nll_loss, nn.PoissonNLLLoss) and getattr(loss, "log_input", True)
+    is_poisson = loss is count_loss or is_loss(loss, nn.functional.poisson_nll_loss, nn.PoissonNLLLoss)
+    return is_poisson and getattr(loss, "log_input", True)
 
 
 def is_scale_equivariant(loss: Loss) -> bool:
