@@ -212,6 +212,14 @@ def test_what_is_in_doubt_is_refused_with_its_line(text, options, message, tmp_p
     assert "\n" not in str(error.value)
 
 
+def test_a_header_may_be_wide_and_hold_other_separators_in_quotes(tmp_path):
+    names = [f"a quite long name of column {number}" for number in range(6000)]
+    fed = read(",".join(["client", "label", *names]) + "\n" + ",".join(["a", "1", *["0.5"] * 6000]) + "\n", tmp_path)
+    assert fed.preparation.inputs == names
+    fed = read('client;label;"dose, in mg, a day"\na;1;1,5\nb;0;2,5\n', tmp_path)
+    assert fed.preparation.inputs == ["dose, in mg, a day"]
+
+
 def test_columns_that_change_their_kind_late_in_a_file_are_read(tmp_path, monkeypatch):
     from selffl.data import tables
 

@@ -640,9 +640,11 @@ class Federation:
             inputs = {part: x[table.rows_of_source(rows)] for part, rows in parts.items()}
             return cls._pack(names, owner, labels, parts, inputs, groups, classes)
         if preparation is None:
-            name = None if roles.client is None else str(roles.client)
-            profile = Profile.of_rows(table, features, label, name, num_dropped, parts["train"])
+            whose = None if roles.client is None else str(roles.client)
+            profile = Profile.of_rows(table, features, label, whose, num_dropped, parts["train"])
             preparation = Preparation.fit(profile, missing=missing)
+        for name in roles.by_name.values():
+            table.release(name)
         encoded = preparation.encode_parts(table, list(parts.values()), release=True)
         inputs = {part: torch.from_numpy(rows) for part, rows in zip(parts, encoded, strict=True)}
         return cls._pack(names, owner, labels, parts, inputs, groups, classes, preparation)

@@ -6,7 +6,6 @@ numbers (with a decimal comma or thousands separators, too), which are dates, an
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -132,7 +131,9 @@ class Table:
         """Give up the memory of a column, which cannot be used any more."""
         self._known.pop(name, None)
         if isinstance(self.columns, dict):
-            del self.columns[name]
+            is_large = self.columns.pop(name).nbytes > MIN_RELEASED_BYTES
+            if is_large:
+                pa.default_memory_pool().release_unused()
 
     def rows_of_source(self, numbers: Any = slice(None)) -> Array:
         """Which rows of the source the rows with these numbers are."""
@@ -600,7 +601,7 @@ def _header(path: Path) -> tuple[str, list[str], int, int]:
     """The separator, the columns' names, the lines that these take, and the length of the longest line seen."""
     with _csv_text(path) as text:
         first = next((line for line in text if line.strip()), "")
-    separator = max(SEPARATORS, key=lambda sign: len(next(csv.reader([first], delimiter=sign), []))) if first else ","
+    separator = max(SEPARATORS, key=re.sub('"[^"]*"', "", first).count)
     with csv_lines(path, separator) as lines:
         names = [name.strip() for name in next((cells for cells in lines if cells), [])]
         num_lines = lines.line_num
