@@ -129,22 +129,25 @@ def mixture_quantile(mean: Floats, deviation: Floats, probability: Floats, area:
     step would leave it.
     """
     own = mean + ndtri(area) * deviation
-    low, high = own.min(1), own.max(1)
-    point = own @ probability
+    low, high, found = own.min(1), own.max(1), own @ probability
+    open_rows = np.arange(len(found))
     for _ in range(MOST_STEPS):
-        score = (point[:, None] - mean) / deviation
+        point, width = found[open_rows], deviation[open_rows]
+        score = (point[:, None] - mean[open_rows]) / width
         surplus = ndtr(score) @ probability - area
-        density = (np.exp(-0.5 * score**2) / deviation) @ probability / math.sqrt(2.0 * math.pi)
-        low, high = np.where(surplus < 0, point, low), np.where(surplus > 0, point, high)
+        density = (np.exp(-0.5 * score**2) / width) @ probability / math.sqrt(2.0 * math.pi)
+        below, above = np.where(surplus < 0, point, low[open_rows]), np.where(surplus > 0, point, high[open_rows])
+        low[open_rows], high[open_rows] = below, above
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             step = point - surplus / density
-        is_inside = (step > low) & (step < high)
-        new = np.where(surplus == 0, point, np.where(is_inside, step, (low + high) / 2.0))
-        is_done = np.abs(new - point) <= 1e-13 * (np.abs(new) + deviation.min(1))
-        point = new
-        if is_done.all():
+        is_inside = (step > below) & (step < above)
+        new = np.where(surplus == 0, point, np.where(is_inside, step, (below + above) / 2.0))
+        found[open_rows] = new
+        # Newton's error is the square of its step: this is exact to rounding.
+        open_rows = open_rows[np.abs(new - point) > 1e-9 * width.min(1) + 1e-15 * np.abs(new)]
+        if not len(open_rows):
             break
-    return np.asarray(point)
+    return np.asarray(found)
 
 
 def gain_probability(
