@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pandas._libs.parsers import STR_NA_VALUES
 from pyarrow import parquet
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -124,6 +125,19 @@ def text_frames(tmp_path, texts, name="u"):
         "pandas": lambda **options: Federation.from_frame(made.to_pandas(), **options),
         "polars": lambda **options: Federation.from_frame(pl.from_arrow(made), **options),
         "pyarrow": lambda **options: Federation.from_frame(made, **options),
+    }
+
+
+def test_what_pandas_sql_and_spreadsheets_write_for_a_missing_value_is_known():
+    assert set(MISSING_TEXTS) >= STR_NA_VALUES | {
+        r"\N",
+        ".",
+        "#DIV/0!",
+        "#VALUE!",
+        "#REF!",
+        "#NAME?",
+        "#NUM!",
+        "#NULL!",
     }
 
 
