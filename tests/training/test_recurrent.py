@@ -443,7 +443,9 @@ def test_a_federation_of_tokens_is_trained_the_same_either_way(make):
     for other in params[1:]:
         torch.testing.assert_close(params[0], other, rtol=0.0, atol=1e-10)
     scores = [[{**row, "seconds": 0.0} for row in run.history] for run in runs]
-    assert all(found == scores[0] for found in scores)
+    for found in scores:
+        for row, first in zip(found, scores[0], strict=True):
+            assert row == pytest.approx(first, rel=1e-9)  # log losses differ in their last bits
 
 
 def test_cudnns_remark_on_scattered_weights_is_not_passed_on():

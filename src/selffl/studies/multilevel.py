@@ -15,14 +15,17 @@ import torch
 
 from selffl.data.multilevel import RTable
 from selffl.errors import DataError
+from selffl.maths.significance import FRESH_DRAWS
 from selffl.studies.arms import run_side_by_side
 from selffl.studies.comparison import seeds_of, sign, within
 from selffl.studies.grouped_models import INTERCEPTS, MIXED, OURS, PER_GROUP, POOLED, R_INTERCEPTS, SLOPES, why_no_lme4
 from selffl.studies.grouped_runs import (
     COUNTS,
+    NEW_SHARE,
     REAL,
     SIMULATED,
     SIZES,
+    TEST_SHARE,
     Problem,
     Row,
     Settings,
@@ -196,7 +199,10 @@ def _better(
 ) -> Claim:
     """Whether the estimator's error is below that of every other model, in every case."""
     gaps = {
-        (other, count): Estimate.of(numbers(rows, problem, other, count) - numbers(rows, problem, OURS, count))
+        (other, count): Estimate.of(
+            numbers(rows, problem, other, count) - numbers(rows, problem, OURS, count),
+            test_per_train=_test_per_train(problem, count),
+        )
         for other in others
         for count in counts
     }
@@ -217,11 +223,19 @@ def _better(
     )
 
 
+def _test_per_train(problem: Problem, count: int | None) -> float:
+    """What the seeds share: simulated rows are drawn anew, real ones split anew."""
+    if isinstance(problem.source, Simulation):
+        return FRESH_DRAWS
+    share = TEST_SHARE if count is None else NEW_SHARE
+    return share / (1.0 - share)
+
+
 def _variance_claim(problem: Problem, truth: float, rows: Sequence[Row]) -> Claim:
     """Whether the estimator learns the variance between groups."""
     each = [float(row["variances"]) for row in _of_known(rows, problem, OURS)]
     learned = torch.tensor(each, dtype=torch.float64)
-    gap = Estimate.of(learned - truth)
+    gap = Estimate.of(learned - truth, test_per_train=FRESH_DRAWS)
     beside = learned_variances(rows, problem, SLOPES)
     return Claim(
         f"{problem.name}: the estimator learns σ₀² to within {NEAR:g}.",
