@@ -28,26 +28,19 @@ WIDEST_RANGE = 1e140  # of estimates, whose square times anything is still a flo
 
 
 @dataclass(frozen=True)
-class CentreFit:
-    """Weighted least squares of the estimates on the centre, at one value of sigma_0^2.
+class Centre:
+    """What the clients lie around, at one value of sigma_0^2: a mean, or a line in a covariate.
 
     The mean is that at the weighted mean of the covariate, where it is uncorrelated with the slope; without a covariate
     the slope is 0.
     """
 
     inter_variance: float  # sigma_0^2
-    total_variance: Floats  # u_m = sigma_0^2 + sigma_m^2
-    residual: Floats  # z_m less its fitted value
     mean: float
     mean_variance: float  # 1 / sum 1/u
     slope: float
     slope_variance: float  # 0 without a covariate
     covariate_mean: float
-
-    @cached_property
-    def misfit(self) -> float:
-        """Q(sigma_0^2), the sum of squared residuals over their variances."""
-        return float((self.residual**2 / self.total_variance).sum())
 
     def at(self, covariate: Any) -> Any:
         """The fitted centre at a value of the covariate."""
@@ -56,6 +49,26 @@ class CentreFit:
     def variance_at(self, covariate: Any) -> Any:
         """Its variance."""
         return self.mean_variance + self.slope_variance * (covariate - self.covariate_mean) ** 2
+
+
+@dataclass(frozen=True)
+class CentreFit(Centre):
+    """Weighted least squares of the estimates on the centre, with what is left of every client."""
+
+    total_variance: Floats  # u_m = sigma_0^2 + sigma_m^2
+    residual: Floats  # z_m less its fitted value
+
+    @cached_property
+    def misfit(self) -> float:
+        """Q(sigma_0^2), the sum of squared residuals over their variances."""
+        return float((self.residual**2 / self.total_variance).sum())
+
+    @property
+    def centre(self) -> Centre:
+        """The centre alone, without an array per client."""
+        return Centre(
+            self.inter_variance, self.mean, self.mean_variance, self.slope, self.slope_variance, self.covariate_mean
+        )
 
 
 @dataclass(frozen=True)
@@ -110,7 +123,7 @@ class Hierarchy:
             residual = residual - slope * offset
             slope_variance = float(scale) / squares
         return CentreFit(
-            inter_variance, total, residual, mean, float(scale / weight_sum), slope, slope_variance, covariate_mean
+            inter_variance, mean, float(scale / weight_sum), slope, slope_variance, covariate_mean, total, residual
         )
 
     def without(self, client: int) -> Hierarchy:

@@ -15,10 +15,10 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import ndtr, ndtri
 
 from selffl.maths.heterogeneity import restricted_log_likelihood, search_grid
-from selffl.maths.hierarchy import CentreFit, Floats, Hierarchy
+from selffl.maths.hierarchy import Centre, CentreFit, Floats, Hierarchy
 
 FAR_BELOW = 23.0  # a log-density this far below its peak is left out: 1e-10 of it
-BLOCK_NUMBERS = 2_000_000  # of a block of clients times nodes
+BLOCK_NUMBERS = 500_000  # of a block of clients times nodes
 MOST_STEPS = 200  # of Newton's method, each at least a bisection
 NODE_DISTANCE = 0.02  # in the logarithm of a new client's error
 
@@ -27,17 +27,17 @@ NODE_DISTANCE = 0.02  # in the logarithm of a new client's error
 class SpreadPosterior:
     """Values of sigma_0^2 and their probabilities, with the centre fitted at each."""
 
-    fits: list[CentreFit]
+    centres: list[Centre]
     probability: Floats
 
-    def column(self, value: Callable[[CentreFit], float]) -> Floats:
-        """One number of every fit."""
-        return np.array([value(fit) for fit in self.fits])
+    def column(self, value: Callable[[Centre], float]) -> Floats:
+        """One number of every centre."""
+        return np.array([value(centre) for centre in self.centres])
 
 
 def known_spread(hierarchy: Hierarchy, inter_variance: float) -> SpreadPosterior:
     """The posterior of a sigma_0^2 that is known."""
-    return SpreadPosterior([hierarchy.fit(inter_variance)], np.ones(1))
+    return SpreadPosterior([hierarchy.fit(inter_variance).centre], np.ones(1))
 
 
 def spread_posterior(hierarchy: Hierarchy) -> SpreadPosterior:
@@ -58,8 +58,8 @@ def spread_posterior(hierarchy: Hierarchy) -> SpreadPosterior:
     nodes = np.linspace(low, high, count)
     height = np.exp([log_density(node) - peak for node in nodes])
     kept = height > 1e-13
-    fits = [hierarchy.fit(math.exp(2.0 * node)) for node in nodes[kept]]
-    return SpreadPosterior(fits, height[kept] / height[kept].sum())
+    centres = [hierarchy.fit(math.exp(2.0 * node)).centre for node in nodes[kept]]
+    return SpreadPosterior(centres, height[kept] / height[kept].sum())
 
 
 def _support(log_density: Callable[[float], float], points: Floats) -> tuple[float, float, float]:
@@ -150,9 +150,7 @@ def mixture_quantile(mean: Floats, deviation: Floats, probability: Floats, area:
     return np.asarray(found)
 
 
-def gain_probability(
-    hierarchy: Hierarchy, spread: SpreadPosterior, fit: CentreFit, covariate: float, own: float
-) -> float:
+def gain_probability(hierarchy: Hierarchy, spread: SpreadPosterior, fit: Centre, covariate: float, own: float) -> float:
     """Probability that a new client's personal mean is closer to its truth than its own estimate.
 
     The new client has an estimate z of variance ``own`` with an error e, and the federation offers it

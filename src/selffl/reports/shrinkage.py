@@ -25,6 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 ALONE = 1.05  # a gain below this is not worth a federation
 MOST_LEFT_OUT = 500  # clients; each is one more analysis
+BLOCK_ROWS = 10_000
 SOURCES = {
     "reml": "REML",
     "ml": "maximum likelihood",
@@ -108,16 +109,23 @@ class Shrinkage:
 
     def rows(self, most: int | None = None) -> Iterator[dict[str, Any]]:
         """Client by client, in the order of the file; the first ``most`` of them."""
-        for i, client in enumerate(self.table.client[:most]):
-            gain, variance = float(self.gain[i]), float(self.table.variance[i])
-            low, high = self.personal_interval[i].tolist()
-            values = (
-                client, float(self.table.estimate[i]), variance, float(self.personal_mean[i]), low, high, gain,
-                verdict(gain, variance),
-            )  # fmt: skip
+        last = len(self.table.client) if most is None else min(most, len(self.table.client))
+        for first in range(0, last, BLOCK_ROWS):
+            yield from self._block(slice(first, min(first + BLOCK_ROWS, last)))
+
+    def _block(self, block: slice) -> Iterator[dict[str, Any]]:
+        """Some of the rows, from plain lists: a million looks into arrays would take a minute."""
+        low, high = self.personal_interval[block].T.tolist()
+        gain, variance = self.gain[block].tolist(), self.table.variance[block].tolist()
+        columns = (
+            self.table.client[block], self.table.estimate[block].tolist(), variance,
+            self.personal_mean[block].tolist(), low, high, gain, map(verdict, gain, variance),
+        )  # fmt: skip
+        covariate = None if self.table.covariate is None else self.table.covariate[block].tolist()
+        for number, values in enumerate(zip(*columns, strict=True)):
             row: dict[str, Any] = dict(zip(ROW_FIELDS, values, strict=True))
-            if self.table.covariate is not None:
-                row["covariate"] = float(self.table.covariate[i])
+            if covariate is not None:
+                row["covariate"] = covariate[number]
             yield row
 
     def rows_without(self, most: int | None = None) -> list[dict[str, Any]]:
