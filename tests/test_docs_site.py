@@ -177,7 +177,12 @@ def test_there_are_two_notebooks_without_outputs():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The whole site, built as `make docs` does, notebooks run; a warning is an error."""
+    """The whole site, built as `make docs` does, notebooks run; a warning is an error.
+
+    ``SELFFL_SITE`` names one that was just built, so that it is not built twice.
+    """
+    if built := os.environ.get("SELFFL_SITE"):
+        return Path(built)
     for package in ("mkdocstrings", "latex2mathml", "nbclient", "ipykernel"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'selffl[dev,docs]'")
     folder = tmp_path_factory.mktemp("site")
