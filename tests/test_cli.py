@@ -83,9 +83,16 @@ def succeed(found):
 
 COMMANDS = [
     *(("demo",), ("run",), ("compare",), ("init",), ("bench",), ("posterior",), ("report",), ("figures",), ("serve",)),
-    *(("export",), ("welcome",)),
+    *(("export",), ("predict",), ("welcome",)),
     *(("paper", "list"), ("paper", "run"), ("paper", "page")),
-    *(("data", "list"), ("data", "check"), ("data", "fetch"), ("data", "show")),
+    *(
+        ("data", "list"),
+        ("data", "check"),
+        ("data", "fetch"),
+        ("data", "show"),
+        ("data", "profile"),
+        ("data", "prepare"),
+    ),
     *(("flower", "resume"), ("flower", "list"), ("flower", "export")),
 ]
 

@@ -77,7 +77,7 @@ def test_a_study_of_a_folder_runs_as_it_is_written(case, command_line, tmp_path)
     write_study(Path("deep/mine"), study)
     code, out, err = command_line("run", "deep/mine", "--out", "out")
     assert code == 0, err
-    assert "12 clients: accuracy" in out
+    assert "12 clients\n  accuracy" in out
     run = selffl.load("out")
     assert run.federation.train.features.is_floating_point()
     assert run.summary["weighted_accuracy"] > 0.8

@@ -80,11 +80,6 @@ def test_a_number_that_can_be_read_two_ways_asks_for_the_option(tmp_path):
         ("patient_id", [row * 7 for row in range(NUM_ROWS)], "numbers the rows"),
         ("patientId", [f"p{row}" for row in range(NUM_ROWS)], "an id, another in every row"),
         ("note", [f"w{row}" for row in range(NUM_ROWS)], "30 different words, such as 'w0' (at most 20 can serve)"),
-        (
-            "seen",
-            [f"{row + 1}.{1 + row // 28}.2026" for row in range(NUM_ROWS)],
-            "30 different words, such as '1.1.2026'; to use dates, write them as 2026-01-31",
-        ),
         ("ward", ["a"] * NUM_ROWS, "always 'a'"),
         ("dose", ["2.5"] * NUM_ROWS, "always the same"),
         ("dose", ["NA"] * NUM_ROWS, "empty"),

@@ -85,13 +85,14 @@ def test_the_models_are_those_of_the_run(fitted):
     same = selffl.train(
         "softmax", fed, DEFAULT_ALGORITHM, rounds=15, batch_size=10, participation=1.0, learning_rate=0.1
     )
-    assert torch.equal(same.personal_model("ward 2").weight, fitted.run_.personal_model("ward 2").weight)
+    own = fitted.run_.personal_model("ward 2").module
+    torch.testing.assert_close(same.personal_model("ward 2").weight, own.weight.float())
 
 
 def test_unknown_clients_and_none_have_the_global_model(fitted):
     x, _, _ = opposed(seed=1)
     rows = torch.tensor((x - fitted.mean_) / fitted.scale_)
-    expected = fitted.run_.global_model().double()(rows).softmax(-1).detach().numpy()
+    expected = fitted.run_.global_model().module.double()(rows).softmax(-1).detach().numpy()
     assert fitted.predict_proba(x) == pytest.approx(expected, abs=1e-9)
     with pytest.warns(UserWarning, match="rows of 'nobody' are answered by the global model"):
         assert fitted.predict_proba(x, client=["nobody"] * len(x)) == pytest.approx(expected, abs=1e-9)

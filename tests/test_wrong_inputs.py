@@ -249,10 +249,10 @@ COMMANDS = {
     "rows without a client": ("init new --csv rows.csv --client ste --label y", "did you mean 'site'", "--client"),
     "rows without a label": (
         "init new --csv rows.csv --client site --label z",
-        "unknown column in rows.csv",
+        "rows.csv has no column 'z'",
         "--label",
     ),
-    "client and label the same": ("init new --csv rows.csv --client y --label y", "expected two columns"),
+    "client and label the same": ("init new --csv rows.csv --client y --label y", "expected a column for each"),
     "rows with a hole": ("init new --csv hole.csv --client site --label y", "hole.csv, line 3: x is missing"),
     "rows of one client": ("init new --csv lonely.csv --client site --label y", "at least two clients"),
     "rows with two separators": ("init new --csv semicolons.csv --client site --label y", "semicolons.csv, line 3"),

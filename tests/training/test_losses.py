@@ -211,5 +211,5 @@ def test_what_is_measured_knows_the_losses():
 
 def test_the_error_of_counts_is_that_of_their_rates():
     log_rates = torch.tensor([0.0, 1.0, -1.0])
-    found = COUNTS.of_rows(log_rates, torch.tensor([0, 3, 1]))
+    (found,) = COUNTS.of_rows(log_rates, torch.tensor([0, 3, 1]))
     assert found.numpy() == pytest.approx((np.exp([0.0, 1.0, -1.0]) - [0, 3, 1]) ** 2)

@@ -177,7 +177,6 @@ def _reason_against(name: str, column: Interpreted, missing: MissingRule) -> str
     import pyarrow.compute as pc
 
     from selffl.data.preparation import MAX_WORDS
-    from selffl.data.tables import LOCAL_DATE
 
     kind, values = column
     num_missing = values.null_count
@@ -193,9 +192,7 @@ def _reason_against(name: str, column: Interpreted, missing: MissingRule) -> str
         return f"always {smallest!r}" if kind == "words" else "always the same"
     if kind == "words" and (num_words := pc.count_distinct(values).as_py()) > MAX_WORDS:
         example = values.drop_null()[0].as_py()
-        is_date = LOCAL_DATE.fullmatch(example)
-        advice = "; to use dates, write them as 2026-01-31" if is_date else f" (at most {MAX_WORDS} can serve)"
-        return f"{num_words:,} different words, such as {_shorten(example)!r}{advice}"
+        return f"{num_words:,} different words, such as {_shorten(example)!r} (at most {MAX_WORDS} can serve)"
     return None
 
 
