@@ -85,14 +85,8 @@ COMMANDS = [
     *(("demo",), ("run",), ("compare",), ("init",), ("bench",), ("posterior",), ("report",), ("figures",), ("serve",)),
     *(("export",), ("predict",), ("welcome",)),
     *(("paper", "list"), ("paper", "run"), ("paper", "page")),
-    *(
-        ("data", "list"),
-        ("data", "check"),
-        ("data", "fetch"),
-        ("data", "show"),
-        ("data", "profile"),
-        ("data", "prepare"),
-    ),
+    *(("data", "list"), ("data", "check"), ("data", "fetch"), ("data", "show")),
+    *(("data", "profile"), ("data", "prepare")),
     *(("flower", "resume"), ("flower", "list"), ("flower", "export")),
 ]
 

@@ -146,9 +146,12 @@ def test_one_model_opens_without_selffl(tmp_path):
     plain.load_state_dict(load_file(tmp_path / "one.safetensors"))
     assert bits(plain.state_dict()) == bits(run.personal_model("ward 03").state_dict())
     with safe_open(tmp_path / "one.safetensors", framework="pt") as file:
-        assert file.metadata() == {
-            "format": "pt", "algorithm": "self-fl", "data": "arrays", "round": "3", "client": "ward 03"
-        }  # fmt: skip
+        about = file.metadata()
+    assert "(head): Linear(in_features=5" in about.pop("module")
+    assert about == {
+        "format": "pt", "algorithm": "self-fl", "data": "arrays", "round": "3", "client": "ward 03",
+        "classes": "[0, 1, 2]",
+    }  # fmt: skip
     run.export(tmp_path / "one.pt", ["ward 03"], full=True)
     assert bits(torch.load(tmp_path / "one.pt", weights_only=True)) == bits(plain.state_dict())
     run.export(tmp_path / "all.safetensors")
