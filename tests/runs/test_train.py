@@ -418,7 +418,7 @@ def test_labels_that_the_loss_cannot_take(labels, outputs, tmp_path):
     rng = np.random.default_rng(0)
     y = np.concatenate([[0, 1, 2], rng.integers(0, 3, 27)])
     fed = selffl.Federation.from_arrays(rng.normal(size=(30, 4)), labels(y), np.repeat(list("abc"), 10))
-    with pytest.raises(DataError, match="the loss cannot take outputs of shape") as caught:
+    with pytest.raises(ConfigError, match="no loss follows from labels") as caught:
         selffl.train(nn.Linear(4, outputs), fed, "fedavg", rounds=1, out=tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
