@@ -313,11 +313,11 @@ def test_the_scikit_learn_example_of_the_readme_prints_what_it_says(capsys):
 
 
 def test_the_tutorial_names_the_files_of_a_new_study():
-    from selffl.cli.init import texts
+    from selffl.cli.init import _made_up_values, study_files
 
     said = re.search(r"^This creates (.*?)\.\s+You can run", text_of("index.md"), re.M | re.S)[1]
     files = [name.removeprefix("my-study/") for name in re.findall(r"`([^`]+)`", said)]
-    assert sorted(files) == sorted(texts(Path("my-study"), None, None, "client", "label"))
+    assert sorted(files) == sorted(study_files(Path("my-study"), "study.py", _made_up_values(Path("my-study")), None))
 
 
 @pytest.mark.slow
