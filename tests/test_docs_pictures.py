@@ -54,7 +54,8 @@ def rows(spread):
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """The study that the tutorial makes, from its rows and by its command."""
-    from selffl.cli.init import read_table, texts
+    from selffl.cli.init import study_files
+    from selffl.cli.init_table import table_study
 
     folder = tmp_path_factory.mktemp("tutorial")
     code = re.search(r"^```python\n(.*?)^```$", page("docs/index.md"), re.M | re.S)[1]
@@ -63,9 +64,9 @@ def study(tmp_path_factory):
     words = tutorial_command("init")
     client, label = (words[words.index(option) + 1] for option in ("--client", "--label"))
     place = folder / words[2]
-    table = read_table(folder / "rows.csv", client, label)
+    study = table_study(folder / "rows.csv", place, client, label)
     place.mkdir()
-    for name, text in texts(place, folder / "rows.csv", table, client, label).items():
+    for name, text in study_files(place, "study_csv.py", study.values, study.num_clients).items():
         (place / name).write_text(text, encoding="utf-8")
     return read_study(place)
 

@@ -363,7 +363,7 @@ def test_random_states_of_other_kinds(state):
         ({"rounds": 0}, {}, ConfigError, "rounds is 0; expected"),
         ({"model": 7}, {}, ConfigError, "model is 7; expected a torch module"),
         ({"model": nn.Linear(3, 4)}, {}, ConfigError, r"gives outputs of shape \(4,\) for a row; expected \(2,\)"),
-        ({"model": nn.Linear(3, 1)}, {}, DataError, r"1"),
+        ({"model": nn.Linear(3, 1)}, {}, ConfigError, "cross_entropy cannot fit"),
         ({}, {"client": ["a"]}, DataError, "X has 240 rows and client 1; expected as many of each"),
         ({}, {"client": [None] * 240}, DataError, "the client column holds NaN; expected an id in every row"),
         ({}, {"client": "ward"}, DataError, "expected one id per row"),
