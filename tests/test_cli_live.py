@@ -351,8 +351,9 @@ def test_a_run_on_a_terminal_leaves_its_summary_and_nothing_else(tmp_path, colum
     assert re.search(r"\d+ of 60", text)
     assert text.count("\x1b[?25h") == text.count("\x1b[?25l") == 1  # the cursor is back
     left = screen_of(text)
-    assert left[0].startswith("self-fl-auto on digits, seed 0, 60 rounds, 40 clients: accuracy ")
-    assert left[1:] == ["Records and models: here"]
+    assert left[0] == "self-fl-auto on digits, seed 0: 60 rounds, 40 clients"
+    assert left[1].startswith("  accuracy ")
+    assert left[-1] == "Records and models: here"
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ torch.set_num_threads(1)
 out, nap = sys.argv[1], lambda row: time.sleep(0.02)
 if sys.argv[2] == "begin":
     fed = load("digits", num_clients=12, seed=1, test_fraction=0.3)
-    selffl.train("softmax", fed, rounds=60, participation=0.5, evaluate_every=10, out=out, on_round=nap)
+    selffl.train("softmax", fed, "self-fl", rounds=60, participation=0.5, evaluate_every=10, out=out, on_round=nap)
 else:
     selffl.resume(out, on_round=nap)
 """
