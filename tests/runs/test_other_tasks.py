@@ -279,7 +279,10 @@ def test_two_classes_and_one_output_without_a_loss_are_told_apart(tmp_path):
     fed = selffl.Federation.from_arrays(x, (y > 0).astype(int), client, 0.3)
     torch.manual_seed(0)
     run = selffl.train(nn.Linear(3, 1), fed, out=tmp_path / "run", **FAST | {"rounds": 20})
-    assert (run.config.loss, run.config.metrics) == ("logistic_loss", ("accuracy", "auc"))
+    assert (run.config.loss, run.config.metrics) == (
+        "logistic_loss",
+        ("accuracy", "auc", "balanced_accuracy", "log_loss"),
+    )
     for (outputs, labels), record in zip(by_client(run), run.clients, strict=True):
         assert record["accuracy"] == pytest.approx(np.mean((outputs[:, 0] > 0) == labels))
     assert run.summary["weighted_accuracy"] > 0.9

@@ -213,14 +213,20 @@ def test_an_exported_model_opens_without_selffl_and_answers_alike(values, tmp_pa
         run.export(tmp_path / "one.pt", ["s3"], full=True)
 
 
-def test_counts_are_answered_as_expected_counts():
+@pytest.mark.parametrize("log_rate", [-1.0, 1.0, 8.0])
+def test_counts_are_answered_as_expected_counts(log_rate):
+    """However large they are: unscaled, the steps of this seed ran away from a log rate of 1 on."""
     rng = np.random.default_rng(0)
     x, site = rng.normal(size=600), rng.integers(0, 6, 600)
-    rows = pandas.DataFrame({"site": site, "x": x, "visits": rng.poisson(np.exp(1.0 + 0.5 * x))})
+    rows = pandas.DataFrame({"site": site, "x": x, "visits": rng.poisson(np.exp(log_rate + 0.5 * x))})
     fed = selffl.Federation.from_frame(rows, "site", "visits", task="counts", test_fraction=0.25)
+    torch.manual_seed(3)
     run = selffl.train(nn.Linear(1, 1), fed, rounds=40, participation=1.0, learning_rate=0.05)
     assert run.config.loss == "count_loss"
     answers = run.predict(rows)["prediction"]
+    assert run.personal_model(0)(torch.tensor([[x[0]]])).item() == pytest.approx(
+        run.predict(rows.head(1).assign(site=0))["prediction"].item()
+    )
     assert answers.min() > 0
     assert answers.mean() == pytest.approx(rows["visits"].mean(), rel=0.15)
     assert run.summary["weighted_error"] < rows["visits"].std()

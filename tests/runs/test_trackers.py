@@ -83,7 +83,7 @@ def test_an_object_is_told_of_everything(fed, tmp_path):
     run = selffl.train("softmax", fed, tracker=[note, other], out=tmp_path / "run", on_round=rows.append, **OPTIONS)
     assert isinstance(note, Tracker)
     assert note.news == other.news
-    assert note.news[0] == ("begin", "self-fl", tmp_path / "run")
+    assert note.news[0] == ("begin", "self-fl-auto", tmp_path / "run")
     assert [news for kind, *news in note.news if kind == "log"] == [[row] for row in run.history]
     assert note.news[-1] == ("end", run.summary, run.clients)
     assert run.summary["status"] == "finished"
@@ -211,9 +211,9 @@ class OfMLflow:
 
     def check(self, run):
         assert self.run.info.status == "FINISHED"
-        assert self.run.info.run_name == "self-fl on arrays, seed 0"
+        assert self.run.info.run_name == "self-fl-auto on arrays, seed 0"
         assert self.run.data.params["learning_rate"] == str(run.config.learning_rate)
-        assert self.run.data.params["options.max_local_steps"] == "40"
+        assert self.run.data.params["options.num_local_steps"] == "20"
         points = self.client.get_metric_history(self.run.info.run_id, "clients")
         assert [point.step for point in points] == [row["round"] for row in run.history]  # each once
         folder = Path(self.run.info.artifact_uri.removeprefix("file://"))
@@ -280,7 +280,7 @@ class OfWandB:
 
     def check(self, run):
         begun = [record.run for record in self.records if record.WhichOneof("record_type") == "run"]
-        assert {(each.project, each.display_name) for each in begun} == {("selffl", "self-fl on arrays, seed 0")}
+        assert {(each.project, each.display_name) for each in begun} == {("selffl", "self-fl-auto on arrays, seed 0")}
         config = {item.key: json.loads(item.value_json) for item in begun[0].config.update}
         assert config["learning_rate"] == run.config.learning_rate
         summary = {}

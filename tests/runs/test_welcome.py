@@ -285,10 +285,13 @@ def test_a_newcomer_that_holds_one_class_means_that_class():
     )
     ill = _table(["me,1,2,yes", "me,2,2,yes"])
     alone = selffl.Federation.from_csv(ill, client="site", label="ill", test_fraction=0)
-    assert alone.train.labels.tolist() == [0, 0]
-    order = alone.train.features.tolist()
-    assert torch.equal(flat(run.welcome(alone)), flat(run.welcome((order, ["yes", "yes"]))))
-    assert not torch.equal(flat(run.welcome(alone)), flat(run.welcome((order, [0, 0]))))
+    with pytest.raises(DataError, match="has a preparation of its own; expected that of the run"):
+        run.welcome(alone)
+    alone = selffl.Federation.from_csv(ill, client="site", label="ill", test_fraction=0, preparation=run.preparation)
+    rows = [[1, 2], [2, 2]]
+    torch.testing.assert_close(flat(run.welcome(alone)), flat(run.welcome((rows, ["yes", "yes"]))))
+    torch.testing.assert_close(flat(run.welcome(ill)), flat(run.welcome(alone)))
+    assert not torch.allclose(flat(run.welcome(alone)), flat(run.welcome((rows, ["no", "no"]))))
 
 
 def _table(lines=("a,1,2,no", "a,3,1,yes", "b,2,2,no", "b,0,1,yes", "b,4,4,yes")):
@@ -319,7 +322,7 @@ WRONG = {
     "labels of another shape": ((GOOD, [[0], [1]]), "a label of the newcomer has shape (1,); expected ()"),
     "a label beyond the outputs": ((GOOD, [0, 3]), "client 'newcomer' has the label 3, and Linear has 3 outputs"),
     "a label below none": ((GOOD, [0, -1]), "y is -1 in row 1"),
-    "labels that are no classes": ((GOOD, [0.5, 1.5]), "the loss cannot take"),
+    "labels that are no classes": ((GOOD, [1.0, 1.5]), "the label 1.5 of the newcomer is no class"),
     "names where there are none": ((GOOD, ["no", "yes"]), "y is of type"),
     "other numbers of rows and labels": ((GOOD, [0, 1, 2]), "x has 2 rows and y 3"),
     "no pair": (GOOD[0], "rows are a ndarray; expected a pair (features, labels)"),

@@ -445,7 +445,10 @@ def test_a_federation_of_tokens_is_trained_the_same_either_way(make):
     scores = [[{**row, "seconds": 0.0} for row in run.history] for run in runs]
     for found in scores:
         for row, first in zip(found, scores[0], strict=True):
-            assert row == pytest.approx(first, rel=1e-9)  # log losses differ in their last bits
+            assert [name for name in row if row[name] is None] == [name for name in first if first[name] is None]
+            measured = [name for name in row if row[name] is not None]
+            # Log losses differ in their last bits.
+            assert [row[name] for name in measured] == pytest.approx([first[name] for name in measured], rel=1e-9)
 
 
 def test_cudnns_remark_on_scattered_weights_is_not_passed_on():

@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -239,7 +239,7 @@ class Profile:
         label: The name of the label.
         task: What the label is.
         classes: The classes that occur, sorted; none where the label is no class.
-        label_moments: Of a label that is a value.
+        label_moments: Of a label of values or counts.
         client: The name of the column of clients.
         num_dropped: Rows that were dropped for missing values.
     """
@@ -344,7 +344,7 @@ class Profile:
     ) -> Profile:
         """The profile of the rows numbered ``rows``, or of all, of a table whose label is known."""
         moments = Moments()
-        if label.task == "values":
+        if label.task != "classes":
             values = table.numbers(label.name)
             moments = Moments.of(values if rows is None else values[rows])
         columns = {name: profile_column(table, name, rows) for name in features}
@@ -444,7 +444,7 @@ class Label:
         name: Of the column.
         task: ``classes``, ``values`` or ``counts``.
         classes: Their names, or numbers, as the user writes them: output k of a model is ``classes[k]``.
-        mean: Of values in the training rows.
+        mean: Of values or counts in the training rows.
         scale: Their standard deviation.
     """
 
@@ -514,14 +514,9 @@ class Preparation:
             own += [(0.0, 1.0)] * (len(column.inputs) - len(own))
             mean += [centre for centre, _ in own]
             scale += [spread for _, spread in own]
-        is_value, moments = whole.task == "values", whole.label_moments
-        label = Label(
-            whole.label,
-            whole.task,
-            whole.classes,
-            moments.mean if is_value else 0.0,
-            moments.scale if is_value else 1.0,
-        )
+        label = Label(whole.label, whole.task, whole.classes)
+        if whole.task != "classes":
+            label = replace(label, mean=whole.label_moments.mean, scale=whole.label_moments.scale)
         dropped = whole.num_dropped if num_dropped is None else num_dropped
         return cls(tuple(columns), tuple(mean), tuple(scale), label, whole.client, missing, dropped)
 

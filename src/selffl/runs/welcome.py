@@ -43,8 +43,12 @@ def rows_of_newcomer(training: Training, rows: Any) -> Rows:
     found = Rows.of_one(features, labels)
     if len(found.labels) == 0:
         return found
-    # Whole numbers may stand for the floating-point ones that they are; the other way round would lose something.
     found = Rows(_as(found.features, known.features), _as(found.labels, known.labels), found.offset)
+    if found.labels.is_floating_point() and not known.labels.is_floating_point():
+        odd = found.labels[found.labels != found.labels.round()].flatten()
+        raise DataError(
+            f"the label {float(odd[0]):g} of the newcomer is no class; expected whole numbers, one per row."
+        )
     for name, mine, theirs in (("row", found.features, known.features), ("label", found.labels, known.labels)):
         if mine.shape[1:] != theirs.shape[1:]:
             raise DataError(
@@ -103,7 +107,11 @@ def _numbered(labels: Any, classes: Sequence[Any] | None) -> Any:
 
 
 def _as(values: Tensor, known: Tensor) -> Tensor:
-    return values.to(known.dtype) if known.is_floating_point() and not values.is_floating_point() else values
+    """Values in the type of those that are known, where that loses nothing."""
+    is_float = values.is_floating_point()
+    if is_float == known.is_floating_point():
+        return values
+    return values if is_float and not bool((values == values.round()).all()) else values.to(known.dtype)
 
 
 @repeatable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,12 +22,13 @@ class LabelScale:
     """How a label's values are scaled for training.
 
     A squared or absolute error has the same minimiser whatever the unit of the label, so that values are brought to
-    mean 0 and standard deviation 1 for it.  Any other loss sees labels as they are.
+    mean 0 and standard deviation 1 for it.  Counts are brought to mean 1: Poisson's loss keeps its minimiser, and a
+    model that starts near 0 starts near the mean count.  Any other loss sees labels as they are.
 
     Attributes:
-        mean: Of the label in the training rows.
-        scale: Its standard deviation.
-        is_log: Whether outputs are logarithms of expected counts.
+        mean: What is taken from a label: the mean in the training rows for values, 0 for counts.
+        scale: What it is then divided by: the standard deviation for values, the mean for counts.
+        is_log: Whether outputs are logarithms of expected counts, in units of the scale.
     """
 
     mean: float = 0.0
@@ -39,7 +41,7 @@ class LabelScale:
         if preparation is None or preparation.label.task == "classes":
             return cls()
         if is_of_log_rates(loss):
-            return cls(is_log=True)
+            return cls(scale=preparation.label.mean or 1.0, is_log=True)
         return cls(preparation.label.mean, preparation.label.scale) if is_scale_equivariant(loss) else cls()
 
     @property
@@ -57,7 +59,7 @@ class LabelScale:
 
     def answers(self, outputs: Tensor) -> Tensor:
         """Outputs of a model in the user's units: values, or expected counts; scores of classes as they are."""
-        return outputs.double().exp() if self.is_log else self.unscale(outputs)
+        return self.unscale(outputs.double().exp() if self.is_log else outputs)
 
     def scale_rows(self, federation: Federation) -> Federation:
         """The federation with labels as the loss sees them."""
@@ -75,7 +77,11 @@ class LabelScale:
         if self.is_identity:
             return measure
         of_rows = measure.of_rows
-        return replace(measure, of_rows=lambda outputs, labels: of_rows(self.unscale(outputs), self.unscale(labels)))
+
+        def outputs_of(outputs: Tensor) -> Tensor:
+            return outputs.double() + math.log(self.scale) if self.is_log else self.unscale(outputs)
+
+        return replace(measure, of_rows=lambda outputs, labels: of_rows(outputs_of(outputs), self.unscale(labels)))
 
     def for_user(self, on_client: Callable[[int, Tensor, Tensor], None]) -> Callable[[int, Tensor, Tensor], None]:
         """A function of a client's outputs and labels that is handed both in the user's units."""
