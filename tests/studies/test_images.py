@@ -135,7 +135,10 @@ def test_a_small_demo_is_complete(monkeypatch):
     line = result.figures[0].charts[0].series[1]
     assert (line.name, line.x) == ("ditto", [1, 2, 3, 4])
     assert line.y[-1] == pytest.approx(mean)
-    assert len(result.claims) == 4
+    rivals = set(images.DEMO_COMPARISON.claims) & set(names) - {"self-fl"}
+    assert [claim.text for claim in result.claims] == [
+        text for rival, text in images.DEMO_COMPARISON.claims.items() if rival in rivals
+    ]
     assert result.config["problem"]["rounds"] == 4
 
 
@@ -228,6 +231,18 @@ def test_verdicts_follow_the_paired_difference(rival, verdict):
         "ditto": [outcome(seed, weighted_accuracy=rival[seed]) for seed in (0, 1)],
     }
     assert comparison.better(found, "self-fl", {"ditto": "Better."})[0].verdict == verdict
+
+
+def test_what_is_not_claimed_counts_among_the_comparisons_too():
+    """The report's table corrects over every method: a claim below it must not say another thing."""
+
+    def outcomes(*scores):
+        return [outcome(seed, weighted_accuracy=score) for seed, score in enumerate(scores)]
+
+    found = {"self-fl": outcomes(0.80, 0.82, 0.84), "ditto": outcomes(0.78, 0.79, 0.80)}
+    assert comparison.better(found, "self-fl", {"ditto": "Better."})[0].verdict == "holds"
+    found |= {"fedavg": outcomes(0.78, 0.79, 0.80), "local": outcomes(0.6, 0.9, 0.8)}
+    assert comparison.better(found, "self-fl", {"ditto": "Better."})[0].verdict == "not decided"
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,8 @@ def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str])
             for part, title in (("weighted", "All clients, by test rows"), ("worst10", "Worst tenth of clients"))
         ],
     )
-    claims = better(outcomes, first, {other: text for other, text in comparison.claims.items() if other in outcomes})
+    rivals = {label for label in outcomes if label != first}
+    claims = better(outcomes, first, {other: text for other, text in comparison.claims.items() if other in rivals})
     runs = [
         {"method": label, "seed": outcome.seed, "folder": outcome.folder}
         for label, group in outcomes.items()
@@ -300,24 +301,28 @@ def within(gap: Estimate, bound: float) -> Verdict:
 
 
 def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Claim]:
-    """Whether the first method is better than each of others, paired over seeds; ``texts`` say so, by the other."""
+    """Whether the first method is better than each of others, paired over seeds; ``texts`` say so, by the other.
+
+    Holm's correction is over all methods that the first is compared with, as in the table, claimed or not.
+    """
     metric = metric_of(outcomes)
     form, unit = (".2f", " points") if metric in PERCENT else (".3g", "")
     direction = 1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0
     names = {**PARTS, "weighted": _capitalised(metric)}
     gaps = {
         other: {part: difference(outcomes[first], outcomes[other], f"{part}_{metric}") for part in PARTS}
-        for other in texts
+        for other in outcomes
+        if other != first
     }
-    verdicts = above_zero([gaps[other]["weighted"].scaled(direction) for other in texts])
+    verdicts = dict(zip(gaps, above_zero([gap["weighted"].scaled(direction) for gap in gaps.values()]), strict=True))
     return [
         Claim(
             text,
-            verdict,
+            verdicts[other],
             ", ".join(f"{names[part]} {gap.mean:+{form}} ± {gap.error:{form}}" for part, gap in gaps[other].items())
             + f"{unit} ({first} − {other}, paired over {len(outcomes[first])} seeds).",
         )
-        for (other, text), verdict in zip(texts.items(), verdicts, strict=True)
+        for other, text in texts.items()
     ]
 
 
