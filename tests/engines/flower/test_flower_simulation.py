@@ -24,6 +24,7 @@ import selffl
 from selffl.data import load
 from selffl.flower import personal_model
 from selffl.runs import folder as files
+from selffl.runs.evaluation import MAJORITY
 from selffl.state.checkpoint import load_tensors
 from selffl.training.flat import FlatModel
 
@@ -208,7 +209,9 @@ def test_a_simulation_has_the_bits_of_train(name, simulated):
     expected = [FlatModel(run.personal_model(client)).params for client in range(NUM_CLIENTS)]
     assert personal.equal(torch.stack(expected))
     summary = files.read_records(folder / "runs" / name).summary
-    for field in summary.keys() - {"seconds", "data"}:
+    # The majority class is known only to who sees every client's class counts, which no client sends for a score.
+    assert [summary[field] for field in MAJORITY] == [None] * len(MAJORITY)
+    for field in summary.keys() - {"seconds", "data", *MAJORITY}:
         assert summary[field] == run.summary[field], field
 
 
