@@ -67,7 +67,7 @@ def costs() -> Iterator[tuple[str, float, tuple[float, float], tuple[float, floa
     from torch import nn
 
     from selffl.algorithms import ALGORITHMS
-    from selffl.algorithms.contract import tensors_of
+    from selffl.algorithms.records import tensors_of
     from selffl.data import load
     from selffl.training.flat import FlatModel
     from selffl.training.model import ModelSource

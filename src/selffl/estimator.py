@@ -291,7 +291,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         if self.model is not None:
             return RATE
         at_least("batch_size", self.batch_size, 1)
-        momentum = float(getattr(named_method(self.algorithm)[1], "momentum", 0.0))
+        momentum = named_method(self.algorithm)[1].momentum
         sizes = federation.train.num_examples.tolist()
         bounds = []
         for rows in torch.split(federation.train.features, sizes):

@@ -14,7 +14,7 @@ from torch import nn
 
 import selffl
 from selffl.algorithms import algorithm, self_fl_auto
-from selffl.algorithms.contract import map_tensors, tensors_of
+from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.errors import DivergedError
 from selffl.maths.frequencies import class_skew
@@ -393,12 +393,12 @@ def test_no_more_rows_are_looked_at_than_was_asked_for():
     clients = torch.arange(5)
     task = source.task(clients, 1)
     params, (features, labels) = source.model.params.expand(5, -1), task.batch(0, clients)
-    found = task.scores(params, (features, labels), clients, 4)
+    found = task.row_gradients(params, (features, labels), clients, 4)
     assert found.rows.shape[:2] == (5, 4)
     assert found.num_rows.tolist() == [4] * 5
     assert found.num_examples.tolist() == [7, 30, 12, 4, 9]
     expected = task.batch_gradient(params, (features[:, :4], labels[:, :4]))
-    torch.testing.assert_close(found.gradient, expected, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(found.mean, expected, rtol=1e-10, atol=1e-14)
     assert task.num_gradients.tolist() == [1] * 5
 
 
@@ -500,20 +500,15 @@ def test_a_frozen_layer_stays_and_is_nobodys():
         assert not torch.equal(own[2].weight, module[2].weight)
 
 
-def test_rows_that_are_not_to_be_had_are_said_to_be_missing():
-    """A task that knows gradients alone."""
+def test_a_task_without_single_rows_says_what_it_lacks():
+    """One that knows gradients alone is no `RowwiseTask`, and cannot be made into one by inheriting."""
 
-    class Bare(selffl.algorithms.LocalTask):
-        def batch(self, draw, rows):
+    class Bare(RowwiseTask):
+        def batch(self, draw, slots):
             return None
 
         def batch_gradient(self, params, batch):
             return params
 
-    chosen = algorithm(AUTO)
-    task = Bare(torch.Size([2]), torch.tensor([3, 4]), 0.1)
-    server = chosen.start(torch.zeros(3), selffl.algorithms.Population(2))
-    with pytest.raises(NotImplementedError, match="Bare does not look at single rows"):
-        chosen.client_round(
-            chosen.broadcast(server, torch.arange(2)), chosen.newcomer(server.params.expand(2, -1)), task
-        )
+    with pytest.raises(TypeError, match="abstract method .*batch_row_gradients"):
+        Bare(torch.Size([2]), torch.tensor([3, 4]), 0.1)

@@ -6,7 +6,7 @@ from federations import federation
 from torch import nn
 
 from selffl.algorithms import ALGORITHMS, algorithm
-from selffl.algorithms.contract import tensors_of
+from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation
 from selffl.engines.cohort import CohortEngine
 from selffl.training.flat import FlatModel

@@ -9,7 +9,7 @@ import torch
 from federations import federation, run, starting_point
 
 from selffl.algorithms import ALGORITHMS, Population, algorithm
-from selffl.algorithms.contract import map_tensors, tensors_of
+from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.cohort import CohortEngine
 from selffl.training.gaussian import GaussianFederation
 
@@ -221,11 +221,11 @@ def test_a_client_never_sampled_has_the_global_model(variant):
         torch.testing.assert_close(personal[unseen], expected - source.learning_rate * slope, rtol=1e-14, atol=0)
     else:
         assert torch.equal(personal[unseen], expected)
-    if chosen.name in ("fedper", "fedrep"):  # only the head, the last coordinate, is personal
+    if chosen.personalises == "layers":  # only the head, the last coordinate, is personal
         assert torch.equal(personal[sorted(seen), :-1], state.server.params[:-1].expand(len(seen), -1))
         assert torch.equal(state.server.params[-1], starting_point(source)[-1])
         personal = personal[:, -1:]
-    if chosen.name not in ("fedavg", "fedprox"):
+    if chosen.personalises != "nothing":
         assert not torch.isclose(personal[sorted(seen)], state.server.params, rtol=1e-6).any()
 
 

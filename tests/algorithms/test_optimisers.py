@@ -9,6 +9,7 @@ from torch import nn
 
 import selffl
 from selffl.algorithms import ALGORITHMS, SGD, Adam, LocalTask, Momentum
+from selffl.algorithms.averaging import SharedModel
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
@@ -216,11 +217,12 @@ def test_methods_take_other_steps_or_say_why_not(name, optimiser, tmp_path):
 
 
 def test_a_method_that_does_not_say_is_taken_to_need_plain_steps():
-    class Silent:
-        name = "silent"
+    class Silent(SharedModel):
+        name, personalises = "silent", "nothing"
+        newcomer = client_round = server_round = personal = None
 
     check_optimiser(SGD(), Silent())
-    with pytest.raises(ConfigError, match="silent takes plain gradient steps: its class does not say, by only_sgd = N"):
+    with pytest.raises(ConfigError, match="silent takes plain gradient steps: it does not say, by only_sgd = None, th"):
         check_optimiser(Adam(), Silent())
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selffl.algorithms import Population, algorithm
-from selffl.algorithms.contract import tensors_of
+from selffl.algorithms.records import tensors_of
 from selffl.algorithms.self_fl_sums import SumsUpload
 from selffl.errors import ConfigError
 

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from selffl.algorithms import ALGORITHMS, Layer, algorithm
-from selffl.algorithms.contract import ClassBias, Population, tensors_of
+from selffl.algorithms.contract import Population
+from selffl.algorithms.layers import ClassBias
+from selffl.algorithms.records import tensors_of
 from selffl.data import load
 from selffl.engines.cohort import CohortEngine
 from selffl.errors import ConfigError

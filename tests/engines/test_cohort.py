@@ -8,7 +8,7 @@ from scipy import stats
 
 from selffl.algorithms import FedAvg, Local, SelfFL
 from selffl.algorithms.averaging import PersonalMemory
-from selffl.algorithms.contract import map_tensors, tensors_of
+from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.errors import ConfigError, DivergedError
 from selffl.randomness import uniform

@@ -10,7 +10,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassCalibrationError
 
 import selffl
-from selffl.algorithms import ALGORITHMS, WITHOUT_GLOBAL
+from selffl.algorithms import ALGORITHMS
 from selffl.algorithms.self_fl_auto import BALANCE
 from selffl.data import load
 from selffl.errors import ConfigError, DataError
@@ -117,7 +117,7 @@ def test_every_method_has_plain_probabilities_and_only_one_knows_how_sure_they_a
     if method == "self-fl-auto":
         assert kinds == [("personal", False), ("personal", True), ("global", False)]
         return
-    assert kinds == [("personal", False), ("global", False)][: 1 if method in WITHOUT_GLOBAL else 2]
+    assert kinds == [("personal", False), ("global", False)][: 2 if ALGORITHMS[method]().has_global_model else 1]
     with pytest.raises(ConfigError, match=rf"^{method} does not know .* expected self-fl-auto, .*moderated=False\.$"):
         run.probabilities("c0")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from selffl.algorithms.contract import tensors_of
+from selffl.algorithms.records import tensors_of
 from selffl.errors import CheckpointError
 from selffl.state.checkpoint import filled, load_tensors, save_tensors
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from selffl.algorithms.contract import map_tensors, tensors_of
+from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.state.memory import MemoryStore
 
 

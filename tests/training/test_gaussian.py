@@ -118,11 +118,13 @@ def row_losses(params, rows, variance, count):
     return ((params - rows) ** 2).sum(-1) / (2 * count * variance)
 
 
-def test_the_scores_of_rows_are_their_gradients():
+def test_rows_have_gradients_of_their_own():
     source, clients = draw([3, 4], with_rows=True), torch.tensor([[5, 0, 7], [2, 1, 19]])
     task, rows = source.task(clients, 1), torch.tensor([4, 0, 2])
     params = torch.linspace(1.0, 2.0, 3, dtype=torch.float64).unsqueeze(-1)
-    found = task.scores(params, task.batch(0, rows), rows, 2)  # all of them are at hand, and counted as one gradient
+    found = task.row_gradients(
+        params, task.batch(0, rows), rows, 2
+    )  # all of them are at hand, and counted as one gradient
     for place, row in enumerate(rows.tolist()):
         repeat, client = row // 3, clients.flatten()[row].item()
         count, variance = source.num_examples[repeat, client].item(), source.intra_variance[repeat, client].item()
@@ -132,7 +134,7 @@ def test_the_scores_of_rows_are_their_gradients():
             torch.testing.assert_close(found.rows[place, number], expected, rtol=1e-12, atol=1e-14)
         assert (found.rows[place, count:] == 0).all()
         # With the log-likelihood of all rows, the loss counts once: the rows' gradients sum to its own.
-        torch.testing.assert_close(found.rows[place].sum(0), found.gradient[place], rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(found.rows[place].sum(0), found.mean[place], rtol=1e-9, atol=1e-10)
         assert found.num_rows[place] == found.num_examples[place] == count
     assert (found.surplus == 1).all()
     assert (found.temperature == 1).all()
@@ -145,7 +147,7 @@ def test_without_rows_the_information_is_that_of_the_estimate():
     variance = torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)
     task = GaussianTask(estimate, variance, torch.tensor([7, 8, 9]), 0.1)
     rows = torch.tensor([2, 0])
-    found = task.scores(estimate[rows] + 1.0, task.batch(0, rows), rows, 20)
+    found = task.row_gradients(estimate[rows] + 1.0, task.batch(0, rows), rows, 20)
     for place, row in enumerate(rows.tolist()):
         information = found.rows[place].T @ found.rows[place]
         torch.testing.assert_close(information, torch.eye(4, dtype=torch.float64) / variance[row], rtol=1e-14, atol=0)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from selffl.algorithms import ALGORITHMS, algorithm
-from selffl.algorithms.contract import tensors_of
+from selffl.algorithms.records import tensors_of
 from selffl.data.digits import digits
 from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, sample_cohort

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 from selffl.algorithms.apfl import APFL
-from selffl.algorithms.contract import Algorithm, Layer, LocalTask, Population
+from selffl.algorithms.contract import Algorithm, LocalTask, Population
 from selffl.algorithms.ditto import Ditto
 from selffl.algorithms.fedavg import FedAvg
 from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
 from selffl.algorithms.fedrep import FedRep
+from selffl.algorithms.layers import Layer
 from selffl.algorithms.local import Local
 from selffl.algorithms.optimisers import OPTIMISERS, SGD, Adam, Momentum, Optimiser
 from selffl.algorithms.perfedavg import PerFedAvg
@@ -26,9 +27,9 @@ from selffl.algorithms.self_fl_sums import SelfFLSums
 from selffl.errors import unknown_name
 
 ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
+    "self-fl-auto": SelfFLAuto,
     "self-fl": SelfFL,
     "self-fl-exact": partial(SelfFL, form="exact"),
-    "self-fl-auto": SelfFLAuto,
     "self-fl-augmented": SelfFLAugmented,
     "self-fl-cluster": SelfFLCluster,
     "self-fl-sums": SelfFLSums,
@@ -46,8 +47,6 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
 }
 
 DEFAULT_ALGORITHM = SelfFLAuto.name  # where nobody names one
-# Local training never changes the model it starts from; the global head of FedPer and FedRep is never trained.
-WITHOUT_GLOBAL = ("local", "fedper", "fedrep")
 
 
 def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
@@ -67,13 +66,18 @@ def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
     return ALGORITHMS[name](**options)
 
 
+def traits_recorded(name: str) -> dict[str, bool]:
+    """What a run records of its method beside its name, for those who read the run without the method."""
+    method = ALGORITHMS.get(name, FedAvg)()
+    return {"has_global_model": method.has_global_model, "is_federated": method.is_federated}
+
+
 __all__ = [
     "ALGORITHMS",
     "APFL",
     "DEFAULT_ALGORITHM",
     "OPTIMISERS",
     "SGD",
-    "WITHOUT_GLOBAL",
     "Adam",
     "Algorithm",
     "Ditto",

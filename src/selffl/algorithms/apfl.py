@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
-    LocalWork,
+    FixedLocalSteps,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
@@ -23,7 +23,7 @@ from selffl.algorithms.averaging import (
     average,
     upload_model,
 )
-from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.contract import LocalTask, Personalises
 from selffl.algorithms.options import above, true_or_false
 from selffl.algorithms.solver import iterate, rate_of
 
@@ -37,7 +37,7 @@ class MixingMemory:
 
 
 @dataclass(frozen=True)
-class APFL(LocalWork, SharedModel):
+class APFL(FixedLocalSteps, SharedModel[MixingMemory, ModelUpload]):
     """Options of APFL.
 
     Attributes:
@@ -48,6 +48,7 @@ class APFL(LocalWork, SharedModel):
     """
 
     name: ClassVar[str] = "apfl"
+    personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "the share alpha scales the own model's steps, and moves by a gradient step itself"
 
     mixing: float = 0.5

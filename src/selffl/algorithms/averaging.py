@@ -6,12 +6,12 @@ Records, how they start and travel, and one weighting rule; each method's rounds
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import Algorithm, LocalTask, Memory, Personalises, Population, Upload
 from selffl.algorithms.options import at_least, one_of
 from selffl.maths.posterior import weighted_mean
 
@@ -67,7 +67,7 @@ class PersonalMemory:
 
 
 @dataclass(frozen=True)
-class LocalWork:
+class FixedLocalSteps:
     """How long clients train, for methods that do not choose it themselves.
 
     Attributes:
@@ -88,9 +88,13 @@ class LocalWork:
         epochs = self.num_local_epochs
         return self.num_local_steps if epochs is None else epochs * task.steps_per_epoch
 
+    def local_work(self) -> tuple[int, int | None]:
+        """What a client would do alone: as many steps, or epochs."""
+        return self.num_local_steps, self.num_local_epochs
+
 
 def check_epochs(num_local_epochs: int | None) -> None:
-    """Refuse a number of epochs that is none."""
+    """Refuse a number of epochs below 1."""
     if num_local_epochs is not None:
         at_least("num_local_epochs", num_local_epochs, 1)
 
@@ -100,8 +104,10 @@ def check_weighting(weighting: Weighting) -> None:
     one_of("weighting", weighting, get_args(Weighting))
 
 
-class SharedModel:
-    """What methods have in common whose server knows one model and sends it to everybody."""
+class SharedModel(Algorithm[ModelServer, ModelBroadcast, Memory, Upload]):
+    """A method whose server knows one model and sends it to everybody."""
+
+    row_counts: ClassVar[tuple[str, ...]] = ("num_examples",)
 
     def start(self, params: Tensor, population: Population) -> ModelServer:
         """The initial model."""
@@ -112,16 +118,18 @@ class SharedModel:
         return ModelBroadcast(server.params.unsqueeze(-2).expand(*clients.shape, -1))
 
 
-class WithoutMemory(SharedModel):
-    """Of these, those whose clients keep nothing between rounds."""
+class StatelessClients(SharedModel[NoMemory, ModelUpload]):
+    """A method with one shared model, whose clients keep nothing between rounds."""
 
     def newcomer(self, params: Tensor) -> NoMemory:
         """Nothing."""
         return NoMemory()
 
 
-class WithPersonalModel(SharedModel):
-    """And those whose clients keep a model of their own, which begins at the global one as first received."""
+class PersonalModelClients(SharedModel[PersonalMemory, ModelUpload]):
+    """A method with one shared model, whose clients keep a model of their own that begins at the shared one."""
+
+    personalises: ClassVar[Personalises] = "model"
 
     def newcomer(self, params: Tensor) -> PersonalMemory:
         """No model of its own yet."""

@@ -11,13 +11,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
-    LocalWork,
+    FixedLocalSteps,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
     PersonalMemory,
+    PersonalModelClients,
     Weighting,
-    WithPersonalModel,
     average,
     check_weighting,
     upload_model,
@@ -28,7 +28,7 @@ from selffl.algorithms.solver import descend
 
 
 @dataclass(frozen=True)
-class Ditto(LocalWork, WithPersonalModel):
+class Ditto(FixedLocalSteps, PersonalModelClients):
     """Options of DITTO.
 
     Attributes:

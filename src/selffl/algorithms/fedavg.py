@@ -12,23 +12,23 @@ from typing import ClassVar
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
-    LocalWork,
+    FixedLocalSteps,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
     NoMemory,
+    StatelessClients,
     Weighting,
-    WithoutMemory,
     average,
     check_weighting,
     upload_model,
 )
-from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.contract import LocalTask, Personalises
 from selffl.algorithms.solver import descend
 
 
 @dataclass(frozen=True)
-class FedAvg(LocalWork, WithoutMemory):
+class FedAvg(FixedLocalSteps, StatelessClients):
     """Options of FedAvg.
 
     Attributes:
@@ -37,6 +37,7 @@ class FedAvg(LocalWork, WithoutMemory):
     """
 
     name: ClassVar[str] = "fedavg"
+    personalises: ClassVar[Personalises] = "nothing"
     only_sgd: ClassVar[str | None] = None
 
     weighting: Weighting = "examples"

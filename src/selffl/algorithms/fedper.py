@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
-    LocalWork,
+    FixedLocalSteps,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
@@ -24,7 +24,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
     upload_model,
 )
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import Algorithm, LocalTask, Personalises, Population
 from selffl.algorithms.options import a_string
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError, unknown_name
@@ -57,7 +57,7 @@ class HeadMemory:
 
 
 @dataclass(frozen=True)
-class FedPer(LocalWork):
+class FedPer(FixedLocalSteps, Algorithm[HeadServer, HeadBroadcast, HeadMemory, ModelUpload]):
     """Options of FedPer.
 
     Attributes:
@@ -67,6 +67,9 @@ class FedPer(LocalWork):
     """
 
     name: ClassVar[str] = "fedper"
+    personalises: ClassVar[Personalises] = "layers"
+    has_global_model: ClassVar[bool] = False  # its head is never trained
+    row_counts: ClassVar[tuple[str, ...]] = ("num_examples",)
     only_sgd: ClassVar[str | None] = None
 
     head: str = ""

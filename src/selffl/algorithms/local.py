@@ -11,21 +11,21 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
-    LocalWork,
+    FixedLocalSteps,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
     PersonalMemory,
-    WithPersonalModel,
+    PersonalModelClients,
     upload_model,
 )
-from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Local(LocalWork, WithPersonalModel):
+class Local(FixedLocalSteps, PersonalModelClients):
     """Options of local training.
 
     Attributes:
@@ -33,10 +33,9 @@ class Local(LocalWork, WithPersonalModel):
     """
 
     name: ClassVar[str] = "local"
+    has_global_model: ClassVar[bool] = False  # it stays as it was
+    is_federated: ClassVar[bool] = False
     only_sgd: ClassVar[str | None] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
@@ -50,17 +49,18 @@ class Local(LocalWork, WithPersonalModel):
         return server
 
 
-def training_alone(method: Any) -> Local:
+def training_alone(method: Algorithm[Any, Any, Any, Any]) -> Local:
     """Local training for as long as a method's clients train: what they would have had without it.
 
-    Self-FL chooses its steps; what it takes before it knows any variance, it would take alone.
+    A method that chooses its steps says what it takes before it knows anything, which is what it would take alone.
     """
-    if isinstance(method, Local):
-        raise ConfigError("gain=True holds a method against training alone, which is what local does; leave it out.")
-    steps = getattr(method, "num_local_steps", getattr(method, "initial_steps", None))
-    if not isinstance(steps, int):
+    work = method.local_work()
+    if not method.is_federated:
+        raise ConfigError(f"{method.name} trains every client alone already; expected a method to compare with that.")
+    if work is None:
         raise ConfigError(
-            f"gain=True trains clients alone for as many steps as the method, and {method.name} has neither "
-            "num_local_steps nor initial_steps; give it one, or leave gain out."
+            f"{method.name} does not say how long its clients train; expected steps, for clients to train alone for as "
+            "long. Write its local_work, or leave the comparison out."
         )
-    return Local(steps, num_local_epochs=getattr(method, "num_local_epochs", None))
+    steps, epochs = work
+    return Local(steps, num_local_epochs=epochs)

@@ -123,12 +123,11 @@ def optimiser_of(name: str | Optimiser, **options: Any) -> Optimiser:
 def check_optimiser(optimiser: Optimiser, method: Any) -> None:
     """Refuse another than plain steps where the method cannot do without them.
 
-    ``only_sgd`` of a method says why it cannot, or is None where its local steps may be of any kind; a method that
-    does not say counts as one that cannot.
+    ``only_sgd`` of a method says why it cannot, or is None where its local steps may be of any kind.
     """
-    why = getattr(method, "only_sgd", "its class does not say, by only_sgd = None, that any steps will do")
+    why = method.only_sgd
     if why is not None and not isinstance(optimiser, SGD):
         raise ConfigError(
             f"optimiser is {optimiser.name!r}, and {method.name} takes plain gradient steps: {why}. Expected 'sgd', or "
-            "a method such as fedavg, fedprox, ditto, local, fedper or fedrep."
+            "a method whose steps may be of any kind."
         )

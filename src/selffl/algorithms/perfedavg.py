@@ -12,22 +12,22 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
-    LocalWork,
+    FixedLocalSteps,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
     NoMemory,
-    WithoutMemory,
+    StatelessClients,
     average,
     upload_model,
 )
-from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.contract import LocalTask, Personalises
 from selffl.algorithms.options import above, at_least, one_of
 from selffl.algorithms.solver import descend, iterate, rate_of
 
 
 @dataclass(frozen=True)
-class PerFedAvg(LocalWork, WithoutMemory):
+class PerFedAvg(FixedLocalSteps, StatelessClients):
     """Options of PerFedAvg.
 
     Attributes:
@@ -39,6 +39,7 @@ class PerFedAvg(LocalWork, WithoutMemory):
     """
 
     name: ClassVar[str] = "perfedavg"
+    personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "its meta-gradient is that of one plain inner step"
 
     order: Literal["first", "hessian-free"] = "first"

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
-    LocalWork,
+    FixedLocalSteps,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
     PersonalMemory,
-    WithPersonalModel,
+    PersonalModelClients,
     average,
     upload_model,
 )
@@ -28,7 +28,7 @@ from selffl.algorithms.solver import iterate, rate_of
 
 
 @dataclass(frozen=True)
-class PFedMe(LocalWork, WithPersonalModel):
+class PFedMe(FixedLocalSteps, PersonalModelClients):
     """Options of pFedMe.
 
     Attributes:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import ModelUpload, check_epochs
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.contract import Algorithm, LocalTask, Personalises, Population
 from selffl.algorithms.options import above, at_least, one_of, true_or_false
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
@@ -79,7 +79,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SelfFL:
+class SelfFL(Algorithm[SelfFLServer, SelfFLBroadcast, SelfFLMemory, SelfFLUpload]):
     """Options of Self-FL; the defaults are the paper's reading of Algorithm 1.
 
     Attributes:
@@ -98,7 +98,15 @@ class SelfFL:
     """
 
     name: ClassVar[str] = "self-fl"
+    personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "how long a client trains follows from how fast these contract, Eq. (19)"
+    recorded: ClassVar[tuple[str, ...]] = ("num_local_steps", "wanted_steps")
+    may_be_unknown: ClassVar[tuple[str, ...]] = ("intra_variance", "wanted_steps")
+    row_counts: ClassVar[tuple[str, ...]] = ("num_examples",)
+    per_client: ClassVar[tuple[str, ...]] = ("intra_variance",)
+    # A client's variance is the spread of its models over rounds in which the global one moves (D4).  Visits to a
+    # server at rest would show none: one visit, as of a client whose variance is not known yet (D3).
+    newcomer_visits: ClassVar[int | None] = 1
 
     form: Form = "paper"
     variances: Literal["estimated", "known"] = "estimated"
@@ -220,17 +228,33 @@ class SelfFL:
             inter = Spread.of(upload.params).variance(self.variance_scale)
         intra = server.intra_variance.scatter(-1, clients, upload.intra_variance.to(server.intra_variance))
         known = replace(server, inter_variance=inter, intra_variance=intra)
-        estimate = weighted_mean(upload.params, self.weights(known, clients, upload).unsqueeze(-1))
+        estimate = weighted_mean(upload.params, self.shares(known, clients, upload).unsqueeze(-1))
         return replace(known, params=self.smoothed(server, estimate, clients))
 
-    def weights(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> Tensor:
+    def local_work(self) -> tuple[int, int | None]:
+        """What a client takes while its variance is unknown."""
+        return self.initial_steps, self.num_local_epochs
+
+    def inter_variance(self, server: SelfFLServer) -> Tensor | None:
+        """sigma_0^2 of Eq. (17)."""
+        return server.inter_variance
+
+    def intra_variance(self, server: SelfFLServer) -> Tensor | None:
+        """sigma_m^2, as last reported."""
+        return server.intra_variance
+
+    def weights(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> Tensor | None:
+        """Eq. (20), for the record."""
+        return self.shares(server, clients, upload)
+
+    def shares(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> Tensor:
         """What each client of the cohort weighs, ``[..., C]``, relative to each other, once its variance is known."""
         if not self.uncertainty_weights:
             return upload.num_examples.to(upload.params)
         total = server.inter_variance.unsqueeze(-1) + assumed(server.intra_variance).gather(-1, clients)
         return relative_precision(total.unsqueeze(-1))[0].squeeze(-1)
 
-    def gains(self, server: SelfFLServer) -> Tensor:
+    def gains(self, server: SelfFLServer) -> Tensor | None:
         """Factor by which the others shrink each client's variance, ``[..., M]`` (1/k_m of Eq. (3)).
 
         Not a number where the client's variance is unknown, or nothing is left of it.

@@ -28,8 +28,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import LocalWork, ModelUpload
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.averaging import FixedLocalSteps, ModelUpload
+from selffl.algorithms.contract import Algorithm, Personalises, Population
+from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.solver import descend, iterate, rate_of
 from selffl.maths.evidence import effective_parameters
 from selffl.maths.frequencies import class_shift, class_skew, rows_alike
@@ -107,8 +108,15 @@ class Arrival(NamedTuple):
     class_counts: Tensor  # [..., C, K]
 
 
+class Measured(NamedTuple):
+    """What a client finds on arrival, by its slot."""
+
+    effective_params: Tensor  # gamma_m [n]
+    temperature: Tensor  # of its loss [n]
+
+
 @dataclass(frozen=True)
-class SelfFLAuto(LocalWork):
+class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemory, AutoUpload]):
     """Self-FL with learned variances; there is nothing to choose but how long clients train.
 
     Attributes:
@@ -116,8 +124,13 @@ class SelfFLAuto(LocalWork):
     """
 
     name: ClassVar[str] = "self-fl-auto"
+    personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
     momentum: ClassVar[float] = MOMENTUM
+    recorded: ClassVar[tuple[str, ...]] = ("effective_params",)
+    row_counts: ClassVar[tuple[str, ...]] = ("num_examples", "class_counts")
+    per_client: ClassVar[tuple[str, ...]] = ("intra_variance",)
+    information_balance: ClassVar[float | None] = BALANCE
 
     def start(self, params: Tensor, population: Population) -> AutoServer:
         """The initial model twice, a first guess of sigma_0^2, and every class as frequent as any other."""
@@ -153,17 +166,18 @@ class SelfFLAuto(LocalWork):
         )
 
     def client_round(
-        self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask
     ) -> tuple[AutoUpload, AutoMemory]:
         """FedAvg's steps from w, and as many towards the posterior mode from theta_m."""
         trained = descend(task, broadcast.latest, self.steps(task))
         arrival = self.arrived(broadcast, memory, task)
-        kept, decided, temperature = self.adapted(broadcast, memory, task, arrival)
+        decided, temperature = torch.zeros_like(broadcast.inter_variance), torch.ones_like(broadcast.inter_variance)
+        kept = self.adapted(broadcast, memory, task, arrival, Measured(decided.view(-1), temperature.view(-1)))
         distance = (arrival.model - arrival.anchor).square().sum(-1)
         count = task.num_examples.to(trained)
         return AutoUpload(trained, count, decided, temperature, distance, arrival.class_counts), kept
 
-    def arrived(self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask) -> Arrival:
+    def arrived(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> Arrival:
         """Prior mean and own model, by the class frequencies as they are known by now.
 
         The model follows them, as it follows the prior mean, as far as it leans on it.
@@ -179,10 +193,19 @@ class SelfFLAuto(LocalWork):
             model, start = (task.class_bias.added(own, moved) for own in (model, start))
         return Arrival(anchor, model, start, counts)
 
+    def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
+        """A client's own training alone: neither FedAvg's steps nor a report."""
+        return self.adapted(broadcast, memory, task, self.arrived(broadcast, memory, task))
+
     def adapted(
-        self, broadcast: AutoBroadcast, memory: AutoMemory, task: LocalTask, arrival: Arrival
-    ) -> tuple[AutoMemory, Tensor, Tensor]:
-        """A client's own training: what it keeps, gamma_m on arrival, and its loss's temperature.
+        self,
+        broadcast: AutoBroadcast,
+        memory: AutoMemory,
+        task: RowwiseTask,
+        arrival: Arrival,
+        measured: Measured | None = None,
+    ) -> AutoMemory:
+        """A client's own training: what it keeps; what its rows decide on arrival is written into ``measured``.
 
         Steps with momentum on the loss, each followed by the pull towards the prior mean, implicitly, so that no
         strength is too much for the step size.  A visit arrives at the mean over the second half of them, and the
@@ -194,13 +217,12 @@ class SelfFLAuto(LocalWork):
         pull = (precision / task.num_terms).reshape(-1, 1)
         num_steps = torch.as_tensor(steps, dtype=pull.dtype, device=pull.device).expand(task.shape).reshape(-1, 1)
         skipped = (num_steps * SKIPPED).floor()
-        decided = torch.zeros_like(precision).reshape(-1)
-        temperature = torch.ones_like(decided)
 
         def step(number: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             params, centre, velocity, mean = states
-            if number == 0:
-                gradient, decided[rows], temperature[rows] = self.looked_at(task, params, rows, precision.reshape(-1))
+            if number == 0 and measured is not None:
+                gradient, *numbers = self.looked_at(task, params, rows, precision.reshape(-1))
+                measured.effective_params[rows], measured.temperature[rows] = numbers
             else:
                 gradient = task.gradient(params, task.batch(number, rows), rows)
             velocity.mul_(MOMENTUM).add_(gradient)
@@ -214,7 +236,6 @@ class SelfFLAuto(LocalWork):
             return states
 
         found = iterate(task, steps, step, start, anchor, torch.zeros_like(start), start)[3]
-        shape = broadcast.inter_variance.shape
         # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
         lean = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(found)).nan_to_num(nan=0.0)
         visits = memory.visits + 1
@@ -222,11 +243,10 @@ class SelfFLAuto(LocalWork):
         last = found.reshape_as(memory.own)
         mean = torch.lerp(arrival.model, last, share.unsqueeze(-1))
         own, last = (model - lean.unsqueeze(-1) * broadcast.params for model in (mean, last))
-        kept = AutoMemory(own, last, lean, broadcast.skew.clone(), visits)
-        return kept, decided.reshape(shape), temperature.reshape(shape)
+        return AutoMemory(own, last, lean, broadcast.skew.clone(), visits)
 
     def looked_at(
-        self, task: LocalTask, params: Tensor, rows: Tensor, precision: Tensor
+        self, task: RowwiseTask, params: Tensor, rows: Tensor, precision: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradient of the first minibatch ``[n, P]``, and from its single rows gamma_m and the temperature ``[n]``."""
         found = []
@@ -234,10 +254,10 @@ class SelfFLAuto(LocalWork):
         for begin in range(0, len(rows), size):
             part = slice(begin, begin + size)
             chosen = rows[part]
-            scores = task.scores(params[part], task.batch(0, chosen), chosen, MOST_ROWS)
-            information = scores.rows * scores.surplus.pow(BALANCE).unsqueeze(-1)
-            decided = effective_parameters(information, scores.num_rows, scores.num_examples, precision[chosen])
-            found.append((scores.gradient, decided, scores.temperature.to(decided)))
+            single = task.row_gradients(params[part], task.batch(0, chosen), chosen, MOST_ROWS)
+            information = single.rows * single.surplus.pow(BALANCE).unsqueeze(-1)
+            decided = effective_parameters(information, single.num_rows, single.num_examples, precision[chosen])
+            found.append((single.mean, decided, single.temperature.to(decided)))
         gradient, decided, temperature = (torch.cat(parts) for parts in zip(*found, strict=True))
         return gradient, decided, temperature
 
@@ -284,6 +304,14 @@ class SelfFLAuto(LocalWork):
         everyone = server.intra_variance.scatter(-1, clients, intra.to(server.intra_variance))
         return replace(server, inter_variance=inter, prior_rows=worth, intra_variance=everyone)
 
+    def inter_variance(self, server: AutoServer) -> Tensor | None:
+        """sigma_0^2, as learned."""
+        return server.inter_variance
+
+    def intra_variance(self, server: AutoServer) -> Tensor | None:
+        """sigma_m^2, as of the client's last report."""
+        return server.intra_variance
+
     def weights(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> Tensor:
         """What each client of the cohort weighs, ``[..., C]``: N_m/(N_m + n_0), which is 1/(sigma_0^2 + sigma_m^2).
 
@@ -296,7 +324,7 @@ class SelfFLAuto(LocalWork):
         """Factor by which the others shrink each client's variance, ``[..., M]``: 1 + sigma_m^2/sigma_0^2 (D11)."""
         return 1.0 + server.intra_variance.double() / server.inter_variance.double().unsqueeze(-1)
 
-    def personal(self, global_params: Tensor, memory: AutoMemory, task: LocalTask) -> Tensor:
+    def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
         """The client's own part, and as much of the global model as it leans on, as that is now (D10, D17)."""
         return memory.model(global_params.unsqueeze(-2))
 

@@ -47,6 +47,7 @@ class SelfFLCluster(SelfFL):
     """
 
     name: ClassVar[str] = "self-fl-cluster"
+    per_client: ClassVar[tuple[str, ...]] = ("intra_variance", "cluster")
 
     others: Literal["cohort", "all"] = "all"
     clusters: Literal["column", "variance"] = "column"
@@ -145,13 +146,11 @@ class SelfFLCluster(SelfFL):
             examples,
         )
 
-    def gains(self, server: SelfFLServer) -> Tensor:
-        """Not a number: sigma_0^2 is between clusters, and a cluster's members share a parameter."""
-        return torch.full_like(server.intra_variance, torch.nan)
+    def gains(self, server: SelfFLServer) -> None:
+        """None: sigma_0^2 is between clusters, and a cluster's members share a parameter."""
 
-    def weights(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> Tensor:
-        """Not a number: a client speaks through the representative of its cluster, beside those of absent ones."""
-        return torch.full_like(upload.intra_variance, torch.nan)
+    def weights(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> None:
+        """None: a client speaks through the representative of its cluster, beside those of absent ones."""
 
 
 def _membership(cluster: Tensor, number: int) -> Tensor:

@@ -78,6 +78,10 @@ class SelfFLSums(SelfFL):
     """
 
     name: ClassVar[str] = "self-fl-sums"
+    recorded: ClassVar[tuple[str, ...]] = ()
+    may_be_unknown: ClassVar[tuple[str, ...]] = ()
+    row_counts: ClassVar[tuple[str, ...]] = ()
+    per_client: ClassVar[tuple[str, ...]] = ()
 
     clip: float | None = None
     max_weight: float | None = None
@@ -170,14 +174,14 @@ class SelfFLSums(SelfFL):
         share = torch.as_tensor(share).to(step).unsqueeze(-1)
         return SumsServer((server.params + share * step).to(server.params), inter, intra, server.num_clients)
 
-    def weights(self, server: SumsServer, clients: Tensor, upload: SumsUpload) -> Tensor:  # type: ignore[override]
-        """Not a number: they are for the sum alone."""
-        return torch.full_like(upload.weight, torch.nan)
+    def intra_variance(self, server: SumsServer) -> None:  # type: ignore[override]
+        """None: the server knows no single client."""
 
-    def gains(self, server: SumsServer) -> Tensor:  # type: ignore[override]
-        """Not a number: the server knows no single client."""
-        each = server.inter_variance.unsqueeze(-1)
-        return torch.full_like(each, torch.nan).expand(*each.shape[:-1], int(server.num_clients.max()))
+    def weights(self, server: SumsServer, clients: Tensor, upload: SumsUpload) -> None:  # type: ignore[override]
+        """None: they are for the sum alone."""
+
+    def gains(self, server: SumsServer) -> None:  # type: ignore[override]
+        """None: the server knows no single client."""
 
     def noise_scale(self) -> dict[str, float]:
         """Standard deviation of the noise on each sum, by the field of `SumsUpload`; none without noise."""

@@ -232,6 +232,7 @@ class ArmState:
     place: Path
     rounds: int
     is_choosing: bool
+    has_global_model: bool = True
     state: str = "waiting"  # running, finished, diverged
     round_number: int = 0
     latest: Row | None = None  # its last evaluation, or its summary
@@ -283,10 +284,8 @@ class ArmsView:
     """Methods with their seeds, as a table that fills in; told by the files that the runs write."""
 
     def __init__(self, title: str, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        from selffl.algorithms import WITHOUT_GLOBAL
         from selffl.studies.arms import INDEX
 
-        self.void = WITHOUT_GLOBAL
         self.title, self.folder, self.index, self.clock = title, folder, folder / INDEX, clock
         self.began, self.since = clock(), time.time() - 1.0  # file systems round their times
         self.arms: dict[str, ArmState] = {}
@@ -337,13 +336,12 @@ class ArmsView:
         for label, group in self._groups().items():
             over = [arm for arm in group if arm.is_over]
             cells: list[Text | str] = [label, f"{len(over)}/{len(group)}"]
-            is_choosing = group[0].is_choosing
-            void = (
-                ("weighted", "worst10", "global") if is_choosing else ("global",) if label.startswith(self.void) else ()
-            )
+            void = columns if group[0].is_choosing else () if group[0].has_global_model else ("global",)
             cells += ["" if part in void else _mean_so_far(group, f"{part}_{metric}") for part in shown]
             cells += [_now(group)] if width >= NARROW else []
-            table.add_row(*cells, style="dim" if is_choosing or not any(a.state != "waiting" for a in group) else "")
+            table.add_row(
+                *cells, style="dim" if group[0].is_choosing or not any(a.state != "waiting" for a in group) else ""
+            )
         yield table
         done, total = self._done(), max(len(self.arms), 1)
         spent, gained = self.clock() - self.began, done - (self.done_before or 0.0)

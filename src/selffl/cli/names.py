@@ -32,9 +32,9 @@ _SELF_FL = (
     *("num_local_epochs", "adaptive_start", "adaptive_steps", "uncertainty_weights"),
 )
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {  # with the options of each
+    "self-fl-auto": _STEPS,
     "self-fl": _SELF_FL,
     "self-fl-exact": _SELF_FL,
-    "self-fl-auto": _STEPS,
     "self-fl-augmented": (*_SELF_FL, "tolerance", "max_convergence_steps"),
     "self-fl-cluster": (*_SELF_FL, "clusters", "num_clusters"),
     "self-fl-sums": (*_SELF_FL, "clip", "max_weight", "noise_multiplier"),

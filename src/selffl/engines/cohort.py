@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask, Population, map_tensors, tensors_of
+from selffl.algorithms.contract import Algorithm, LocalTask, Population
 from selffl.algorithms.options import above, at_least
+from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.noise import keyed, noised
 from selffl.errors import DivergedError
 from selffl.randomness import uniform

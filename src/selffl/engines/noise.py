@@ -10,37 +10,24 @@ import os
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, tensors_of
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.records import tensors_of
 from selffl.randomness import normal
 
 Upload = TypeVar("Upload")
 Draw = Callable[[str, torch.Size], Tensor]  # standard normal numbers for a field, of a shape
 
 
-@runtime_checkable
-class NoisySums(Protocol):
-    """A method whose uploads are summed, and nothing else."""
-
-    def noise_scale(self) -> dict[str, float]:
-        """Standard deviation of the noise on the sum of each field; empty: none."""
-        ...
-
-
-def noise_scale(algorithm: Algorithm[Any, Any, Any, Any]) -> dict[str, float]:
-    """What a method wants; nothing, for most."""
-    return algorithm.noise_scale() if isinstance(algorithm, NoisySums) else {}
-
-
 def noised(algorithm: Algorithm[Any, Any, Any, Any], upload: Upload, axis: int, draw: Draw) -> Upload:
     """The cohort's upload, clients on ``axis``, with the noise that the method asks for on each of its sums."""
     found = {}
-    for name, scale in noise_scale(algorithm).items():
+    for name, scale in algorithm.noise_scale().items():
         tensor = tensors_of(upload)[name].clone()
         first = tensor.select(axis, 0)
         first += (scale * draw(name, first.shape)).to(first)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from selffl.algorithms import ALGORITHMS
 from selffl.errors import CheckpointError, DataError
 from selffl.reports.record import RECORD, RUNS, StudyRecord, load_studies
 from selffl.runs import folder as files
@@ -63,6 +64,11 @@ class Method:
     def algorithm(self) -> str:
         """Its name in the registry."""
         return self.runs[0].config.algorithm
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether it trains a model that is of use to anybody."""
+        return self.runs[0].config.has_global_model
 
 
 @dataclass(frozen=True)
@@ -248,9 +254,9 @@ def _rows(runs: Sequence[RunData]) -> set[str]:
 
 
 def _rank(run: RunData) -> int:
-    order = ("self-fl-auto", "self-fl", "self-fl-exact")
-    name = run.config.algorithm
-    return order.index(name) if name in order else len(order) + (not name.startswith("self-fl"))
+    """As the registry lists methods; those of the user's own come last."""
+    names = list(ALGORITHMS)
+    return names.index(run.config.algorithm) if run.config.algorithm in names else len(names)
 
 
 def _kind(run: RunData) -> str:

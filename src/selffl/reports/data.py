@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.reports.collect import Group, RunData
 from selffl.reports.course import inside, trajectories
 from selffl.reports.joining import calibration, gains, losing
@@ -71,7 +70,7 @@ def clients_of_seed(group: Group, seed: int) -> dict[str, Any]:
         for client, row in rows.items():
             sizes.setdefault(client, row)
         found: dict[str, Any] = {"personal": [scaled(rows.get(c, {}).get(metric), scale) for c in ids]}
-        if not method.algorithm.startswith(WITHOUT_GLOBAL):
+        if method.has_global_model:
             found["global"] = [scaled(rows.get(c, {}).get(f"global_{metric}"), scale) for c in ids]
         if any(row.get("realised_gain") is not None for row in run.records.clients):
             found["alone"] = [scaled(rows.get(c, {}).get(f"alone_{metric}"), scale) for c in ids]

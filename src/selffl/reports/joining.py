@@ -13,7 +13,6 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
-from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.reports.collect import Group
 from selffl.reports.scores import all_rounded, alone, over_seeds, runs_of_seed, scale_of, scaled
 from selffl.runs.folder import Row
@@ -67,7 +66,7 @@ def joined(group: Group, seed: int, method: int) -> list[Row]:
 
 def joining(group: Group, seed: int, method: int) -> list[Row]:
     """Who gains and who loses, worst first, as `selffl.Run.gains` has it."""
-    has_global = not group.methods[method].algorithm.startswith(WITHOUT_GLOBAL)
+    has_global = group.methods[method].has_global_model
     return gain_rows(joined(group, seed, method), group.client_metric, has_global=has_global)
 
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 
-from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.maths.significance import LEVEL, holm_p_values
 from selffl.reports.collect import Group, Method, RunData
 from selffl.studies.result import Estimate, split_ratio
@@ -102,7 +101,7 @@ def lines(group: Group) -> list[Line]:
     for method, gap, p in zip(group.methods, gaps, p_values(gaps), strict=True):
         scores = {}
         for part in PARTS:
-            if part == "global" and method.algorithm.startswith(WITHOUT_GLOBAL):
+            if part == "global" and not method.has_global_model:
                 continue
             values = [score for run in method.runs if (score := run.score(f"{part}_{group.metric}")) is not None]
             if values:
@@ -198,7 +197,7 @@ def by_round(group: Group, part: str) -> list[dict[str, Any] | None]:
     name, scale = f"{part}_{group.metric}", scale_of(group.metric)
     found: list[dict[str, Any] | None] = []
     for method in group.methods:
-        if part == "global" and method.algorithm.startswith(WITHOUT_GLOBAL):
+        if part == "global" and not method.has_global_model:
             found.append(None)
             continue
         curves = [
@@ -227,4 +226,4 @@ def runs_of_seed(group: Group, seed: int) -> list[RunData | None]:
 
 def alone(group: Group) -> int | None:
     """Which method is training alone, if it is there."""
-    return next((i for i, method in enumerate(group.methods) if method.algorithm == "local"), None)
+    return next((i for i, method in enumerate(group.methods) if not method.runs[0].config.is_federated), None)

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selffl.algorithms import WITHOUT_GLOBAL
-from selffl.algorithms.self_fl_auto import BALANCE, SelfFLAuto
+from selffl.algorithms import DEFAULT_ALGORITHM
 from selffl.data.federation import Rows
 from selffl.engines.cohort import RunState
 from selffl.errors import ConfigError, DataError
@@ -58,15 +57,15 @@ class Confidence:
     @property
     def knows(self) -> bool:
         """Whether the method has learned how much clients differ."""
-        return isinstance(self._training.method, SelfFLAuto)
+        return self._training.method.information_balance is not None
 
     @property
     def moderation(self) -> Moderation:
         """Of all clients, learned when it is first asked for."""
         if not self.knows:
             raise ConfigError(
-                f"{self._training.config.algorithm} does not know how sure its models are; expected {SelfFLAuto.name}, "
-                "which learns how much clients differ. Train with it, or ask for moderated=False."
+                f"{self._training.config.algorithm} does not know how sure its models are; expected "
+                f"{DEFAULT_ALGORITHM}, which learns how much clients differ. Train with it, or ask for moderated=False."
             )
         if self._moderation is None:
             self._moderation = self._learned()
@@ -102,7 +101,9 @@ class Confidence:
         features = self._rows.features[chosen]
         classes = class_labels(self._rows.labels[chosen], self._training.measure)
         chance = log_odds(tangents.logits(features), classes).sigmoid() if len(chosen) else features.new_zeros(0)
-        return _Own(features, classes, information(chance.double(), BALANCE), chance.double())
+        balance = self._training.method.information_balance
+        assert balance is not None
+        return _Own(features, classes, information(chance.double(), balance), chance.double())
 
     def _variance(self, position: int, tangents: Tangents, features: Tensor, classes: Tensor) -> Tensor:
         """s^2 of the log-odds of ``classes [rows]``."""
@@ -147,7 +148,7 @@ class Confidence:
         kinds = [("personal", False)]
         if self.knows:
             kinds.append(("personal", True))
-        if not self._training.config.algorithm.startswith(WITHOUT_GLOBAL):
+        if self._training.method.has_global_model:
             kinds.append(("global", False))
         lines = []
         for model, is_moderated in kinds:

@@ -28,7 +28,8 @@ from typing import Any
 
 import torch
 
-from selffl.algorithms.contract import tensors_of
+from selffl.algorithms import traits_recorded
+from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import RunState
 from selffl.errors import CheckpointError
 from selffl.runs.environment import environment
@@ -43,7 +44,7 @@ HISTORY, PARTICIPATION, CLIENTS, PARTITION = "history.csv", "participation.csv",
 FEDERATION, START, MODULE = "federation.safetensors", "start.safetensors", "module.pt"
 PREPARATION = "preparation.json"
 
-# Of participation.csv, after the round and the client: what a client reported, and what it weighed.
+# Of participation.csv, after the round and the client: what a client reported, and what the server makes of it.
 REPORTED = ("num_local_steps", "wanted_steps", "intra_variance", "effective_params", "weight")
 
 Row = dict[str, Any]
@@ -80,6 +81,8 @@ class RunConfig:
     optimiser: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"})  # of local steps, with its options
     is_warm: bool = False  # began with weights that were given (`start`)
     gain: bool = False  # whether clients train alone as well, when the last round is done
+    has_global_model: bool = True  # whether the method trains a model that is of use to anybody
+    is_federated: bool = True  # whether clients learn from each other at all
 
 
 @dataclass
@@ -148,7 +151,8 @@ def read_config(path: Path) -> RunConfig:
             raise CheckpointError(f"{path / CONFIG} has version {content['version']}; expected {VERSION}.")
         config = content["config"]
         listed = {name: tuple(config[name]) for name in ("fine_tune", "metrics") if name in config}
-        return RunConfig(**config | listed)
+        # Runs of earlier versions do not say what their method is like.
+        return RunConfig(**traits_recorded(config["algorithm"]) | config | listed)
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path / CONFIG} is not the configuration of a run ({error!r}).") from None
 

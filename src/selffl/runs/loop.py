@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from selffl.algorithms import Algorithm
-from selffl.algorithms.contract import KnowsClients, map_tensors
 from selffl.algorithms.local import training_alone
 from selffl.algorithms.optimisers import check_optimiser, optimiser_of
+from selffl.algorithms.records import map_tensors
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RoundReport, RunState
 from selffl.errors import ConfigError, DataError, DivergedError
@@ -281,19 +281,20 @@ def _evaluate(training: Training, state: RunState, records: Records) -> None:
 def rows_of(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
     """A round as a row of the history, and its clients as rows of their own."""
     row: Row = {"round": report.round_number, "clients": report.clients.shape[-1]}
-    if hasattr(report.server, "inter_variance"):
-        row["inter_variance"] = float(report.server.inter_variance)
-    found = {name: getattr(report.upload, name) for name in REPORTED[:-1] if hasattr(report.upload, name)}
-    if not isinstance(method, KnowsClients) or not found:
+    inter = method.inter_variance(report.server)
+    if inter is not None:
+        row["inter_variance"] = float(inter)
+    if not method.recorded:
         return row, []
-    if "intra_variance" not in found:  # the server has worked it out
-        found["intra_variance"] = report.server.intra_variance.gather(-1, report.clients)
-    known = found["intra_variance"][~found["intra_variance"].isnan()]
-    row["intra_variance"] = float(known.double().mean()) if len(known) else None
+    found = {name: getattr(report.upload, name) for name in method.recorded}
+    if (intra := method.intra_variance(report.server)) is not None:
+        found["intra_variance"] = intra.gather(-1, report.clients)
+        known = found["intra_variance"][~found["intra_variance"].isnan()]
+        row["intra_variance"] = float(known.double().mean()) if len(known) else None
     if "num_local_steps" in found:
         row["num_local_steps"] = float(found["num_local_steps"].double().mean())
-    weight = method.weights(report.server, report.clients, report.upload).double()
-    found["weight"] = weight / weight.sum()
+    if (weight := method.weights(report.server, report.clients, report.upload)) is not None:
+        found["weight"] = weight.double() / weight.double().sum()
     cells = {name: _or_none(values) for name, values in found.items()}
     return row, [
         {
@@ -335,8 +336,8 @@ def client_rows(
         last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
         for name in ("num_local_steps", "intra_variance"):
             columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
-    if isinstance(method, KnowsClients):
-        columns["predicted_gain"] = _or_none(method.gains(state.server))
+    if (gains := method.gains(state.server)) is not None:
+        columns["predicted_gain"] = _or_none(gains)
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.data.federation import Federation
 from selffl.data.preparation import Preparation
 from selffl.engines.cohort import RunState
@@ -251,8 +250,7 @@ class Run:
             )
         if self.summary.get("status") != "finished":
             raise ConfigError("the run has not ended, and its clients train alone at the end; resume it first.")
-        has_global = not self.config.algorithm.startswith(WITHOUT_GLOBAL)
-        return gain_rows(self.clients, self.config.metrics[0], has_global=has_global)
+        return gain_rows(self.clients, self.config.metrics[0], has_global=self.config.has_global_model)
 
     def probabilities(self, client: Hashable, features: Any = None, *, moderated: bool = True) -> Tensor:
         """What a client's personal model gives every class, ``[rows, classes]``.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm
+from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, Algorithm, algorithm
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.options import above, at_least, one_of, true_or_false
 from selffl.data.federation import Federation, check_seed
@@ -185,6 +185,8 @@ def train(
         optimiser={"name": steps_by.name, **vars(steps_by)},
         is_warm=start is not None,
         gain=gain,
+        has_global_model=method.has_global_model,
+        is_federated=method.is_federated,
     )
     training = Training(config, method, module, loss, federation, measured)
     trackers = trackers_of(tracker)
@@ -202,8 +204,11 @@ def named_method(chosen: str | Method) -> tuple[str, Method]:
     """A method and the name it is recorded by: the registry's, the most particular that fits."""
     if isinstance(chosen, str):
         return chosen, algorithm(chosen)
-    if isinstance(chosen, type) or not hasattr(chosen, "client_round"):
-        raise ConfigError(f"algorithm is {chosen!r}; expected a name such as 'self-fl', or a method with options.")
+    if not isinstance(chosen, Algorithm):
+        raise ConfigError(
+            f"algorithm is {chosen!r}; expected a name such as {DEFAULT_ALGORITHM!r}, or a method with options, an "
+            "instance of a subclass of selffl.algorithms.Algorithm."
+        )
     presets = {name: getattr(make, "keywords", {}) for name, make in ALGORITHMS.items() if is_named(name, chosen)}
     fitting = [name for name, preset in presets.items() if all(getattr(chosen, key) == preset[key] for key in preset)]
     return max(fitting, key=lambda name: len(presets[name]), default=chosen.name), chosen

@@ -1,9 +1,9 @@
 """Newcomers: a personal model for a client that never took part, from the current global model and its own rows.
 
 A newcomer makes visits, one after the other, to a server that stays as it is: what it would be sent, what it would do
-with it, and what it would keep are the method's own (``broadcast``, ``client_round``, ``personal``); what it would send
-back goes nowhere.  The visits end when its model no longer moves.  With self-fl-auto that is its posterior mode under
-the sigma_0^2 that the federation has learned, which needs nothing of the newcomer but its rows.
+with it, and what it would keep are the method's own (``broadcast``, ``adapt``, ``personal``); nothing is sent back.
+The visits end when its model no longer moves, or after as many as the method says.  A method with a learned sigma_0^2
+arrives at the posterior mode under it, which needs nothing of the newcomer but its rows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Scores, map_tensors
-from selffl.algorithms.self_fl import SelfFL
-from selffl.algorithms.self_fl_auto import SelfFLAuto
+from selffl.algorithms.records import map_tensors
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import encode_classes
 from selffl.engines.cohort import RunState
 from selffl.errors import DataError, DivergedError
-from selffl.runs.loop import Method, Training, few_threads
+from selffl.runs.loop import Training, few_threads
 from selffl.runs.predict import is_table, read_rows
 from selffl.state.memory import MemoryStore
 from selffl.training.blocks import repeatable
@@ -148,26 +146,12 @@ def _message(training: Training, state: RunState) -> Any:
         cluster=None if cluster is None else torch.cat([cluster, cluster.new_zeros(1)]),
     )
     fresh = training.method.start(state.server.params, wider)
-
-    def with_one_more(known: Tensor, new: Tensor) -> Tensor:
-        if known.shape == new.shape:
-            return known
-        axis = next(axis for axis, size in enumerate(known.shape) if size != new.shape[axis])
-        return torch.cat([known, new.narrow(axis, number, 1).to(known)], axis)
-
-    server = map_tensors(with_one_more, state.server, fresh)
+    longer = {}
+    for name in training.method.per_client:
+        known = getattr(state.server, name)
+        longer[name] = torch.cat([known, getattr(fresh, name)[..., number:].to(known)], -1)
+    server = replace(state.server, **longer)
     return training.method.broadcast(server, torch.tensor([number], device=state.num_gradients.device))
-
-
-class NewcomerTask(ModelTask):
-    """The work of newcomers, whose first step is on the whole minibatch as all others are.
-
-    How many parameters their rows decide, for which rows are else looked at one by one, nobody asks them.
-    """
-
-    def batch_scores(self, params: Tensor, batch: tuple[Tensor, Tensor], rows: Tensor, most: int) -> Scores:
-        """Of one row, with the gradient of all."""
-        return super().batch_scores(params, batch, rows, 1)._replace(gradient=self.batch_gradient(params, batch))
 
 
 def _settled(training: Training, state: RunState, sent: Any, rows: Rows) -> Tensor:
@@ -175,33 +159,24 @@ def _settled(training: Training, state: RunState, sent: Any, rows: Rows) -> Tens
     method, source = training.method, training.source
     shared: Tensor = state.server.params
     count, size = len(rows.num_examples), int(rows.num_examples[0])
-    # Self-FL takes its variance from the spread of a client's models over rounds in which the global one moves (D4).
-    # Visits to a server at rest would show none: one visit, as of a client whose variance is not known yet (D3).
-    is_once = isinstance(method, SelfFL)
-    most = source.batch_size if is_once else max(WHOLE, source.batch_size)
+    is_settling = method.newcomer_visits is None
+    most = max(WHOLE, source.batch_size) if is_settling else source.batch_size
     store = MemoryStore(method.newcomer(shared.expand(count, -1)), ())
     found = shared.expand(count, -1).clone()
     moving = torch.arange(count, device=shared.device)
-    for visit in range(1, 2 if is_once else MOST_VISITS + 1):
-        task = NewcomerTask(
+    for visit in range(1, (method.newcomer_visits or MOST_VISITS) + 1):
+        task = ModelTask(
             source.model, source.loss, rows, moving, source.learning_rate, min(size, most), source.seed,
             state.round_number + visit, source.gradients, keys=torch.full_like(moving, source.federation.num_clients),
             optimiser=source.optimiser,
         )  # fmt: skip
-        kept = _after_visit(method, sent, store.read(moving), task)
+        to_each = map_tensors(lambda part, shape=task.shape: part.expand(shape + part.shape[1:]), sent)
+        kept = method.adapt(to_each, store.read(moving), task)
         store.write(moving, kept)
         before, after = found[moving], method.personal(shared, kept, task)
         found[moving] = after
         has_moved = (after - before).norm(dim=-1) > TOLERANCE * (after - shared).norm(dim=-1)
-        moving = moving[has_moved]
+        moving = moving[has_moved] if is_settling else moving
         if not len(moving):
             break
     return found
-
-
-def _after_visit(method: Method, sent: Any, memory: Any, task: NewcomerTask) -> Any:
-    """What newcomers keep who are all sent the same."""
-    sent = map_tensors(lambda part: part.expand(task.shape + part.shape[1:]), sent)
-    if isinstance(method, SelfFLAuto):  # without the training of what it would send
-        return method.adapted(sent, memory, task, method.arrived(sent, memory, task))[0]
-    return method.client_round(sent, memory, task)[1]

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from selffl.algorithms.contract import map_tensors
+from selffl.algorithms.records import map_tensors
 
 Memory = TypeVar("Memory")
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from selffl.algorithms import traits_recorded
 from selffl.errors import DivergedError
 from selffl.runs.evaluation import leading_metric
 from selffl.runs.folder import Records, Row, read_records
@@ -75,6 +76,11 @@ class Outcome:
         if value is None or self.summary["status"] == "diverged":
             return math.nan
         return 100 * float(value) if name.endswith("accuracy") else float(value)
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether its method trains a model that is of use to anybody."""
+        return traits_recorded(self.summary.get("algorithm", ""))["has_global_model"]
 
     @property
     def num_gradients(self) -> float:
@@ -174,6 +180,7 @@ def _announce(folder: Path, problem: Problem, work: Mapping[Path, tuple[Arm, int
             "place": place.name,
             "rounds": problem.rounds,
             "is_choosing": arm.evaluate_on == "validation",
+            "has_global_model": traits_recorded(arm.algorithm)["has_global_model"],
         }
         for place, (arm, seed) in work.items()
     ]

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from selffl.algorithms import WITHOUT_GLOBAL, Algorithm, SelfFLAuto, algorithm
-from selffl.algorithms.contract import tensors_of
+from selffl.algorithms import Algorithm, SelfFLAuto, algorithm
+from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import CohortEngine, RoundReport
 from selffl.runs.folder import Row
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of, run_arms
@@ -153,7 +153,7 @@ def _report(
     for label, group in outcomes.items():
         line = {"method": label}
         for name, title in METRICS.items():
-            is_void = name.startswith("global_") and label.startswith(WITHOUT_GLOBAL)
+            is_void = name.startswith("global_") and not group[0].has_global_model
             line[title] = "–" if is_void else points(estimate(group, name))
         line[SHARE] = points(Estimate.of(losing[label])) + " %" if label in losing else "–"
         line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.1f}"

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from selffl.algorithms import WITHOUT_GLOBAL
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, metric_of, run_arms
 from selffl.studies.problems import METHODS, Problem
 from selffl.studies.problems import NUM_SEEDS as NUM_SEEDS
@@ -209,7 +208,7 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
     for label, group in outcomes.items():
         line = {"method": label}
         for name, title in metrics_of(metric).items():
-            is_void = name.startswith("global_") and label.startswith(WITHOUT_GLOBAL)
+            is_void = name.startswith("global_") and not group[0].has_global_model
             is_void |= all(o.summary.get(name) is None and o.summary.get("status") != "diverged" for o in group)
             line[title] = "–" if is_void else points(estimate(group, name), "auc" if name == "pooled_auc" else metric)
         line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.0f}"

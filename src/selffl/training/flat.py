@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms.contract import ClassBias, Layer
+from selffl.algorithms.layers import ClassBias, Layer
 from selffl.errors import ConfigError
 from selffl.training.embedding import guard_embeddings, is_trained
 from selffl.training.recurrent import convert_lstms, is_convertible

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask, Population, Scores
+from selffl.algorithms.contract import Population
+from selffl.algorithms.rowwise import RowGradients, RowwiseTask
 from selffl.randomness import integers, normal
 
 
-class GaussianTask(LocalTask):
+class GaussianTask(RowwiseTask):
     """Gradient of Eq. (4) for a cohort: (theta - z_m) / sigma_m^2, Eq. (5).
 
     The local estimate stands for all of a client's rows, so that every minibatch is the whole data set and B = 1.
@@ -35,11 +36,11 @@ class GaussianTask(LocalTask):
         """1: the loss is the log-likelihood of all rows."""
         return torch.ones_like(self.num_examples)
 
-    def batch(self, draw: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The clients' estimates and variances, whatever the draw."""
-        # A solver passes the same rows until a client leaves; gathering them anew would be half of the work.
-        if self._last is None or self._last[0] is not rows:
-            self._last = rows, (self._estimate[rows], self._variance[rows])
+        # A solver passes the same slots until a client leaves; gathering them anew would be half of the work.
+        if self._last is None or self._last[0] is not slots:
+            self._last = slots, (self._estimate[slots], self._variance[slots])
         return self._last[1]
 
     def batch_gradient(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -47,22 +48,25 @@ class GaussianTask(LocalTask):
         estimate, variance = batch
         return (params - estimate) / variance
 
-    def batch_scores(self, params: Tensor, batch: tuple[Tensor, Tensor], rows: Tensor, most: int) -> Scores:
+    def batch_row_gradients(
+        self, params: Tensor, batch: tuple[Tensor, Tensor], slots: Tensor, most: int
+    ) -> RowGradients:
         """Of all rows, where they were drawn; else of as many as there are coordinates, each as sure as z_m is of one.
 
         A row x has the loss (theta - x)^2 / (2 N_m sigma_m^2): their sum is Eq. (4), up to a constant.
         """
         _, variance = batch
-        count = self.num_examples.reshape(-1)[rows]
+        count = self.num_examples.reshape(-1)[slots]
         if self._data is None:
             single = torch.eye(params.shape[-1]).to(params) / variance.sqrt().unsqueeze(-1)
             count = torch.full_like(count, params.shape[-1])
         else:
             is_there = torch.arange(self._data.shape[-2], device=count.device) < count.unsqueeze(-1)
-            single = (params.unsqueeze(-2) - self._data[rows]) / (variance * count.unsqueeze(-1)).unsqueeze(-1)
+            single = (params.unsqueeze(-2) - self._data[slots]) / (variance * count.unsqueeze(-1)).unsqueeze(-1)
             single = single * is_there.unsqueeze(-1)
         ones = torch.ones_like(single[..., 0])
-        return Scores(self.batch_gradient(params, batch), single, ones, count, count, torch.ones_like(variance[:, 0]))
+        mean, temperature = self.batch_gradient(params, batch), torch.ones_like(variance[:, 0])
+        return RowGradients(mean, single, ones, count, count, temperature)
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask, Population, Scores
+from selffl.algorithms.contract import Population
 from selffl.algorithms.optimisers import SGD, Optimiser
+from selffl.algorithms.rowwise import RowGradients, RowwiseTask
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import uniform
 from selffl.training.blocks import Gradients, Loss, check_gradients, gradient_of, rows_at
 from selffl.training.classes import class_counts
 from selffl.training.flat import FlatModel
-from selffl.training.scores import scores_of
+from selffl.training.row_gradients import row_gradients_of
 
 AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
 
 
-class ModelTask(LocalTask):
+class ModelTask(RowwiseTask):
     """Minibatch gradients of a module for a cohort.
 
     A client's minibatches run through its rows in a random order, epoch after epoch: draw d holds positions
@@ -40,17 +41,17 @@ class ModelTask(LocalTask):
         self._keys = clients if keys is None else keys.to(clients)
         self._ahead: tuple[int, Tensor] | None = None
         self._gradient = gradient_of(model, loss, gradients)
-        self._scores = scores_of(model, loss, self._gradient)
+        self._row_gradients = row_gradients_of(model, loss, self._gradient)
         self._model, self._loss = model, loss
         self.class_bias = model.class_bias
         self.optimiser = optimiser or self.optimiser
 
-    def batch(self, draw: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Features ``[n, B, ...]`` and labels ``[n, B]``."""
         block = draw // AHEAD
         if self._ahead is None or self._ahead[0] != block:
             self._ahead = block, self._index(block)
-        index = self._ahead[1][rows, draw % AHEAD]  # [n, B]
+        index = self._ahead[1][slots, draw % AHEAD]  # [n, B]
         return rows_at(self._rows, index)
 
     def _index(self, block: int) -> Tensor:
@@ -81,10 +82,12 @@ class ModelTask(LocalTask):
         """All clients at once."""
         return self._gradient(params, *batch)
 
-    def batch_scores(self, params: Tensor, batch: tuple[Tensor, Tensor], rows: Tensor, most: int) -> Scores:
+    def batch_row_gradients(
+        self, params: Tensor, batch: tuple[Tensor, Tensor], slots: Tensor, most: int
+    ) -> RowGradients:
         """One row of every client after the other."""
         features, labels = batch
-        return self._scores(params, features[:, :most], labels[:, :most], self.num_examples[rows])
+        return self._row_gradients(params, features[:, :most], labels[:, :most], self.num_examples[slots])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from selffl.algorithms import ALGORITHMS, algorithm
-from selffl.algorithms.contract import map_tensors, tensors_of
+from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.flower import memory as module
 from selffl.engines.flower.memory import ClientMemory, file_name, memories
 from selffl.errors import CheckpointError, RefusedError

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from wire import WireGrid, over_the_wire, sealed
 
 from selffl.algorithms import ALGORITHMS, algorithm
-from selffl.algorithms.contract import map_tensors, tensors_of
+from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.flower.messages import Answer, Order, fingerprint, options_of, read, write
 from selffl.engines.flower.records import pack, stacked, templates, unpack, upload_template
 from selffl.errors import DataError

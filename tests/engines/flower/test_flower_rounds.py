@@ -15,7 +15,8 @@ from flwr.app import Array, Context, Error, Message, RecordDict
 from wire import RUN, WireGrid, over_the_wire, set_numbers
 
 from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm
-from selffl.algorithms.contract import Population, tensors_of
+from selffl.algorithms.contract import Population
+from selffl.algorithms.records import tensors_of
 from selffl.data import load
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, sample_cohort

@@ -14,7 +14,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from selffl.algorithms.contract import tensors_of
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.records import tensors_of
 from selffl.engines.flower.client import VIEWS
 from selffl.engines.flower.messages import Answer, arrays_of, metrics_of, read, shown
 from selffl.engines.flower.records import models_of, unpack
@@ -22,7 +23,6 @@ from selffl.errors import DataError
 from selffl.training.metrics import HIGHER_IS_BETTER
 
 MOST_GRADIENTS = 10**12  # that a client may say it has spent in a round
-MAYBE_UNKNOWN = ("intra_variance", "wanted_steps")  # of an upload: NaN while a client cannot know them
 MOST_LOSS = 1e15  # of a client's rows together: beyond that their sum could leave the finite numbers
 ROUNDED = 1.001  # times its rows that a client may have of all classes: soft labels are parts of rows
 
@@ -52,12 +52,14 @@ class Bounds:
     """What the numbers of a client's answer have to be like.
 
     Attributes:
+        algorithm: The method, which says what may be unknown and what counts rows.
         template: An upload of one client, for names and shapes.
         params: A global model, for its size and type.
         num_clients: M.
         max_examples: The most rows that a client may claim to have.
     """
 
+    algorithm: Algorithm[Any, Any, Any, Any]
     template: Any
     params: Tensor
     num_clients: int
@@ -71,7 +73,7 @@ class Bounds:
         most = math.sqrt(torch.finfo(self.params.dtype).max / max(self.num_clients, 1)) / 100.0
         for name, tensor in tensors_of(upload).items():
             field = name.rpartition(".")[2]
-            if tensor.isinf().any() or (tensor.isnan().any() and field not in MAYBE_UNKNOWN):
+            if tensor.isinf().any() or (tensor.isnan().any() and field not in self.algorithm.may_be_unknown):
                 raise DataError(f"{name} holds NaN or infinity; expected finite numbers.")
             if name in models:
                 length = float(tensor.double().norm())
@@ -79,15 +81,23 @@ class Bounds:
                     raise DataError(f"{name} measures {length:g}; expected at most {most:g}, for squares to be finite.")
             elif (tensor < 0).any():  # variances, counts, weights
                 raise DataError(f"{name} is {float(tensor.min()):g}; expected 0 or more.")
-            if field == "num_examples" and not (tensor >= 1).all() & (tensor <= self.max_examples).all():
-                raise DataError(f"{name} is {float(tensor.max()):g}; expected 1 to max_examples, {self.max_examples}.")
-        counts = getattr(upload, "class_counts", None)
-        if counts is not None and (counts.sum(-1) > ROUNDED * upload.num_examples).any():
-            raise DataError(
-                f"class_counts are {float(counts.sum()):g} rows; expected at most num_examples, "
-                f"{float(upload.num_examples.sum()):g}."
-            )
+        self._check_counts(upload)
         return upload, read(Answer, content).num_gradients
+
+    def _check_counts(self, upload: Any) -> None:
+        """Refuse numbers of rows that cannot be: none or too many in all, or more of one kind than in all."""
+        if not self.algorithm.row_counts:
+            return
+        first, *parts = self.algorithm.row_counts
+        number = getattr(upload, first)
+        if not ((number >= 1) & (number <= self.max_examples)).all():
+            raise DataError(f"{first} is {float(number.max()):g}; expected 1 to max_examples, {self.max_examples}.")
+        for name in parts:
+            counts = getattr(upload, name)
+            if (counts.sum(-1) > ROUNDED * number).any():
+                raise DataError(
+                    f"{name} are {float(counts.sum()):g} rows; expected at most {first}, {float(number.sum()):g}."
+                )
 
     def scores(self, content: RecordDict) -> Scores:
         """What a client found, once it is seen to be possible."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from selffl.algorithms import DEFAULT_ALGORITHM, Algorithm
 from selffl.algorithms import algorithm as method_of
-from selffl.algorithms.contract import tensors_of
+from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import Preparation
 from selffl.engines.flower.memory import ClientMemory

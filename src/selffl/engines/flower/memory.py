@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from selffl.algorithms.contract import tensors_of
+from selffl.algorithms.records import tensors_of
 from selffl.errors import CheckpointError, RefusedError
 from selffl.state.checkpoint import filled, load_about, load_tensors, save_tensors
 from selffl.state.files import in_turn

@@ -14,7 +14,9 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask, Population, Scores, map_tensors, tensors_of
+from selffl.algorithms.contract import Algorithm, Population
+from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.algorithms.rowwise import RowGradients, RowwiseTask
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
 from selffl.state.checkpoint import filled
@@ -120,24 +122,24 @@ def _tensor(name: str, array: Array) -> Tensor:
         raise DataError(f"{name!r} cannot be read ({' '.join(str(error).split())[:120]}); expected an array.") from None
 
 
-class _Idle(LocalTask):
+class _Idle(RowwiseTask):
     """One client with one row and no slope: local work that costs nothing."""
 
     def __init__(self, params: Tensor) -> None:
         super().__init__(torch.Size([1]), torch.ones(1, dtype=torch.int64, device=params.device), 0.1, 1)
 
-    def batch(self, draw: int, rows: Tensor) -> None:
-        """Of nothing."""
+    def batch(self, draw: int, slots: Tensor) -> None:
+        """There is nothing to draw."""
 
     def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
         """Zero."""
         return torch.zeros_like(params)
 
-    def batch_scores(self, params: Tensor, batch: Any, rows: Tensor, most: int) -> Scores:
-        """Of that one row, which says nothing."""
+    def batch_row_gradients(self, params: Tensor, batch: Any, slots: Tensor, most: int) -> RowGradients:
+        """Zero, for the one row."""
         one = torch.ones_like(params[:, :1])
-        count = self.num_examples[rows]
-        return Scores(torch.zeros_like(params), torch.zeros_like(params).unsqueeze(1), one, count, count, one[:, 0])
+        count, zeros = self.num_examples[slots], torch.zeros_like(params)
+        return RowGradients(zeros, zeros.unsqueeze(1), one, count, count, one[:, 0])
 
 
 class Templates(NamedTuple):

@@ -16,7 +16,8 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from selffl.algorithms.contract import Population, tensors_of
+from selffl.algorithms.contract import Population
+from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import RunState
 from selffl.engines.flower.client import Shared
 from selffl.engines.flower.messages import (
@@ -26,7 +27,6 @@ from selffl.engines.flower.messages import (
 from selffl.engines.flower.records import check_dtype, pack
 from selffl.engines.flower.roster import wait_for_clients
 from selffl.engines.flower.strategy import Method, Names, SelfFLStrategy, Settings, Watcher
-from selffl.engines.noise import noise_scale
 from selffl.errors import ConfigError
 from selffl.state.checkpoint import filled, load_tensors, save_tensors
 from selffl.state.files import locked
@@ -169,7 +169,7 @@ class Server:
         known = replace(known, layers=self.model.layers, class_bias=self.model.class_bias)
         state = start_state(self.algorithm, self.model.params, known)
         # Noise hides a client the better for nobody knowing whether it took part.
-        is_secret = bool(noise_scale(self.algorithm))
+        is_secret = bool(self.algorithm.noise_scale())
         run = uuid.uuid4().hex
         names = Names(self.experiment or run, run, secrets.randbits(62) if is_secret else self.settings.seed)
         if self.out is None:

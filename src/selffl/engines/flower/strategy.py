@@ -170,7 +170,7 @@ class SelfFLStrategy(Strategy):
         self._algorithm, self._settings = algorithm, settings
         self._fingerprint = fingerprint(model)
         self._bounds = Bounds(
-            upload_template(algorithm, model), state.server.params, len(self.ids), settings.max_examples
+            algorithm, upload_template(algorithm, model), state.server.params, len(self.ids), settings.max_examples
         )
         self._save, self._watcher = save, watcher
         self.roster = Roster(self.ids, self._fingerprint, max(settings.connect_seconds, QUERY_SECONDS))

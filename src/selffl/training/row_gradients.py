@@ -1,4 +1,4 @@
-"""What single rows of a module's minibatch say: their gradients, and how much information is in them."""
+"""Gradients of the single rows of a module's minibatch, and how much information is in them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms.contract import Scores
+from selffl.algorithms.rowwise import RowGradients
 from selffl.training.blocks import Gradient, Loss, outputs_of, quickest_way
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_cross_entropy, is_logistic, is_squared_error
 
-ScoresOf = Callable[[Tensor, Tensor, Tensor, Tensor], Scores]  # (params, features, labels, num_examples)
+RowGradientsOf = Callable[[Tensor, Tensor, Tensor, Tensor], RowGradients]  # (params, features, labels, num_examples)
 
 LEAST_LOSS = 1e-6  # of a row that counts as more than nothing: a surplus is finite
 
 
-def scores_of(model: FlatModel, loss: Loss, gradient: Gradient) -> ScoresOf:
-    """The scores of a block of clients, each with its own parameters and rows."""
+def row_gradients_of(model: FlatModel, loss: Loss, gradient: Gradient) -> RowGradientsOf:
+    """A function that computes them for a block of clients, each with its own parameters and rows."""
 
-    def scores(params: Tensor, features: Tensor, labels: Tensor, num_examples: Tensor) -> Scores:
+    def row_gradients(params: Tensor, features: Tensor, labels: Tensor, num_examples: Tensor) -> RowGradients:
         num_clients, num_rows = features.shape[:2]
         # Every row as a client of its own, with a minibatch of one.
         spread = params.repeat_interleave(num_rows, dim=0)
@@ -32,9 +32,9 @@ def scores_of(model: FlatModel, loss: Loss, gradient: Gradient) -> ScoresOf:
         looked_at = torch.full_like(num_examples, num_rows)
         mean = rows.mean(1)
         rows = rows / temperature.sqrt()[:, None, None]
-        return Scores(mean, rows, surplus, looked_at, num_examples, temperature)
+        return RowGradients(mean, rows, surplus, looked_at, num_examples, temperature)
 
-    return scores
+    return row_gradients
 
 
 def surplus_of(loss: Loss, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from torch import nn
 
 from selffl.training.blocks import gradient_of
 from selffl.training.flat import FlatModel
-from selffl.training.scores import scores_of, surplus_of
+from selffl.training.row_gradients import row_gradients_of, surplus_of
 
 BINARY = nn.functional.binary_cross_entropy_with_logits
 MSE = nn.functional.mse_loss
@@ -15,7 +15,7 @@ MSE = nn.functional.mse_loss
 
 def scores(model, loss, params, features, labels, num_examples=None, way="auto"):
     counts = torch.full((len(params),), 30) if num_examples is None else torch.as_tensor(num_examples)
-    return scores_of(model, loss, gradient_of(model, loss, way))(params, features, labels, counts)
+    return row_gradients_of(model, loss, gradient_of(model, loss, way))(params, features, labels, counts)
 
 
 def row_gradient(module, loss, params, feature, label):
@@ -45,7 +45,7 @@ def test_the_gradient_of_each_row_is_that_of_torch_func(name, way):
             expected = row_gradient(module, CROSS_ENTROPY, *given)
             torch.testing.assert_close(found.rows[client, row], expected, rtol=1e-9, atol=1e-11)
     whole = gradient_of(model, CROSS_ENTROPY)(params, features, labels)
-    torch.testing.assert_close(found.gradient, whole, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found.mean, whole, rtol=1e-9, atol=1e-11)
     assert (found.num_rows, found.num_examples) == (
         pytest.approx(torch.full((NUM_CLIENTS,), BATCH)),
         pytest.approx(torch.full((NUM_CLIENTS,), 30)),
@@ -56,9 +56,9 @@ def test_the_gradient_of_each_row_is_that_of_torch_func(name, way):
 def test_one_row_is_enough(name):
     module, model, params, features, labels = cohort_of(name)
     found = scores(model, CROSS_ENTROPY, params, features[:, :1], labels[:, :1])
-    torch.testing.assert_close(found.rows[:, 0], found.gradient, rtol=0, atol=0)
+    torch.testing.assert_close(found.rows[:, 0], found.mean, rtol=0, atol=0)
     expected = row_gradient(module, CROSS_ENTROPY, params[2], features[2, 0], labels[2, 0])
-    torch.testing.assert_close(found.gradient[2], expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found.mean[2], expected, rtol=1e-9, atol=1e-11)
 
 
 def test_a_client_alone_has_the_scores_it_has_in_a_cohort():

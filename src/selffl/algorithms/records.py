@@ -1,0 +1,33 @@
+"""Records: the dataclasses of tensors that methods keep, send and store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+Record = TypeVar("Record")
+
+
+def map_tensors(function: Callable[..., Tensor], record: Record, *others: Record) -> Record:
+    """The record with ``function`` applied to each of its tensors (and to those of ``others`` beside it)."""
+    if isinstance(record, Tensor):
+        return function(record, *others)  # type: ignore[return-value]
+    if not is_dataclass(record) or isinstance(record, type):
+        return record
+    parts = {f.name: map_tensors(function, *(getattr(r, f.name) for r in (record, *others))) for f in fields(record)}
+    return type(record)(**parts)
+
+
+def tensors_of(record: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Every tensor of a record by its dotted name: how it is saved and sent."""
+    if isinstance(record, Tensor):
+        return {prefix: record}
+    if not is_dataclass(record):
+        return {}
+    found: dict[str, Tensor] = {}
+    for field in fields(record):
+        found |= tensors_of(getattr(record, field.name), f"{prefix}.{field.name}" if prefix else field.name)
+    return found

@@ -1,0 +1,97 @@
+"""What methods declare of themselves, and that nobody asks for their names instead."""
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from torch import nn
+
+import selffl
+from selffl.algorithms import ALGORITHMS, FedAvg
+from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.errors import ConfigError
+
+SOURCE = Path(selffl.__file__).parent
+MAY_NAME_METHODS = ("algorithms/", "studies/", "cli/names.py")  # a method's own file, the registry, studies, completion
+COLOURS = "reports/figures.py"
+
+
+def upload_fields(method):
+    """Of an upload, by one round on two clients."""
+    torch.manual_seed(0)
+    fed = selffl.Federation.from_arrays(torch.randn(40, 3), torch.arange(40) % 2, torch.arange(40) % 2, 0.2)
+    fed = replace(fed, cluster=torch.tensor([0, 1]))
+    reports = []
+    run = selffl.train(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), fed, method, rounds=1, participation=1.0)
+    run._training.engine.advance(run._state, 1, reports.append)
+    return reports[0].upload, reports[0].server
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_a_method_declares_is_there(name):
+    method = selffl.algorithm(name)
+    assert isinstance(method, Algorithm)
+    assert method.personalises in get_args(Personalises)
+    upload, server = upload_fields(method)
+    for field in {*method.recorded, *method.may_be_unknown, *method.row_counts}:
+        assert isinstance(getattr(upload, field), torch.Tensor)
+    for field in method.per_client:
+        assert getattr(server, field).shape == (2,)
+
+
+def names_of_methods(tree):
+    """String constants that are a method's name, outside docstrings."""
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts
+        if is_text and node.value in ALGORITHMS:
+            yield node.value, node.lineno
+
+
+def test_no_other_file_knows_a_method_by_its_name():
+    found = [
+        f"{path.relative_to(SOURCE)}:{line} {name!r}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if not str(path.relative_to(SOURCE)).startswith((*MAY_NAME_METHODS, COLOURS))
+        for name, line in names_of_methods(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert found == []
+
+
+class Localised(FedAvg):
+    """FedAvg under a name that begins as another method's does."""
+
+    name = "localised-fedavg"
+
+
+class Alone(FedAvg):
+    """A method of the user's own that has no global model."""
+
+    name = "hermit"
+    has_global_model = False
+
+
+@pytest.mark.parametrize(("method", "models"), [(Localised(), ["personal", "global"]), (Alone(), ["personal"])])
+def test_whether_there_is_a_global_model_is_not_read_off_a_name(method, models, tmp_path):
+    torch.manual_seed(0)
+    fed = selffl.Federation.from_arrays(torch.randn(60, 3), torch.arange(60) % 2, torch.arange(60) % 3, 0.3)
+    run = selffl.train("softmax", fed, method, rounds=2, participation=1.0, out=tmp_path / "run", gain=True)
+    assert [row["model"] for row in run.calibration()] == models
+    assert run.config.has_global_model == method.has_global_model
+    assert selffl.load(tmp_path / "run").config.has_global_model == method.has_global_model
+
+
+def test_a_method_is_a_subclass_of_the_contract():
+    class Loose:
+        name = "loose"
+
+        def client_round(self, broadcast, memory, task):
+            return broadcast, memory
+
+    fed = selffl.Federation.from_arrays(torch.randn(20, 3), torch.arange(20) % 2, torch.arange(20) % 2, 0.2)
+    for wrong in (Loose(), FedAvg, 3):
+        with pytest.raises(ConfigError, match="expected a name such as 'self-fl-auto', or a method with options, an"):
+            selffl.train("softmax", fed, wrong)
