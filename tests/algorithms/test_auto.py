@@ -15,6 +15,7 @@ from torch import nn
 import selffl
 from selffl.algorithms import algorithm, self_fl_auto
 from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.algorithms.rowwise import RowwiseTask
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.errors import DivergedError
 from selffl.maths.frequencies import class_skew
@@ -510,5 +511,5 @@ def test_a_task_without_single_rows_says_what_it_lacks():
         def batch_gradient(self, params, batch):
             return params
 
-    with pytest.raises(TypeError, match="abstract method .*batch_row_gradients"):
+    with pytest.raises(TypeError, match=r"abstract method .*batch_row_gradients"):
         Bare(torch.Size([2]), torch.tensor([3, 4]), 0.1)

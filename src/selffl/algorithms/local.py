@@ -56,11 +56,14 @@ def training_alone(method: Algorithm[Any, Any, Any, Any]) -> Local:
     """
     work = method.local_work()
     if not method.is_federated:
-        raise ConfigError(f"{method.name} trains every client alone already; expected a method to compare with that.")
+        raise ConfigError(
+            f"{method.name} trains every client alone, so that there is no gain to measure; expected a method whose "
+            "clients learn from each other."
+        )
     if work is None:
         raise ConfigError(
-            f"{method.name} does not say how long its clients train; expected steps, for clients to train alone for as "
-            "long. Write its local_work, or leave the comparison out."
+            f"{method.name} does not say how long its clients train, so that they cannot train alone for as long; "
+            "expected local_work to say it."
         )
     steps, epochs = work
     return Local(steps, num_local_epochs=epochs)
