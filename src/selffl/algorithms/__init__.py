@@ -33,7 +33,6 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "self-fl-augmented": SelfFLAugmented,
     "self-fl-cluster": SelfFLCluster,
     "self-fl-sums": SelfFLSums,
-    "local": Local,
     "fedavg": FedAvg,
     "fedavg-equal": partial(FedAvg, weighting="equal"),
     "fedprox": FedProx,
@@ -44,6 +43,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "apfl": APFL,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "local": Local,
 }
 
 DEFAULT_ALGORITHM = SelfFLAuto.name  # where nobody names one

@@ -38,7 +38,6 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {  # with the options of each
     "self-fl-augmented": (*_SELF_FL, "tolerance", "max_convergence_steps"),
     "self-fl-cluster": (*_SELF_FL, "clusters", "num_clusters"),
     "self-fl-sums": (*_SELF_FL, "clip", "max_weight", "noise_multiplier"),
-    "local": _STEPS,
     "fedavg": (*_STEPS, "weighting"),
     "fedavg-equal": (*_STEPS, "weighting"),
     "fedprox": (*_STEPS, "weighting", "penalty"),
@@ -49,6 +48,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {  # with the options of each
     "apfl": (*_STEPS, "mixing", "adaptive"),
     "fedper": (*_STEPS, "head", "weighting"),
     "fedrep": (*_STEPS, "head", "weighting", "head_steps"),
+    "local": _STEPS,
 }
 DEFAULT_ALGORITHM = "self-fl-auto"
 DEVICES = ("cpu", "cuda")
