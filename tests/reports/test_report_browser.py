@@ -13,6 +13,7 @@ from threading import Thread
 import pytest
 
 import selffl
+from selffl.algorithms import traits_recorded
 from selffl.data import load
 from selffl.reports.collect import collect
 from selffl.reports.live import ReportServer
@@ -575,6 +576,7 @@ def thousand(place, rounds=200):
         path.mkdir()
         options = config["config"]["options"] if method.startswith("self-fl") else {}
         own = config["config"] | {"algorithm": method, "seed": seed, "rounds": rounds, "options": options}
+        own |= traits_recorded(method)
         (path / "config.json").write_text(json.dumps(config | {"config": own}))
         has_variances = method.startswith("self-fl")
         scores = {f"{part}_accuracy": rng.random() for part in ("weighted", "top10", "worst10", "global")}

@@ -33,17 +33,17 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "self-fl-augmented": SelfFLAugmented,
     "self-fl-cluster": SelfFLCluster,
     "self-fl-sums": SelfFLSums,
-    "fedavg": FedAvg,
-    "fedavg-equal": partial(FedAvg, weighting="equal"),
-    "fedprox": FedProx,
+    "apfl": APFL,
     "ditto": Ditto,
     "ditto-equal": partial(Ditto, weighting="equal"),
-    "pfedme": PFedMe,
-    "perfedavg": PerFedAvg,
-    "apfl": APFL,
+    "fedavg": FedAvg,
+    "fedavg-equal": partial(FedAvg, weighting="equal"),
     "fedper": FedPer,
+    "fedprox": FedProx,
     "fedrep": FedRep,
     "local": Local,
+    "perfedavg": PerFedAvg,
+    "pfedme": PFedMe,
 }
 
 DEFAULT_ALGORITHM = SelfFLAuto.name  # where nobody names one

@@ -38,17 +38,17 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {  # with the options of each
     "self-fl-augmented": (*_SELF_FL, "tolerance", "max_convergence_steps"),
     "self-fl-cluster": (*_SELF_FL, "clusters", "num_clusters"),
     "self-fl-sums": (*_SELF_FL, "clip", "max_weight", "noise_multiplier"),
-    "fedavg": (*_STEPS, "weighting"),
-    "fedavg-equal": (*_STEPS, "weighting"),
-    "fedprox": (*_STEPS, "weighting", "penalty"),
+    "apfl": (*_STEPS, "mixing", "adaptive"),
     "ditto": (*_STEPS, "penalty", "weighting"),
     "ditto-equal": (*_STEPS, "penalty", "weighting"),
-    "pfedme": (*_STEPS, "num_inner_steps", "penalty", "mixing", "personal_learning_rate"),
-    "perfedavg": (*_STEPS, "order", "inner_learning_rate", "adaptation_steps", "difference"),
-    "apfl": (*_STEPS, "mixing", "adaptive"),
+    "fedavg": (*_STEPS, "weighting"),
+    "fedavg-equal": (*_STEPS, "weighting"),
     "fedper": (*_STEPS, "head", "weighting"),
+    "fedprox": (*_STEPS, "weighting", "penalty"),
     "fedrep": (*_STEPS, "head", "weighting", "head_steps"),
     "local": _STEPS,
+    "perfedavg": (*_STEPS, "order", "inner_learning_rate", "adaptation_steps", "difference"),
+    "pfedme": (*_STEPS, "num_inner_steps", "penalty", "mixing", "personal_learning_rate"),
 }
 DEFAULT_ALGORITHM = "self-fl-auto"
 DEVICES = ("cpu", "cuda")
