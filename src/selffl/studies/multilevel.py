@@ -310,8 +310,11 @@ MULTILEVEL = Study(
     "beyond the paper",
     SETTING,
     _multilevel,
-    "The estimator shares one variance among all coefficients. Where slopes vary as intercepts do, it is level with a "
-    "mixed model that has slopes; where the intercept varies and slopes hardly do, it lets slopes vary that should "
-    "not. And with few rows a group it learns too large a variance, even where there is none, so that small groups are "
-    "shrunk too little: on such data a mixed model, or one pooled regression, predicts better.",
+    "The estimator shares one variance among all coefficients. Where slopes vary as intercepts do (simulated, "
+    "σ₀² = 0.06), it is level with a mixed model that has slopes. On most of the real data the intercept varies more "
+    "than slopes do, and one variance does not fit both: a mixed model with a slope has the lower mean error on all "
+    "seven, mostly by less than five seeds can tell. On simulated counties of few rows the estimator learns too large a "
+    "variance, even where there is none, so that small counties are shrunk too little. On radon's counties its variance "
+    "is near those of the mixed models, but every slope varies: a mixed model with intercepts alone, or one pooled "
+    "regression, predicts better.",
 )
