@@ -154,8 +154,8 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
             axis.set_xticks(range(len(series.x)), [f"{value:g}" for value in series.x])
             continue
         if chart.kind == "points" and series.error is None and not series.is_reference:
-            look = {"marker": markers[series.name], "color": colours[series.name]}
-            axis.scatter(series.x, series.y, s=22, alpha=0.75, label=series.name, **look)
+            marker, colour = markers[series.name], colours[series.name]
+            axis.scatter(series.x, series.y, s=22, marker=marker, color=colour, alpha=0.75, label=series.name)
             continue
         _draw_series(axis, series, colours[series.name], markers[series.name], shift)
     axis.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)

@@ -313,8 +313,8 @@ MULTILEVEL = Study(
     "The estimator shares one variance among all coefficients. Where slopes vary as intercepts do (simulated, "
     "σ₀² = 0.06), it is level with a mixed model that has slopes. On most of the real data the intercept varies more "
     "than slopes do, and one variance does not fit both: a mixed model with a slope has the lower mean error on all "
-    "seven, mostly by less than five seeds can tell. On simulated counties of few rows the estimator learns too large a "
-    "variance, even where there is none, so that small counties are shrunk too little. On radon's counties its variance "
-    "is near those of the mixed models, but every slope varies: a mixed model with intercepts alone, or one pooled "
-    "regression, predicts better.",
+    "seven, mostly by less than five seeds can tell. On simulated counties of few rows the estimator learns too large "
+    "a variance, even where there is none, so that small counties are shrunk too little. On radon's counties its "
+    "variance is near those of the mixed models, but every slope varies: a mixed model with intercepts alone, or one "
+    "pooled regression, predicts better.",
 )
