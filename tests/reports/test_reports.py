@@ -519,6 +519,18 @@ def test_a_method_keeps_its_colour_and_others_get_different_ones():
     assert lines["mine"].get_color() != lines["yours"].get_color()
 
 
+def test_ten_series_look_different_and_each_the_same_in_every_chart():
+    series = [Series(str(number), [0.0, 1.0], [0.0, 1.0], [0.1, 0.1]) for number in range(10)]
+    charts = [Chart("", "", "", series[:9]), Chart("", "", "", [series[9], *series[4:6]])]
+    looks = [
+        {name: (line.get_color(), line.get_marker()) for name, line in drawn_lines(axis).items()}
+        for axis in figures.draw(Figure("f", "", charts)).axes
+    ]
+    both = looks[0] | looks[1]
+    assert len({colour for colour, _ in both.values()}) == len({marker for _, marker in both.values()}) == 10
+    assert all(looks[0][name] == looks[1][name] for name in "45")
+
+
 def test_more_series_than_colours_are_drawn():
     series = [Series(f"s{n}", [1, 2], [n, n]) for n in range(20)]
     assert len(drawn_lines(figures.draw(Figure("f", "", [Chart("", "", "", series)])).axes[0])) == 20

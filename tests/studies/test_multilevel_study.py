@@ -116,6 +116,7 @@ def test_the_study_runs_without_any_data(tmp_path, monkeypatch):
     assert [step[:2] for step in steps] == [(0, 2), (1, 2), (2, 2)]
     assert "Left out: lme4: left out of a quick run" in result.setting
     assert len(result.claims) == 4
+    assert "no correction for their number" in result.decided_by
     record = save_study(study, result, tmp_path / "study", command="c", is_quick=True, seconds=1.0)
     assert (tmp_path / "study" / "gaps.svg").is_file()
     assert json.loads((tmp_path / "study" / "record.json").read_text(encoding="utf-8"))["table"] == record.table

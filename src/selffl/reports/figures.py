@@ -45,10 +45,14 @@ ON_PAGE = {
     "#56b4e9": ("#2b93cb", "#9ad9ff"),
     "#8a6fb3": ("#8063ad", "#b9a1e3"),
     "#7f7f7f": ("#757575", "#a3a3a3"),
+    "#8c5a2b": ("#8c5a2b", "#cf9a66"),
     "#3d3d3d": ("#3d3d3d", "#e4e2dc"),
 }
-OTHER_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fb3", "#7f7f7f")
-MARKERS = "osD^vPX*"
+OTHER_COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fb3", "#7f7f7f"),
+    *("#8c5a2b", "#3d3d3d"),
+)
+MARKERS = "osD^vPX*<p"
 Width = Literal["single", "double"]  # columns of a paper
 INCHES = {"single": 3.35, "double": 7.0}
 IN_PAPER: Any = {"font.size": 8.0, "axes.titlesize": 8.5, "lines.linewidth": 1.3, "lines.markersize": 3.4}
@@ -140,6 +144,7 @@ def _named_colours(labels: Sequence[str]) -> dict[str, str]:
 
 
 def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
+    markers = {name: MARKERS[index % len(MARKERS)] for index, name in enumerate(colours)}  # one each in all charts
     for index, series in enumerate(chart.series):
         shift = chart.dodge * (index - len(chart.series) / 2)
         if chart.kind == "bars":
@@ -149,12 +154,10 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
             axis.set_xticks(range(len(series.x)), [f"{value:g}" for value in series.x])
             continue
         if chart.kind == "points" and series.error is None and not series.is_reference:
-            marker = MARKERS[index % len(MARKERS)]
-            axis.scatter(
-                series.x, series.y, s=22, marker=marker, color=colours[series.name], alpha=0.75, label=series.name
-            )
+            marker, colour = markers[series.name], colours[series.name]
+            axis.scatter(series.x, series.y, s=22, marker=marker, color=colour, alpha=0.75, label=series.name)
             continue
-        _draw_series(axis, series, colours[series.name], MARKERS[index % len(MARKERS)], shift)
+        _draw_series(axis, series, colours[series.name], markers[series.name], shift)
     axis.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     if chart.log_x:
         axis.set_xscale("log")
