@@ -211,7 +211,8 @@ def data_profile(
 
     console.check_target(target)
     options: dict[str, Any] = {"task": task, "missing": missing, "decimal": decimal}
-    profile = Profile.of_csv(rows, label, client, _names(features), exclude=_names(exclude), **options)
+    with console.options_in_messages():
+        profile = Profile.of_csv(rows, label, client, _names(features), exclude=_names(exclude), **options)
     profile.save(target)
     console.tell(console.out, f"{len(profile.columns)} features, {profile.task} of {label}: {target}")
 
@@ -230,7 +231,8 @@ def data_prepare(
 
     console.check_target(target)
     found: Any = missing
-    preparation = Preparation.fit(*map(Profile.load, profiles), missing=found)
+    with console.options_in_messages():
+        preparation = Preparation.fit(*map(Profile.load, profiles), missing=found)
     preparation.save(target)
     console.tell(console.out, f"{len(preparation.inputs)} inputs from {len(profiles)} profiles: {target}")
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -71,7 +72,7 @@ class PersonalModels:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        advice = "expected a file that Run.export has written"
+        advice = "expected a file of several models, as `selffl export` or Run.export writes it"
         try:
             self._tensors, about = load_tensors(self._path)
             if about.get("kind") != KIND:
@@ -88,6 +89,11 @@ class PersonalModels:
         except KeyError as error:
             raise CheckpointError(f"{self._path} lacks {error}; {advice}.") from None
         except CheckpointError as error:
+            if (client := _client_of_plain(self._path)) is not None:
+                raise CheckpointError(
+                    f"{self._path} is a plain state_dict, the model of client {client} alone; {advice} with --all. "
+                    "Load it with module.load_state_dict, or take the folder of the run."
+                ) from None
             found = str(error).removeprefix(f"{self._path} ").partition(";")[0]
             raise CheckpointError(f"{self._path} {found}; {advice}. Export it again.") from None
         self.info: Row = {name: value for name, value in about.items() if name != "kind"}
@@ -131,7 +137,7 @@ class PersonalModels:
         if module is None and self._recipe is None:
             raise ConfigError(
                 f"the models in {self._path} are of the kind {self.info.get('module')}, which is the user's own; "
-                "expected a module to load them into. Pass one."
+                "expected a module to load them into. Pass module= in Python, or take the folder of the run."
             )
         loaded = build(**(self._recipe or {})) if module is None else copy.deepcopy(module)
         check_entries(loaded, state, loaded.state_dict())
@@ -262,6 +268,16 @@ def describe_answers(
             "inputs": preparation.inputs,
         }
     return {name: json.dumps(value, ensure_ascii=False) for name, value in found.items()}
+
+
+def _client_of_plain(path: Path) -> str | None:
+    """Whose model a file of `save_state_dict` holds; none where it is no such file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+    except (SafetensorError, OSError, UnicodeDecodeError):
+        return None
+    return header.get("client") if header.get("format") == "pt" else None
 
 
 def check_ending(path: Path) -> None:
