@@ -196,3 +196,16 @@ def test_what_cannot_be_profiled_or_prepared_is_one_line(words, message, tmp_pat
     with pytest.raises((DataError, ConfigError), match=message) as error:
         run(*words)
     assert "\n" not in str(error.value)
+
+
+def test_options_in_messages_are_those_of_the_command(tmp_path):
+    """The library's own messages say ``missing="drop"``, which nobody can type."""
+    (tmp_path / "rows.csv").write_text("site,age,y\na,1,0\na,NA,1\nb,3,1\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"age is missing; .* Pass --missing drop or --missing impute, or fill them"):
+        run("profile", "rows.csv", "--label", "y", "--client", "site", "--out", "p.json")
+    with pytest.raises(DataError, match=r"Name the column of clients with --client\.$"):
+        run("profile", "rows.csv", "--label", "y", "--client", "ward", "--out", "p.json")
+    run("profile", "rows.csv", "--label", "y", "--client", "site", "--missing", "impute", "--out", "p.json")
+    with pytest.raises(DataError, match=r"lacks 1 values; expected none with --missing refuse\. Pass --missing impute"):
+        run("prepare", "p.json", "--out", "preparation.json")
+    assert run("profile", "rows.csv", "--label", "y", "--missing", "dorp", "--out", "p.json").exit_code == 2

@@ -32,6 +32,7 @@ from selffl.data.federation import check_ids
 from selffl.data.preparation import Preparation
 from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.models import build
+from selffl.models.layers import build_layers
 from selffl.runs.folder import Row
 from selffl.runs.predict import Predictor
 from selffl.state.checkpoint import load_tensors, save_tensors
@@ -82,6 +83,7 @@ class PersonalModels:
             self._entries: dict[str, str] = dict(about.pop("entries"))
             self._scale: dict[str, float] = about.pop("scale")
             self._recipe: dict[str, Any] | None = about.pop("model")
+            self._layers: dict[str, Any] | None = about.pop("layers", None)
             known, scale = about.pop("preparation", None), about.pop("label_scale", None)
             self.preparation = None if known is None else Preparation.from_dict(json.loads(known))
             self._label_scale = LabelScale(**json.loads(scale)) if scale else LabelScale()
@@ -131,15 +133,18 @@ class PersonalModels:
         """A client's model; none: the global one.
 
         ``module`` is a module of the kind that was trained, whose values do not matter; it is left as it is.  One that
-        selffl has by name need not be given.
+        selffl has by name, or that is made of torch's own layers alone, need not be given.
         """
         state = self.state_dict(client)
-        if module is None and self._recipe is None:
+        if module is None and self._recipe is None and self._layers is None:
             raise ConfigError(
                 f"the models in {self._path} are of the kind {self.info.get('module')}, which is the user's own; "
                 "expected a module to load them into. Pass module= in Python, or take the folder of the run."
             )
-        loaded = build(**(self._recipe or {})) if module is None else copy.deepcopy(module)
+        if module is not None:
+            loaded = copy.deepcopy(module)
+        else:
+            loaded = build_layers(self._layers) if self._recipe is None else build(**self._recipe)
         check_entries(loaded, state, loaded.state_dict())
         dtype = next((entry.dtype for entry in state.values() if entry.is_floating_point()), torch.float32)
         loaded.to(dtype).load_state_dict(state)
