@@ -177,7 +177,7 @@ def test_a_new_client_learns_its_own_class(classes):
     """On 14df91e twenty rows of class 2 taught it class 4: labels were taken for numbers of outputs."""
     rows, run = classes
     for taught in (2, 4):
-        few = rows.head(20).assign(grade=taught)
+        few = rows.head(20).assign(grade=taught, site="new")
         for given in (few, (raw_inputs(few), [taught] * 20)):
             model = run.welcome(given)
             outputs = model(torch.tensor(raw_inputs(few))).detach().mean(0)
