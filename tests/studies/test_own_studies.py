@@ -328,7 +328,7 @@ def test_a_comparison_of_errors_prefers_the_smaller():
     }
     (claim,) = comparison.better(found, "self-fl", {"local": "Better."})
     assert claim.verdict == "holds"
-    assert claim.evidence.startswith("Error -0.395 ± 0.005, top tenth -0.395")
+    assert claim.evidence.startswith("Error −0.395 ± 0.005, top tenth −0.395")
     assert comparison.better(found, "local", {"self-fl": "Better."})[0].verdict == "does not hold"
     problem = OwnProblem("mine", "Mine", "study.py:federation", "study.py:model")
     compared = Comparison(problem, {}, ("self-fl", "local"), is_tuned=False, num_seeds=2)

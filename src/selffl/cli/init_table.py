@@ -262,6 +262,11 @@ def _client_sizes(table: Table, client: str) -> list[int]:
     sizes: list[int] = table.words(client).value_counts().field("counts").to_pylist()
     if len(sizes) < 2:
         raise DataError(f"{table.place} has one {client}; expected rows of at least two clients.")
+    if max(sizes) == 1 and len(sizes) >= MIN_NUMBERED_ROWS:
+        raise DataError(
+            f"{table.place}: {client} is another in every row; expected clients with several rows each. Name the "
+            "column that says whose row it is with --client."
+        )
     return sizes
 
 
@@ -299,8 +304,8 @@ def _learning_rate(table: Table, target: Label, num_inputs: int) -> float:
 def _reason(facts: Mapping[str, Any]) -> str:
     """Why the model is a linear one or a network."""
     return (
-        f"The median client has {facts['median_rows']:,} rows for {facts['inputs']:,} "
-        f"input{'s' if facts['inputs'] > 1 else ''}; a network wants {MIN_ROWS_FOR_NETWORK} and {MIN_ROWS_PER_INPUT} "
+        f"The median client has {facts['median_rows']:,} row{'s' if facts['median_rows'] > 1 else ''} for "
+        f"{facts['inputs']:,} input{'s' if facts['inputs'] > 1 else ''}; a network wants {MIN_ROWS_FOR_NETWORK} and {MIN_ROWS_PER_INPUT} "
         "for each input."
     )
 
