@@ -305,8 +305,8 @@ def _reason(facts: Mapping[str, Any]) -> str:
     """Why the model is a linear one or a network."""
     return (
         f"The median client has {facts['median_rows']:,} row{'s' if facts['median_rows'] > 1 else ''} for "
-        f"{facts['inputs']:,} input{'s' if facts['inputs'] > 1 else ''}; a network wants {MIN_ROWS_FOR_NETWORK} and {MIN_ROWS_PER_INPUT} "
-        "for each input."
+        f"{facts['inputs']:,} input{'s' if facts['inputs'] > 1 else ''}; a network wants {MIN_ROWS_FOR_NETWORK} and "
+        f"{MIN_ROWS_PER_INPUT} for each input."
     )
 
 
