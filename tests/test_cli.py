@@ -432,7 +432,8 @@ def test_numbers_of_a_column_have_the_same_decimals(run):
 )
 def test_estimates_too_far_apart_are_a_mistake(mistake, folder, rows, options):
     (folder / "far.csv").write_text("\n".join(["client,estimate,variance", *rows]), encoding="utf-8")
-    assert "whose square no float holds" in mistake("posterior", "far.csv", *options)
+    said = mistake("posterior", "far.csv", *options)
+    assert f"spans {rows[0].split(',')[1].replace('e', 'e+')}, whose square no float holds" in said
 
 
 def test_the_smallest_variances_have_an_answer(run, folder):
@@ -445,8 +446,12 @@ def test_the_smallest_variances_have_an_answer(run, folder):
 def test_a_client_of_variance_zero_is_exact_from_itself(run, folder):
     (folder / "sure.csv").write_text("client,estimate,variance\na,1,0\nb,1.1,1\nc,0.9,1\n", encoding="utf-8")
     found = json.loads(succeed(run("posterior", "sure.csv", "--json")).out)
-    assert [row["verdict"] for row in found["rows"]] == ["exact from itself", "exact from others", "exact from others"]
+    assert [row["verdict"] for row in found["rows"]] == ["exact from itself", "exact if σ₀² is 0", "exact if σ₀² is 0"]
     assert [found["rows"][0][name] for name in ("shrunk", "low", "high")] == [1.0, 1.0, 1.0]
+    assert found["rows"][1]["low"] < 1.0 < found["rows"][1]["high"]  # for σ₀² is estimated
+    found = json.loads(succeed(run("posterior", "sure.csv", "--inter-variance", "0", "--json")).out)
+    assert [row["verdict"] for row in found["rows"]] == ["exact from itself", "exact from others", "exact from others"]
+    assert {row["low"] for row in found["rows"]} == {row["high"] for row in found["rows"]} == {1.0}
 
 
 def test_only_the_first_rows_are_shown_and_the_rest_counted(run):

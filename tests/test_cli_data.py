@@ -181,9 +181,8 @@ def test_sites_make_profiles_and_the_server_one_preparation(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["profile", "a.csv", "--label", "y", "-o", "a.json"], r"a\.csv, line 3: u is missing; .* Pass missing="),
+        (["profile", "a.csv", "--label", "y", "-o", "a.json"], r"a\.csv, line 3: u is missing; .* Pass --missing "),
         (["profile", "a.csv", "--label", "z", "-o", "a.json"], r"a\.csv has no column 'z' among: u, y"),
-        (["profile", "a.csv", "--label", "y", "--task", "class", "-o", "a.json"], "unknown task 'class'; did you mean"),
         (["profile", "a.csv", "--label", "y", "--exclude", "v", "-o", "a.json"], "no column 'v' among: u, y"),
         (["prepare", "a.csv", "-o", "p.json"], r"a\.csv is no profile; expected a file that Profile\.save has written"),
         (["prepare", "none.json", "-o", "p.json"], r"none\.json is no profile"),
@@ -191,8 +190,22 @@ def test_sites_make_profiles_and_the_server_one_preparation(tmp_path):
 )
 def test_what_cannot_be_profiled_or_prepared_is_one_line(words, message, tmp_path):
     (tmp_path / "a.csv").write_text("u,y\n1,0\n,1\n")
-    if "--task" in words or "--exclude" in words:
+    if "--exclude" in words:
         (tmp_path / "a.csv").write_text("u,y\n1,0\n2,1\n")
     with pytest.raises((DataError, ConfigError), match=message) as error:
         run(*words)
     assert "\n" not in str(error.value)
+
+
+def test_options_in_messages_are_those_of_the_command(tmp_path):
+    """The library's own messages say ``missing="drop"``, which nobody can type."""
+    (tmp_path / "rows.csv").write_text("site,age,y\na,1,0\na,NA,1\nb,3,1\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"age is missing; .* Pass --missing drop or --missing impute, or fill them"):
+        run("profile", "rows.csv", "--label", "y", "--client", "site", "--out", "p.json")
+    with pytest.raises(DataError, match=r"Name the column of clients with --client\.$"):
+        run("profile", "rows.csv", "--label", "y", "--client", "ward", "--out", "p.json")
+    run("profile", "rows.csv", "--label", "y", "--client", "site", "--missing", "impute", "--out", "p.json")
+    with pytest.raises(DataError, match=r"lacks 1 values; expected none with --missing refuse\. Pass --missing impute"):
+        run("prepare", "p.json", "--out", "preparation.json")
+    for wrong in (("--missing", "dorp"), ("--task", "class"), ("--decimal", ";")):
+        assert run("profile", "rows.csv", "--label", "y", *wrong, "--out", "p.json").exit_code == 2

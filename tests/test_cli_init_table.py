@@ -233,11 +233,15 @@ def test_the_output_fits_a_terminal_and_breaks_no_word(tmp_path, command_line):
     assert read_study(tmp_path / "mine").federation(0).preparation.inputs == ["x", *names]
 
 
+NUMBERED = "site,x,y\n" + "".join(f"{row},{row * row % 7},{row % 2}\n" for row in range(20))
+
+
 @pytest.mark.parametrize(
     ("text", "options", "part"),
     [
         ("", "", "is empty"),
         ("site,x,y\n", "", "a header but no rows"),
+        (NUMBERED, "", "site is another in every row; expected clients with several rows each. Name the column that s"),
         ("site,x,y\na,1,0\na,2,1\n", "", "one site"),
         ("place,x,y\na,1,0\nb,2,1\n", "", "no column 'site' among: place, x, y. Name the column of clients with --cl"),
         ("site,x,z\na,1,0\nb,2,1\n", "", "Name the column of labels with --label."),

@@ -294,7 +294,7 @@ def test_a_folder_may_have_names_of_classes(tmp_path):
         ({}, {"features": ["age", "dose", "age"]}, r"'age' is in features twice; expected names that differ"),
         ({}, {"label": None}, r"label is None; expected the name of the column of labels"),
         ({}, {"features": []}, r"the frame has no column beside 'outcome' and 'site'; expected features"),
-        ({}, {"features": ["age", "site"]}, r"'site' is in features and the column of a label or an id"),
+        ({}, {"features": ["age", "site"]}, r"'site' is in features and the column of clients; .* Take it out"),
         ({}, {"label": "site"}, r"'site' is given as label and client; expected a column for each"),
         ({}, {"exclude": ["dosis"]}, r"no column 'dosis' among: .* did you mean 'dose'\? Name columns of .* exclude="),
         ({}, {"exclude": "age"}, r"exclude is 'age'; expected a list of columns, such as \['age'\]"),

@@ -320,7 +320,8 @@ def test_a_file_that_is_not_whole_is_refused_in_a_line(harm, run, file, tmp_path
         run.federation.save(path)
     elif harm == "missing":
         path.unlink()
-    with pytest.raises(CheckpointError, match=r"expected a file that Run\.export has written\. Export") as found:
+    advice = r"with --all\. Load it with" if harm == "plain" else r"Run\.export writes it\. Export it again"
+    with pytest.raises(CheckpointError, match=rf"expected a file of several models, .*{advice}") as found:
         PersonalModels(path)
     assert str(found.value).startswith(f"{path} ")
     assert len(str(found.value).splitlines()) == 1

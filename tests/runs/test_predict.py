@@ -1,8 +1,10 @@
 """Models, predictions and new clients in the units and classes of the user's own table."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -175,7 +177,7 @@ def test_a_new_client_learns_its_own_class(classes):
     """On 14df91e twenty rows of class 2 taught it class 4: labels were taken for numbers of outputs."""
     rows, run = classes
     for taught in (2, 4):
-        few = rows.head(20).assign(grade=taught)
+        few = rows.head(20).assign(grade=taught, site="new")
         for given in (few, (raw_inputs(few), [taught] * 20)):
             model = run.welcome(given)
             outputs = model(torch.tensor(raw_inputs(few))).detach().mean(0)
@@ -313,3 +315,31 @@ def test_a_new_clients_federation_with_a_preparation_of_its_own_is_refused(class
         run.welcome(alone)
     like = selffl.Federation.from_frame(rows.head(20), "site", "grade", preparation=run.preparation)
     assert isinstance(run.welcome(like.only(like.clients[:1])), PreparedModel)
+
+
+@pytest.mark.parametrize("task", ["values", "counts"])
+def test_the_guides_way_without_selffl_is_right(task, tmp_path):
+    """The guide scaled in float32, in which minutes since 1970 are one number, and left out the scale of counts."""
+    guide = (Path(__file__).parents[2] / "docs" / "howto" / "predict.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^(mean, scale = .*?)^print\(output \* (.*?)\)  #", guide, re.M | re.S)
+    rng = np.random.default_rng(0)
+    seconds = 1.7e9 + rng.uniform(-60, 60, 400)
+    many = np.exp(2 + (seconds - 1.7e9) / 60)
+    label = rng.poisson(many) if task == "counts" else many
+    rows = pandas.DataFrame({"site": np.arange(400) % 4, "t": seconds, "y": label})
+    fed = selffl.Federation.from_frame(rows, "site", "y", task=task, test_fraction=0.25)
+    run = selffl.train(nn.Linear(1, 1), fed, rounds=10, participation=1.0, learning_rate=0.05)
+    run.export(tmp_path / "one.safetensors", [1], full=True)
+    with safe_open(tmp_path / "one.safetensors", "pt") as file:
+        about = file.metadata()
+    found = {
+        "torch": torch,
+        "known": json.loads(about["preparation"]),
+        "label": json.loads(about["label_scale"]),
+        "model": nn.Linear(1, 1),
+        "x": torch.tensor(seconds[:, None]),
+    }
+    found["model"].load_state_dict(load_file(tmp_path / "one.safetensors"))
+    exec(recipe[0] + "answer = output * " + recipe[1], found)
+    expected = run.predict(rows.assign(site=1))["prediction"]
+    np.testing.assert_allclose(found["answer"].detach().numpy()[:, 0], expected, rtol=1e-6)

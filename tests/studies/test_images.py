@@ -342,7 +342,7 @@ def test_the_trajectory_sees_a_decreasing_trend(small_problems, monkeypatch):
     monkeypatch.setattr(images, "run_arms", made_up)
     result = STUDIES["step-trajectory"].run(Job())
     assert [claim.verdict for claim in result.claims] == ["holds", "does not hold"]
-    assert "-0.5" in result.claims[0].evidence
+    assert "−0.5" in result.claims[0].evidence
 
 
 def test_the_demo_takes_the_embedded_digits():

@@ -217,7 +217,8 @@ def test_a_claim_holds_where_the_other_models_have_clearly_larger_errors(interce
     assert first.verdict == verdict
     assert second.verdict == "holds"
     gap = np.array(intercepts) - OWN
-    assert f"{INTERCEPTS} {gap.mean():+.4f} ± {gap.std(ddof=1) / 3**0.5:.4f}" in first.evidence
+    shown = f"{INTERCEPTS} {gap.mean():+.4f} ± {gap.std(ddof=1) / 3**0.5:.4f}"
+    assert shown.replace("-", "−") in first.evidence
 
 
 def test_new_groups_are_judged_beside_every_mixed_model_that_was_fitted_to_them():
@@ -232,7 +233,7 @@ def test_new_groups_are_judged_beside_every_mixed_model_that_was_fitted_to_them(
     ]
     claim = claims_of(problem, with_r)[-1]
     assert claim.verdict == "holds in part"  # it holds beside statsmodels
-    assert f"{R_INTERCEPTS}, k = 0 -0.5000 ± 0.0000, {R_INTERCEPTS}, k = 5 +0.0333" in claim.evidence
+    assert f"{R_INTERCEPTS}, k = 0 −0.5000 ± 0.0000, {R_INTERCEPTS}, k = 5 +0.0333" in claim.evidence
     without = [row for row in with_r if row["count"] is None or row["model"] not in (INTERCEPTS, SLOPES)]
     claim = claims_of(problem, without)[-1]
     assert claim.verdict == "does not hold"

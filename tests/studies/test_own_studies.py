@@ -20,9 +20,9 @@ from selffl.cli.init import init_command
 from selffl.errors import ConfigError
 from selffl.studies import arms, comparison
 from selffl.studies.arms import Arm, Outcome, run_arms
-from selffl.studies.comparison import Comparison
+from selffl.studies.comparison import Comparison, points
 from selffl.studies.own import KEYS, OwnProblem, read_study
-from selffl.studies.result import Job
+from selffl.studies.result import Claim, Estimate, Job
 
 
 @pytest.fixture
@@ -328,7 +328,7 @@ def test_a_comparison_of_errors_prefers_the_smaller():
     }
     (claim,) = comparison.better(found, "self-fl", {"local": "Better."})
     assert claim.verdict == "holds"
-    assert claim.evidence.startswith("Error -0.395 ± 0.005, top tenth -0.395")
+    assert claim.evidence.startswith("Error −0.395 ± 0.005, top tenth −0.395")
     assert comparison.better(found, "local", {"self-fl": "Better."})[0].verdict == "does not hold"
     problem = OwnProblem("mine", "Mine", "study.py:federation", "study.py:model")
     compared = Comparison(problem, {}, ("self-fl", "local"), is_tuned=False, num_seeds=2)
@@ -438,3 +438,14 @@ def test_a_study_of_values_may_leave_its_loss_out(tmp_path, stated, expected):
     run = problem.run("fedavg", {}, seed=0, out=tmp_path / "run")
     assert (run.config.loss, run.config.metrics) == (expected, ("error",))
     assert selffl.load(tmp_path / "run", **problem.own_parts(0)).summary == run.summary
+
+
+def test_large_errors_are_written_as_people_write_them():
+    """1.598e+04 ± 1.7e+02, of prices."""
+    assert points(Estimate(15983.2, 171.4, 3), "error") == "15,980 ± 170"
+    assert points(Estimate(6.4371, 0.1312, 3), "error") == "6.437 ± 0.13"
+
+
+def test_a_claim_has_minus_signs_before_its_numbers():
+    claim = Claim("a is better.", "holds", "Accuracy -0.31 ± 0.20 [-0.7, 0.1] at 1e-05 (self-fl-2 − fedavg).")
+    assert claim.evidence == "Accuracy −0.31 ± 0.20 [−0.7, 0.1] at 1e-05 (self-fl-2 − fedavg)."

@@ -6,7 +6,8 @@ import io
 import os
 import signal
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -67,6 +68,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without σ shows a question mark, not a traceback
+    warnings.showwarning = _warn
     try:
         code = app(standalone_mode=False, prog_name="selffl")
         if code == INTERRUPTED:  # newer versions of the command-line library take the interruption for themselves
@@ -96,6 +98,14 @@ def main() -> None:
         if code:
             _say(usage.message(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _warn(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """A warning meant for users as a line, without the place in the code; those for developers as ever."""
+    if issubclass(category, UserWarning):
+        _say(str(message))
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, *place[:2]))
 
 
 def _say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from selffl.errors import ConfigError
+from selffl.errors import ConfigError, SelfFLError
 
 
 class _Console(Console):
@@ -24,6 +25,7 @@ err = _Console(stderr=True)
 
 WIDTH = 80  # columns of a terminal
 HEADING_WIDTH = 10
+OPTIONS = "client|label|features|exclude|task|missing|decimal"  # that commands and the library call alike
 
 
 def tell(console: Console, text: str) -> None:
@@ -57,6 +59,16 @@ def json_only(is_wanted: bool) -> Iterator[None]:
         yield
     finally:
         out.quiet = was_quiet
+
+
+@contextmanager
+def options_in_messages() -> Iterator[None]:
+    """Write options in the library's messages as the command line has them: ``--missing drop``."""
+    try:
+        yield
+    except SelfFLError as error:
+        text = re.sub(rf"(?<= )({OPTIONS})=([\"'])(.+?)\2", r"--\1 \3", str(error))
+        raise type(error)(re.sub(rf"(?<= )({OPTIONS})=", r"--\1", text)) from None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from selffl.cli import console, names
+from selffl.cli.init import DecimalChoice, MissingChoice, TaskChoice
 from selffl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -197,9 +198,11 @@ def data_profile(
     client: Annotated[str | None, typer.Option(help="Column of clients, if there is one.")] = None,
     features: Annotated[str | None, typer.Option(metavar="A,B", help="Columns of features; else all others.")] = None,
     exclude: Annotated[str | None, typer.Option(metavar="A,B", help="Columns to leave out.")] = None,
-    task: Annotated[str | None, typer.Option(help="What the label is: classes, values or counts.")] = None,
-    missing: Annotated[str, typer.Option(help="Missing values: refuse, drop or impute.")] = "refuse",
-    decimal: Annotated[str | None, typer.Option(help="Decimal sign of a CSV file: . or ,")] = None,
+    task: Annotated[TaskChoice | None, typer.Option(help="What the label is: classes, values or counts.")] = None,
+    missing: Annotated[
+        MissingChoice, typer.Option(help="Missing values: refuse, drop or impute.")
+    ] = MissingChoice.REFUSE,
+    decimal: Annotated[DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file: . or ,")] = None,
 ) -> None:
     """Write what a site has to tell about its training rows: counts, means, spreads and the words that occur.
 
@@ -210,8 +213,13 @@ def data_profile(
     from selffl.data.preparation import Profile
 
     console.check_target(target)
-    options: dict[str, Any] = {"task": task, "missing": missing, "decimal": decimal}
-    profile = Profile.of_csv(rows, label, client, _names(features), exclude=_names(exclude), **options)
+    options: dict[str, Any] = {
+        "task": None if task is None else task.value,
+        "missing": missing.value,
+        "decimal": None if decimal is None else decimal.value,
+    }
+    with console.options_in_messages():
+        profile = Profile.of_csv(rows, label, client, _names(features), exclude=_names(exclude), **options)
     profile.save(target)
     console.tell(console.out, f"{len(profile.columns)} features, {profile.task} of {label}: {target}")
 
@@ -220,7 +228,9 @@ def data_profile(
 def data_prepare(
     profiles: Annotated[list[Path], typer.Argument(help="Profiles of all sites.", metavar="PROFILE...")],
     target: Annotated[Path, typer.Option("--out", "-o", help="File to write, such as preparation.json.")],
-    missing: Annotated[str, typer.Option(help="Missing values: refuse, drop or impute.")] = "refuse",
+    missing: Annotated[
+        MissingChoice, typer.Option(help="Missing values: refuse, drop or impute.")
+    ] = MissingChoice.REFUSE,
 ) -> None:
     """Make one preparation of the profiles of all sites, for `Federation.from_csv(preparation=...)` at each.
 
@@ -229,8 +239,8 @@ def data_prepare(
     from selffl.data.preparation import Preparation, Profile
 
     console.check_target(target)
-    found: Any = missing
-    preparation = Preparation.fit(*map(Profile.load, profiles), missing=found)
+    with console.options_in_messages():
+        preparation = Preparation.fit(*map(Profile.load, profiles), missing=missing.value)
     preparation.save(target)
     console.tell(console.out, f"{len(preparation.inputs)} inputs from {len(profiles)} profiles: {target}")
 

@@ -7,8 +7,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from selffl.cli import console
-from selffl.errors import ConfigError, DataError, SelfFLError
+from selffl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from selffl.data.preparation import Label, MissingRule, Preparation, Task
@@ -42,7 +41,6 @@ ID_NAMES = re.compile(
     re.IGNORECASE,
 )
 CAMEL_ID = re.compile(r".*[a-z]I[dD]")  # patientId
-OPTIONS = "client|label|features|exclude|task|missing|decimal"
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def table_study(
     from selffl.data.preparation import Roles, settle_missing
     from selffl.data.tables import read_table
 
-    with _options_in_messages():
+    with console.options_in_messages():
         table = read_table(path, [client, label], decimal)
         chosen, left_out = _choose_features(table, client, label, features, exclude, missing)
         table = replace(table, columns={name: table.columns[name] for name in (client, label, *chosen)})
@@ -125,16 +123,6 @@ def table_study(
         "rate": _learning_rate(table, target, num_inputs),
     }
     return TableStudy(values, len(client_sizes), _summary(path, preparation, facts), facts)
-
-
-@contextmanager
-def _options_in_messages() -> Iterator[None]:
-    """Write options in the library's messages as the command line has them: ``--missing drop``."""
-    try:
-        yield
-    except SelfFLError as error:
-        text = re.sub(rf"(?<= )({OPTIONS})=([\"'])(.+?)\2", r"--\1 \3", str(error))
-        raise type(error)(re.sub(rf"(?<= )({OPTIONS})=", r"--\1", text)) from None
 
 
 # ------------------------------------------------------------------------------------------------------------ features
@@ -274,6 +262,11 @@ def _client_sizes(table: Table, client: str) -> list[int]:
     sizes: list[int] = table.words(client).value_counts().field("counts").to_pylist()
     if len(sizes) < 2:
         raise DataError(f"{table.place} has one {client}; expected rows of at least two clients.")
+    if max(sizes) == 1 and len(sizes) >= MIN_NUMBERED_ROWS:
+        raise DataError(
+            f"{table.place}: {client} is another in every row; expected clients with several rows each. Name the "
+            "column that says whose row it is with --client."
+        )
     return sizes
 
 
@@ -311,9 +304,9 @@ def _learning_rate(table: Table, target: Label, num_inputs: int) -> float:
 def _reason(facts: Mapping[str, Any]) -> str:
     """Why the model is a linear one or a network."""
     return (
-        f"The median client has {facts['median_rows']:,} rows for {facts['inputs']:,} "
-        f"input{'s' if facts['inputs'] > 1 else ''}; a network wants {MIN_ROWS_FOR_NETWORK} and {MIN_ROWS_PER_INPUT} "
-        "for each input."
+        f"The median client has {facts['median_rows']:,} row{'s' if facts['median_rows'] > 1 else ''} for "
+        f"{facts['inputs']:,} input{'s' if facts['inputs'] > 1 else ''}; a network wants {MIN_ROWS_FOR_NETWORK} and "
+        f"{MIN_ROWS_PER_INPUT} for each input."
     )
 
 

@@ -50,19 +50,20 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 def score(metric: str, value: float | None) -> str:
     """A score as a reader expects it: accuracies in percent."""
-    from selffl.training.metrics import PERCENT
+    from selffl.training.metrics import PERCENT, plain_number
 
     if value is None:
         return "–"
-    return f"{100 * value:.1f} %" if metric in PERCENT else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if metric in PERCENT else plain_number(value)
 
 
 def difference(metric: str, value: float) -> str:
     """Between two scores, with its sign."""
-    from selffl.training.metrics import PERCENT
+    from selffl.training.metrics import PERCENT, plain_number
 
-    shown = f"{100 * value:+.1f} points" if metric in PERCENT else f"{value:+.3g}"
-    return shown.replace("-", "−", 1) if value < 0 else shown
+    if metric not in PERCENT:
+        return plain_number(value, 3, signed=True)
+    return f"{100 * value:+.1f} points".replace("-", "−")
 
 
 def clock_time(seconds: float) -> str:
@@ -358,19 +359,25 @@ class ArmsView:
 
 def _mean_so_far(group: Sequence[ArmState], name: str) -> Text:
     """Over the seeds that are done, with its standard error; of a first seed that is not, the last value, dim."""
-    scale, form = (100.0, ".1f") if name.endswith("_accuracy") else (1.0, ".4g")
+    from selffl.training.metrics import plain_number
+
+    def shown(value: float, digits: int = 4) -> str:
+        return f"{value:.1f}" if is_share else plain_number(value, digits)
+
+    is_share = name.endswith("_accuracy")
+    scale = 100.0 if is_share else 1.0
     done = [
         arm.latest[name] * scale
         for arm in group
         if arm.state == "finished" and arm.latest and arm.latest.get(name) is not None
     ]
     if done:
-        error = f" ± {format(statistics.stdev(done) / len(done) ** 0.5, form)}" if len(done) > 1 else ""
-        return Text(f"{format(statistics.fmean(done), form)}{error}")
+        error = f" ± {shown(statistics.stdev(done) / len(done) ** 0.5, 2)}" if len(done) > 1 else ""
+        return Text(f"{shown(statistics.fmean(done))}{error}")
     running = [
         arm.latest[name] for arm in group if arm.state == "running" and arm.latest and arm.latest.get(name) is not None
     ]
-    return Text(f"{format(running[0] * scale, form)} …" if running else "", style="dim")
+    return Text(f"{shown(running[0] * scale)} …" if running else "", style="dim")
 
 
 def _now(group: Sequence[ArmState]) -> Text:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from selffl.cli import console
+from selffl.cli.init import DecimalChoice
 from selffl.errors import ConfigError, DataError
 
 app = typer.Typer()
@@ -29,6 +30,9 @@ def predict_command(
     target: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File to write, .csv or .parquet; without it, CSV on standard output."),
+    ] = None,
+    decimal: Annotated[
+        DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file, where the numbers leave it open.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the columns of the rows beside the answers.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
@@ -57,8 +61,12 @@ def predict_command(
             f"{folder} was trained on arrays, which have no names of columns; expected a run on a table. Use "
             "run.predict(array) in Python."
         )
-    rows = read_table(table, source.preparation.texts if client is None else [*source.preparation.texts, client])
-    answers = source.predict(rows, client)
+    texts = [*source.preparation.texts, *filter(None, [client])]
+    with console.options_in_messages():
+        rows = read_table(table, texts, None if decimal is None else decimal.value)
+        if len(rows) == 0:
+            raise DataError(f"{table} has a header but no rows; expected rows to answer.")
+        answers = source.predict(rows, client)
     written = _beside(rows, answers) if keep else answers
     _write(written, target)
     counts = Counter(answers.column("model").to_pylist())

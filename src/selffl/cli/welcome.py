@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from selffl.cli import console
+from selffl.cli.init import DecimalChoice
 from selffl.errors import ConfigError
 
 app = typer.Typer()
@@ -29,6 +30,9 @@ def welcome_command(
             help="Of a run on arrays: columns of the features, with commas, in the order of those trained on, or all "
             "others. A run on a table knows its columns."
         ),
+    ] = None,
+    decimal: Annotated[
+        DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file, where the numbers leave it open.")
     ] = None,
     target: Annotated[
         Path | None,
@@ -52,8 +56,9 @@ def welcome_command(
     check_ending(path)
     console.check_target(path)
     run = load(folder)
-    rows, num_rows = _rows(run, table, label, features)
-    model = run.welcome(rows)
+    with console.options_in_messages():
+        rows, num_rows = _rows(run, table, label, features, None if decimal is None else decimal.value)
+        model = run.welcome(rows)
     about = {"algorithm": run.config.algorithm, "data": run.config.data, "round": run.summary.get("rounds")}
     trained = trained_module(model)
     about |= run.describe_answers()
@@ -68,7 +73,7 @@ def welcome_command(
     console.tell(console.out, f"A model from {number} of {table}: {path} ({size / 1024:,.0f} KiB)")
 
 
-def _rows(run: Any, path: Path, label: str | None, features: str | None) -> tuple[Any, int]:
+def _rows(run: Any, path: Path, label: str | None, features: str | None, decimal: Any) -> tuple[Any, int]:
     """What `Run.welcome` takes, and how many rows these are."""
     import numpy as np
 
@@ -83,10 +88,10 @@ def _rows(run: Any, path: Path, label: str | None, features: str | None) -> tupl
                 f"the run knows its columns, and the label {known.label.name!r}; expected neither --features nor "
                 "another --label. Name the columns of the file as those that were trained on."
             )
-        rows = read_table(path, known.texts)
+        rows = read_table(path, known.texts, decimal)
         return rows, len(rows)
     name = label or "label"
-    rows = read_table(path, [name])
+    rows = read_table(path, [name], decimal)
     columns = Roles(name, features=chosen).features_of(rows)
     x = np.column_stack([rows.numbers(column) for column in columns])
     classes = run.classes

@@ -86,7 +86,11 @@ class Roles:
                 if column not in table.columns:
                     raise unknown_column(table, column, f"Name columns of the table with {option}=.")
                 if column in taken:
-                    raise DataError(f"{column!r} is in {option} and the column of a label or an id; expected one.")
+                    role = next(role for role, name in kept.items() if name == column)
+                    raise DataError(
+                        f"{column!r} is in {option} and the column of {role}s; expected one of these. Take it out of "
+                        f"{option}=."
+                    )
                 if column in seen:
                     raise DataError(f"{column!r} is in {option} twice; expected names that differ.")
                 seen.add(column)
@@ -601,6 +605,11 @@ class Preparation:
                     found[column.name] = strange
         return found
 
+    def newly_missing(self, table: Table) -> dict[str, int]:
+        """Rows without a value in columns of which no training row lacked one, by column: no input says where."""
+        complete = [column.name for column in self.columns if not column.has_missing]
+        return {name: number for name in complete if (number := int(table.is_missing(name).sum()))}
+
     def scale_array(self, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
         """Rows that are arrays in the user's units as inputs of the model."""
         return ((x - self.means) / self.scales).astype(np.float32)
@@ -741,7 +750,10 @@ def encode_label(table: Table, label: Label) -> Array:
         raise unknown_column(table, name, "Expected the label that the run was trained on.")
     is_missing = table.is_missing(name)
     if is_missing.any():
-        raise DataError(f"{table.where(is_missing)}: {name} is missing; expected a label in every row.")
+        raise DataError(
+            f"{table.where(is_missing)}: {name} is missing; expected a label in every row. Fill them in, or drop "
+            "those rows."
+        )
     if label.task != "classes":
         return table.numbers(name)
     values = table.interpreted(name).values

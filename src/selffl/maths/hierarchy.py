@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 SMALLEST_VARIANCE = 1e-28  # in squared units: the estimates themselves hold no more digits than its root
 LARGEST_VARIANCE = 1e60  # in squared units: a client of this variance weighs nothing
+LARGEST_HALF = float(np.finfo(np.float64).max) / 2
 COVARIATE_DECIMALS = 14  # of a covariate that spans about one: floats hold no more
 WIDEST_RANGE = 1e140  # of estimates, whose square times anything is still a float
 
@@ -172,8 +173,8 @@ def read_hierarchy(
     half_range = float(estimate.max() / 2 - estimate.min() / 2)
     if half_range > WIDEST_RANGE / 2:
         raise DataError(
-            f"local_estimate spans {2 * min(half_range, 8e307):.3g}, whose square no float holds; expected a range "
-            f"below {WIDEST_RANGE:.0e}. Divide the estimates by a constant, and the variances by its square."
+            f"local_estimate spans {2 * min(half_range, LARGEST_HALF):.3g}, whose square no float holds; expected a "
+            f"range below {WIDEST_RANGE:.0e}. Divide the estimates by a constant, and the variances by its square."
         )
     spans = (2 * half_range, math.sqrt(float(variance.min())), math.sqrt(inter_variance or 0.0))
     unit = _power_of_two(max(spans) or math.sqrt(float(variance[variance > 0].min(initial=1.0))) or 1.0)
@@ -210,7 +211,8 @@ def _read_covariate(covariate: Any, num_clients: int, surest: int) -> tuple[Floa
         raise DataError(f"covariate is {column[0]:g} for every client; expected at least two different values.")
     if not 1.0 / WIDEST_RANGE <= half_range <= WIDEST_RANGE / 2:
         raise DataError(
-            f"covariate spans {2 * min(half_range, 8e307):.3g}; expected a range between 1e-140 and 1e140. Rescale it."
+            f"covariate spans {2 * min(half_range, LARGEST_HALF):.3g}; expected a range between 1e-140 and 1e140. "
+            "Rescale it."
         )
     unit = _power_of_two(2 * half_range)
     return np.round((column - column[surest]) / unit, COVARIATE_DECIMALS), float(column[surest]), unit

@@ -42,8 +42,11 @@ def check_ending(path: Path) -> None:
         raise ConfigError(f"{path} cannot be drawn; give a file ending in .png, .svg or .pdf.")
 
 
-def verdict(gain: float, variance: float = 1.0) -> str:
+def verdict(gain: float, variance: float = 1.0, width: float = 0.0) -> str:
     """Say in plain words what a client with this gain and this variance of its own has from the others.
+
+    ``width`` is that of its interval: where one client is certain and σ₀² is estimated as 0, the others' gain has no
+    bound, and yet nobody knows that σ₀² is 0.
 
     Examples:
         >>> verdict(3.14), verdict(1.01), verdict(1.0, variance=0.0)
@@ -52,7 +55,7 @@ def verdict(gain: float, variance: float = 1.0) -> str:
     if variance == 0:
         return "exact from itself"
     if math.isinf(gain):
-        return "exact from others"
+        return "exact from others" if width == 0 else "exact if σ₀² is 0"
     return "alone is as good" if gain < ALONE else f"gains {gain:.1f}×" if gain < 1000 else f"gains {gain:.0e}×"
 
 
@@ -117,9 +120,10 @@ class Shrinkage:
         """Some of the rows, from plain lists: a million looks into arrays would take a minute."""
         low, high = self.personal_interval[block].T.tolist()
         gain, variance = self.gain[block].tolist(), self.table.variance[block].tolist()
+        width = np.diff(self.personal_interval[block])[:, 0].tolist()
         columns = (
             self.table.client[block], self.table.estimate[block].tolist(), variance,
-            self.personal_mean[block].tolist(), low, high, gain, map(verdict, gain, variance),
+            self.personal_mean[block].tolist(), low, high, gain, map(verdict, gain, variance, width),
         )  # fmt: skip
         covariate = None if self.table.covariate is None else self.table.covariate[block].tolist()
         for number, values in enumerate(zip(*columns, strict=True)):

@@ -16,7 +16,7 @@ from selffl.runs.folder import RunConfig
 from selffl.runs.train import train
 from selffl.studies.result import Estimate
 from selffl.training.losses import OWN as OWN_LOSSES
-from selffl.training.metrics import PERCENT, name_of
+from selffl.training.metrics import PERCENT, name_of, plain_number
 
 
 def listed(names: Sequence[str]) -> str:
@@ -33,22 +33,25 @@ def shown(value: float | None, metric: str) -> str:
     """A score as a reader sees it: tenths of a percent, else four digits."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{value:.1f} %" if metric in PERCENT else f"{value:.4g}"
+    return f"{value:.1f} %" if metric in PERCENT else plain_number(value)
 
 
 def gap_shown(value: float, metric: str) -> str:
     """A difference between scores, without its sign."""
-    return f"{abs(value):.1f} points" if metric in PERCENT else f"{abs(value):.3g}"
+    return f"{abs(value):.1f} points" if metric in PERCENT else plain_number(abs(value), 3)
 
 
 def with_error(found: Estimate | None, metric: str, *, signed: bool = False) -> str:
     """Mean ± standard error for the table, whose heading has the unit."""
     if found is None or math.isnan(found.mean):
         return "–"
-    form = ".1f" if metric in PERCENT else {"correlation": ".2f", "pooled_auc": ".3f"}.get(metric, ".4g")
+    form = ".1f" if metric in PERCENT else {"correlation": ".2f", "pooled_auc": ".3f"}.get(metric)
+    if form is None:
+        mean = plain_number(found.mean + 0.0, signed=signed)
+        return mean if math.isnan(found.error) else f"{mean} ± {plain_number(found.error, 2)}"
     # A minus sign as wide as a plus; nothing rounds to minus nothing.
     mean = format(found.mean + 0.0, ("+" if signed else "") + form).replace("-", "−")
-    return mean if math.isnan(found.error) else f"{mean} ± {found.error:{'.2g' if form == '.4g' else form}}"
+    return mean if math.isnan(found.error) else f"{mean} ± {found.error:{form}}"
 
 
 def p_shown(p: float | None) -> str:

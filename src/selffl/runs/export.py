@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -31,6 +32,7 @@ from selffl.data.federation import check_ids
 from selffl.data.preparation import Preparation
 from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.models import build
+from selffl.models.layers import build_layers
 from selffl.runs.folder import Row
 from selffl.runs.predict import Predictor
 from selffl.state.checkpoint import load_tensors, save_tensors
@@ -71,7 +73,7 @@ class PersonalModels:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        advice = "expected a file that Run.export has written"
+        advice = "expected a file of several models, as `selffl export` or Run.export writes it"
         try:
             self._tensors, about = load_tensors(self._path)
             if about.get("kind") != KIND:
@@ -81,6 +83,7 @@ class PersonalModels:
             self._entries: dict[str, str] = dict(about.pop("entries"))
             self._scale: dict[str, float] = about.pop("scale")
             self._recipe: dict[str, Any] | None = about.pop("model")
+            self._layers: dict[str, Any] | None = about.pop("layers", None)
             known, scale = about.pop("preparation", None), about.pop("label_scale", None)
             self.preparation = None if known is None else Preparation.from_dict(json.loads(known))
             self._label_scale = LabelScale(**json.loads(scale)) if scale else LabelScale()
@@ -88,6 +91,11 @@ class PersonalModels:
         except KeyError as error:
             raise CheckpointError(f"{self._path} lacks {error}; {advice}.") from None
         except CheckpointError as error:
+            if (client := _client_of_plain(self._path)) is not None:
+                raise CheckpointError(
+                    f"{self._path} is a plain state_dict, the model of client {client} alone; {advice} with --all. "
+                    "Load it with module.load_state_dict, or take the folder of the run."
+                ) from None
             found = str(error).removeprefix(f"{self._path} ").partition(";")[0]
             raise CheckpointError(f"{self._path} {found}; {advice}. Export it again.") from None
         self.info: Row = {name: value for name, value in about.items() if name != "kind"}
@@ -125,15 +133,18 @@ class PersonalModels:
         """A client's model; none: the global one.
 
         ``module`` is a module of the kind that was trained, whose values do not matter; it is left as it is.  One that
-        selffl has by name need not be given.
+        selffl has by name, or that is made of torch's own layers alone, need not be given.
         """
         state = self.state_dict(client)
-        if module is None and self._recipe is None:
+        if module is None and self._recipe is None and self._layers is None:
             raise ConfigError(
                 f"the models in {self._path} are of the kind {self.info.get('module')}, which is the user's own; "
-                "expected a module to load them into. Pass one."
+                "expected a module to load them into. Pass module= in Python, or take the folder of the run."
             )
-        loaded = build(**(self._recipe or {})) if module is None else copy.deepcopy(module)
+        if module is not None:
+            loaded = copy.deepcopy(module)
+        else:
+            loaded = build_layers(self._layers) if self._recipe is None else build(**self._recipe)
         check_entries(loaded, state, loaded.state_dict())
         dtype = next((entry.dtype for entry in state.values() if entry.is_floating_point()), torch.float32)
         loaded.to(dtype).load_state_dict(state)
@@ -262,6 +273,16 @@ def describe_answers(
             "inputs": preparation.inputs,
         }
     return {name: json.dumps(value, ensure_ascii=False) for name, value in found.items()}
+
+
+def _client_of_plain(path: Path) -> str | None:
+    """Whose model a file of `save_state_dict` holds; none where it is no such file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+    except (SafetensorError, OSError, UnicodeDecodeError):
+        return None
+    return header.get("client") if header.get("format") == "pt" else None
 
 
 def check_ending(path: Path) -> None:

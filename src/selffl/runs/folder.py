@@ -144,7 +144,9 @@ class RunFolder:
 def read_config(path: Path) -> RunConfig:
     """The configuration of a saved run."""
     if not (path / CONFIG).is_file():
-        raise CheckpointError(f"{path} holds no {CONFIG}; expected the folder of a run (the `out` of `train`).")
+        raise CheckpointError(
+            f"{path} holds no {CONFIG}; expected the folder of a run, as `selffl run` or train(out=) writes it."
+        )
     try:
         content = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         if content["version"] != VERSION:

@@ -56,7 +56,14 @@ def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: Sequence[i
             warnings.warn(
                 f"{name} holds {shown}, which no training row did: taken for none of the known.", stacklevel=3
             )
-        return torch.from_numpy(preparation.encode(table))
+        inputs = torch.from_numpy(preparation.encode(table))
+        for name, number in preparation.newly_missing(table).items():
+            warnings.warn(
+                f"{name} is missing in {number:,} row{'' if number == 1 else 's'}, and was in no training row: taken "
+                "for the mean.",
+                stacklevel=3,
+            )
+        return inputs
     try:
         given = rows if isinstance(rows, Tensor) else torch.as_tensor(np.asarray(rows))
     except (TypeError, ValueError, RuntimeError) as error:

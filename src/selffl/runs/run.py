@@ -15,6 +15,7 @@ from selffl.data.federation import Federation
 from selffl.data.preparation import Preparation
 from selffl.engines.cohort import RunState
 from selffl.errors import ConfigError
+from selffl.models.layers import describe_layers
 from selffl.runs import folder as files
 from selffl.runs.confidence import Confidence
 from selffl.runs.evaluation import Evaluation
@@ -216,6 +217,7 @@ class Run:
                 "inter_variance": None if variance is None else float(variance),
                 "module": type(self._training.module).__name__,
                 "model": self.config.model,
+                "layers": describe_layers(self._training.module),
                 "rows": [known.get(client, {}) for client in chosen],
             },
             precision,

@@ -19,6 +19,7 @@ from torch import Tensor
 from selffl.algorithms.records import map_tensors
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import encode_classes
+from selffl.data.tables import Table
 from selffl.engines.cohort import RunState
 from selffl.errors import DataError, DivergedError
 from selffl.runs.loop import Training, few_threads
@@ -80,7 +81,9 @@ def _features_and_labels(training: Training, rows: Any) -> tuple[Any, Any]:
     if is_table(rows):
         features = training.inputs_of(rows)  # which refuses a run without names of columns
         assert preparation is not None
-        return features, torch.from_numpy(preparation.encode_label(read_rows(rows, preparation)).copy())
+        table = read_rows(rows, preparation)
+        _check_one_client(table, preparation.client)
+        return features, torch.from_numpy(preparation.encode_label(table).copy())
     try:
         features, labels = rows
     except (TypeError, ValueError):
@@ -91,6 +94,18 @@ def _features_and_labels(training: Training, rows: Any) -> tuple[Any, Any]:
     if preparation is not None and len(features):
         features = training.inputs_of(features)
     return features, _numbered(labels, federation.classes)
+
+
+def _check_one_client(table: Table, name: str | None) -> None:
+    """Refuse the rows of several clients, which would be taken for one newcomer's."""
+    if name is None or name not in table.columns:
+        return
+    clients = table.words(name).unique().drop_null().to_pylist()
+    if len(clients) > 1:
+        raise DataError(
+            f"{table.place} holds rows of {len(clients):,} clients in the column {name!r}, such as {clients[0]!r} and "
+            f"{clients[1]!r}; expected the newcomer's alone. Welcome them one by one, each with its own rows."
+        )
 
 
 def _numbered(labels: Any, classes: Sequence[Any] | None) -> Any:

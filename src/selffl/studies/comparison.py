@@ -27,7 +27,7 @@ from selffl.studies.result import (
     Verdict,
     above_zero,
 )
-from selffl.training.metrics import HIGHER_IS_BETTER, PERCENT, name_of
+from selffl.training.metrics import HIGHER_IS_BETTER, PERCENT, name_of, plain_number
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
 FINE_TUNE = (5, 20, 80, 320)  # steps of fine-tuning, to choose from
@@ -232,10 +232,13 @@ def points(found: Estimate, metric: str = "accuracy") -> str:
     """Percentage points with their standard error; of other metrics than accuracy, their own unit."""
     if found.mean != found.mean:
         return "diverged"
-    mean, error = (".1f", ".1f") if metric in PERCENT else (".3f", ".3f") if metric == "auc" else (".4g", ".2g")
-    return f"{found.mean:{mean}}" + (
-        f" ± {found.error:{error}}" if found.error == found.error else ""
-    )  # one seed: none
+    form = ".1f" if metric in PERCENT else ".3f" if metric == "auc" else None
+    mean, error = (
+        (plain_number(found.mean), plain_number(found.error, 2))
+        if form is None
+        else (f"{found.mean:{form}}", f"{found.error:{form}}")
+    )
+    return mean + (f" ± {error}" if found.error == found.error else "")  # one seed: none
 
 
 def share_at_cap(outcome: Outcome, max_local_steps: int) -> float | None:
@@ -305,7 +308,7 @@ def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Cla
     Holm's correction is over all methods that the first is compared with, as in the table, claimed or not.
     """
     metric = metric_of(outcomes)
-    form, unit = (".2f", " points") if metric in PERCENT else (".3g", "")
+    unit = " points" if metric in PERCENT else ""
     direction = 1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0
     names = {**PARTS, "weighted": _capitalised(metric)}
     gaps = {
@@ -318,11 +321,18 @@ def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Cla
         Claim(
             text,
             verdicts[other],
-            ", ".join(f"{names[part]} {gap.mean:+{form}} ± {gap.error:{form}}" for part, gap in gaps[other].items())
+            ", ".join(f"{names[part]} {_gap(gap, metric)}" for part, gap in gaps[other].items())
             + f"{unit} ({first} − {other}, paired over {len(outcomes[first])} seeds).",
         )
         for other, text in texts.items()
     ]
+
+
+def _gap(gap: Estimate, metric: str) -> str:
+    """A difference with its sign and its standard error."""
+    if metric in PERCENT:
+        return f"{gap.mean:+.2f} ± {gap.error:.2f}"
+    return f"{plain_number(gap.mean, 3, signed=True)} ± {plain_number(gap.error, 3)}"
 
 
 PARTS = {"weighted": "Accuracy", "top10": "top tenth", "worst10": "worst tenth"}

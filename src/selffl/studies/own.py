@@ -84,7 +84,7 @@ class OwnProblem(Problem):
             return super().federation(seed, validation_fraction)
         if validation_fraction:
             raise ConfigError(f"{self.name} has rows of the user's own; expected no further validation rows.")
-        return _federation(self.folder, self.data, seed, _written(self.folder, self.data))
+        return _federation(str(Path(self.folder).resolve()), self.data, seed, _written(self.folder, self.data))
 
     def module(self, federation: Federation, seed: int) -> nn.Module | str:
         """What the user's function returns for a federation; its first weights depend on the seed alone."""

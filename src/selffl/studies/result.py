@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 from selffl.maths.significance import LEVEL, holm_p_values, paired_p_value
 
 Verdict = Literal["holds", "holds in part", "not decided", "does not hold"]  # not decided: inconclusive
+NEGATIVE = re.compile(r"(?<![\w.)\]-])-(?=\.?\d)")  # the hyphen that stands for a minus
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what comes next
 
 
@@ -52,6 +54,16 @@ class Figure:
     charts: Sequence[Chart]
 
 
+def with_minus(text: str) -> str:
+    """Text with a minus sign, as wide as a plus, before its negative numbers.
+
+    Examples:
+        >>> with_minus("self-fl-2 differs by -0.3 ± 1e-05 [-0.5, -0.1]")
+        'self-fl-2 differs by −0.3 ± 1e-05 [−0.5, −0.1]'
+    """
+    return NEGATIVE.sub("−", text)
+
+
 @dataclass(frozen=True)
 class Claim:
     """Something the paper says, and what was seen."""
@@ -59,6 +71,10 @@ class Claim:
     text: str
     verdict: Verdict
     evidence: str
+
+    def __post_init__(self) -> None:
+        for name in ("text", "evidence"):
+            object.__setattr__(self, name, with_minus(getattr(self, name)))
 
 
 @dataclass(frozen=True)

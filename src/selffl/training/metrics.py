@@ -46,6 +46,19 @@ IMBALANCED_SHARE = 0.8
 LARGEST_LOG_LOSS = 100.0  # of a row whose probability is 0, as in torch's binary cross-entropy: infinity has no mean
 
 
+def plain_number(value: float, digits: int = 4, *, signed: bool = False) -> str:
+    """To so many significant digits, as people write numbers: 15,980 and −0.02; powers of ten only far from these.
+
+    Examples:
+        >>> plain_number(15984.2), plain_number(-0.0213, 2), plain_number(3.2e12)
+        ('15,980', '−0.021', '3.2e+12')
+    """
+    sign = "+" if signed else ""
+    short = float(f"{value:.{digits}g}")
+    is_long = 10**digits <= abs(short) < 1e9
+    return (f"{short:{sign},.0f}" if is_long else f"{short:{sign}.{digits}g}").replace("-", "−", 1 if short < 0 else 0)
+
+
 @dataclass(frozen=True)
 class Measure:
     """How a task is measured.

@@ -1,0 +1,61 @@
+"""Modules made of torch's own layers as plain data, so that a file can say how to build them and hold no code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from selffl.errors import CheckpointError
+
+# By name, what each is made with; nothing that runs code of a user's own.
+LAYERS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
+    "Linear": (nn.Linear, ("in_features", "out_features")),
+    "Flatten": (nn.Flatten, ("start_dim", "end_dim")),
+    "Dropout": (nn.Dropout, ("p",)),
+    "GELU": (nn.GELU, ("approximate",)),
+    "Identity": (nn.Identity, ()),
+    "ReLU": (nn.ReLU, ()),
+    "SiLU": (nn.SiLU, ()),
+    "Sigmoid": (nn.Sigmoid, ()),
+    "Tanh": (nn.Tanh, ()),
+}
+
+
+def describe_layers(module: nn.Module) -> dict[str, Any] | None:
+    """A module as JSON has it, if torch's own layers are all it is made of; else none.
+
+    Examples:
+        >>> describe_layers(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)))["kind"]
+        'Sequential'
+        >>> describe_layers(nn.LSTM(3, 1)) is None
+        True
+    """
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) is nn.Sequential:
+        parts = {name: describe_layers(part) for name, part in module.named_children()}
+        return None if None in parts.values() else {"kind": "Sequential", "parts": list(parts.items())}
+    kind = type(module).__name__
+    known, names = LAYERS.get(kind, (None, ()))
+    if type(module) is not known:
+        return None
+    options = {name: getattr(module, name) for name in names}
+    return {"kind": kind, **options, **({"bias": module.bias is not None} if kind == "Linear" else {})}
+
+
+def build_layers(description: Any) -> nn.Module:
+    """What `describe_layers` has described, with values that do not matter."""
+    try:
+        options = dict(description)
+        kind = options.pop("kind")
+        if kind == "Sequential":
+            parts: Sequence[tuple[str, Any]] = options["parts"]
+            module = nn.Sequential()
+            for name, part in parts:
+                module.add_module(name, build_layers(part))
+            return module
+        return LAYERS[kind][0](**options)
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise CheckpointError("the description of the model names no layers that are known; export it again.") from None
