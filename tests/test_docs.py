@@ -211,7 +211,7 @@ T_FIVE_SEEDS = 2.776  # Student's t with four degrees of freedom, two-sided, 5 %
 def headline_of(study):
     """The difference from the best of the other methods, and which that is, as the results page has it."""
     found = re.search(
-        r"([+-][\d.]+ ± [\d.]+) points against ([^(;]+?), the best \(paired over 5 seeds", section_of(study)
+        r"([+−-][\d.]+ ± [\d.]+) points against ([^(;]+?), the best \(paired over 5 seeds", section_of(study)
     )
     return found[1].replace("-", "−"), found[2]
 
@@ -280,7 +280,7 @@ def test_the_advice_on_methods_has_the_numbers_of_the_results():
 
 def test_what_is_said_of_sums_is_what_was_measured():
     page = text_of("methods/self-fl.md").split("## `self-fl-sums`")[1]
-    found = re.findall(r"Personal models ([+-][\d.]+ ± [\d.]+) points", section_of("sums"))
+    found = re.findall(r"Personal models ([+−-][\d.]+ ± [\d.]+) points", section_of("sums"))
     assert len(found) == 4
     for gap in found:
         assert gap.replace("-", "−") in page

@@ -174,7 +174,7 @@ def test_clients_that_were_not_there_are_answered_by_the_global_model(classes):
 
 
 def test_a_new_client_learns_its_own_class(classes):
-    """On 14df91e twenty rows of class 2 taught it class 4: labels were taken for numbers of outputs."""
+    """On 14df91e labels were taken for numbers of outputs: of classes 1 and 2, rows of 1 taught it 2."""
     rows, run = classes
     for taught in (2, 4):
         few = rows.head(20).assign(grade=taught, site="new")

@@ -17,6 +17,7 @@ from rich.console import Console
 import selffl
 from selffl import cli
 from selffl.cli.init import init_command
+from selffl.cli.studies import best_cells
 from selffl.errors import ConfigError
 from selffl.studies import arms, comparison
 from selffl.studies.arms import Arm, Outcome, run_arms
@@ -440,10 +441,15 @@ def test_a_study_of_values_may_leave_its_loss_out(tmp_path, stated, expected):
     assert selffl.load(tmp_path / "run", **problem.own_parts(0)).summary == run.summary
 
 
+BY_METHOD = {"fedavg": 37600.0, "self-fl-auto": 9983.2, "local": 15990.0}
+
+
 def test_large_errors_are_written_as_people_write_them():
     """1.598e+04 ± 1.7e+02, of prices."""
     assert points(Estimate(15983.2, 171.4, 3), "error") == "15,980 ± 170"
     assert points(Estimate(6.4371, 0.1312, 3), "error") == "6.437 ± 0.13"
+    table = [{"method": name, "error": points(Estimate(mean, 171.4, 3), "error")} for name, mean in BY_METHOD.items()]
+    assert best_cells(table) == {(1, "error")}
 
 
 def test_a_claim_has_minus_signs_before_its_numbers():

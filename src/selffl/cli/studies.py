@@ -119,7 +119,7 @@ def print_table(record: StudyRecord) -> None:
 def best_cells(table: Sequence[Mapping[str, str]]) -> set[tuple[int, str]]:
     """The best of each column of scores, by row and column, of a table that compares methods; ties are all best."""
     from selffl.studies.comparison import metrics_of
-    from selffl.training.metrics import HIGHER_IS_BETTER, name_of
+    from selffl.training.metrics import HIGHER_IS_BETTER, name_of, read_number
 
     leading = list(table[0])[1]  # after the method's name
     metric = next((name for name in HIGHER_IS_BETTER if name_of(name) == leading), None)
@@ -128,7 +128,7 @@ def best_cells(table: Sequence[Mapping[str, str]]) -> set[tuple[int, str]]:
     found = set()
     for column in metrics_of(metric).values():
         numbers = {
-            place: float(row[column].split()[0])
+            place: read_number(row[column].split()[0])
             for place, row in enumerate(table)
             if row.get(column, "–") not in ("–", "diverged")
         }

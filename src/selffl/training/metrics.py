@@ -59,6 +59,16 @@ def plain_number(value: float, digits: int = 4, *, signed: bool = False) -> str:
     return (f"{short:{sign},.0f}" if is_long else f"{short:{sign}.{digits}g}").replace("-", "−", 1 if short < 0 else 0)
 
 
+def read_number(text: str) -> float:
+    """The value of what `plain_number` has written.
+
+    Examples:
+        >>> read_number("15,980"), read_number("−0.021"), read_number("3.2e+12")
+        (15980.0, -0.021, 3200000000000.0)
+    """
+    return float(text.replace(",", "").replace("−", "-"))
+
+
 @dataclass(frozen=True)
 class Measure:
     """How a task is measured.
