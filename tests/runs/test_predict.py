@@ -343,3 +343,24 @@ def test_the_guides_way_without_selffl_is_right(task, tmp_path):
     exec(recipe[0] + "answer = output * " + recipe[1], found)
     expected = run.predict(rows.assign(site=1))["prediction"]
     np.testing.assert_allclose(found["answer"].detach().numpy()[:, 0], expected, rtol=1e-6)
+
+
+def test_a_later_file_has_the_decimal_sign_of_the_first(tmp_path):
+    """Where the training rows had decimal commas, 1.234 is a thousand, and 1.5 is refused."""
+    rng = np.random.default_rng(0)
+    x = np.round(rng.uniform(0, 9, 120), 2)
+    lines = [f"{k % 4};{str(1000 * v).replace('.', ',')};{str(round(v, 3)).replace('.', ',')}" for k, v in enumerate(x)]
+    (tmp_path / "rows.csv").write_text("\n".join(["site;x;y", *lines]) + "\n", encoding="utf-8")
+    fed = selffl.Federation.from_csv(tmp_path / "rows.csv", client="site", label="y", test_fraction=0.2)
+    assert fed.preparation.decimal == ","
+    torch.manual_seed(0)
+    run = selffl.train(nn.Linear(1, 1), fed, rounds=30, participation=1.0, out=tmp_path / "run")
+    (tmp_path / "new.csv").write_text("site;x\n0;4.000\n1;8.000\n", encoding="utf-8")
+    whole = pandas.DataFrame({"site": [0, 1], "x": [4000, 8000]})
+    for known in (run, selffl.load(tmp_path / "run")):
+        found = known.predict(tmp_path / "new.csv")["prediction"]
+        np.testing.assert_allclose(found, known.predict(whole)["prediction"], rtol=1e-6)
+        assert found[1].as_py() == pytest.approx(8.0, rel=0.2)
+    (tmp_path / "other.csv").write_text("site;x\n0;4.5\n", encoding="utf-8")
+    with pytest.raises(DataError, match="the decimal sign is ','"):
+        run.predict(tmp_path / "other.csv")

@@ -88,7 +88,7 @@ def _rows(run: Any, path: Path, label: str | None, features: str | None, decimal
                 f"the run knows its columns, and the label {known.label.name!r}; expected neither --features nor "
                 "another --label. Name the columns of the file as those that were trained on."
             )
-        rows = read_table(path, known.texts, decimal)
+        rows = read_table(path, known.texts, decimal or known.decimal)
         return rows, len(rows)
     name = label or "label"
     rows = read_table(path, [name], decimal)

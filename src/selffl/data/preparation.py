@@ -246,6 +246,7 @@ class Profile:
         label_moments: Of a label of values or counts.
         client: The name of the column of clients.
         num_dropped: Rows that were dropped for missing values.
+        decimal: The decimal sign of the file, where it is known to have one.
     """
 
     columns: Mapping[str, ColumnProfile]
@@ -255,6 +256,7 @@ class Profile:
     label_moments: Moments = Moments()
     client: str | None = None
     num_dropped: int = 0
+    decimal: Decimals | None = None
 
     def merge(self, other: Profile) -> Profile:
         """Of both sets of rows together."""
@@ -282,6 +284,7 @@ class Profile:
             self.label_moments.merge(other.label_moments),
             self.client or other.client,
             self.num_dropped + other.num_dropped,
+            self.decimal if self.decimal == other.decimal else None,
         )
 
     @classmethod
@@ -352,7 +355,7 @@ class Profile:
             values = table.numbers(label.name)
             moments = Moments.of(values if rows is None else values[rows])
         columns = {name: profile_column(table, name, rows) for name in features}
-        return cls(columns, label.name, label.task, label.classes, moments, client, num_dropped)
+        return cls(columns, label.name, label.task, label.classes, moments, client, num_dropped, table.decimals)
 
     def save(self, path: Path | str) -> None:
         """Write it as JSON."""
@@ -394,6 +397,7 @@ class Profile:
                 moments,
                 found["client"],
                 int(found["num_dropped"]),
+                _known_decimal(found.get("decimal")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
             raise DataError("the text is no profile; expected what Profile.to_json has written.") from None
@@ -473,6 +477,7 @@ class Preparation:
             so).
         num_dropped: Rows that were dropped for missing values when it was fitted.
         shape: Of the inputs of one row.
+        decimal: The decimal sign of the file that it was fitted on, by which later files are read, too.
     """
 
     columns: tuple[Column, ...]
@@ -483,6 +488,7 @@ class Preparation:
     missing: MissingRule = "refuse"
     num_dropped: int = 0
     shape: tuple[int, ...] = field(default=())
+    decimal: Decimals | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not self.shape:
@@ -522,7 +528,9 @@ class Preparation:
         if whole.task != "classes":
             label = replace(label, mean=whole.label_moments.mean, scale=whole.label_moments.scale)
         dropped = whole.num_dropped if num_dropped is None else num_dropped
-        return cls(tuple(columns), tuple(mean), tuple(scale), label, whole.client, missing, dropped)
+        return cls(
+            tuple(columns), tuple(mean), tuple(scale), label, whole.client, missing, dropped, decimal=whole.decimal
+        )
 
     @property
     def inputs(self) -> list[str]:
@@ -649,6 +657,7 @@ class Preparation:
             made = cls(columns=columns, label=label, **lists, **given)
             check_rule(made.missing)
             _known_task(label.task)
+            _known_decimal(made.decimal)
             fits = len(made.mean) == len(made.scale) == np.prod(made.shape)
             numbers = np.array([*made.mean, *made.scale, label.mean, label.scale], dtype=np.float64)
             is_scaled = min((*made.scale, label.scale)) > 0 and np.isfinite(numbers).all()
@@ -725,6 +734,12 @@ def _known_task(task: str) -> Task:
     if task not in get_args(Task):
         raise unknown_name("task", str(task), get_args(Task))
     return cast(Task, task)
+
+
+def _known_decimal(decimal: Any) -> Decimals | None:
+    if decimal not in (None, *get_args(Decimals)):
+        raise ValueError(f"decimal is {decimal!r}")
+    return cast("Decimals | None", decimal)
 
 
 def _word_classes(table: Table, name: str, words: pa.Array, task: Task | None) -> tuple[Any, ...]:

@@ -30,7 +30,9 @@ def read_rows(rows: Any, preparation: Preparation) -> Table:
     """A user's rows as a table: a frame, or the path of a file."""
     if isinstance(rows, Table):
         return rows
-    return read_table(Path(rows), preparation.texts) if isinstance(rows, str | Path) else table_of_frame(rows)
+    if not isinstance(rows, str | Path):
+        return table_of_frame(rows)
+    return read_table(Path(rows), preparation.texts, preparation.decimal)
 
 
 def is_table(rows: Any) -> bool:
