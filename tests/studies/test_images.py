@@ -284,7 +284,7 @@ def small_problems(monkeypatch):
     ],
 )
 def test_every_image_study_runs(small_problems, name, claims, lines, tmp_path):
-    result = STUDIES[name].run(Job(folder=tmp_path))
+    result = STUDIES[name].run(Job(folder=tmp_path, num_seeds=2))
     assert len(result.claims) == claims
     assert len(result.table) == lines
     assert result.rows
