@@ -552,7 +552,7 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
     """D17. A client keeps θ_m and the θ it was made with: θ_m moves by 1 − k_m of the way from there to the new θ."""
     shared = prior = problem["start"]  # w, θ
     precision, prior_rows, memory = first, None, {}
-    history, steps, gradients, reported = [], [], [], {}
+    history, steps, gradients = [], [], []
     # Rows of each class; and of each class where its score's bias lies, and which way it acts.
     classes, bias = problem.get("classes"), problem.get("bias", [])
     frequencies, alike = [1.0 / len(bias)] * len(bias) if bias else [], 0.0
@@ -618,11 +618,10 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
         if back:
             precision = 1.0 / moved(1.0 / precision, math.fsum(distances) / math.fsum(back), learning)
         counts = [problem["examples"][m] for m in cohort]
+        # A client weighs itself, by the n_0 that it was sent.
+        weights = [count if prior_rows is None else count / (count + prior_rows) for count in counts]
         share = min(math.fsum(parameters) / len(cohort) / len(prior), 1.0 - 1e-6)
         prior_rows = moved(prior_rows, math.fsum(counts) / len(cohort) * (1.0 / share - 1.0), learning)
-        for m, count in zip(cohort, counts, strict=True):
-            reported[m] = prior_rows / count / precision
-        weights = [count / (count + prior_rows) for count in counts]
         shared = mean_model(trained, weights)
         if bias:
             seen = mean_model([[n / math.fsum(classes[m]) for n in classes[m]] for m in cohort], weights)
@@ -642,5 +641,4 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
         "prior_rows": prior_rows,
         "frequencies": frequencies,
         "skew": skew(),
-        "reported": [reported.get(m) for m in range(num_clients)],
     }
