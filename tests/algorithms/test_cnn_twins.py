@@ -181,6 +181,7 @@ CASES = {
     "fedavg": ("fedavg", STEPS, twins.run_fedavg, STEPS),
     "fedavg-equal": ("fedavg-equal", STEPS, twins.run_fedavg, STEPS | {"weighting": "equal"}),
     "fedprox": ("fedprox", STEPS, twins.run_fedprox, STEPS | {"penalty": 1.0}),
+    "scaffold": ("scaffold", STEPS, twins.run_scaffold, STEPS),
     "ditto": ("ditto", STEPS, twins.run_ditto, STEPS | {"penalty": 1.0}),
     "ditto-equal": ("ditto-equal", STEPS, twins.run_ditto, STEPS | {"penalty": 1.0, "weighting": "equal"}),
     "pfedme": ("pfedme", STEPS | {"penalty": 2.0}, twins.run_pfedme, STEPS | RATES | {"penalty": 2.0}),

@@ -356,6 +356,7 @@ def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
         ("fedavg-equal", {"num_local_steps": 7}, 7),
         ("fedprox", {"num_local_steps": 7}, 7),
         ("local", {"num_local_steps": 7}, 7),
+        ("scaffold", {"num_local_steps": 7}, 7),
         ("ditto", {"num_local_steps": 7}, 7 + 7),
         ("ditto-equal", {"num_local_steps": 4}, 4 + 4),
         ("pfedme", {"num_local_steps": 7}, 7 * 5),

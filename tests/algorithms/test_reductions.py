@@ -17,6 +17,7 @@ from selffl.algorithms import (
     Local,
     PerFedAvg,
     PFedMe,
+    Scaffold,
     SelfFL,
     SelfFLCluster,
     algorithm,
@@ -92,6 +93,25 @@ def test_fedprox_holds_clients_near_the_model_they_received():
     ]
     assert (moved[1] < moved[0]).all()
     assert (moved[2] < moved[1]).all()
+
+
+def test_scaffold_with_one_step_of_everybody_is_fedavg():
+    """The corrections c - c_i of a whole federation cancel in the mean of one step."""
+    source = federation(5)
+    corrected, plain = (run(method, source, 6) for method in (Scaffold(1), FedAvg(1, weighting="equal")))
+    torch.testing.assert_close(corrected[1].server.params, plain[1].server.params, rtol=1e-12, atol=0)
+
+
+def test_scaffold_goes_to_the_optimum_of_all_and_fedavg_to_one_of_the_fast():
+    """Sum of quadratics 1/sigma_m^2 (x - z_m)^2: many local steps draw FedAvg away, the corrections do not (Sec. 4)."""
+    source = federation(5, rate=4e-4)
+    precision = 1.0 / source.intra_variance.unsqueeze(-1)
+    best = (precision * source.local_estimate).sum(0) / precision.sum()
+    gaps = [
+        distance(run(method, source, 200)[1].server.params, best).item()
+        for method in (Scaffold(10), FedAvg(10, weighting="equal"))
+    ]
+    assert gaps[0] < 1e-6 < 1e-3 < gaps[1]
 
 
 def test_pfedmes_penalty_moves_the_personal_model():

@@ -114,6 +114,13 @@ BASELINES = [
     ),
     ("fedavg-equal", {"num_local_steps": 4}, twins.run_fedavg, {"num_local_steps": 4, "weighting": "equal"}),
     ("local", {"num_local_steps": 3}, twins.run_local, {"num_local_steps": 3}),
+    ("scaffold", {"num_local_steps": 4}, twins.run_scaffold, {"num_local_steps": 4}),
+    (
+        "scaffold",
+        {"num_local_steps": 3, "global_learning_rate": 0.6},
+        twins.run_scaffold,
+        {"num_local_steps": 3, "global_rate": 0.6},
+    ),
     ("ditto", {"num_local_steps": 4}, twins.run_ditto, {"num_local_steps": 4, "penalty": 1.0}),
     (
         "ditto-equal",

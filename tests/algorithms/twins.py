@@ -107,6 +107,32 @@ def run_fedprox(problem, *, num_local_steps, penalty, weighting="examples"):
     return outcome(model, [model] * len(problem["examples"]), history, steps, gradients)
 
 
+def run_scaffold(problem, *, num_local_steps, global_rate=1.0):
+    """Algorithm 1 of SCAFFOLD, option II: control variates c and c_i, which begin at zero."""
+    model, size = problem["start"], len(problem["examples"])
+    control, own_controls = [0.0] * len(model), [[0.0] * len(model) for _ in range(size)]
+    history, steps, gradients = [], [], []
+    for t, cohort in enumerate(problem["cohorts"]):
+        moves, turns = [], []
+        for m in cohort:
+            gradient, rate, own = problem["gradient"](t, m), problem["rates"][m], model
+            for draw in range(num_local_steps):
+                slope = zip(own, gradient(own, draw), own_controls[m], control, strict=True)
+                own = [y - rate * (g - mine + all_) for y, g, mine, all_ in slope]
+            told = zip(own_controls[m], control, model, own, strict=True)
+            new = [mine - all_ + (x - y) / (num_local_steps * rate) for mine, all_, x, y in told]
+            moves.append([y - x for y, x in zip(own, model, strict=True)])
+            turns.append([after - before for after, before in zip(new, own_controls[m], strict=True)])
+            own_controls[m] = new
+        step = mean_model(moves, [1.0] * len(cohort))
+        model = [x + global_rate * d for x, d in zip(model, step, strict=True)]
+        control = [c + math.fsum(d) / size for c, d in zip(control, zip(*turns, strict=True), strict=True)]
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps] * len(cohort))
+    return outcome(model, [model] * size, history, steps, gradients)
+
+
 def run_local(problem, *, num_local_steps):
     """Every client by itself, from the model it first received. The global model stays as it was sent."""
     model, memory, history, steps, gradients = problem["start"], {}, [], [], []

@@ -20,6 +20,7 @@ from selffl.algorithms.optimisers import OPTIMISERS, SGD, Adam, Momentum, Optimi
 from selffl.algorithms.perfedavg import PerFedAvg
 from selffl.algorithms.pfedme import PFedMe
 from selffl.algorithms.population import Population
+from selffl.algorithms.scaffold import Scaffold
 from selffl.algorithms.self_fl import SelfFL
 from selffl.algorithms.self_fl_augmented import SelfFLAugmented
 from selffl.algorithms.self_fl_auto import SelfFLAuto
@@ -45,6 +46,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "local": Local,
     "perfedavg": PerFedAvg,
     "pfedme": PFedMe,
+    "scaffold": Scaffold,
 }
 
 DEFAULT_ALGORITHM = SelfFLAuto.name  # where nobody names one
@@ -94,6 +96,7 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "Population",
+    "Scaffold",
     "SelfFL",
     "SelfFLAugmented",
     "SelfFLAuto",
