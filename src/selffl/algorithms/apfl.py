@@ -16,12 +16,9 @@ from torch import Tensor
 from selffl.algorithms.averaging import (
     FixedLocalSteps,
     ModelBroadcast,
-    ModelServer,
     ModelUpload,
     PersonalMemory,
     SharedModel,
-    average,
-    upload_model,
 )
 from selffl.algorithms.contract import LocalTask, Personalises
 from selffl.algorithms.options import above, true_or_false
@@ -37,7 +34,7 @@ class MixingMemory:
 
 
 @dataclass(frozen=True)
-class APFL(FixedLocalSteps, SharedModel[MixingMemory, ModelUpload]):
+class APFL(FixedLocalSteps, SharedModel[MixingMemory]):
     """Options of APFL.
 
     Attributes:
@@ -91,11 +88,7 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory, ModelUpload]):
 
         shared, own, mixing = iterate(task, self.steps(task), step, shared, own, mixing)
         kept = MixingMemory(memory.own.keep(own.reshape(shape)), mixing.reshape(memory.mixing.shape))
-        return upload_model(shared.reshape(shape), task), kept
-
-    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
-        """The plain average of the w."""
-        return ModelServer(average(upload, "equal"))
+        return self.upload(shared.reshape(shape), broadcast.params, task), kept
 
     def personal(self, global_params: Tensor, memory: MixingMemory, task: LocalTask) -> Tensor:
         """The mixture of v with the latest global model."""

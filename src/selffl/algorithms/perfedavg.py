@@ -14,12 +14,9 @@ from torch import Tensor
 from selffl.algorithms.averaging import (
     FixedLocalSteps,
     ModelBroadcast,
-    ModelServer,
     ModelUpload,
     NoMemory,
     StatelessClients,
-    average,
-    upload_model,
 )
 from selffl.algorithms.contract import LocalTask, Personalises
 from selffl.algorithms.options import above, at_least, one_of
@@ -67,7 +64,7 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
             return (states[0] - rate_of(task, rows) * slope,)
 
         (params,) = iterate(task, self.steps(task), step, params)
-        return upload_model(params.reshape(broadcast.params.shape), task), memory
+        return self.upload(params.reshape(broadcast.params.shape), broadcast.params, task), memory
 
     def meta_gradient(self, params: Tensor, task: LocalTask, rows: Tensor, draw: int) -> Tensor:
         """Gradient of f(w - alpha g(w)) with respect to w, on minibatches ``draw``, ``draw + 1`` (and ``draw + 2``)."""
@@ -80,10 +77,6 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
         forward = task.gradient(params + self.difference * gradient, batch, rows)
         backward = task.gradient(params - self.difference * gradient, batch, rows)
         return gradient - alpha * (forward - backward) / (2 * self.difference)
-
-    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
-        """The plain average."""
-        return ModelServer(average(upload, "equal"))
 
     def personal(self, global_params: Tensor, memory: NoMemory, task: LocalTask) -> Tensor:
         """The global model after ``adaptation_steps`` steps on training rows."""

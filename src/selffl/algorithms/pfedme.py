@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
@@ -19,8 +18,7 @@ from selffl.algorithms.averaging import (
     ModelUpload,
     PersonalMemory,
     PersonalModelClients,
-    average,
-    upload_model,
+    move,
 )
 from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import above, at_least
@@ -76,8 +74,8 @@ class PFedMe(FixedLocalSteps, PersonalModelClients):
         # theta starts each round at the model received.
         anchor, personal = iterate(task, self.steps(task), step, anchor, anchor)
         shape = broadcast.params.shape
-        return upload_model(anchor.reshape(shape), task), memory.keep(personal.reshape(shape))
+        return self.upload(anchor.reshape(shape), broadcast.params, task), memory.keep(personal.reshape(shape))
 
     def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
         """w <- (1 - beta) w + beta mean_k w_k."""
-        return ModelServer(torch.lerp(server.params, average(upload, "equal"), self.mixing))
+        return ModelServer(move(server.params, upload.change, upload.weight, self.mixing))

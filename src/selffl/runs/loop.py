@@ -19,7 +19,8 @@ from selffl.algorithms.local import training_alone
 from selffl.algorithms.optimisers import check_optimiser, optimiser_of
 from selffl.algorithms.records import map_tensors
 from selffl.data.federation import Federation, Rows
-from selffl.engines.cohort import CohortEngine, RoundReport, RunState
+from selffl.engines.cohort import CohortEngine, RunState
+from selffl.engines.rounds import RoundReport
 from selffl.errors import ConfigError, DataError, DivergedError
 from selffl.runs.evaluation import Evaluation, evaluate, of_clients, or_none, score_names
 from selffl.runs.folder import REPORTED, Records, Row, RunConfig, RunFolder
@@ -286,15 +287,18 @@ def rows_of(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> tup
         row["inter_variance"] = float(inter)
     if not method.recorded:
         return row, []
-    found = {name: getattr(report.upload, name) for name in method.recorded}
-    if (intra := method.intra_variance(report.server)) is not None:
-        found["intra_variance"] = intra.gather(-1, report.clients)
+    found = dict(report.recorded)
+    intra = method.intra_variance(report.server, report.clients, report.recorded)
+    if intra is not None:
+        found["intra_variance"] = intra
         known = found["intra_variance"][~found["intra_variance"].isnan()]
         row["intra_variance"] = float(known.double().mean()) if len(known) else None
     if "num_local_steps" in found:
         row["num_local_steps"] = float(found["num_local_steps"].double().mean())
     if (weight := method.weights(report.server, report.clients, report.upload)) is not None:
-        found["weight"] = weight.double() / weight.double().sum()
+        found["weight"] = weight
+    if "weight" in found:
+        found["weight"] = found["weight"].double() / found["weight"].double().sum()
     cells = {name: _or_none(values) for name, values in found.items()}
     return row, [
         {
@@ -336,8 +340,8 @@ def client_rows(
         last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
         for name in ("num_local_steps", "intra_variance"):
             columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
-    if (gains := method.gains(state.server)) is not None:
-        columns["predicted_gain"] = _or_none(gains)
+    if (gains := method.gains(state.server, num_train.to(state.server.params.device))) is not None:
+        columns["predicted_gain"] = _or_none(gains.masked_fill(state.num_rounds == 0, torch.nan))
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
