@@ -392,7 +392,7 @@ def test_no_more_rows_are_looked_at_than_was_asked_for():
     task = source.task(clients, 1)
     params, (features, labels) = source.model.params.expand(5, -1), task.batch(0, clients)
     found = task.row_gradients(params, (features, labels), clients, 4)
-    assert found.rows.shape[:2] == (5, 4)
+    assert found.gradients.shape[:2] == (5, 4)
     assert found.num_rows.tolist() == [4] * 5
     assert found.num_examples.tolist() == [7, 30, 12, 4, 9]
     expected = task.batch_gradient(params, (features[:, :4], labels[:, :4]))

@@ -463,8 +463,8 @@ def run_self_fl(
                 if adaptive_start:
                     begin = initial_model(model, own, own_weight, others_weight)
                 if adaptive_steps:
-                    per_row = rate / (problem["batch_size"] or 1)
-                    num_steps = steps_of(intra_variance, inter_variance, others_weight, per_row, form, max_local_steps)
+                    per_slot = rate / (problem["batch_size"] or 1)
+                    num_steps = steps_of(intra_variance, inter_variance, others_weight, per_slot, form, max_local_steps)
             trained = descend(begin, gradient, rate, num_steps)
             personal[m] = trained
             extra = 0
@@ -518,8 +518,8 @@ def run_self_fl_sums(
                 intra_variance = spread(recorded[m], "mean")
                 others_weight = (number - 1) / average
                 begin = initial_model(model, recorded[m][-1], 1.0 / (inter_variance + intra_variance), others_weight)
-                per_row = rate / (problem["batch_size"] or 1)
-                num_steps = steps_of(intra_variance, inter_variance, others_weight, per_row, form, max_local_steps)
+                per_slot = rate / (problem["batch_size"] or 1)
+                num_steps = steps_of(intra_variance, inter_variance, others_weight, per_slot, form, max_local_steps)
                 weight = min(average / (inter_variance + intra_variance), max_weight)
             trained = descend(begin, gradient, rate, num_steps)
             personal[m] = trained

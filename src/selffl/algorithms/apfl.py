@@ -75,12 +75,12 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory]):
         own = memory.own.model(broadcast.params).reshape_as(shared)  # v
         mixing = memory.mixing.reshape(-1, 1)  # alpha
 
-        def step(draw: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        def step(draw: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             shared, own, mixing = states
-            rate, batch = rate_of(task, rows), task.batch(draw, rows)
+            rate, batch = rate_of(task, slots), task.batch(draw, slots)
             gap = own - shared
-            slope = task.gradient(shared + mixing * gap, batch, rows)
-            shared = shared - rate * task.gradient(shared, batch, rows)
+            slope = task.gradient(shared + mixing * gap, batch, slots)
+            shared = shared - rate * task.gradient(shared, batch, slots)
             own = own - rate * mixing * slope
             if self.adaptive and draw == 0:
                 mixing = (mixing - rate * (gap * slope).sum(-1, keepdim=True)).clamp(0.0, 1.0)

@@ -62,13 +62,13 @@ class PFedMe(FixedLocalSteps, PersonalModelClients):
         """
         anchor = broadcast.params.reshape(-1, broadcast.params.shape[-1])  # w_k
 
-        def step(draw: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        def step(draw: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             anchor, personal = states
-            inner_rate, rate = rate_of(task, rows, self.personal_learning_rate), rate_of(task, rows)
-            batch = task.batch(draw, rows)
+            inner_rate, rate = rate_of(task, slots, self.personal_learning_rate), rate_of(task, slots)
+            batch = task.batch(draw, slots)
             for _ in range(self.num_inner_steps):
                 pull = self.penalty * (personal - anchor)
-                personal = personal - inner_rate * (task.gradient(personal, batch, rows) + pull)
+                personal = personal - inner_rate * (task.gradient(personal, batch, slots) + pull)
             return anchor - rate * self.penalty * (anchor - personal), personal
 
         # theta starts each round at the model received.

@@ -246,20 +246,20 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         num_steps = torch.as_tensor(steps, dtype=pull.dtype, device=pull.device).expand(task.shape).reshape(-1, 1)
         skipped = (num_steps * BURN_IN).floor()
 
-        def step(number: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             params, centre, velocity, mean = states
             if number == 0 and measured is not None:
-                gradient, *numbers = self.measure_rows(task, params, rows, precision.reshape(-1))
-                measured.effective_params[rows], measured.temperature[rows] = numbers
+                gradient, *numbers = self.measure_rows(task, params, slots, precision.reshape(-1))
+                measured.effective_params[slots], measured.temperature[slots] = numbers
             else:
-                gradient = task.gradient(params, task.batch(number, rows), rows)
+                gradient = task.gradient(params, task.batch(number, slots), slots)
             velocity.mul_(MOMENTUM).add_(gradient)
-            rate = rate_of(task, rows)
+            rate = rate_of(task, slots)
             params.sub_(rate * velocity)
             # The pull builds up as the momentum does, so that they balance where the posterior is highest.
-            held = rate * pull[rows] * (1.0 - MOMENTUM ** (number + 1)) / (1.0 - MOMENTUM)
+            held = rate * pull[slots] * (1.0 - MOMENTUM ** (number + 1)) / (1.0 - MOMENTUM)
             params.lerp_(centre, held / (1.0 + held))
-            since = (number - skipped[rows]).clamp(min=0.0) + 1.0
+            since = (number - skipped[slots]).clamp(min=0.0) + 1.0
             mean.lerp_(params, 1.0 / since)
             return states
 
@@ -274,16 +274,16 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         return AutoMemory(own, last, prior_weight, broadcast.class_skew.clone(), visits)
 
     def measure_rows(
-        self, task: RowwiseTask, params: Tensor, rows: Tensor, precision: Tensor
+        self, task: RowwiseTask, params: Tensor, slots: Tensor, precision: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradient of the first minibatch ``[n, P]``, and from its single rows gamma_m and the temperature ``[n]``."""
         found = []
         size = max(ROOM // (MOST_ROWS * params.shape[-1]), 1)
-        for begin in range(0, len(rows), size):
+        for begin in range(0, len(slots), size):
             part = slice(begin, begin + size)
-            chosen = rows[part]
+            chosen = slots[part]
             single = task.row_gradients(params[part], task.batch(0, chosen), chosen, MOST_ROWS)
-            information = single.rows * single.surplus.pow(BALANCE).unsqueeze(-1)
+            information = single.gradients * single.surplus.pow(BALANCE).unsqueeze(-1)
             decided = effective_parameters(information, single.num_rows, single.num_examples, precision[chosen])
             found.append((single.mean, decided, single.temperature.to(decided)))
         gradient, decided, temperature = (torch.cat(parts) for parts in zip(*found, strict=True))

@@ -124,15 +124,15 @@ class SelfFLCluster(OneModelClients, SingleClients[ClusterServer, SelfFLMemory, 
         intra = server.intra_variance.scatter(-1, clients, upload.intra_variance.to(server.intra_variance))
         is_member = _membership(cluster, number)  # [..., K, C]
         is_active = is_member.any(-1)
-        rows = upload.num_examples.unsqueeze(-2) * is_member
+        counts = upload.num_examples.unsqueeze(-2) * is_member
         weight, fresh = _precision(fill_unknown_variances(intra).gather(-1, clients).unsqueeze(-2), is_member)
-        weight = weight if self.uncertainty_weights else rows
+        weight = weight if self.uncertainty_weights else counts
         share = weight / weight.sum(-1, keepdim=True).masked_fill(~is_active.unsqueeze(-1), 1.0)
         # Known is the variance of a representative of which at least one member's is.
         is_known = (is_member & ~upload.intra_variance.isnan().unsqueeze(-2)).any(-1)
         params = torch.where(is_active.unsqueeze(-1), share @ upload.params, server.cluster_params)
         variance = torch.where(is_active, fresh.masked_fill(~is_known, torch.nan), server.cluster_variance)
-        examples = torch.where(is_active, rows.sum(-1), server.cluster_examples)
+        examples = torch.where(is_active, counts.sum(-1), server.cluster_examples)
 
         heard = examples > 0
         spoken = params.masked_fill(~heard.unsqueeze(-1), 0.0)
