@@ -217,7 +217,9 @@ def test_a_torch_data_set_is_its_rows():
     expected = Federation.from_arrays(x, y, client, 0.3, 2, validation_fraction=0.2, stratify=True)
     fast = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     for dataset in (fast, Pairs(x, y), Pairs(torch.from_numpy(x), y), torch.utils.data.Subset(fast, range(16))):
-        found = Federation.from_dataset(dataset, client, 0.3, 2, validation_fraction=0.2, stratify=True)
+        found = Federation.from_dataset(
+            dataset, client, test_fraction=0.3, seed=2, validation_fraction=0.2, stratify=True
+        )
         assert_same(found, expected)
 
 
@@ -229,7 +231,7 @@ def test_the_fast_path_looks_at_no_item(monkeypatch):
 
 def test_images_and_targets_of_a_torch_data_set_keep_their_shape_and_type():
     x = torch.arange(24, dtype=torch.uint8).view(2, 3, 2, 2)
-    fed = Federation.from_dataset(Pairs(x, [0, 1]), ["a", "a"], 0.5)
+    fed = Federation.from_dataset(Pairs(x, [0, 1]), ["a", "a"], test_fraction=0.5)
     assert fed.train.features.shape == (1, 3, 2, 2)
     assert fed.train.features.dtype == torch.uint8
     targets = TensorDataset(x.float(), x.float(), x)  # three tensors are no pairs

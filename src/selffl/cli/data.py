@@ -15,8 +15,8 @@ from selffl.cli.init import DecimalChoice, MissingChoice, TaskChoice
 from selffl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from selffl.data.dataset import DataSet
     from selffl.data.federation import Federation
-    from selffl.data.registry import DataSet
 
 data_app = typer.Typer(
     help="The data sets: what is here, whether it is whole, how to get it.\n\nExample: selffl data list",

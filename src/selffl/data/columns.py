@@ -1,8 +1,7 @@
-"""What users hand over, arrays and columns of ids, as tensors: checked, numbered and dealt out to parts."""
+"""What users hand over, arrays and columns of ids, as tensors: checked and numbered."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,24 +10,6 @@ import torch
 from torch import Tensor
 
 from selffl.errors import DataError
-
-
-def parts_by_lot(
-    lot: npt.NDArray[np.float64], group: npt.NDArray[np.int64], shares: Sequence[float]
-) -> npt.NDArray[np.int64]:
-    """The number of each row's part: within each group and by lot, share after share of it, and then the rest.
-
-    Shares are rounded to nearest, and one row of each group is left for the rest.
-    """
-    order = np.lexsort((lot, group))
-    _, start, position, count = np.unique(group[order], return_index=True, return_inverse=True, return_counts=True)
-    rank = np.arange(len(group)) - start[position]
-    part = np.zeros(len(group), dtype=np.int64)
-    taken = np.zeros_like(count)
-    for share in shares:
-        taken = np.minimum(taken + np.rint(share * count).astype(np.int64), count - 1)
-        part[order] += rank >= taken[position]
-    return part
 
 
 def column_of(client: Any) -> npt.NDArray[Any]:

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, Remote, named
+from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.mnist import read_idx
 from selffl.data.partition import five_of_ten_letters
+from selffl.data.split import Split
 from selffl.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -101,24 +103,38 @@ def images_and_labels() -> tuple[Bytes, Bytes]:
     return np.concatenate(images), np.concatenate(classes)
 
 
-@named("emnist")
+@named("emnist", Split())
 def emnist(
-    seed: int = 0,
-    test_fraction: float = 0.1,
-    validation_fraction: float = 0.0,
+    split: Split,
     num_clients: int = 200,
     classes_per_client: int = 5,
 ) -> Federation:
     """The letters a to j over 200 clients with five each; rows are 784 pixels in [0, 1] (`five_of_ten_letters`)."""
-    check_seed(seed)
     images, classes = images_and_labels()
-    client = five_of_ten_letters(classes, seed, num_clients, classes_per_client)
+    client = five_of_ten_letters(classes, split.seed, num_clients, classes_per_client)
     used = client >= 0
     return Federation.from_arrays(
         images[used].reshape(-1, 784).astype(np.float32) / 255,
         classes[used],
         client[used],
-        test_fraction,
-        seed,
-        validation_fraction=validation_fraction,
+        **split.options,
     )
+
+
+DATA_SET = DataSet(
+    name="emnist",
+    title="EMNIST by class, lower-case letters a to j; five of ten letters per client (FedProx)",
+    clients=200,
+    licence="none stated; from NIST's Special Database 19, cite Cohen et al. 2017",
+    load=emnist,
+    files=files,
+    classes=tuple("abcdefghij"),
+    home="https://www.nist.gov/itl/products-and-services/emnist-dataset",
+    remotes=(
+        Remote(
+            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+            "58c8d27c78d21e728a6bc7b3cc06412e",
+            tuple(f"gzip/{name}.gz" for names in PARTS.values() for name in names),
+        ),
+    ),
+)

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import IO
 
 from selffl._version import __version__
+from selffl.data.dataset import Remote
 from selffl.data.locate import cache
-from selffl.data.registry import Remote, data_set
+from selffl.data.registry import data_set
 from selffl.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]  # (file, bytes that are here, bytes in all where that is known)
@@ -54,10 +55,10 @@ def fetch(name: str, folder: Path | None = None, on_progress: Progress | None = 
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"{target} cannot be made ({error.strerror}); expected a folder to write into.") from None
-    if chosen.r_table is not None:
+    if chosen.write_file is not None:
         path = target / chosen.files()[0].names[0]
         if not path.is_file():
-            chosen.r_table.export(path)
+            chosen.write_file(path)
         return [path]
     files: list[Path] = []
     for remote in chosen.remotes:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from selffl.data.split import Array, ClientRows, LabelKind, SplitRows, join_parts
+from selffl.data.parts import Array, ClientRows, LabelKind, SplitRows, join_parts
 from selffl.errors import DataError, in_short
 
 KEYS = ("users", "num_samples", "user_data")

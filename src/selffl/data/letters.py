@@ -15,10 +15,12 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, named
+from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.mnist import standardised
 from selffl.data.partition import five_of_ten_letters
+from selffl.data.split import Split
 from selffl.errors import ConfigError, DataError
 
 SHA256 = "5d7163fe8a1eec5af7d22ad19cba91fd8f51c05d8b4f3049e0136b5af3f56d78"
@@ -49,11 +51,9 @@ def files() -> list[DataFile]:
     return [DataFile("ocr_letters", ("ocr_letters.npz",), read_letters)]
 
 
-@named("letters")
+@named("letters", Split())
 def letters(
-    seed: int = 0,
-    test_fraction: float = 0.1,
-    validation_fraction: float = 0.0,
+    split: Split,
     num_clients: int = 200,
     classes_per_client: int = 5,
     chosen: str = FREQUENT,
@@ -67,7 +67,6 @@ def letters(
     (from EMNIST's published mean of 0.174 and standard deviation of 0.332), standardised letters 130, bits 27.
     Class k is the k-th of the letters ``chosen``.
     """
-    check_seed(seed)
     if scale not in ("standard", "bits"):
         raise ConfigError(f"scale is {scale!r}; expected 'standard' or 'bits'.")
     if len(chosen) != 10 or len(set(chosen) & set(ALPHABET)) != 10:
@@ -77,7 +76,7 @@ def letters(
     number[[ALPHABET.index(letter) for letter in chosen]] = np.arange(10)
     classes = number[labels]
     pictures, classes = pictures[classes >= 0].reshape(-1, 128), classes[classes >= 0]
-    client = five_of_ten_letters(classes, seed, num_clients, classes_per_client)
+    client = five_of_ten_letters(classes, split.seed, num_clients, classes_per_client)
     used = client >= 0
     pixels = pictures.astype(np.float32)
     if scale == "standard":
@@ -86,7 +85,18 @@ def letters(
         pixels[used],
         classes[used],
         client[used],
-        test_fraction,
-        seed,
-        validation_fraction=validation_fraction,
+        **split.options,
     )
+
+
+DATA_SET = DataSet(
+    name="letters",
+    title="OCR letters, 52,152 handwritten lower-case letters, 16 × 8; five of ten letters per client",
+    clients=200,
+    licence="no licence stated by its authors; this copy comes with a BSD 2-clause package",
+    load=letters,
+    files=files,
+    classes=tuple(FREQUENT),
+    stands_for="FEMNIST as FedProx splits it, which emnist reads",
+    home="https://ai.stanford.edu/~btaskar/ocr/",
+)

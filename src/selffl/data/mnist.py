@@ -16,9 +16,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, Remote, named
+from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.partition import two_digits_by_power_law
+from selffl.data.split import Split
 from selffl.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -74,14 +76,40 @@ def standardised(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return scaled
 
 
-@named("mnist")
-def mnist(seed: int = 0, test_fraction: float = 0.1, validation_fraction: float = 0.0) -> Federation:
+@named("mnist", Split())
+def mnist(split: Split) -> Federation:
     """MNIST over 1000 clients; rows are 784 standardised pixels."""
-    check_seed(seed)
     images, labels = images_and_labels()
-    client = two_digits_by_power_law(labels, seed)
+    client = two_digits_by_power_law(labels, split.seed)
     pixels = standardised(images.reshape(len(images), -1).astype(np.float32))
     used = client >= 0
-    return Federation.from_arrays(
-        pixels[used], labels[used], client[used], test_fraction, seed, validation_fraction=validation_fraction
-    )
+    return Federation.from_arrays(pixels[used], labels[used], client[used], **split.options)
+
+
+DATA_SET = DataSet(
+    name="mnist",
+    title="MNIST, 70,000 handwritten digits; two digits per client, sizes by a power law (FedProx)",
+    clients=1000,
+    licence="usually distributed under CC BY-SA 3.0",
+    load=mnist,
+    files=files,
+    home="http://yann.lecun.com/exdb/mnist/",
+    remotes=(
+        Remote(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz",
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        ),
+        Remote(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/train-labels-idx1-ubyte.gz",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+        ),
+        Remote(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-images-idx3-ubyte.gz",
+            "9fb629c4189551a2d022fa330f9573f3",
+        ),
+        Remote(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-labels-idx1-ubyte.gz",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+    ),
+)

@@ -21,7 +21,7 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from selffl.data.split import LARGEST_WHOLE, Array, ClientRows, SplitRows, join_parts
+from selffl.data.parts import LARGEST_WHOLE, Array, ClientRows, SplitRows, join_parts
 from selffl.errors import ConfigError, DataError, in_short
 
 PARTS = ("train", "test")

@@ -18,8 +18,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, named
+from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
+from selffl.data.split import Split
 from selffl.data.text import checked, embedding_files, encode, has_token, read_embeddings
 from selffl.errors import ConfigError, DataError
 
@@ -58,11 +60,9 @@ def files(embeddings: str = "glove100") -> list[DataFile]:
     return [DataFile("sentiment", ("snippets.csv.gz",), read_snippets), *embedding_files(embeddings)]
 
 
-@named("sentiment")
+@named("sentiment", Split(test_fraction=0.2))
 def sentiment(
-    seed: int = 0,
-    test_fraction: float = 0.2,
-    validation_fraction: float = 0.0,
+    split: Split,
     threshold: float = 0.5,
     num_tokens: int = 25,
     embeddings: str = "glove100",
@@ -74,7 +74,6 @@ def sentiment(
     pieces) keep 5,945 rows, of which 49.3 % are positive.  A fifth of two rows rounds to none, so that the 27 clients
     with two are trained and not tested; 209 clients have one class only.
     """
-    check_seed(seed)
     if not 0 <= threshold < math.inf:
         raise ConfigError(f"threshold is {threshold}; expected a finite rating, 0 or more.")
     snippets, *_ = files(embeddings)
@@ -92,7 +91,18 @@ def sentiment(
         ids[used],
         (scores > 0)[used],
         np.asarray(clients)[used],
-        test_fraction,
-        seed,
-        validation_fraction=validation_fraction,
+        **split.options,
     )
+
+
+DATA_SET = DataSet(
+    name="sentiment",
+    title="Rated snippets of 785 Amazon reviews and New York Times opinion pieces, a client each; 25 words a row",
+    clients=785,
+    licence="MIT (vaderSentiment's additional resources); GloVe vectors: PDDL 1.0",
+    load=sentiment,
+    files=files,
+    classes=("negative", "positive"),
+    stands_for="Sentiment140 as FedProx splits it, which sent140 reads",
+    home="https://github.com/cjhutto/vaderSentiment",
+)

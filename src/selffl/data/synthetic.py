@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, named
+from selffl.data.federation import Federation
+from selffl.data.split import Split
 from selffl.errors import ConfigError
 
 NUM_FEATURES, NUM_CLASSES = 60, 10
 
 
-@named("synthetic")
+@named("synthetic", Split())
 def synthetic(
-    seed: int = 0,
-    test_fraction: float = 0.1,
-    validation_fraction: float = 0.0,
+    split: Split,
     alpha: float = 1.0,
     beta: float = 1.0,
     num_clients: int = 30,
@@ -33,13 +33,12 @@ def synthetic(
 
     With ``is_iid`` all clients have one W and b with entries N(0, 1) and v_k = 0; α and β are then unused.
     """
-    check_seed(seed)
     for name, value in (("alpha", alpha), ("beta", beta)):
         if not (np.isfinite(value) and value >= 0):
             raise ConfigError(f"{name} is {value}; expected a number, 0 or more.")
     if num_clients < 1:
         raise ConfigError(f"num_clients is {num_clients}; expected 1 or more.")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(split.seed)
     sizes = rng.lognormal(4.0, 2.0, num_clients).astype(np.int64) + 50
     deviation = np.arange(1, NUM_FEATURES + 1) ** -0.6  # of variance j^-1.2
     model = rng.standard_normal((NUM_FEATURES + 1, NUM_CLASSES))
@@ -56,7 +55,15 @@ def synthetic(
         np.concatenate(x),
         np.concatenate(y),
         np.repeat(np.arange(num_clients), sizes),
-        test_fraction,
-        seed,
-        validation_fraction=validation_fraction,
+        **split.options,
     )
+
+
+DATA_SET = DataSet(
+    name="synthetic",
+    title="Synthetic(α, β): 60 made-up features, ten classes, models that differ between clients (FedProx)",
+    clients=30,
+    licence="made here",
+    load=synthetic,
+    home="https://arxiv.org/abs/1812.06127",
+)
