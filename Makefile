@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # The tensors of demo and tests are small: one thread per process is faster than two that wait for each other.
 RUN := OMP_NUM_THREADS=1 $(BIN)
 
-.PHONY: demo test quick lint types check docs pictures flower flower-demo results clean
+.PHONY: demo test quick lint types check docs names pictures flower flower-demo results clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -35,6 +35,10 @@ check: lint types test
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The names that a shell completes, anew from the registries.
+names: $(VENV)/.installed-dev
+	$(RUN)/python tools/write_names.py
 
 # The pictures of the README and the first pages, from real runs; needs Chromium and two or three minutes.
 pictures: $(VENV)/.installed-dev

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,20 +18,17 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
 
+from selffl.algorithms import ALGORITHMS
 from selffl.studies.result import Chart, Figure, Series
 
 INK = "#26292e"
-# Okabe and Ito's palette, which colour-blind readers can tell apart; the methods keep theirs in every figure.
-METHOD_COLOURS = {
-    "self-fl-auto": "#8a6fb3",
-    "self-fl": "#d55e00",
-    "self-fl-exact": "#0072b2",
-    "self-fl-augmented": "#cc79a7",
-    "fedavg": "#7f7f7f",
-    "ditto": "#009e73",
-    "pfedme": "#e69f00",
-    "perfedavg": "#56b4e9",
-    "local": "#3d3d3d",
+# Okabe and Ito's palette, which colour-blind readers can tell apart.  A method keeps its colour in every figure, that
+# of its position in the registry, counted round and round.
+METHOD_COLOURS = (
+    *("#8a6fb3", "#d55e00", "#0072b2", "#cc79a7", "#3d3d3d", "#56b4e9", "#e69f00", "#009e73"),
+    *("#8c5a2b", "#7f7f7f"),
+)
+LIMIT_COLOURS = {  # of lines that methods tend to: the colour of the method, or ink
     "limit, paper posterior": "#d55e00",
     "limit, exact posterior": "#0072b2",
     "limit, posterior mean": INK,
@@ -136,11 +134,16 @@ def _colours(charts: Sequence[Chart]) -> dict[str, str]:
 
 
 def _named_colours(labels: Sequence[str]) -> dict[str, str]:
+    """A colour for each name: a method's own, unless a method before it in the registry has it; else one left over."""
     names = list(dict.fromkeys(labels))
-    taken = {METHOD_COLOURS.get(name) for name in names}
-    free = [colour for colour in OTHER_COLOURS if colour not in taken]
-    spare = iter(free * (1 + len(names) // len(free)))
-    return {name: METHOD_COLOURS.get(name) or next(spare) for name in names}
+    own: dict[str, str] = {}
+    for name, colour in zip(ALGORITHMS, cycle(METHOD_COLOURS), strict=False):
+        if name in names and colour not in own.values():
+            own[name] = colour
+    own |= {name: colour for name, colour in LIMIT_COLOURS.items() if name in names}
+    free = [colour for colour in OTHER_COLOURS if colour not in own.values()] or list(OTHER_COLOURS)
+    spare = cycle(free)
+    return {name: own.get(name) or next(spare) for name in names}
 
 
 def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
