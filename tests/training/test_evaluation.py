@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sample_modules import CLASSES, MODULES, features_of, random, seeded
 from torch import nn
 
+from selffl.budget import BUDGETS, Budget
 from selffl.data.federation import Rows
 from selffl.errors import ConfigError, DataError
 from selffl.models import Standardise
@@ -64,7 +65,7 @@ def test_how_many_are_evaluated_at_once_does_not_matter(monkeypatch, name, room)
     model, rows = FlatModel(seeded(MODULES[name][0], dtype=torch.float64)), rows_of(name)
     params = model.params + random(len(SIZES), len(model.params))
     expected = [correct_predictions(model, given, rows).tolist() for given in (params, params[0])]
-    monkeypatch.setattr(evaluation, "ROOM", {"cpu": room})
+    monkeypatch.setitem(BUDGETS, "cpu", Budget(evaluated_numbers=room))
     assert [correct_predictions(model, given, rows).tolist() for given in (params, params[0])] == expected
 
 

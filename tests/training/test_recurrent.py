@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import selffl
+from selffl.budget import BUDGETS, Budget
 from selffl.training import recurrent
 from selffl.training.blocks import LSTM_CLIENTS, LSTM_LOOP_FROM, gradient_of, outputs_of, quickest_way, quiet
 from selffl.training.flat import FlatModel
@@ -193,7 +194,7 @@ def test_slopes_of_a_sum_over_the_clients_are_the_same():
 
 @pytest.mark.parametrize("room", [1, 4 * NUM_CLIENTS * ROWS * 4 * HIDDEN, 1 << 22])
 def test_without_slopes_to_come_nothing_is_kept_and_the_outputs_are_the_same(monkeypatch, room):
-    monkeypatch.setattr(recurrent, "ROOM", room)
+    monkeypatch.setitem(BUDGETS, "cpu", Budget(gate_numbers=room))
     layer = layer_of(2)
     arguments = arguments_of(layer, NUM_CLIENTS)
     kept = []

@@ -32,6 +32,7 @@ from selffl.algorithms.averaging import FixedLocalSteps, ModelUpload
 from selffl.algorithms.contract import Algorithm, Personalises, Population
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.solver import descend, iterate, rate_of
+from selffl.budget import Budget
 from selffl.maths.evidence import effective_parameters
 from selffl.maths.frequencies import class_shift, class_skew, rows_alike
 from selffl.maths.posterior import local_weight, weighted_mean
@@ -45,7 +46,7 @@ BALANCE = 0.25  # 0: empirical information of a row; 1/2: expected information; 
 SKIPPED = 0.5  # share of the steps before those whose mean is kept
 MOST_ROWS = 20  # of a minibatch that are looked at one by one
 NEARLY_ALL = 1e-6  # what is left, at least, of a share of parameters that rows do not decide
-ROOM = 1 << 26  # numbers of row gradients at a time
+ROOM = Budget.gradient_numbers  # of rows, at a time
 
 
 @dataclass(frozen=True)

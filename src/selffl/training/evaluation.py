@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from selffl.budget import Budget, budget_of
 from selffl.data.federation import Rows
 from selffl.data.preparation import Preparation
 from selffl.errors import ConfigError, DataError, in_short
@@ -17,11 +18,7 @@ from selffl.training.flat import FlatModel
 from selffl.training.losses import check_fit, count_loss, default_loss
 from selffl.training.metrics import ONE_LOGIT, ONE_PROBABILITY, Measure, measure_of
 
-# Numbers of features, and of parameters, that are evaluated at once.  What a network makes of them within itself can
-# take ten times as much: 2^26 took 10 GB of a GPU with spectrograms and 16 channels.
-ROOM = {"cpu": 1 << 21, "cuda": 1 << 24}
 LARGE = 1e3  # output of a classifier, a log-odds: nobody is as sure as that
-FEWEST = 64  # features that a row counts as: of a few words, say, a model makes far more within itself
 
 
 OnClient = Callable[[int, Tensor, Tensor], None]  # (position, outputs [rows, ...], labels [rows, ...])
@@ -63,21 +60,21 @@ def numbers_of_rows(
     in no particular order of clients.
     """
     check_gradients(gradients)
-    room = ROOM.get(params.device.type, ROOM["cpu"])
+    budget = budget_of(params.device)
     gathered = None if on_client is None else _ByClient(rows, on_client)
     with torch.no_grad():
         if params.ndim == 1:
-            found = _of_one_model(model, params, rows, measure, room, gathered)
+            found = _of_one_model(model, params, rows, measure, budget, gathered)
         else:
-            found = _of_own_models(model, params, rows, measure, gradients, room, gathered)
+            found = _of_own_models(model, params, rows, measure, gradients, budget, gathered)
     return found
 
 
 def _of_one_model(
-    model: FlatModel, params: Tensor, rows: Rows, measure: Measure, room: int, gathered: _ByClient | None
+    model: FlatModel, params: Tensor, rows: Rows, measure: Measure, budget: Budget, gathered: _ByClient | None
 ) -> tuple[Tensor, ...]:
-    """With one model nobody need be kept apart: as many rows at a time as there is room for."""
-    step = max(room // max(rows.features[:1].numel(), FEWEST), 1)
+    """With one model nobody need be kept apart: as many rows at a time as the memory holds."""
+    step = budget.rows_evaluated(rows.features[:1].numel())
     found = []
     for start in range(0, len(rows.labels), step):
         outputs = model(params, rows.features[start : start + step])
@@ -93,20 +90,21 @@ def _of_own_models(
     rows: Rows,
     measure: Measure,
     gradients: Gradients,
-    room: int,
+    budget: Budget,
     gathered: _ByClient | None,
 ) -> tuple[Tensor, ...]:
     """Every client with its own model, block by block."""
     found: tuple[Tensor, ...] | None = None
     if len(rows.labels) == 0:
         return _of_no_rows(params, measure)
-    per_row = max(rows.features[:1].numel(), FEWEST)
+    num_features = rows.features[:1].numel()
     sizes, order = rows.num_examples.sort(descending=True, stable=True)
     alone = {"auto": rows_for_loop(model, params[0], rows.features), "loop": 0.0}.get(gradients, math.inf)
-    for low, high in _blocks(sizes.tolist(), room // params.shape[1], room // per_row, alone):
+    max_clients, max_rows = budget.evaluated_numbers // params.shape[1], budget.rows_evaluated(num_features)
+    for low, high in _blocks(sizes.tolist(), max_clients, max_rows, alone):
         clients, size = order[low:high], sizes[low:high].unsqueeze(-1)
         own = params[clients]
-        widest, step = int(size[0]), max(room // (per_row * len(clients)), 1)
+        widest, step = int(size[0]), budget.rows_evaluated(num_features, len(clients))
         for start in range(0, widest, step):
             # Clients with fewer rows than the first of their block look at their last row again, which is not kept.
             place = torch.arange(start, min(start + step, widest), device=size.device)

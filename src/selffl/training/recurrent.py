@@ -15,8 +15,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from selffl.budget import budget_of
+
 States = tuple[Tensor, Tensor]
-ROOM = 1 << 22  # numbers, of the gates of so many steps as are computed at once when none are kept
 
 
 def is_convertible(part: nn.Module) -> TypeGuard[nn.LSTM]:
@@ -159,7 +160,8 @@ def _forward(
     weight_in, weight_hidden = weight_in.transpose(1, 2), weight_hidden.transpose(1, 2)
     found = inputs.new_empty(n, num_steps, num_rows, size)
     squashed, room = torch.empty_like(cell), _room(inputs, n, num_rows, 4 * size)
-    at_once = num_steps if is_kept else max(ROOM // max(n * num_rows * 4 * size, 1), 1)
+    most = budget_of(inputs.device).gate_numbers
+    at_once = num_steps if is_kept else max(most // max(n * num_rows * 4 * size, 1), 1)
     for start in range(0, num_steps, at_once):
         some = min(at_once, num_steps - start)
         flat = inputs[:, start : start + some].reshape(n, some * num_rows, num_inputs)
