@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from selffl.reports.collect import Group, RunData
+from selffl.reports.schema import Bands, Inside, SeedTable, Trajectory
 from selffl.reports.scores import all_rounded, rounded, runs_of_seed
 from selffl.runs.folder import Row
 
@@ -24,7 +24,7 @@ def has_variances(run: RunData) -> bool:
     return bool(run.records.participation) or any(row.get("inter_variance") is not None for row in run.records.history)
 
 
-def inside(group: Group, number: int) -> dict[str, Any] | None:
+def inside(group: Group, number: int) -> Inside | None:
     """Variances, weights and steps of a method over rounds, all its seeds together; none where it has none of them."""
     runs = [run for run in group.methods[number].runs if has_variances(run)]
     if not runs:
@@ -85,7 +85,7 @@ def _by_round(runs: Sequence[RunData], column: str) -> dict[int, list[float]]:
     return found
 
 
-def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> dict[str, Any] | None:
+def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> Bands | None:
     """The tenth, the middle and the ninth tenth of clients in each round."""
     kept = [number for number in rounds if number in values]
     if not kept:
@@ -94,9 +94,9 @@ def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> dict[str, A
     return {"x": kept, "low": all_rounded(low, 4), "middle": all_rounded(middle, 4), "high": all_rounded(high, 4)}
 
 
-def trajectories(group: Group, seed_tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Trajectory]:
     """Client by client, the rounds it took part in: of the first method and seed, and of more while there is room."""
-    found: list[dict[str, Any]] = []
+    found: list[Trajectory] = []
     left = MOST_POINTS
     for table in seed_tables:
         place = {client: i for i, client in enumerate(table["clients"])}

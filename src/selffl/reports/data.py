@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from selffl.reports.collect import Group, RunData
 from selffl.reports.course import inside, trajectories
 from selffl.reports.joining import calibration, gains, losing
-from selffl.reports.scores import PARTS, all_rounded, alone, by_round, lines, rounded, runs_of_seed, scale_of, scaled
+from selffl.reports.schema import Classes, ClientColumns, SeedTable, Tables
+from selffl.reports.scores import (
+    PARTS,
+    all_rounded,
+    alone,
+    by_round,
+    lines,
+    rounded,
+    runs_of_seed,
+    scale_of,
+    scaled,
+    shared,
+)
 from selffl.runs.folder import Row
 from selffl.training.metrics import PERCENT, name_of
 
@@ -47,7 +59,8 @@ def chosen_clients(runs: Sequence[RunData | None]) -> tuple[list[str], int]:
     return [ids[place] for place in places], len(ids)
 
 
-COLUMNS = {  # of a client with one method: what the page calls it, and the column it is in
+# Of a client with one method: what the page calls it, and the column it is in.
+COLUMNS: dict[Literal["rounds", "steps", "variance", "predicted"], str] = {
     "rounds": "rounds",
     "steps": "num_local_steps",
     "variance": "intra_variance",
@@ -55,13 +68,13 @@ COLUMNS = {  # of a client with one method: what the page calls it, and the colu
 }
 
 
-def clients_of_seed(group: Group, seed: int) -> dict[str, Any]:
+def clients_of_seed(group: Group, seed: int) -> SeedTable:
     """Every client of a seed: sizes, classes, cluster, and what each method did for it."""
     runs = runs_of_seed(group, seed)
     ids, total = chosen_clients(runs)
     scale, metric = scale_of(group.client_metric), group.client_metric
     sizes: dict[str, Row] = {}
-    methods: list[dict[str, Any] | None] = []
+    methods: list[ClientColumns | None] = []
     for run, method in zip(runs, group.methods, strict=True):
         if run is None or not run.records.clients:
             methods.append(None)
@@ -69,7 +82,7 @@ def clients_of_seed(group: Group, seed: int) -> dict[str, Any]:
         rows = {str(row["client"]): row for row in run.records.clients}
         for client, row in rows.items():
             sizes.setdefault(client, row)
-        found: dict[str, Any] = {"personal": [scaled(rows.get(c, {}).get(metric), scale) for c in ids]}
+        found: ClientColumns = {"personal": [scaled(rows.get(c, {}).get(metric), scale) for c in ids]}
         if method.has_global_model:
             found["global"] = [scaled(rows.get(c, {}).get(f"global_{metric}"), scale) for c in ids]
         if any(row.get("realised_gain") is not None for row in run.records.clients):
@@ -83,7 +96,7 @@ def clients_of_seed(group: Group, seed: int) -> dict[str, Any]:
             found["weight"] = all_rounded((last.get(client) for client in ids), 4)
         methods.append(found)
     clusters = [sizes[client].get("cluster") for client in ids]
-    table = {
+    table: SeedTable = {
         "seed": seed,
         "clients": ids,
         "total": total,
@@ -103,7 +116,7 @@ def clients_of_seed(group: Group, seed: int) -> dict[str, Any]:
     return table
 
 
-def partition(runs: Sequence[RunData | None], ids: Sequence[str]) -> dict[str, Any] | None:
+def partition(runs: Sequence[RunData | None], ids: Sequence[str]) -> Classes | None:
     """Training rows by client and class, where a run has noted them; only the cells that are not empty."""
     rows = next((run.partition for run in runs if run is not None and run.partition), None)
     if rows is None:
@@ -131,7 +144,7 @@ def _as_number(name: str) -> tuple[int, float, str]:
         return 1, 0.0, name
 
 
-def tables(group: Group) -> dict[str, Any]:
+def tables(group: Group) -> Tables:
     """Everything that the charts of a group are drawn from, as JSON takes it."""
     seed_tables = [clients_of_seed(group, seed) for seed in shown_seeds(group)]
     return {
@@ -142,6 +155,7 @@ def tables(group: Group) -> dict[str, Any]:
         "parts": PARTS,
         "methods": [method.label for method in group.methods],
         "alone": alone(group),
+        "shared": shared(group),
         "scores": [
             {part: [rounded(e.mean), rounded(e.error)] for part, e in line.scores.items()} for line in lines(group)
         ],

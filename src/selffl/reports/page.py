@@ -19,6 +19,7 @@ from selffl.errors import ConfigError, DataError
 from selffl.reports import data, figures, joining, scores, words
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
+from selffl.reports.schema import Payload, Tables
 from selffl.studies import STUDIES
 from selffl.training.metrics import PERCENT, name_of
 
@@ -86,7 +87,7 @@ def news(found: Collection, state: str) -> bytes:
     return _json(payload(groups, len(found.studies), len(found.waiting)) | {"state": state}).encode()
 
 
-def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int) -> dict[str, Any]:
+def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int) -> Payload:
     """What the script of the page works on."""
     parts = _templates().get_template("parts.html.j2").module
     shape = json.dumps(
@@ -198,7 +199,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
     }
 
 
-def _charts(found: dict[str, Any]) -> list[str]:
+def _charts(found: Tables) -> list[str]:
     """The charts that there are numbers for."""
     seeds, inside = found["seeds"], found["inside"]
     methods = [method for table in seeds for method in table["methods"] if method is not None]
@@ -237,7 +238,7 @@ def _labels(metric: str, of_client: str, gain: str) -> dict[str, str]:
     }
 
 
-def _facts(group: Group, found: dict[str, Any]) -> str:
+def _facts(group: Group, found: Tables) -> str:
     """What was done, in a line."""
     run = group.runs[0]
     clients = max((int(r.records.summary.get("clients") or 0) for r in group.runs), default=0)
@@ -259,7 +260,7 @@ def _facts(group: Group, found: dict[str, Any]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _seeds(found: dict[str, Any]) -> str:
+def _seeds(found: Tables) -> str:
     """Which seeds' clients the page holds."""
     shown = [str(table["seed"]) for table in found["seeds"]]
     if not shown or len(found["allSeeds"]) == 1:

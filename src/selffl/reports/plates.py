@@ -21,6 +21,7 @@ from selffl.reports.collect import Group, collect
 from selffl.reports.figures import INCHES, Width
 from selffl.reports.partition import partition_plot
 from selffl.reports.record import FIGURES, StudyRecord
+from selffl.reports.schema import Classes, Inside, SeedTable, Tables, Trajectory
 from selffl.studies.result import Chart, Figure, Series
 from selffl.training.metrics import PERCENT, name_of
 
@@ -67,8 +68,9 @@ def _save_group(group: Group, place: Path, prefix: str, formats: Sequence[str], 
     table = data.tables(group)
     for figure in figures_of(group, table):
         written += figures.save(figures.draw(figure, width), place / f"{prefix}{figure.name}", formats)
-    if table["seeds"] and table["seeds"][0]["classes"]:
-        written += figures.save(_partition(table["seeds"][0]), place / f"{prefix}partition", formats)
+    first = table["seeds"][0] if table["seeds"] else None
+    if first is not None and first["classes"]:
+        written += figures.save(_partition(first["clients"], first["classes"]), place / f"{prefix}partition", formats)
     return written + _save_table(page.plain_table(group), page.caption(group), place, prefix)
 
 
@@ -102,7 +104,7 @@ def _save_table(rows: Sequence[dict[str, str]], caption: str, place: Path, prefi
 # ---------------------------------------------------------------------------------------------------- what is drawn
 
 
-def figures_of(group: Group, table: dict[str, Any] | None = None) -> list[Figure]:
+def figures_of(group: Group, table: Tables | None = None) -> list[Figure]:
     """The figures of a group: by round, by client, who gains, and what uncertainty decided."""
     table = data.tables(group) if table is None else table
     axis, of_client = (
@@ -126,7 +128,7 @@ def figures_of(group: Group, table: dict[str, Any] | None = None) -> list[Figure
     return [figure for figure in found if figure.charts]
 
 
-def _curves(table: dict[str, Any], part: str) -> list[Series]:
+def _curves(table: Tables, part: str) -> list[Series]:
     return [
         Series(name, curve["x"], curve["y"], curve["error"])
         for name, curve in zip(table["methods"], table["rounds"][part], strict=True)
@@ -134,7 +136,7 @@ def _curves(table: dict[str, Any], part: str) -> list[Series]:
     ]
 
 
-def _of_clients(group: Group, table: dict[str, Any], seed_table: dict[str, Any], axis: str) -> list[Figure]:
+def _of_clients(group: Group, table: Tables, seed_table: SeedTable, axis: str) -> list[Figure]:
     sizes = seed_table["train"]
     is_wide = min(sizes) > 0 and max(sizes) > 10 * min(sizes)
     points, predicted = [], []
@@ -176,7 +178,7 @@ def _points(name: str, x: Sequence[float | None], y: Sequence[float | None]) -> 
     return Series(name, [a for a, _ in known], [b for _, b in known])
 
 
-def _of_inside(group: Group, table: dict[str, Any], inside: dict[str, Any]) -> list[Figure]:
+def _of_inside(group: Group, table: Tables, inside: Inside) -> list[Figure]:
     name = table["methods"][inside["method"]]
 
     def curve(label: str, values: Sequence[float | None]) -> Series:
@@ -187,8 +189,8 @@ def _of_inside(group: Group, table: dict[str, Any], inside: dict[str, Any]) -> l
     charts = [Chart("Variances", "round", "variance", [s for s in variances if s.x], log_y=True)]
     if inside["weight"] is not None:
         band = inside["weight"]
-        named = (("low", "lowest tenth"), ("middle", "median"), ("high", "highest tenth"))
-        lines = [Series(label, band["x"], [100 * v for v in band[key]]) for key, label in named]
+        named = {"lowest tenth": band["low"], "median": band["middle"], "highest tenth": band["high"]}
+        lines = [Series(label, band["x"], [100 * v for v in values]) for label, values in named.items()]
         charts.append(Chart("Weights", "round", "share in the average, %", lines))
     found = [Figure("variances", f"{name}: variances and weights by round.", [c for c in charts if c.series])]
     steps = []
@@ -205,22 +207,21 @@ def _of_inside(group: Group, table: dict[str, Any], inside: dict[str, Any]) -> l
     return found
 
 
-def _trajectory(table: dict[str, Any], path: dict[str, Any]) -> Chart:
+def _trajectory(table: Tables, path: Trajectory) -> Chart:
     """The steps of the client that took part most often."""
     busiest = max(set(path["client"]), key=lambda client: (path["client"].count(client), -client))
     at = [i for i, client in enumerate(path["client"]) if client == busiest]
     ids = next(seeds["clients"] for seeds in table["seeds"] if seeds["seed"] == path["seed"])
-    named = (("steps", "taken"), ("wanted", "wanted"))
+    named: dict[str, list[Any]] = {"taken": path["steps"], "wanted": path["wanted"]}
     lines = [
-        Series(label, [path["round"][i] for i in known], [path[key][i] for i in known])
-        for key, label in named
-        if (known := [i for i in at if path[key][i] is not None])
+        Series(label, [path["round"][i] for i in known], [values[i] for i in known])
+        for label, values in named.items()
+        if (known := [i for i in at if values[i] is not None])
     ]
     return Chart(f"Client {ids[busiest]}".replace("$", r"\$"), "round", "local steps", lines)
 
 
-def _partition(seed_table: dict[str, Any]) -> Canvas:
-    classes = seed_table["classes"]
-    counts = np.zeros((len(seed_table["clients"]), len(classes["names"])), dtype=np.int64)
+def _partition(clients: Sequence[str], classes: Classes) -> Canvas:
+    counts = np.zeros((len(clients), len(classes["names"])), dtype=np.int64)
     counts[classes["client"], classes["class"]] = classes["rows"]
-    return partition_plot(counts, "Rows by client and class", seed_table["clients"], classes["names"])
+    return partition_plot(counts, "Rows by client and class", clients, classes["names"])

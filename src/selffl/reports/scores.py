@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from selffl.algorithms import ALGORITHMS
 from selffl.maths.significance import LEVEL, holm_p_values
 from selffl.reports.collect import Group, Method, RunData
+from selffl.reports.schema import Curve
 from selffl.studies.result import Estimate, split_ratio
 from selffl.training.metrics import PERCENT
 
@@ -192,10 +194,10 @@ def _gradients(method: Method) -> float | None:
     return sum(per_run) / len(per_run) if per_run else None
 
 
-def by_round(group: Group, part: str) -> list[dict[str, Any] | None]:
+def by_round(group: Group, part: str) -> list[Curve | None]:
     """A score of each method at the rounds that all its runs have evaluated: mean and standard error over seeds."""
     name, scale = f"{part}_{group.metric}", scale_of(group.metric)
-    found: list[dict[str, Any] | None] = []
+    found: list[Curve | None] = []
     for method in group.methods:
         if part == "global" and not method.has_global_model:
             found.append(None)
@@ -227,3 +229,10 @@ def runs_of_seed(group: Group, seed: int) -> list[RunData | None]:
 def alone(group: Group) -> int | None:
     """Which method is training alone, if it is there."""
     return next((i for i, method in enumerate(group.methods) if not method.runs[0].config.is_federated), None)
+
+
+def shared(group: Group) -> int | None:
+    """Which method is the first that gives all clients one model, if there is one."""
+    names = [method.runs[0].config.algorithm for method in group.methods]
+    known = [ALGORITHMS[name]().personalises if name in ALGORITHMS else None for name in names]
+    return known.index("nothing") if "nothing" in known else None

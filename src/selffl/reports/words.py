@@ -11,6 +11,7 @@ from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.optimisers import OPTIMISERS
 from selffl.reports import joining, scores
 from selffl.reports.collect import Group
+from selffl.reports.schema import Inside, SeedTable, Tables
 from selffl.runs.evaluation import majority_sentence
 from selffl.runs.folder import RunConfig
 from selffl.runs.train import train
@@ -135,7 +136,7 @@ def _beside(line: scores.Line, metric: str) -> str:
     return "".join(f", {part}" for part in said)
 
 
-def takeaways(group: Group, tables: dict[str, Any]) -> dict[str, str]:
+def takeaways(group: Group, tables: Tables) -> dict[str, str]:
     """A sentence over each picture."""
     found = {"rounds": _of_rounds(group), "tails": _of_tails(group)}
     if tables["seeds"]:
@@ -182,7 +183,7 @@ def _of_tails(group: Group) -> str:
     return text + "."
 
 
-def _of_clients(group: Group, table: dict[str, Any]) -> str:
+def _of_clients(group: Group, table: SeedTable) -> str:
     sizes = [size for size in table["train"] if size is not None]
     low, high = min(sizes), max(sizes)
     each = counted(high, "training row") if low == high else f"from {low:,} to {counted(high, 'training row')}"
@@ -192,7 +193,7 @@ def _of_clients(group: Group, table: dict[str, Any]) -> str:
     return text
 
 
-def _of_gains(group: Group, table: dict[str, Any]) -> str:
+def _of_gains(group: Group, table: SeedTable) -> str:
     found, base = joining.gains(group, table, 0)
     known = [value for value in found if value is not None]
     if not known:
@@ -208,7 +209,7 @@ def _of_gains(group: Group, table: dict[str, Any]) -> str:
     )
 
 
-def _of_predicted(group: Group, table: dict[str, Any]) -> str:
+def _of_predicted(group: Group, table: SeedTable) -> str:
     for number, columns in enumerate(table["methods"]):
         if columns is None or "predicted" not in columns:
             continue
@@ -230,7 +231,7 @@ def _of_predicted(group: Group, table: dict[str, Any]) -> str:
     return ""
 
 
-def _of_partition(table: dict[str, Any]) -> str:
+def _of_partition(table: SeedTable) -> str:
     classes = table["classes"]
     if classes is None:
         return ""
@@ -242,14 +243,14 @@ def _of_partition(table: dict[str, Any]) -> str:
     return f"Each client holds {each} of {counted(len(classes['names']), 'class').replace('classs', 'classes')}."
 
 
-def _of_clusters(table: dict[str, Any]) -> str:
+def _of_clusters(table: SeedTable) -> str:
     if table["cluster"] is None:
         return ""
     named = [value for value in table["cluster"] if value is not None]
     return f"{counted(len(set(named)), 'cluster')} over {counted(len(named), 'client')}."
 
 
-def _of_inside(group: Group, found: dict[str, Any]) -> str:
+def _of_inside(group: Group, found: Inside) -> str:
     name = group.methods[found["method"]].label
     parts = []
     known = [(i, j) for i, j in zip(found["inter"], found["intra"], strict=True) if i is not None and j is not None]
@@ -266,7 +267,7 @@ def _of_inside(group: Group, found: dict[str, Any]) -> str:
     return f"{'; '.join(parts)}." if parts else ""
 
 
-def _thinned(group: Group, tables: dict[str, Any]) -> str:
+def _thinned(group: Group, tables: Tables) -> str:
     """What of the rounds and of the client-rounds a page has no room for."""
     parts = []
     total = max(one["totalRounds"] for one in tables["inside"])
