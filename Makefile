@@ -49,7 +49,7 @@ FLOWER := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1
 
 flower: .venv-flower/.installed
 	$(FLOWER)/python -m pytest -q --numprocesses=2 --dist=loadfile tests/engines/flower tests/runs/test_flower.py tests/runs/test_flower_kills.py \
-		tests/test_cli_flower.py tests/deploy "tests/test_benchmarks.py::test_a_benchmark_prints_its_ratios_and_writes_its_file[flower_rounds]"
+		tests/test_cli_flower.py tests/test_dependencies.py tests/deploy "tests/test_benchmarks.py::test_a_benchmark_prints_its_ratios_and_writes_its_file[flower_rounds]"
 
 # A server and three sites on this machine, with TLS and registered keys; one of them fails and comes back.
 flower-demo: .venv-flower/.installed

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
-from selffl.errors import ConfigError, DataError
+from selffl.errors import DataError
 from selffl.reports import data, figures, joining, scores, words
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
@@ -144,12 +144,8 @@ def _text(name: str) -> str:
 @cache
 def _plotly() -> str:
     """The plotting library's script; imported here, since nothing else needs it."""
-    try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-    except ImportError:
-        raise ConfigError(
-            "the page is drawn by plotly, which is not installed; install it: pip install plotly."
-        ) from None
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
     text: str = get_plotlyjs()
     return text.replace("</script", "<\\/script")
 
