@@ -194,7 +194,7 @@ def test_checking_leaves_the_random_state_alone():
 
 
 def test_a_classifier_that_begins_with_huge_outputs_is_warned_of():
-    rows = Rows.of_one(torch.tensor([[42000.0, 1.0], [17000.0, 0.0]]), torch.tensor([0, 1]))
+    rows = Rows.single_client(torch.tensor([[42000.0, 1.0], [17000.0, 0.0]]), torch.tensor([0, 1]))
     with pytest.warns(UserWarning, match=r"outputs of Linear reach .*Standardise"):
         check_rows(FlatModel(seeded(lambda: nn.Linear(2, 2))), nn.functional.cross_entropy, rows)
     scaled = nn.Sequential(Standardise.of(rows.features), seeded(lambda: nn.Linear(2, 2)))

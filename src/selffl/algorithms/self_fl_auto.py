@@ -34,7 +34,7 @@ from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.solver import descend, iterate, rate_of
 from selffl.budget import Budget
 from selffl.maths.evidence import effective_parameters
-from selffl.maths.frequencies import class_shift, class_skew, rows_alike
+from selffl.maths.frequencies import class_shift, class_skew, same_class_rate
 from selffl.maths.posterior import local_weight, weighted_mean
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
@@ -279,7 +279,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """
         count = counts.sum(-1, keepdim=True)
         seen = weighted_mean(counts / count.clamp(min=1.0), weights * (count > 0))
-        found = rows_alike(counts).nanmean(-1)
+        found = same_class_rate(counts).nanmean(-1)
         frequencies = torch.lerp(server.frequencies, seen, 1.0 / (server.clock + 2.0).unsqueeze(-1))
         alike = torch.lerp(server.alike, found, 1.0 / (server.clock + 1.0))
         return replace(

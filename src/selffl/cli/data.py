@@ -184,9 +184,9 @@ def data_show(
         draw_partition(fed, plot, title, entry.classes)
         console.tell(console.err, f"Clients and classes: {plot}")
     if clips is not None:
-        from selffl.reports.clips import draw_clips
+        from selffl.reports.spectrograms import draw_spectrograms
 
-        draw_clips(clips, seed)
+        draw_spectrograms(clips, seed)
         console.tell(console.err, f"Clips: {clips}")
 
 

@@ -24,7 +24,7 @@ from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.partition import three_classes_by_power_law
 from selffl.data.split import Split
-from selffl.errors import DataError, in_short
+from selffl.errors import DataError, one_line
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -46,7 +46,7 @@ def read_batch(path: Path, md5: str | None = None) -> Bytes:
     try:
         batch = reader(path)
     except Exception as error:  # a damaged picture or pickle can fail in any way
-        shown = in_short(error)
+        shown = one_line(error)
         raise DataError(f"{path} cannot be read ({shown}); expected a batch of CIFAR-10. Fetch it again.") from None
     if md5 is not None and (found := hashlib.md5(batch.data, usedforsecurity=False).hexdigest()) != md5:
         raise DataError(f"{path} holds a batch of MD5 {found}; expected {md5}. It is damaged: fetch it again.")

@@ -24,7 +24,7 @@ from selffl.errors import DataError
 Bytes = npt.NDArray[np.uint8]
 
 FIRST_LETTER = 36  # by-class labels: 0 … 9, A … Z, then a … z
-MOST = 4000  # images of a letter that FedProx takes
+MAX_IMAGES_PER_LETTER = 4000  # images of a letter that FedProx takes
 MATLAB = "emnist-byclass.mat"
 PARTS = {
     part: tuple(f"emnist-byclass-{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
@@ -96,7 +96,7 @@ def images_and_labels() -> tuple[Bytes, Bytes]:
     seen = np.zeros(10, dtype=np.int64)
     for pictures, labels in _stored():
         for letter in range(10):
-            rows = np.flatnonzero(labels == FIRST_LETTER + letter)[: MOST - seen[letter]]
+            rows = np.flatnonzero(labels == FIRST_LETTER + letter)[: MAX_IMAGES_PER_LETTER - seen[letter]]
             seen[letter] += len(rows)
             images.append(pictures[rows].swapaxes(1, 2))
             classes.append(np.full(len(rows), letter, dtype=np.uint8))

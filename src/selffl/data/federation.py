@@ -14,7 +14,7 @@ from torch import Tensor
 from selffl.data.columns import column_of, rows_of_dataset
 from selffl.data.folder import FolderArrays, read_folder
 from selffl.data.huggingface import read_huggingface
-from selffl.data.leaf import WHOLE, Encode, read_leaf
+from selffl.data.leaf import UNDIVIDED, Encode, read_leaf
 from selffl.data.packing import Packed, pack_arrays, pack_parts, pack_table, pack_whole
 from selffl.data.parts import LabelKind
 from selffl.data.pfllib import read_pfllib
@@ -22,7 +22,7 @@ from selffl.data.preparation import MissingRule, Preparation, Roles, Task
 from selffl.data.rows import Rows
 from selffl.data.split import Split, SplitOptions, split_of, split_of_training_rows
 from selffl.data.tables import Decimals, read_table, table_of_frame
-from selffl.errors import CheckpointError, DataError, in_short
+from selffl.errors import CheckpointError, DataError, one_line
 from selffl.state.checkpoint import load_tensors, save_tensors
 
 __all__ = ["Federation", "Rows", "check_ids"]
@@ -91,7 +91,7 @@ class Federation:
     def num_classes(self) -> int | None:
         """Largest label + 1 over all rows, or as many as have names; none where labels are floating-point targets.
 
-        Nobody need hold every class, nor a client more than one.
+        No client has to hold every class, or more than one.
         """
         if self.train.labels.is_floating_point():
             return None
@@ -346,8 +346,8 @@ class Federation:
             Federation(2 clients, rows (1,): 2 train, 2 test)
         """
         rows = read_leaf(Path(path), encode, labels, classes, cluster)
-        if WHOLE in rows.parts:
-            return cls._of(pack_whole(rows, WHOLE, split_of(split)))
+        if UNDIVIDED in rows.parts:
+            return cls._of(pack_whole(rows, UNDIVIDED, split_of(split)))
         return cls._of(pack_parts(rows, split_of_training_rows(split, path)))
 
     @classmethod
@@ -391,7 +391,7 @@ class Federation:
         moved = {name: rows.to(device, dtype) for name, rows in self.parts.items()}
         return replace(self, cluster=None if self.cluster is None else self.cluster.to(device), **moved)  # type: ignore[arg-type]
 
-    def pooled(self) -> Federation:
+    def pool(self) -> Federation:
         """All clients' rows as those of one client: what could be trained if rows were allowed to meet."""
 
         def whole(rows: Rows) -> Rows:
@@ -400,13 +400,13 @@ class Federation:
         parts: dict[str, Any] = {name: whole(rows) for name, rows in self.parts.items()}
         return replace(self, clients=["all"], cluster=None, source=None, **parts)
 
-    def only(self, clients: Sequence[Hashable]) -> Federation:
+    def subset(self, clients: Sequence[Hashable]) -> Federation:
         """The same federation with some of its clients, by their ids; the rest can come later, as newcomers.
 
         Examples:
             >>> import selffl
             >>> fed = selffl.Federation.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 0], list("abc"))
-            >>> fed.only(["a", "c"]).clients
+            >>> fed.subset(["a", "c"]).clients
             ['a', 'c']
         """
         place = {client: number for number, client in enumerate(self.clients)}
@@ -416,7 +416,7 @@ class Federation:
             found = "no client" if not chosen else f"{strange!r}, which is none of {self.num_clients} clients"
             raise DataError(f"the clients to keep hold {found}; expected ids of some, such as {self.clients[0]!r}.")
         at = torch.tensor([place[client] for client in chosen], device=self.train.offset.device)
-        parts: dict[str, Any] = {name: rows.only(at) for name, rows in self.parts.items()}
+        parts: dict[str, Any] = {name: rows.subset(at) for name, rows in self.parts.items()}
         # The source would make it again with all of them.
         return replace(
             self, clients=chosen, cluster=None if self.cluster is None else self.cluster[at], source=None, **parts
@@ -470,7 +470,7 @@ class Federation:
                 about["preparation"] = self.preparation.to_dict()
             save_tensors(path, dict(self._tensors()), about)
         except Exception as error:  # safetensors has its own kind of error for a folder that is not there
-            raise DataError(f"{path} cannot be written ({in_short(error)}); expected a file in a folder.") from None
+            raise DataError(f"{path} cannot be written ({one_line(error)}); expected a file in a folder.") from None
 
     @classmethod
     def load(cls, path: Path | str) -> Federation:
@@ -489,7 +489,7 @@ class Federation:
                 for part in ("train", "test", "validation")
             ]
         except (CheckpointError, KeyError) as error:
-            reason = in_short(error).removeprefix(f"{path} ").partition(";")[0]
+            reason = one_line(error).removeprefix(f"{path} ").partition(";")[0]
             raise DataError(f"{path} cannot be read ({reason}); {advice}. Save it again.") from None
         train, test, validation = parts
         if train is None or test is None:

@@ -27,8 +27,8 @@ from selffl.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]  # (file, bytes that are here, bytes in all where that is known)
 
-BLOCK = 1 << 18
-TIMEOUT = 30.0  # seconds without a byte
+BLOCK_BYTES = 1 << 18
+TIMEOUT_SECONDS = 30.0  # seconds without a byte
 
 
 def fetch(name: str, folder: Path | None = None, on_progress: Progress | None = None) -> list[Path]:
@@ -88,7 +88,7 @@ def download(remote: Remote, path: Path, on_progress: Progress | None = None) ->
             total = None if length is None else here + int(length)
             with part.open("ab" if here else "wb") as file:
                 tell(path.name, here, total)
-                while block := answer.read(BLOCK):
+                while block := answer.read(BLOCK_BYTES):
                     file.write(block)
                     here += len(block)
                     tell(path.name, here, total)
@@ -119,7 +119,7 @@ def _open(url: str, start: int) -> Iterator[http.client.HTTPResponse]:
     request = urllib.request.Request(url, headers={"User-Agent": f"selffl/{__version__}"})
     if start:
         request.add_header("Range", f"bytes={start}-")
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
         yield answer
 
 
@@ -144,7 +144,7 @@ def unpack(archive: Path, members: tuple[str, ...], target: Path) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 part = path.with_name(path.name + ".part")
                 with open_member(member) as content, part.open("wb") as file:
-                    shutil.copyfileobj(content, file, BLOCK)
+                    shutil.copyfileobj(content, file, BLOCK_BYTES)
                 part.replace(path)
     except (OSError, EOFError, KeyError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{archive} cannot be unpacked ({_why(error)}); expected {', '.join(members[:2])}, …") from None

@@ -1,6 +1,6 @@
 """Data sets of Hugging Face, and partitions of flwr-datasets, as features, labels and ids.
 
-Neither package is imported: whoever has such a data set has its package.
+Neither package is imported: a user who has such a data set has its package.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from selffl.data.preparation import Label, Roles
 from selffl.data.tables import Array, Table, join_tables, table_of_frame
 from selffl.errors import ConfigError, DataError, unknown_name
 
-GREY = ("1", "L", "LA")  # modes of images with one channel
-DEEP = ("I", "F")  # and those with more than 8 bits of it, by how they begin
+GREY_MODES = ("1", "L", "LA")  # modes of images with one channel
+DEEP_MODES = ("I", "F")  # and those with more than 8 bits of it, by how they begin
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,9 @@ def _images(place: str, dataset: Any, name: str) -> Array:
                 f"{place}: {name} is {what} in row {row}; expected an image. Drop the row, or decode the column with "
                 "cast_column."
             )
-        if image.mode.startswith(DEEP):
+        if image.mode.startswith(DEEP_MODES):
             raise DataError(f"{place}: {name} has the mode {image.mode} in row {row}; expected 8 bits a channel.")
-        pixels = np.atleast_3d(np.asarray(image.convert("L" if image.mode in GREY else "RGB"))).transpose(2, 0, 1)
+        pixels = np.atleast_3d(np.asarray(image.convert("L" if image.mode in GREY_MODES else "RGB"))).transpose(2, 0, 1)
         if found is None:
             found = np.empty((len(dataset), *pixels.shape), dtype=np.float32)
         if pixels.shape != found.shape[1:]:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from selffl.data.parts import Array, ClientRows, LabelKind, SplitRows, join_parts
-from selffl.errors import DataError, in_short
+from selffl.errors import DataError, one_line
 
 KEYS = ("users", "num_samples", "user_data")
-WHOLE = "all"  # name of the only part, where rows are not split
+UNDIVIDED = "all"  # name of the only part, where rows are not split
 FOLDERS = {"train": "train", "test": "test", "val": "validation"}  # the parts, by their folders; val is Reddit's
 Encode = Callable[[list[Any]], Any]
 Users = dict[str, ClientRows]
@@ -35,7 +35,7 @@ def read_leaf(
 ) -> SplitRows:
     """Rows of all users; the arguments are those of `Federation.from_leaf`.
 
-    Where the rows are not split, their only part is `WHOLE`.
+    Where the rows are not split, their only part is `UNDIVIDED`.
     """
     parts: dict[str, Users] = {}
     group: dict[str, Hashable] = {}
@@ -62,7 +62,7 @@ def _files(path: Path) -> dict[str, list[Path]]:
     """The files of each part, in the order of their names."""
     advice = "expected a .json file, a folder of such files, or one with the folders train and test"
     if path.is_file():
-        return {WHOLE: [path]}
+        return {UNDIVIDED: [path]}
     if not path.is_dir():
         raise DataError(f"{path} does not exist; {advice}.")
     folders = {part: path / folder for folder, part in FOLDERS.items() if (path / folder).is_dir()}
@@ -72,7 +72,7 @@ def _files(path: Path) -> dict[str, list[Path]]:
             f"{path} has the folder {next(iter(folders.values())).name} and no folder {missing}; expected both train "
             "and test. Split the rows with LEAF's split_data.py, or read the one folder by itself."
         )
-    found = {part: sorted(folder.glob("*.json")) for part, folder in (folders or {WHOLE: path}).items()}
+    found = {part: sorted(folder.glob("*.json")) for part, folder in (folders or {UNDIVIDED: path}).items()}
     empty = next((part for part, files in found.items() if not files), None)
     if empty is not None:
         raise DataError(f"{folders.get(empty, path)} holds no .json files; {advice}.")
@@ -161,7 +161,7 @@ def _read(path: Path, keeps_features: bool) -> tuple[list[str], list[Any], dict[
         with path.open(encoding="utf-8") as file:
             found = json.load(file, object_pairs_hook=compact)
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, thousands of digits
-        raise DataError(f"{path} cannot be read ({in_short(error)}); {expected}.") from None
+        raise DataError(f"{path} cannot be read ({one_line(error)}); {expected}.") from None
     if not isinstance(found, dict):
         raise DataError(f"{path} holds a {type(found).__name__}; {expected}.")
     missing = next((key for key in KEYS if key not in found), None)

@@ -20,7 +20,7 @@ from selffl.data.dataset import DataSet, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.split import Split
-from selffl.errors import DataError, in_short
+from selffl.errors import DataError, one_line
 
 EXPORT_TIMEOUT_S = 120
 EXPORT = """
@@ -95,7 +95,7 @@ class RTable:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 lines = list(csv.DictReader(file))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{path} cannot be read ({in_short(error)}); expected a CSV file. {again}") from None
+            raise DataError(f"{path} cannot be read ({one_line(error)}); expected a CSV file. {again}") from None
         used = dict.fromkeys(_column_of(term) for term in (self.group, self.outcome, *self.features))
         missing = [column for column in used if not lines or lines[0].get(column) is None]
         if missing:
@@ -110,7 +110,7 @@ class RTable:
         try:
             columns = [_values(lines, term) for term in (self.outcome, *self.features)]
         except ValueError as error:
-            raise DataError(f"{path} holds {in_short(error)}; expected numbers. {again}") from None
+            raise DataError(f"{path} holds {one_line(error)}; expected numbers. {again}") from None
         outcome = columns[0].astype(np.int64) if self.is_binary else columns[0]
         return GroupedRows(np.column_stack(columns[1:]), outcome, group)
 
@@ -127,7 +127,7 @@ class RTable:
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise DataError(f"{rscript} did not run to its end ({in_short(error)}); expected {path.name}.") from None
+            raise DataError(f"{rscript} did not run to its end ({one_line(error)}); expected {path.name}.") from None
         if ended.returncode or not part.is_file():
             said = " ".join(ended.stderr.split())[-200:] or f"exit code {ended.returncode}"
             raise DataError(

@@ -65,7 +65,7 @@ def join_parts(
     first_part = next(iter(parts))
     ids = sorted(parts[first_part])
     every = [rows for clients in parts.values() for rows in clients.values()]
-    _check_alike(every)
+    _check_same_form(every)
     names: list[str] | None = None
     if every[0].y.dtype.kind == "O":
         if labels == "values":
@@ -93,7 +93,7 @@ def join_parts(
     return SplitRows(ids, found, names)
 
 
-def _check_alike(every: Sequence[ClientRows]) -> None:
+def _check_same_form(every: Sequence[ClientRows]) -> None:
     """Refuse rows that differ in shape, or in whether labels have names, from the first client's."""
     first = every[0]
     for rows in every:

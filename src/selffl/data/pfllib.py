@@ -22,7 +22,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from selffl.data.parts import LARGEST_WHOLE, Array, ClientRows, SplitRows, join_parts
-from selffl.errors import ConfigError, DataError, in_short
+from selffl.errors import ConfigError, DataError, one_line
 
 PARTS = ("train", "test")
 FORM = "expected PFLlib's files, in which data is a dictionary with the arrays x and y"
@@ -78,7 +78,7 @@ def _config(path: Path) -> tuple[int | None, int | None]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read ({in_short(error)}); expected JSON, as PFLlib writes it.") from None
+        raise DataError(f"{path} cannot be read ({one_line(error)}); expected JSON, as PFLlib writes it.") from None
     if not isinstance(found, dict):
         raise DataError(f"{path} holds a {type(found).__name__}; expected a dictionary, as PFLlib writes it.")
     for key in ("num_clients", "num_classes"):
@@ -127,7 +127,7 @@ def _read(path: Path) -> ClientRows:
             with archive.open("data.npy") as file:
                 found = _unpickled(path, file)
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
-        raise DataError(f"{path} cannot be read ({in_short(error)}); {FORM}.") from None
+        raise DataError(f"{path} cannot be read ({one_line(error)}); {FORM}.") from None
     if not isinstance(found, np.ndarray) or found.shape != () or not isinstance(found.item(), dict):
         raise DataError(f"{path}: data is no dictionary; {FORM}.")
     record = found.item()
@@ -151,7 +151,7 @@ def _unpickled(path: Path, file: IO[bytes]) -> Any:
     try:
         return ArraysOnly(file).load()
     except (pickle.UnpicklingError, LookupError, AttributeError, TypeError, OverflowError, struct.error) as error:
-        raise DataError(f"{path} cannot be read ({in_short(error)}); {FORM}.") from None
+        raise DataError(f"{path} cannot be read ({one_line(error)}); {FORM}.") from None
 
 
 def _array(path: Path, name: str, values: Any) -> Array:

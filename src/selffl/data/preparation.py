@@ -173,7 +173,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: npt.NDArray[np.float64]) -> Moments:
-        """Of the values that are not NaN, in two passes."""
+        """Moments of the values that are not NaN, in two passes."""
         known = values[~np.isnan(values)]
         if len(known) == 0:
             return cls()
@@ -183,7 +183,7 @@ class Moments:
         return cls(len(known), mean, float(np.square(known - mean).sum()))
 
     def merge(self, other: Moments) -> Moments:
-        """Of both sets together (Chan, Golub and LeVeque 1979)."""
+        """Moments of both sets together (Chan, Golub and LeVeque 1979)."""
         count = self.count + other.count
         if 0 in (self.count, other.count):
             return self if other.count == 0 else other
@@ -217,11 +217,11 @@ class ColumnProfile:
     words: tuple[str, ...] = ()
 
     def merge(self, name: str, other: ColumnProfile) -> ColumnProfile:
-        """Of both sets of rows together."""
+        """Profile of the column in both sets of rows together."""
         if self.kind is not None and other.kind is not None and self.kind != other.kind:
             raise DataError(
                 f"column {name!r} holds {PLURAL[self.kind]} in one profile and {PLURAL[other.kind]} in another; "
-                "expected one kind. Write it alike everywhere, or leave it out."
+                "expected one kind. Write it the same way everywhere, or leave it out."
             )
         return ColumnProfile(
             self.kind or other.kind,
@@ -259,7 +259,7 @@ class Profile:
     decimal: Decimals | None = None
 
     def merge(self, other: Profile) -> Profile:
-        """Of both sets of rows together."""
+        """Profile of both sets of rows together."""
         for name in ("label", "task"):
             if getattr(self, name) != getattr(other, name):
                 raise DataError(
@@ -274,7 +274,7 @@ class Profile:
         if len({isinstance(each, str) for each in (*self.classes, *other.classes)}) > 1:
             raise DataError(
                 f"the label {self.label!r} holds words in one profile and numbers in another; expected one kind of "
-                "classes. Write them alike everywhere."
+                "classes. Write them the same way everywhere."
             )
         return Profile(
             {name: column.merge(name, other.columns[name]) for name, column in self.columns.items()},
@@ -624,12 +624,12 @@ class Preparation:
 
     @property
     def means(self) -> npt.NDArray[np.float64]:
-        """Of the inputs, in the shape of a row."""
+        """Means of the inputs, in the shape of a row."""
         return np.array(self.mean).reshape(self.shape)
 
     @property
     def scales(self) -> npt.NDArray[np.float64]:
-        """Of the inputs, in the shape of a row."""
+        """Standard deviations of the inputs, in the shape of a row."""
         return np.array(self.scale).reshape(self.shape)
 
     def encode_label(self, table: Table) -> Array:

@@ -31,12 +31,12 @@ class Rows:
         return clients.repeat_interleave(self.num_examples)
 
     @classmethod
-    def of_one(cls, x: Any, y: Any) -> Rows:
+    def single_client(cls, x: Any, y: Any) -> Rows:
         """The rows of a single client, in the order given; the rest as in `Federation.from_arrays`."""
         features, labels = checked_rows(x, y)
         return cls(features, labels, torch.tensor([0, len(labels)]))
 
-    def only(self, clients: Tensor) -> Rows:
+    def subset(self, clients: Tensor) -> Rows:
         """The rows of the clients at these positions, in their order."""
         sizes = self.num_examples[clients]
         offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])

@@ -75,9 +75,9 @@ def sampled(users: Sequence[str], fraction: float, more_than: int, seed: int) ->
     owner = np.fromiter((number[user] for user in users), dtype=np.int64, count=len(users))
     count = np.bincount(owner)
     order = np.random.default_rng(seed).permutation(len(count))
-    room = int(fraction * len(users)) - (np.cumsum(count[order]) - count[order])  # when a user's turn comes
+    left = int(fraction * len(users)) - (np.cumsum(count[order]) - count[order])  # when a user's turn comes
     taken = np.zeros_like(count)
-    taken[order] = np.clip(room, 0, count[order])
+    taken[order] = np.clip(left, 0, count[order])
     taken[taken <= more_than] = 0
     by_user = np.argsort(owner, kind="stable")
     rank = np.empty(len(owner), dtype=np.int64)  # of a tweet among its user's

@@ -28,7 +28,7 @@ from selffl.errors import ConfigError, DataError
 SHA256 = "686458265e18777258dd97750e377b004058b16163bd261dc0e28259fd664c2b"
 COLUMNS = ("source", "document", "score", "text")  # and snippet, a number within the document
 WITH_AUTHOR = ("amazon", "nyt")
-FEWEST = 2  # rows of a client; with one there is none to test
+MIN_ROWS = 2  # rows of a client; with one there is none to test
 
 
 def read_snippets(path: Path) -> tuple[list[str], npt.NDArray[np.float64], list[str]]:
@@ -81,10 +81,10 @@ def sentiment(
     ids = encode(texts, read_embeddings(embeddings), num_tokens)
     used = has_token(ids) & (np.abs(scores) >= threshold)
     _, owner, count = np.unique(np.asarray(clients)[used], return_inverse=True, return_counts=True)
-    used[used] = count[owner] >= FEWEST
+    used[used] = count[owner] >= MIN_ROWS
     if not used.any():
         raise DataError(
-            f"no client of {snippets.find()} has {FEWEST} rated texts; expected some with a rating of at least "
+            f"no client of {snippets.find()} has {MIN_ROWS} rated texts; expected some with a rating of at least "
             f"{threshold:g} or at most {-threshold:g}. Lower threshold."
         )
     return Federation.from_arrays(

@@ -28,8 +28,8 @@ def synthetic(
     Client k has u_k ~ N(0, α²) and B_k ~ N(0, β²); W_k and b_k have entries N(u_k, 1); the mean v_k of its features has
     entries N(B_k, 1); its features are x ~ N(v_k, Σ) with Σ diagonal, Σ_jj = j^(−1.2); it has int(s) + 50 rows with
     s ~ lognormal(4, 2).  α and β are standard deviations, as in the authors' script (the paper's text leaves it open).
-    u_k moves the scores of all classes alike, so that α is without effect on labels: clients' rules differ by the unit
-    entries of W_k and b_k whatever it is.
+    u_k moves the scores of all classes by as much, so that α is without effect on labels: clients' rules differ by the
+    unit entries of W_k and b_k whatever it is.
 
     With ``is_iid`` all clients have one W and b with entries N(0, 1) and v_k = 0; α and β are then unused.
     """

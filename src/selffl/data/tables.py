@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from selffl.data.estimates import csv_lines
-from selffl.errors import DataError, in_short
+from selffl.errors import DataError, one_line
 
 Array = npt.NDArray[Any]
 Kind = Literal["number", "date", "time", "words"]
@@ -41,7 +41,7 @@ NUM_SHOWN_LINES = 8  # in a message
 SEPARATORS = ",;\t|"  # between the cells of a CSV file, the likeliest first
 MIN_BLOCK_BYTES = 4 << 20  # that the CSV reader takes at once; a row has to fit
 NUM_JOINED_BLOCKS = 16  # whose columns are put together while a file is read
-MIN_RELEASED_BYTES = 1 << 20  # of a column whose pieces are worth giving back
+MIN_RELEASED_BYTES = 1 << 20  # of a column whose pieces are given back early
 
 # Regular expressions of RE2, for whole cells.
 PLAIN_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -238,10 +238,8 @@ class Table:
             is_number = _matches(column, pattern)
             if is_number.sum() >= enough:
                 is_word = is_valid & ~is_number
-                advice = (
-                    "among numbers; expected numbers, written alike, or words throughout. Leave such cells empty if "
-                )
-                advice += "they are missing"
+                advice = "among numbers; expected numbers, written in one way, or words throughout. Leave such cells "
+                advice += "empty if they are missing"
                 break
         else:
             if _matches(column, f"^{DATE}$").sum() < enough:
@@ -263,7 +261,7 @@ class Table:
                 is_odd = _matches(values, f"[{sign}]")
                 raise DataError(
                     f"{self.where(is_odd)}: {name} is {values.filter(pa.array(is_odd))[0].as_py()!r}, and the decimal "
-                    f"sign is {self.decimals!r}; expected one decimal sign in a file. Write all numbers alike."
+                    f"sign is {self.decimals!r}; expected one decimal sign in a file. Write all numbers in one way."
                 )
             return self.decimals if fits[self.decimals] else None
         if all(fits.values()) and pc.any(pc.match_substring(values, ",")).as_py():
@@ -431,7 +429,7 @@ def table_of_frame(frame: Any) -> Table:
 
 
 class _Columns(Mapping[str, Any]):
-    """Columns that are converted when they are asked for: a table may hold some that nobody uses."""
+    """Columns that are converted when they are asked for: a table may hold some that are not used."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], pa.Array]) -> None:
         self._names, self._read, self._found = dict.fromkeys(names), read, {}  # type: ignore[var-annotated]
@@ -629,7 +627,7 @@ def _decimals_of_file(path: Path, separator: str, columns: Mapping[str, pa.Array
                 place = Table(str(path), columns, path, separator).where(is_odd)
                 raise DataError(
                     f"{place}: {name} has a decimal point, and {comma} decimal commas; expected one decimal sign in a "
-                    'file. Write all numbers alike, or pass decimal="," if points separate thousands.'
+                    'file. Write all numbers in one way, or pass decimal="," if points separate thousands.'
                 )
     return ","
 
@@ -664,7 +662,7 @@ def _reading_error(path: Path, separator: str, width: int, error: Exception) -> 
                 return DataError(
                     f"{path}, line {lines.line_num}: {len(cells)} field(s); expected {width}, as in the header."
                 )
-    return DataError(f"{path} cannot be read as CSV ({in_short(error)}); expected comma-separated text.")
+    return DataError(f"{path} cannot be read as CSV ({one_line(error)}); expected comma-separated text.")
 
 
 def read_parquet(path: Path, as_text: frozenset[str] = frozenset(), decimals: Decimals | None = None) -> Table:
@@ -675,7 +673,7 @@ def read_parquet(path: Path, as_text: frozenset[str] = frozenset(), decimals: De
     try:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read ({in_short(error)}); expected a Parquet file.") from None
+        raise DataError(f"{path} cannot be read ({one_line(error)}); expected a Parquet file.") from None
     names = list(table.schema.names)
     check_names(str(path), names)
     return Table(str(path), _Columns(names, lambda name: _with_nulls(table.column(name))), decimals=decimals)

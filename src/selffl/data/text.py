@@ -56,7 +56,7 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 # For what a table lacks.  Without it the compact copy would read "don't like" as "do like".
-INSTEAD = {
+REPLACEMENTS = {
     "n't": "not", "'re": "are", "'ve": "have", "'ll": "will", "'m": "am", "'d": "would", "...": "…", "--": "-",
 }  # fmt: skip
 
@@ -110,8 +110,8 @@ class Embeddings:
         for token in tokens(text):
             if (found := number.get(token)) is not None:
                 yield found
-            elif token in INSTEAD:
-                yield number.get(INSTEAD[token], UNKNOWN)
+            elif token in REPLACEMENTS:
+                yield number.get(REPLACEMENTS[token], UNKNOWN)
             else:
                 yield from (number.get(part, UNKNOWN) for part in token.split("-"))
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from selffl.errors import DataError
-from selffl.maths.border import finite_tensor, variance_tensor
+from selffl.maths.inputs import finite_tensor, variance_tensor
 
 Floats = npt.NDArray[np.float64]
 

@@ -83,7 +83,7 @@ def local_fit(loss: NegativeLogLikelihood, start: Any, *rows: Any) -> LocalFit:
     def hessian(point: np.ndarray) -> np.ndarray:
         return observed_information(loss, torch.from_numpy(point), *tensors).numpy()
 
-    from scipy.optimize import minimize  # here: a third of a second for every process that Flower starts
+    from scipy.optimize import minimize  # here: it takes a third of a second
 
     # A trust region finds the valley from anywhere; Newton's steps then find its bottom to the last digit.
     found = minimize(

@@ -14,7 +14,6 @@ import numpy as np
 from scipy.special import ndtri
 
 from selffl.errors import ConfigError, DataError
-from selffl.maths.border import finite_number, probability
 from selffl.maths.heterogeneity import (
     InterVarianceMethod,
     check_method,
@@ -23,6 +22,7 @@ from selffl.maths.heterogeneity import (
     restricted_log_likelihood,
 )
 from selffl.maths.hierarchy import SMALLEST_VARIANCE, CentreFit, Floats, Hierarchy, read_hierarchy
+from selffl.maths.inputs import finite_number, probability
 from selffl.maths.integration import (
     gain_probability,
     known_spread,

@@ -37,7 +37,7 @@ class RunData:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is something to tell: a round, or that the first one left the finite numbers."""
+        """Whether there is something to tell: a round, or that the first one diverged."""
         return bool(self.records.history) or self.status == "diverged"
 
     @property
@@ -73,10 +73,10 @@ class Method:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that can be held against each other: the same data, the same metric.
+    """Runs that can be compared with each other: the same data, the same metric.
 
     Attributes:
-        methods: The first is held against the others.
+        methods: The first is compared with the others.
         record: The study that the runs belong to, if there is one.
     """
 
@@ -90,7 +90,7 @@ class Group:
 
     @property
     def config(self) -> RunConfig:
-        """Of the first run."""
+        """Settings of the first run."""
         return self.methods[0].runs[0].config
 
     @property
@@ -105,7 +105,7 @@ class Group:
 
     @property
     def is_higher_better(self) -> bool:
-        """Of the metric."""
+        """Whether a higher number of the metric is better."""
         return HIGHER_IS_BETTER[self.metric]
 
     @property
@@ -234,13 +234,13 @@ def _in_order(methods: Mapping[str, Sequence[RunData]]) -> tuple[Method, ...]:
 
 def _grouped(runs: Sequence[RunData]) -> list[Group]:
     """Runs on the same data by the same metric together, Self-FL first, then as they were found."""
-    alike: dict[str, list[RunData]] = {}
+    comparable: dict[str, list[RunData]] = {}
     for run in sorted(runs, key=lambda run: not run.records.clients):
         # A run that diverged at once has no clients to be known by, but rows that others may have, too.
-        twin = next((kind for kind, found in alike.items() if run.config.fingerprint in _rows(found)), None)
-        alike.setdefault(twin if twin is not None and not run.records.clients else _kind(run), []).append(run)
+        twin = next((kind for kind, found in comparable.items() if run.config.fingerprint in _rows(found)), None)
+        comparable.setdefault(twin if twin is not None and not run.records.clients else _kind(run), []).append(run)
     groups = []
-    for members in alike.values():
+    for members in comparable.values():
         labels = _labels(members)
         methods: dict[str, list[RunData]] = {}
         for run, label in sorted(zip(members, labels, strict=True), key=lambda pair: _rank(pair[0])):
@@ -260,7 +260,7 @@ def _rank(run: RunData) -> int:
 
 
 def _kind(run: RunData) -> str:
-    """The same for runs that can be compared: seeds, and with them splits, may differ."""
+    """A text that runs have in common if they can be compared; their seeds, and with them splits, may differ."""
     config = run.config
     source: Any = {key: value for key, value in (config.source or {}).items() if key != "seed"}
     if not source:  # rows without a name: those of the same clients

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from selffl.reports.client_gains import calibration, gains, losing
 from selffl.reports.collect import Group, RunData
-from selffl.reports.course import inside, trajectories
-from selffl.reports.joining import calibration, gains, losing
+from selffl.reports.over_rounds import inside, trajectories
 from selffl.reports.schema import Classes, ClientColumns, SeedTable, Tables
 from selffl.reports.scores import (
     PARTS,
@@ -32,7 +32,7 @@ MOST_ROWS = 16_000  # clients of all methods and seeds shown
 
 
 def shown_seeds(group: Group) -> list[int]:
-    """Seeds whose clients a page can hold: the first, and more while there is room; only those with clients."""
+    """Seeds whose clients are shown: the first, and more while the page can hold them; only those with clients."""
     found: list[int] = []
     total = 0
     for seed in group.seeds:

@@ -34,7 +34,7 @@ LIMIT_COLOURS = {  # of lines that methods tend to: the colour of the method, or
     "limit, posterior mean": INK,
 }
 # On a page, darker or lighter where a colour would be faint on its ground: (light, dark).
-ON_PAGE = {
+PAGE_COLOURS = {
     "#d55e00": ("#d05a00", "#ff8f45"),
     "#0072b2": ("#0069a8", "#4fa3ea"),
     "#009e73": ("#008a64", "#34cf9f"),
@@ -126,7 +126,7 @@ def draw(figure: Figure, width: Width | None = None) -> Canvas:
 
 def page_palette(labels: Sequence[str]) -> list[tuple[str, str]]:
     """Colours of the methods on a light page and on a dark one."""
-    return [ON_PAGE.get(colour, (colour, colour)) for colour in _named_colours(labels).values()]
+    return [PAGE_COLOURS.get(colour, (colour, colour)) for colour in _named_colours(labels).values()]
 
 
 def _colours(charts: Sequence[Chart]) -> dict[str, str]:

@@ -157,7 +157,7 @@ class ReportServer(ThreadingHTTPServer):
         return ipaddress.ip_address(str(self.server_address[0])).is_loopback
 
     def is_own_name(self, asked: str) -> bool:
-        """Whether a Host header names this server: by address, or by a name that nobody else can point here."""
+        """Whether a Host header names this server: by address, or by a name that no other machine can point here."""
         name = asked.rpartition(":")[0] if not asked.endswith("]") and ":" in asked else asked
         name = name.strip("[]").lower()
         if name in ("localhost", self.host.lower()) or (

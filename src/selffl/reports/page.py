@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
 from selffl.errors import DataError
-from selffl.reports import data, figures, joining, scores, words
+from selffl.reports import client_gains, data, figures, scores, sentences
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
 from selffl.reports.schema import Payload, Tables
@@ -159,7 +159,7 @@ def _json(content: Any) -> str:
 def _waiting(found: Collection) -> str:
     if not found.waiting:
         return "There is no run here yet"
-    return f"{words.counted(len(found.waiting), 'run')} begun, none with a finished round"
+    return f"{sentences.counted(len(found.waiting), 'run')} begun, none with a finished round"
 
 
 # ------------------------------------------------------------------------------------------------------- one group
@@ -169,10 +169,14 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
     """What the templates show of a group."""
     found = data.tables(group)
     charts = _charts(found)
-    text = words.takeaways(group, found)
-    gain = joining.gains(group, found["seeds"][0], 0)[1] if found["seeds"] else ""
+    text = sentences.takeaways(group, found)
+    gain = client_gains.gains(group, found["seeds"][0], 0)[1] if found["seeds"] else ""
     rows, columns = _table(group)
-    text |= {"headline": words.headline(group), "majority": words.majority(group), "test": words.tested_by(group)}
+    text |= {
+        "headline": sentences.headline(group),
+        "majority": sentences.majority(group),
+        "test": sentences.tested_by(group),
+    }
     text |= {"facts": _facts(group, found), "seeds": _seeds(found)}
     return {
         "id": identity,
@@ -240,16 +244,16 @@ def _facts(group: Group, found: Tables) -> str:
     clients = max((int(r.records.summary.get("clients") or 0) for r in group.runs), default=0)
     ends = {r.round_number for r in group.runs}
     done = max(ends)
-    rounds = words.counted(done, "round")
+    rounds = sentences.counted(done, "round")
     if any(r.status == "running" for r in group.runs):
         rounds = f"{min(ends):,} to {rounds}" if len(ends) > 1 else rounds
         rounds += f" of {run.config.rounds:,}, still running"
     parts = [
         capfirst(group.data),
-        words.counted(clients, "client") if clients else "",
+        sentences.counted(clients, "client") if clients else "",
         rounds,
-        words.counted(len(group.seeds), "seed") if len(group.seeds) > 1 else f"seed {group.seeds[0]}",
-        words.counted(len(group.methods), "method") if len(group.methods) > 1 else "",
+        sentences.counted(len(group.seeds), "seed") if len(group.seeds) > 1 else f"seed {group.seeds[0]}",
+        sentences.counted(len(group.methods), "method") if len(group.methods) > 1 else "",
         "clients at their own sites" if run.config.device == "remote" else "",
         "quick run" if group.record is not None and group.record.is_quick else "",
     ]
@@ -263,7 +267,7 @@ def _seeds(found: Tables) -> str:
         return ""
     text = "Clients are shown of one seed at a time: a seed has a split of its own."
     if len(shown) < len(found["allSeeds"]):
-        text += f" This page holds those of {words.counted(len(shown), 'seed')} ({', '.join(shown)}) of "
+        text += f" This page holds those of {sentences.counted(len(shown), 'seed')} ({', '.join(shown)}) of "
         text += f"{len(found['allSeeds'])}."
     return text
 
@@ -278,8 +282,8 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
     }
     has_rivals = len(lines) > 1
     has_tests = any(line.p_value is not None for line in lines)
-    beside = [name for name in scores.BESIDE if any(name in line.beside for line in lines)]
-    columns = ["method", *(scores.PARTS[part] for part in parts), *(scores.BESIDE[name] for name in beside)]
+    beside = [name for name in scores.SECOND_METRICS if any(name in line.beside for line in lines)]
+    columns = ["method", *(scores.PARTS[part] for part in parts), *(scores.SECOND_METRICS[name] for name in beside)]
     columns += [f"against {lines[0].method}"] if has_rivals else []
     columns += ["p"] if has_tests else []  # after Holm's correction
     columns += ["gradients"]
@@ -291,18 +295,18 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
             lost = part == "weighted" and score is None and line.num_diverged
             is_best = score is not None and part in best and score.mean == best[part]
             cells.append(
-                {"text": "diverged" if lost else words.with_error(score, metric), "kind": "top" if is_best else ""}
+                {"text": "diverged" if lost else sentences.with_error(score, metric), "kind": "top" if is_best else ""}
             )
         for name in beside:
-            text = words.with_error(line.beside.get(name), name.removeprefix("weighted_"))
+            text = sentences.with_error(line.beside.get(name), name.removeprefix("weighted_"))
             cells.append({"text": text, "kind": ""})
         if has_rivals:
             kind = {"better": "good", "worse": "bad"}.get(line.verdict, "")
             said = {"better": ", better", "worse": ", worse"}.get(line.verdict, "")
-            text = words.with_error(line.difference, metric, signed=True) + said
+            text = sentences.with_error(line.difference, metric, signed=True) + said
             cells.append({"text": "" if line.verdict == "first" else text, "kind": kind})
         if has_tests:
-            cells.append({"text": "" if line.verdict == "first" else words.p_shown(line.p_value), "kind": ""})
+            cells.append({"text": "" if line.verdict == "first" else sentences.p_shown(line.p_value), "kind": ""})
         gradients = "–" if line.gradients is None else f"{line.gradients:,.0f}"
         cells.append({"text": gradients, "kind": ""})
         rows.append(cells)
@@ -311,14 +315,14 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
 
 def _joining(group: Group) -> list[dict[str, str]]:
     """Who loses by joining, method by method; columns that no method has are left out."""
-    rows, metric = joining.by_joining(group), group.client_metric
+    rows, metric = client_gains.by_joining(group), group.client_metric
     unit = ", points" if metric in PERCENT else ""
     return [
-        {"method": row.method, "losing, %": words.with_error(row.losing, "accuracy")}
-        | ({"beyond chance, %": words.with_error(row.beyond, "accuracy")} if any(r.beyond for r in rows) else {})
-        | {f"mean gain{unit}": words.with_error(row.gain, metric, signed=True)}
+        {"method": row.method, "losing, %": sentences.with_error(row.losing, "accuracy")}
+        | ({"beyond chance, %": sentences.with_error(row.beyond, "accuracy")} if any(r.beyond for r in rows) else {})
+        | {f"mean gain{unit}": sentences.with_error(row.gain, metric, signed=True)}
         | (
-            {"rank correlation": words.with_error(row.correlation, "correlation", signed=True)}
+            {"rank correlation": sentences.with_error(row.correlation, "correlation", signed=True)}
             if any(r.correlation for r in rows)
             else {}
         )
@@ -339,7 +343,7 @@ def caption(group: Group) -> str:
     unit = " in %" if group.metric in PERCENT else ""
     text = f"{capfirst(name_of(group.metric))}{unit}, {on}" + ("; mean ± standard error over seeds" if many else "")
     if len(group.methods) > 1:
-        test = words.tested_by(group)
+        test = sentences.tested_by(group)
         text += f". Better and worse: statistically significant. {test}" if test else ". Differences are not tested."
     return text.removesuffix(".") + ". Gradients: evaluations per client and round, in training."
 
@@ -350,7 +354,7 @@ def _reproduce(group: Group) -> dict[str, Any]:
     calls = [
         {
             "title": f"{method.label} in Python" + (f", seed {run.config.seed}" if len(group.seeds) > 1 else ""),
-            "text": words.call(run.config),
+            "text": sentences.call(run.config),
         }
         for method in group.methods
         for run in method.runs[:1]
@@ -406,13 +410,13 @@ def verdicts(count: Counter[str]) -> str:
     """How many statements were put to the test, and what came of them."""
     if not count:
         return "No claims were put to the test here."
-    words = {
+    endings = {
         "holds": ("holds", "hold"),
         "holds in part": ("holds in part", "hold in part"),
         "not decided": ("is not decided", "are not decided"),
         "does not hold": ("does not hold", "do not hold"),
     }
-    parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in words.items() if count[verdict]]
+    parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in endings.items() if count[verdict]]
     return (
         f"Of {count.total()} statements put to the test: {', '.join(parts)}. Not decided means inconclusive: no "
         "difference at the 5 % level."

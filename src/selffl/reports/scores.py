@@ -19,7 +19,7 @@ from selffl.reports.schema import Curve
 from selffl.studies.result import Estimate, split_ratio
 from selffl.training.metrics import PERCENT
 
-DIGITS = 5  # significant
+SIGNIFICANT_DIGITS = 5  # significant
 PARTS = {
     "weighted": "all clients",
     "worst10": "worst 10 %",
@@ -27,7 +27,7 @@ PARTS = {
     "global": "global model",
 }
 
-BESIDE = {"pooled_auc": "AUC", "weighted_accuracy": "accuracy"}
+SECOND_METRICS = {"pooled_auc": "AUC", "weighted_accuracy": "accuracy"}
 
 ASSUMED_TEST_PER_TRAIN = 1 / 9  # where a run has not recorded its rows: a tenth of them to test on, as is usual here
 
@@ -39,7 +39,7 @@ def scale_of(metric: str) -> float:
     return 100.0 if metric in PERCENT else 1.0
 
 
-def rounded(value: float | None, digits: int = DIGITS) -> float | int | None:
+def rounded(value: float | None, digits: int = SIGNIFICANT_DIGITS) -> float | int | None:
     """To so many significant digits; what is no number is None, and whole numbers have no point."""
     if value is None or not math.isfinite(value):
         return None
@@ -49,7 +49,7 @@ def rounded(value: float | None, digits: int = DIGITS) -> float | int | None:
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
-def all_rounded(values: Iterable[float | None], digits: int = DIGITS) -> list[float | int | None]:
+def all_rounded(values: Iterable[float | None], digits: int = SIGNIFICANT_DIGITS) -> list[float | int | None]:
     """Each of them."""
     return [rounded(value, digits) for value in values]
 
@@ -66,9 +66,9 @@ class Line:
     Attributes:
         method: Its label.
         num_seeds: Runs with a score.
-        num_diverged: Runs without one, because they left the finite numbers.
+        num_diverged: Runs without one, because they diverged.
         scores: By part of `PARTS`, mean and standard error over seeds; parts without a number are left out.
-        beside: The same of what stands beside balanced accuracy, by `BESIDE`.
+        beside: The same of what stands beside balanced accuracy, by `SECOND_METRICS`.
         difference: Method minus first, paired over the seeds that both have.
         p_value: Of no difference, by the corrected resampled t test and after Holm's correction over the methods; none
             with fewer than two seeds.
@@ -127,7 +127,7 @@ def lines(group: Group) -> list[Line]:
 def _beside(group: Group, method: Method) -> dict[str, Estimate]:
     """What stands beside balanced accuracy; nothing where another metric leads."""
     found = {}
-    for name in BESIDE if group.metric == "balanced_accuracy" else ():
+    for name in SECOND_METRICS if group.metric == "balanced_accuracy" else ():
         scale = scale_of(name.removeprefix("weighted_"))
         values = [scale * score for run in method.runs if (score := run.score(name)) is not None]
         if values:
@@ -136,7 +136,7 @@ def _beside(group: Group, method: Method) -> dict[str, Estimate]:
 
 
 def difference(group: Group, method: Method, other: Method, name: str) -> Estimate | None:
-    """Of a score, method minus other, over the seeds that both have."""
+    """Difference of a score, method minus other, over the seeds that both have."""
     theirs = {run.config.seed: run.score(name) for run in other.runs}
     gaps = [
         scale_of(group.metric) * (mine - theirs[run.config.seed])  # type: ignore[operator]

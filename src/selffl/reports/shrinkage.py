@@ -23,7 +23,7 @@ from selffl.reports import figures, forest
 
 Floats = npt.NDArray[np.float64]
 
-ALONE = 1.05  # a gain below this is not worth a federation
+MIN_GAIN = 1.05  # below which a client alone is as good
 MOST_LEFT_OUT = 500  # clients; each is one more analysis
 BLOCK_ROWS = 10_000
 SOURCES = {
@@ -46,7 +46,7 @@ def verdict(gain: float, variance: float = 1.0, width: float = 0.0) -> str:
     """Say in plain words what a client with this gain and this variance of its own has from the others.
 
     ``width`` is that of its interval: where one client is certain and σ₀² is estimated as 0, the others' gain has no
-    bound, and yet nobody knows that σ₀² is 0.
+    bound, and yet it is not known that σ₀² is 0.
 
     Examples:
         >>> verdict(3.14), verdict(1.01), verdict(1.0, variance=0.0)
@@ -56,7 +56,7 @@ def verdict(gain: float, variance: float = 1.0, width: float = 0.0) -> str:
         return "exact from itself"
     if math.isinf(gain):
         return "exact from others" if width == 0 else "exact if σ₀² is 0"
-    return "alone is as good" if gain < ALONE else f"gains {gain:.1f}×" if gain < 1000 else f"gains {gain:.0e}×"
+    return "alone is as good" if gain < MIN_GAIN else f"gains {gain:.1f}×" if gain < 1000 else f"gains {gain:.0e}×"
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Shrinkage:
             "gain_probability": found.gain_probability,
             "is_integrated": self.is_integrated,
             "median_gain": float(np.median(self.gain)),
-            "alone_is_as_good": int((self.gain < ALONE).sum()),
+            "alone_is_as_good": int((self.gain < MIN_GAIN).sum()),
         }
 
     def save(self, path: Path) -> None:

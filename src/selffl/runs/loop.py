@@ -27,7 +27,7 @@ from selffl.runs.folder import REPORTED, Records, Row, RunConfig, RunFolder
 from selffl.runs.gain import gain_columns, gain_scores
 from selffl.runs.predict import inputs_of_rows
 from selffl.training.answers import LabelScale, present_model
-from selffl.training.blocks import Loss, repeatable
+from selffl.training.blocks import Loss, deterministic_cudnn
 from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel, check_parameters
 from selffl.training.losses import name_of
@@ -183,7 +183,7 @@ def few_threads(training: Training) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@repeatable()
+@deterministic_cudnn()
 def go_on(
     training: Training,
     state: RunState,

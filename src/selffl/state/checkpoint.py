@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from selffl.errors import CheckpointError
-from selffl.state.files import replacing
+from selffl.state.files import atomic_write
 
 VERSION = 1
 
@@ -34,7 +34,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     }
     text = json.dumps(about, sort_keys=True)
     header = {"format": "selffl", "version": str(VERSION), "about": text, "sha256": _checksum(plain, text)}
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         save_file(plain, partial, header)
 
 
@@ -86,7 +86,7 @@ def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
     return digest.hexdigest()
 
 
-def filled(template: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> Record:
+def fill_record(template: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> Record:
     """The record with its tensors taken from ``tensors`` by their dotted names, as ``tensors_of`` gives them."""
     if isinstance(template, Tensor):
         if prefix not in tensors:
@@ -101,7 +101,7 @@ def filled(template: Record, tensors: Mapping[str, Tensor], prefix: str = "") ->
     if not is_dataclass(template) or isinstance(template, type):
         return template
     parts = {
-        f.name: filled(getattr(template, f.name), tensors, f"{prefix}.{f.name}" if prefix else f.name)
+        f.name: fill_record(getattr(template, f.name), tensors, f"{prefix}.{f.name}" if prefix else f.name)
         for f in fields(template)
     }
     return type(template)(**parts)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from selffl.budget import Budget, budget_of
 from selffl.data.federation import Rows
 from selffl.data.preparation import Preparation
-from selffl.errors import ConfigError, DataError, in_short
+from selffl.errors import ConfigError, DataError, one_line
 from selffl.training.blocks import Gradients, Loss, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
 from selffl.training.flat import FlatModel
 from selffl.training.losses import check_fit, count_loss, default_loss
 from selffl.training.metrics import ONE_LOGIT, ONE_PROBABILITY, Measure, measure_of
 
-LARGE = 1e3  # output of a classifier, a log-odds: nobody is as sure as that
+MAX_FIRST_OUTPUT = 1e3  # of a classifier before training, a log-odds: no model should be as sure as that
 
 
 OnClient = Callable[[int, Tensor, Tensor], None]  # (position, outputs [rows, ...], labels [rows, ...])
@@ -41,7 +41,7 @@ class _ByClient:
             waiting.append(piece)
             low, high = self._bounds[client : client + 2]
             if sum(map(len, waiting)) == high - low:
-                # Copies: whoever turns labels of 0 into -1 in place should not alter the rows.
+                # Copies: a metric that turns labels of 0 into -1 in place should not alter the rows.
                 self._on_client(client, torch.cat(self._waiting.pop(client)), self._rows.labels[low:high].clone())
 
 
@@ -73,7 +73,7 @@ def numbers_of_rows(
 def _of_one_model(
     model: FlatModel, params: Tensor, rows: Rows, measure: Measure, budget: Budget, gathered: _ByClient | None
 ) -> tuple[Tensor, ...]:
-    """With one model nobody need be kept apart: as many rows at a time as the memory holds."""
+    """One model on all rows, as many at a time as the memory holds, whatever client they are of."""
     step = budget.rows_evaluated(rows.features[:1].numel())
     found = []
     for start in range(0, len(rows.labels), step):
@@ -171,7 +171,7 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
                 f"labels from 0 to {num_outputs - 1}. Number the classes anew, or give the model more outputs."
             )
         largest = float(outputs.abs().max())
-        if largest > LARGE:
+        if largest > MAX_FIRST_OUTPUT:
             warnings.warn(
                 f"before training, outputs of {kind} reach {largest:.2g}: rows hold numbers too large for steps of a "
                 "usual size. Put selffl.models.Standardise.of(training rows) first in the model, or scale the rows.",
@@ -189,7 +189,7 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
 
 
 def loss_for(model: FlatModel, rows: Rows, preparation: Preparation | None = None) -> Loss:
-    """The loss that follows from the rows' labels and the model's outputs, where nobody has given one."""
+    """The loss that follows from the rows' labels and the model's outputs, where none is given."""
     if len(rows.labels) == 0:
         raise DataError("there are no rows; expected at least one.")
     few = Rows(rows.features[:2], rows.labels[:2], rows.offset).to(model.params.device, model.params.dtype)
@@ -225,7 +225,7 @@ def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise DataError(
             f"{kind} cannot take a row of shape {tuple(features.shape[1:])} and type {features.dtype}: "
-            f"{in_short(error)}. Reshape or cast the rows; the model has parameters of type {params.dtype}."
+            f"{one_line(error)}. Reshape or cast the rows; the model has parameters of type {params.dtype}."
         ) from None
     if not all(torch.equal(old, generator.get_state()) for old, generator in zip(before, generators, strict=True)):
         raise ConfigError(
@@ -249,10 +249,10 @@ def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor, all_labels: Tensor)
                 torch.autograd.grad(found, leaf)
     except Exception as error:  # a loss is the user's code
         raise DataError(
-            f"the loss cannot take {shapes}: {in_short(error)}. For classes pass whole numbers from 0, one per row; "
+            f"the loss cannot take {shapes}: {one_line(error)}. For classes pass whole numbers from 0, one per row; "
             "for binary cross-entropy floating-point labels of the outputs' shape; for anything else a loss that fits."
         ) from None
-    # torch's losses broadcast [B, 1] against [B] to [B, B], and warn: every row would be held against every other.
+    # torch's losses broadcast [B, 1] against [B] to [B, B], and warn: every row would be compared with every other.
     is_crossed = any("different to the input size" in str(warning.message) for warning in said)
     if not isinstance(found, Tensor) or found.ndim > 0:
         what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

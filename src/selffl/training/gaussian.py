@@ -51,7 +51,7 @@ class GaussianTask(RowwiseTask):
     def batch_row_gradients(
         self, params: Tensor, batch: tuple[Tensor, Tensor], slots: Tensor, most: int
     ) -> RowGradients:
-        """Of all rows, where they were drawn; else of as many as there are coordinates, each as sure as z_m is of one.
+        """Gradients of all rows where rows were drawn, else of one row a coordinate, each as certain as z_m is of one.
 
         A row x has the loss (theta - x)^2 / (2 N_m sigma_m^2): their sum is Eq. (4), up to a constant.
         """

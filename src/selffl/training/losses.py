@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from selffl.errors import ConfigError
 from selffl.training.blocks import Loss
 
-WITHIN = 1e-3  # of 1, the sum of class probabilities
+SUM_TOLERANCE = 1e-3  # of 1, the sum of class probabilities
 
 
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -29,22 +29,27 @@ def count_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.poisson_nll_loss(outputs.reshape(labels.shape), labels)
 
 
-OWN: dict[str, Loss] = {"squared_error": squared_error, "logistic_loss": logistic_loss, "count_loss": count_loss}
+OWN_LOSSES: dict[str, Loss] = {"squared_error": squared_error, "logistic_loss": logistic_loss, "count_loss": count_loss}
 NAMES = tuple(
-    sorted([*OWN, *(name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits")))])
+    sorted(
+        [
+            *OWN_LOSSES,
+            *(name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits"))),
+        ]
+    )
 )
 
 
 def loss_named(name: str) -> Loss:
     """The loss of that name: selffl's own, or a function of torch.nn.functional; AttributeError if there is none."""
-    found: Loss = OWN[name] if name in OWN else getattr(nn.functional, name)
+    found: Loss = OWN_LOSSES[name] if name in OWN_LOSSES else getattr(nn.functional, name)
     return found
 
 
 def name_of(loss: Loss) -> str | None:
     """The name by which `loss_named` finds a loss again; none for one of the user's own."""
     name = getattr(loss, "__name__", None) or "?"
-    return name if OWN.get(name, getattr(nn.functional, name, None)) is loss else None
+    return name if OWN_LOSSES.get(name, getattr(nn.functional, name, None)) is loss else None
 
 
 # --------------------------------------------------------------------------------------------------------------- kinds
@@ -169,7 +174,7 @@ def _is_single(outputs: Tensor, labels: Tensor) -> bool:
 
 def _are_probabilities(labels: Tensor) -> bool:
     """Whether rows ``[n, K, ...]`` are shares of K classes that add up to 1."""
-    return bool((labels >= 0).all() and ((labels.sum(1) - 1.0).abs() <= WITHIN).all())
+    return bool((labels >= 0).all() and ((labels.sum(1) - 1.0).abs() <= SUM_TOLERANCE).all())
 
 
 def _described(outputs: Tensor, labels: Tensor) -> str:

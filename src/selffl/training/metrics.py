@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from selffl.data.federation import Rows
-from selffl.errors import ConfigError, in_short
+from selffl.errors import ConfigError, one_line
 from selffl.training.blocks import Loss
 from selffl.training.losses import is_logistic, is_loss, is_of_log_rates
 from selffl.training.losses import name_of as name_of_loss
@@ -204,7 +204,7 @@ class Metric:
         return all(callable(getattr(self.function, name, None)) for name in ("reset", "update", "compute"))
 
     def own(self) -> Metric:
-        """The same with a state of its own, whatever the user does with it later."""
+        """A copy of the metric with a state of its own, whatever the user does with theirs later."""
         return Metric(copy.deepcopy(self.function), self.higher_is_better) if self._is_stateful else self
 
     def of_client(self, name: str, client: Hashable, outputs: Tensor, labels: Tensor) -> float:
@@ -216,7 +216,7 @@ class Metric:
                 found = self._computed(outputs, labels)
             except Exception as error:  # a metric is the user's code
                 raise ConfigError(
-                    f"metric {name!r} fails for client {client!r} ({type(error).__name__}: {in_short(error)}); "
+                    f"metric {name!r} fails for client {client!r} ({type(error).__name__}: {one_line(error)}); "
                     f"expected one number of {shapes}."
                 ) from None
         # torchmetrics warns that an AUROC of one class only is meaningless, and returns 0.
@@ -245,7 +245,7 @@ class Metric:
 
 
 # Columns that a run's records have anyway, and how the names of scores begin.
-TAKEN = (
+RESERVED_NAMES = (
     "client", "cluster", "predicted_gain", "realised_gain", "rounds", "round", "clients", "seconds",
     "gradient_evaluations", "majority_accuracy", "federation_majority_accuracy", "largest_class_share",
 )  # fmt: skip
@@ -260,7 +260,7 @@ def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:
     for name, metric in (given or {}).items():
         if not (isinstance(name, str) and name.isidentifier()):
             raise ConfigError(f"a metric is called {name!r}; expected letters, digits and underscores, such as 'f1'.")
-        if name in HIGHER_IS_BETTER or name in TAKEN or name.startswith(PREFIXES) or name.endswith("variance"):
+        if name in HIGHER_IS_BETTER or name in RESERVED_NAMES or name.startswith(PREFIXES) or name.endswith("variance"):
             raise ConfigError(f"a metric is called {name!r}, as something else in a run's records is; rename it.")
         found[name] = (metric if isinstance(metric, Metric) else Metric(metric)).own()
     return found

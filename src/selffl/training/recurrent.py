@@ -159,7 +159,7 @@ def _forward(
     size = hidden.shape[-1]
     weight_in, weight_hidden = weight_in.transpose(1, 2), weight_hidden.transpose(1, 2)
     found = inputs.new_empty(n, num_steps, num_rows, size)
-    squashed, room = torch.empty_like(cell), _room(inputs, n, num_rows, 4 * size)
+    squashed, buffer = torch.empty_like(cell), _buffer(inputs, n, num_rows, 4 * size)
     most = budget_of(inputs.device).gate_numbers
     at_once = num_steps if is_kept else max(most // max(n * num_rows * 4 * size, 1), 1)
     for start in range(0, num_steps, at_once):
@@ -172,10 +172,10 @@ def _forward(
         views = (gates, gates[..., : 2 * size], *gates.chunk(4, -1), cells, found[:, start : start + some])
         steps = zip(*(view.unbind(1) for view in views), strict=True)
         for every, first_two, entry, forget, new, out, cell_now, hidden_now in steps:
-            if room is None:
+            if buffer is None:
                 every.baddbmm_(hidden, weight_hidden)
             else:
-                every.add_(torch.bmm(hidden, weight_hidden, out=room))
+                every.add_(torch.bmm(hidden, weight_hidden, out=buffer))
             first_two.sigmoid_()
             new.tanh_()
             out.sigmoid_()
@@ -208,8 +208,8 @@ def _backward(
     through = of_tanh(out, squashed, grad_input=squashed)  # slope of the hidden state by the cell
 
     by_gates = slab.view(n, num_steps, num_rows, 5 * size)[..., size:]
-    room = _room(found, n, num_rows, size)
-    by_hidden = by_found if room is not None else by_found.clone(memory_format=torch.contiguous_format)
+    buffer = _buffer(found, n, num_rows, size)
+    by_hidden = by_found if buffer is not None else by_found.clone(memory_format=torch.contiguous_format)
     by_earlier = torch.zeros_like(cell) if by_cell is None else by_cell
     by_now = torch.empty_like(cell)
     views = (by_hidden, through, slab[..., :4, :], slab[..., 0, :], slab[..., 4, :], by_gates)
@@ -217,10 +217,10 @@ def _backward(
     later: Tensor | None = None
     for slope, factor, first_four, first, out, gate in steps:
         if later is not None:
-            if room is None:
+            if buffer is None:
                 slope.baddbmm_(later, weight_hidden)
             else:
-                slope = torch.bmm(later, weight_hidden, out=room).add_(slope)
+                slope = torch.bmm(later, weight_hidden, out=buffer).add_(slope)
         first_four.mul_(torch.addcmul(by_earlier, slope, factor, out=by_now).unsqueeze(-2))
         out.mul_(slope)
         by_earlier, later = first, gate
@@ -237,6 +237,6 @@ def _backward(
     return [slope() for slope, need in zip(slopes, needs, strict=True) if need]
 
 
-def _room(like: Tensor, *shape: int) -> Tensor | None:
+def _buffer(like: Tensor, *shape: int) -> Tensor | None:
     """Where a product is written before it is added: on a CPU, one into a part of a tensor goes client by client."""
     return like.new_empty(shape) if like.device.type == "cpu" else None

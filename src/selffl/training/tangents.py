@@ -51,7 +51,7 @@ class Tangents:
         self._gradient = gradient_of(model, loss, gradients)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Of classes ``[rows, K]``, in double precision."""
+        """Logits of classes ``[rows, K]``, in double precision."""
         size = budget_of(features.device).rows_evaluated(features[:1].numel())
         with torch.no_grad():
             parts = [self._model(self._params, part) for part in features.split(size)]  # type: ignore[no-untyped-call]

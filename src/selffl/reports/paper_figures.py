@@ -1,7 +1,7 @@
 """Figures and tables for papers: what a report shows of runs and studies, in print.
 
-from selffl.reports.plates import save_plates
-save_plates(["runs/compare-digits"], "figures", formats=("pdf",), width="single")
+from selffl.reports.paper_figures import save_paper_figures
+save_paper_figures(["runs/compare-digits"], "figures", formats=("pdf",), width="single")
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure as Canvas
 
 from selffl.errors import ConfigError, DataError, unknown_name
-from selffl.reports import data, figures, joining, page, tables
+from selffl.reports import client_gains, data, figures, page, tables
 from selffl.reports.collect import Group, collect
 from selffl.reports.figures import INCHES, Width
 from selffl.reports.partition import partition_plot
@@ -28,7 +28,7 @@ from selffl.training.metrics import PERCENT, name_of
 FORMATS = ("png", "svg", "pdf")
 
 
-def save_plates(
+def save_paper_figures(
     folders: Iterable[str | Path],
     out: str | Path,
     *,
@@ -147,13 +147,13 @@ def _of_clients(group: Group, table: Tables, seed_table: SeedTable, axis: str) -
         if columns is None:
             continue
         points.append(_points(name, sizes, columns["personal"]))
-        found, over = joining.gains(group, seed_table, number)
+        found, over = client_gains.gains(group, seed_table, number)
         if number == table["alone"] or all(value is None for value in found):
             continue
         base = over if number == 0 or not gains else base
         ranked = sorted((value for value in found if value is not None), reverse=True)
         gains.append(Series(name, list(range(1, len(ranked) + 1)), ranked))
-        if "predicted" in columns and over == joining.ALONE:
+        if "predicted" in columns and over == client_gains.ALONE:
             predicted.append(_points(name, columns["predicted"], found))
             if (bins := columns.get("bins")) is not None:
                 predicted.append(Series(f"{name}, means of bins", bins["x"], bins["y"], bins["error"]))

@@ -95,7 +95,7 @@ def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> Bands | Non
 
 
 def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Trajectory]:
-    """Client by client, the rounds it took part in: of the first method and seed, and of more while there is room."""
+    """The rounds that clients took part in: of the first method and seed, and of more while the page can hold them."""
     found: list[Trajectory] = []
     left = MOST_POINTS
     for table in seed_tables:

@@ -91,7 +91,7 @@ class Joining:
 
 
 def by_joining(group: Group) -> list[Joining]:
-    """Of each method that is held against training alone."""
+    """What joining does to the clients of each method that can be compared with training alone."""
     found = []
     for number, method in enumerate(group.methods):
         shares, beyond, means, correlations = [], [], [], []
@@ -121,7 +121,7 @@ def by_joining(group: Group) -> list[Joining]:
 
 
 def losing(group: Group, seed: int, method: int) -> Losing | None:
-    """How many lose, of how many; who loses most, and why.  None where nobody's training alone is known."""
+    """How many lose, of how many; who loses most, and why.  None where training alone is not known."""
     rows = [row for row in joining(group, seed, method) if row["realised_gain"] is not None]
     if not rows:
         return None

@@ -9,14 +9,14 @@ from typing import Any
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.optimisers import OPTIMISERS
-from selffl.reports import joining, scores
+from selffl.reports import client_gains, scores
 from selffl.reports.collect import Group
 from selffl.reports.schema import Inside, SeedTable, Tables
 from selffl.runs.evaluation import majority_sentence
 from selffl.runs.folder import RunConfig
 from selffl.runs.train import train
 from selffl.studies.result import Estimate
-from selffl.training.losses import OWN as OWN_LOSSES
+from selffl.training.losses import OWN_LOSSES
 from selffl.training.metrics import PERCENT, name_of, plain_number
 
 
@@ -66,7 +66,7 @@ def headline(group: Group) -> str:
     first = rows[0]
     score = first.scores.get("weighted")
     if score is None:
-        what = "left the finite numbers" if first.num_diverged else "has not been evaluated yet"
+        what = "diverged (NaN or infinity)" if first.num_diverged else "has not been evaluated yet"
         return f"{first.method} {what}."
     name, value = name_of(metric), shown(score.mean, metric)
     how = f"{value} {name}" if metric in PERCENT else f"{name} {value}"
@@ -92,7 +92,7 @@ def headline(group: Group) -> str:
         if key in by
     ]
     lost = [row.method for row in rows[1:] if row.num_diverged and "weighted" not in row.scores]
-    end = f"; {listed(lost)} left the finite numbers." if lost else "."
+    end = f"; {listed(lost)} diverged (NaN or infinity)." if lost else "."
     if not parts:
         return reached + end
     ground = "" if any(row.p_value is not None for row in rows) else " (one seed: nothing is tested)"
@@ -194,7 +194,7 @@ def _of_clients(group: Group, table: SeedTable) -> str:
 
 
 def _of_gains(group: Group, table: SeedTable) -> str:
-    found, base = joining.gains(group, table, 0)
+    found, base = client_gains.gains(group, table, 0)
     known = [value for value in found if value is not None]
     if not known:
         return "There is nothing to hold the personal models against."
@@ -205,7 +205,7 @@ def _of_gains(group: Group, table: SeedTable) -> str:
         f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
         f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.client_metric)}."
-        + ("" if base == joining.ALONE else " Trained with gain=True, a run is held against training alone.")
+        + ("" if base == client_gains.ALONE else " Trained with gain=True, a run is compared with training alone.")
     )
 
 
@@ -213,10 +213,10 @@ def _of_predicted(group: Group, table: SeedTable) -> str:
     for number, columns in enumerate(table["methods"]):
         if columns is None or "predicted" not in columns:
             continue
-        realised, base = joining.gains(group, table, number)
-        if base != joining.ALONE:
+        realised, base = client_gains.gains(group, table, number)
+        if base != client_gains.ALONE:
             continue
-        found = joining.rank_correlation(columns["predicted"], realised)
+        found = client_gains.rank_correlation(columns["predicted"], realised)
         name = group.methods[number].label
         if found is None:
             return f"The gains of {name} do not vary enough to say whether its predictions order them."
@@ -268,7 +268,7 @@ def _of_inside(group: Group, found: Inside) -> str:
 
 
 def _thinned(group: Group, tables: Tables) -> str:
-    """What of the rounds and of the client-rounds a page has no room for."""
+    """What of the rounds and of the client-rounds a page does not hold."""
     parts = []
     total = max(one["totalRounds"] for one in tables["inside"])
     if len(tables["inside"][0]["rounds"]) < total:
