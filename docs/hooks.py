@@ -284,10 +284,11 @@ def link_terms(markdown: str, path: str) -> str:
     return "".join(pieces)
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
     """Fill in what the code says, and link the words of the glossary."""
-    if page.file.src_uri.startswith(EXPLAINED) and page.file.src_uri not in UNEXPLAINED:
-        markdown = link_terms(markdown, page.file.src_uri)
+    path = "" if page is None else page.file.src_uri
+    if path.startswith(EXPLAINED) and path not in UNEXPLAINED:
+        markdown = link_terms(markdown, path)
     makers: dict[str, Callable[..., str]] = {
         "options": options_table,
         "costs": costs_table,

@@ -111,10 +111,7 @@ def cifar10(split: Split) -> Federation:
     client = three_classes_by_power_law(labels, split.seed)
     used = client >= 0
     return Federation.from_arrays(
-        batches[used, 1:].reshape(-1, 3, 32, 32),
-        labels[used],
-        client[used],
-        **split.options,
+        batches[used, 1:].reshape(-1, 3, 32, 32), labels[used], client[used], **split.options
     ).map_features(lambda pixels: pixels.float().div_(127.5).sub_(1))  # after the split: bytes are quicker to move
 
 

@@ -38,11 +38,7 @@ def _images() -> tuple[np.ndarray, np.ndarray]:
 
 
 @named("digits", Split(test_fraction=0.3))
-def digits(
-    split: Split,
-    num_clients: int = 40,
-    classes_per_client: int = 3,
-) -> Federation:
+def digits(split: Split, num_clients: int = 40, classes_per_client: int = 3) -> Federation:
     """The digits over ``num_clients`` clients, each with a few of the ten classes; sizes are lognormal.
 
     Pixels are scaled to [-1, 1].  Each client gets at least two images of each of its classes; no image is given out

@@ -104,20 +104,13 @@ def images_and_labels() -> tuple[Bytes, Bytes]:
 
 
 @named("emnist", Split())
-def emnist(
-    split: Split,
-    num_clients: int = 200,
-    classes_per_client: int = 5,
-) -> Federation:
+def emnist(split: Split, num_clients: int = 200, classes_per_client: int = 5) -> Federation:
     """The letters a to j over 200 clients with five each; rows are 784 pixels in [0, 1] (`five_of_ten_letters`)."""
     images, classes = images_and_labels()
     client = five_of_ten_letters(classes, split.seed, num_clients, classes_per_client)
     used = client >= 0
     return Federation.from_arrays(
-        images[used].reshape(-1, 784).astype(np.float32) / 255,
-        classes[used],
-        client[used],
-        **split.options,
+        images[used].reshape(-1, 784).astype(np.float32) / 255, classes[used], client[used], **split.options
     )
 
 

@@ -53,11 +53,7 @@ def files() -> list[DataFile]:
 
 @named("letters", Split())
 def letters(
-    split: Split,
-    num_clients: int = 200,
-    classes_per_client: int = 5,
-    chosen: str = FREQUENT,
-    scale: str = "standard",
+    split: Split, num_clients: int = 200, classes_per_client: int = 5, chosen: str = FREQUENT, scale: str = "standard"
 ) -> Federation:
     """Ten of the letters over 200 clients with five each; sizes are lognormal (`five_of_ten_letters`).
 
@@ -81,12 +77,7 @@ def letters(
     pixels = pictures.astype(np.float32)
     if scale == "standard":
         pixels = standardised(pixels)
-    return Federation.from_arrays(
-        pixels[used],
-        classes[used],
-        client[used],
-        **split.options,
-    )
+    return Federation.from_arrays(pixels[used], classes[used], client[used], **split.options)
 
 
 DATA_SET = DataSet(

@@ -32,6 +32,13 @@ FILES = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
+SERVER = "https://ossci-datasets.s3.amazonaws.com/mnist"
+SERVED_FILES = {  # published MD5s of the files as they are served, gzipped
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+}
 
 
 def read_idx(path: Path, md5: str | None = None) -> Bytes:
@@ -94,22 +101,5 @@ DATA_SET = DataSet(
     load=mnist,
     files=files,
     home="http://yann.lecun.com/exdb/mnist/",
-    remotes=(
-        Remote(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz",
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        ),
-        Remote(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/train-labels-idx1-ubyte.gz",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-        ),
-        Remote(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-images-idx3-ubyte.gz",
-            "9fb629c4189551a2d022fa330f9573f3",
-        ),
-        Remote(
-            "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-labels-idx1-ubyte.gz",
-            "ec29112dd5afa0611ce80d1b7f02629c",
-        ),
-    ),
+    remotes=tuple(Remote(f"{SERVER}/{name}.gz", md5) for name, md5 in SERVED_FILES.items()),
 )

@@ -92,11 +92,7 @@ def files(embeddings: str = "glove300") -> list[DataFile]:
 
 @named("sent140", Split(test_fraction=0.2))
 def sent140(
-    split: Split,
-    fraction: float = 0.3,
-    more_than: int = 30,
-    num_tokens: int = 25,
-    embeddings: str = "glove300",
+    split: Split, fraction: float = 0.3, more_than: int = 30, num_tokens: int = 25, embeddings: str = "glove300"
 ) -> Federation:
     """Tweets over their users; rows are the numbers of their first words (`text.encode`), class 1 is positive.
 
@@ -119,12 +115,7 @@ def sent140(
             f"no user of {path} has more than {more_than} tweets in a sample of {fraction:g}; expected some. "
             "Raise fraction, or lower more_than."
         )
-    return Federation.from_arrays(
-        ids,
-        labels[chosen],
-        np.asarray([users[row] for row in chosen]),
-        **split.options,
-    )
+    return Federation.from_arrays(ids, labels[chosen], np.asarray([users[row] for row in chosen]), **split.options)
 
 
 DATA_SET = DataSet(

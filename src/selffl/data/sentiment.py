@@ -61,12 +61,7 @@ def files(embeddings: str = "glove100") -> list[DataFile]:
 
 
 @named("sentiment", Split(test_fraction=0.2))
-def sentiment(
-    split: Split,
-    threshold: float = 0.5,
-    num_tokens: int = 25,
-    embeddings: str = "glove100",
-) -> Federation:
+def sentiment(split: Split, threshold: float = 0.5, num_tokens: int = 25, embeddings: str = "glove100") -> Federation:
     """Snippets over the documents they are of; rows are the numbers of their first words (`text.encode`).
 
     Class 1 is a rating above 0.  Ratings nearer to 0 than ``threshold`` are left out, and so are texts without a word
@@ -87,12 +82,7 @@ def sentiment(
             f"no client of {snippets.find()} has {MIN_ROWS} rated texts; expected some with a rating of at least "
             f"{threshold:g} or at most {-threshold:g}. Lower threshold."
         )
-    return Federation.from_arrays(
-        ids[used],
-        (scores > 0)[used],
-        np.asarray(clients)[used],
-        **split.options,
-    )
+    return Federation.from_arrays(ids[used], (scores > 0)[used], np.asarray(clients)[used], **split.options)
 
 
 DATA_SET = DataSet(

@@ -17,11 +17,7 @@ NUM_FEATURES, NUM_CLASSES = 60, 10
 
 @named("synthetic", Split())
 def synthetic(
-    split: Split,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    num_clients: int = 30,
-    is_iid: bool = False,
+    split: Split, alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, is_iid: bool = False
 ) -> Federation:
     """Rows x in ℝ⁶⁰ with y = argmax softmax(W_k x + b_k), ten classes.
 
@@ -52,10 +48,7 @@ def synthetic(
         x.append(rows.astype(np.float32))
         y.append((rows @ model[:-1] + model[-1]).argmax(1))  # softmax keeps the largest where it is
     return Federation.from_arrays(
-        np.concatenate(x),
-        np.concatenate(y),
-        np.repeat(np.arange(num_clients), sizes),
-        **split.options,
+        np.concatenate(x), np.concatenate(y), np.repeat(np.arange(num_clients), sizes), **split.options
     )
 
 
