@@ -163,19 +163,19 @@ def read_decoded(path: Path) -> dict[str, Samples]:
     content = _content(path)
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except Exception as error:  # a damaged archive can fail in any way
         raise DataError(
             f"{path} cannot be read ({one_line(error)}); expected decoded recordings. Decode them again."
         ) from None
-    for name, samples in found.items():
+    for name, samples in arrays.items():
         if name not in SAMPLES_SHA256 or samples.dtype != np.int16 or samples.ndim != 1:
             raise DataError(
                 f"{path} holds {name!r}, {samples.dtype} of shape {samples.shape}; expected 16-bit samples of a known "
                 "recording. Decode them again."
             )
         _check_samples(samples, name, path)
-    return found
+    return arrays
 
 
 def index_file() -> DataFile:
@@ -266,16 +266,18 @@ def _content(path: Path, sha256: str | None = None) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}); expected a file of recordings.") from None
-    if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
-        raise DataError(f"{path} has SHA-256 {found}; expected {sha256}. It is damaged or another file: copy it again.")
+    if sha256 is not None and (digest := hashlib.sha256(content).hexdigest()) != sha256:
+        raise DataError(
+            f"{path} has SHA-256 {digest}; expected {sha256}. It is damaged or another file: copy it again."
+        )
     return content
 
 
 def _check_samples(samples: Samples, name: str, path: Path) -> None:
-    found = hashlib.sha256(np.ascontiguousarray(samples, dtype="<i2").data).hexdigest()
-    if found != SAMPLES_SHA256[name]:
+    digest = hashlib.sha256(np.ascontiguousarray(samples, dtype="<i2").data).hexdigest()
+    if digest != SAMPLES_SHA256[name]:
         raise DataError(
-            f"{path} holds samples of {name} with SHA-256 {found}; expected {SAMPLES_SHA256[name]}. It is damaged or "
+            f"{path} holds samples of {name} with SHA-256 {digest}; expected {SAMPLES_SHA256[name]}. It is damaged or "
             "another recording: copy it again."
         )
 

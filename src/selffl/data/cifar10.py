@@ -48,8 +48,8 @@ def read_batch(path: Path, md5: str | None = None) -> Bytes:
     except Exception as error:  # a damaged picture or pickle can fail in any way
         shown = one_line(error)
         raise DataError(f"{path} cannot be read ({shown}); expected a batch of CIFAR-10. Fetch it again.") from None
-    if md5 is not None and (found := hashlib.md5(batch.data, usedforsecurity=False).hexdigest()) != md5:
-        raise DataError(f"{path} holds a batch of MD5 {found}; expected {md5}. It is damaged: fetch it again.")
+    if md5 is not None and (digest := hashlib.md5(batch.data, usedforsecurity=False).hexdigest()) != md5:
+        raise DataError(f"{path} holds a batch of MD5 {digest}; expected {md5}. It is damaged: fetch it again.")
     return batch
 
 

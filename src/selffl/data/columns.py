@@ -48,9 +48,9 @@ def cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any]
     if column.shape != owner.shape:
         raise DataError(f"cluster has shape {column.shape}; expected one label for each of {len(owner)} rows.")
     labels, number = numbered("cluster", column)
-    found = np.zeros(len(ids), dtype=np.int64)
-    found[owner] = number
-    wrong = np.flatnonzero(found[owner] != number)
+    cluster_of = np.zeros(len(ids), dtype=np.int64)
+    cluster_of[owner] = number
+    wrong = np.flatnonzero(cluster_of[owner] != number)
     if len(wrong):
         client = owner[wrong[0]]
         both = sorted({labels[k] for k in number[owner == client]})
@@ -58,7 +58,7 @@ def cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any]
             f"client {ids[client]!r} is in the clusters {', '.join(map(repr, both))}; expected one cluster for all of "
             "a client's rows."
         )
-    return torch.from_numpy(found)
+    return torch.from_numpy(cluster_of)
 
 
 def checked_rows(x: Any, y: Any, client: npt.NDArray[Any] | None = None) -> tuple[Tensor, Tensor]:

@@ -38,16 +38,16 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 def files() -> list[DataFile]:
     """The four idx files, or the one MATLAB file where that is what there is."""
-    for place in (
+    for file in (
         DataFile("emnist", _spellings(PARTS["train"][0]), read_idx),
         DataFile("emnist", (MATLAB,), _read_mat),
     ):
         try:
-            place.find()
+            file.find()
         except DataError:
             continue
-        if place.names == (MATLAB,):
-            return [place]
+        if file.names == (MATLAB,):
+            return [file]
         break
     return [
         DataFile("emnist", _spellings(name), read_idx, can_fetch=True) for names in PARTS.values() for name in names
@@ -62,13 +62,13 @@ def _read_mat(path: Path) -> list[tuple[Bytes, Bytes]]:
     try:
         data = loadmat(path, variable_names=["dataset"])["dataset"][0, 0]
         parts: list[Any] = [data[name][0, 0] for name in ("train", "test")]
-        found = [(part["images"], part["labels"].reshape(-1)) for part in parts]
+        stored = [(part["images"], part["labels"].reshape(-1)) for part in parts]
     except Exception as error:  # scipy's reader fails in as many ways as a file can be damaged
         raise DataError(f"{path} cannot be read ({' '.join(str(error).split())[:100]}); {advice}.") from None
-    for images, labels in found:
+    for images, labels in stored:
         if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 784 or len(labels) != len(images):
             raise DataError(f"{path} holds images {images.dtype}{images.shape}, {len(labels)} labels; {advice}.")
-    return [(images.reshape(-1, 28, 28), labels) for images, labels in found]
+    return [(images.reshape(-1, 28, 28), labels) for images, labels in stored]
 
 
 def _stored() -> Iterator[tuple[Bytes, Bytes]]:
@@ -78,13 +78,13 @@ def _stored() -> Iterator[tuple[Bytes, Bytes]]:
         yield from every[0].load()
         return
     for images, labels in zip(every[::2], every[1::2], strict=True):
-        found = images.load(), labels.load()
-        if found[0].shape[1:] != (28, 28) or len(found[0]) != len(found[1]):
+        pair = images.load(), labels.load()
+        if pair[0].shape[1:] != (28, 28) or len(pair[0]) != len(pair[1]):
             raise DataError(
-                f"{images.find()} holds images {found[0].shape} for {len(found[1])} labels; expected 28 × 28 pixels "
+                f"{images.find()} holds images {pair[0].shape} for {len(pair[1])} labels; expected 28 × 28 pixels "
                 "and a label each. Fetch them again."
             )
-        yield found
+        yield pair
 
 
 def images_and_labels() -> tuple[Bytes, Bytes]:

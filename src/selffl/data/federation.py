@@ -409,13 +409,13 @@ class Federation:
             >>> fed.subset(["a", "c"]).clients
             ['a', 'c']
         """
-        place = {client: number for number, client in enumerate(self.clients)}
+        position = {client: number for number, client in enumerate(self.clients)}
         chosen = list(dict.fromkeys(clients))
-        strange = next((client for client in chosen if client not in place), None)
+        strange = next((client for client in chosen if client not in position), None)
         if strange is not None or not chosen:
-            found = "no client" if not chosen else f"{strange!r}, which is none of {self.num_clients} clients"
-            raise DataError(f"the clients to keep hold {found}; expected ids of some, such as {self.clients[0]!r}.")
-        at = torch.tensor([place[client] for client in chosen], device=self.train.offset.device)
+            what = "no client" if not chosen else f"{strange!r}, which is none of {self.num_clients} clients"
+            raise DataError(f"the clients to keep hold {what}; expected ids of some, such as {self.clients[0]!r}.")
+        at = torch.tensor([position[client] for client in chosen], device=self.train.offset.device)
         parts: dict[str, Any] = {name: rows.subset(at) for name, rows in self.parts.items()}
         # The source would make it again with all of them.
         return replace(

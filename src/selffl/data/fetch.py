@@ -103,11 +103,11 @@ def download(remote: Remote, path: Path, on_progress: Progress | None = None) ->
     except (OSError, http.client.HTTPException) as error:
         kept = f"{here:,} bytes are kept in {part}. {again}" if here else "Check the network, and run it again"
         raise DataError(f"{remote.url} could not be fetched to its end ({_why(error)}). {kept}.") from None
-    found = _md5(part)
-    if found != remote.md5:
+    digest = _md5(part)
+    if digest != remote.md5:
         part.unlink()
         raise DataError(
-            f"{remote.url} served a file of MD5 {found}; expected {remote.md5}. It was thrown away: run it again, or "
+            f"{remote.url} served a file of MD5 {digest}; expected {remote.md5}. It was thrown away: run it again, or "
             "get the file by hand."
         )
     part.replace(path)

@@ -45,14 +45,14 @@ def read_folder(folder: Path, label: str = "label", decimals: Decimals | None = 
     paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     if not paths:
         raise DataError(f"{folder} holds no files; expected one ({kinds}) per client.")
-    found = {path.suffix.lower(): path for path in reversed(paths)}
-    odd = next((path for kind, path in sorted(found.items()) if kind not in (ARRAY_ENDING, *READERS)), None)
+    first_of_kind = {path.suffix.lower(): path for path in reversed(paths)}
+    odd = next((path for kind, path in sorted(first_of_kind.items()) if kind not in (ARRAY_ENDING, *READERS)), None)
     if odd is not None:
         raise DataError(f"{odd} is none of {kinds}; expected one such file per client. Move it elsewhere.")
-    if len(found) > 1:
-        names = " and ".join(path.name for _, path in sorted(found.items()))
+    if len(first_of_kind) > 1:
+        names = " and ".join(path.name for _, path in sorted(first_of_kind.items()))
         raise DataError(f"{folder} holds {names}; expected files of one kind. Keep one kind.")
-    return _read_arrays(paths) if ARRAY_ENDING in found else _read_tables(folder, paths, label, decimals)
+    return _read_arrays(paths) if ARRAY_ENDING in first_of_kind else _read_tables(folder, paths, label, decimals)
 
 
 def _read_tables(folder: Path, paths: Sequence[Path], label: str, decimals: Decimals | None) -> FolderTable:

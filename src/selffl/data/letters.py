@@ -36,8 +36,10 @@ def read_letters(path: Path) -> tuple[Bytes, Bytes]:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}); expected the OCR letters.") from None
-    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
-        raise DataError(f"{path} has SHA-256 {found}; expected {SHA256}. It is damaged or another file: copy it again.")
+    if (digest := hashlib.sha256(content).hexdigest()) != SHA256:
+        raise DataError(
+            f"{path} has SHA-256 {digest}; expected {SHA256}. It is damaged or another file: copy it again."
+        )
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             bits, labels = file["bits"], file["label"]

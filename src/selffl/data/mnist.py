@@ -47,8 +47,8 @@ def read_idx(path: Path, md5: str | None = None) -> Bytes:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); expected an idx file. Fetch it again.") from None
-    if md5 is not None and (found := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
-        raise DataError(f"{path} has MD5 {found}; expected {md5}. It is damaged or another file: fetch it again.")
+    if md5 is not None and (digest := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
+        raise DataError(f"{path} has MD5 {digest}; expected {md5}. It is damaged or another file: fetch it again.")
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise DataError(
             f"{path} begins with {content[:4].hex() or 'nothing'}; expected an idx file of bytes (000008..)."

@@ -77,7 +77,7 @@ def join_parts(
     feature_type = np.result_type(*{rows.x.dtype for rows in every})
     if feature_type.kind == "f":
         feature_type = np.dtype(np.float32)
-    found = {}
+    joined = {}
     for part, clients in parts.items():
         chosen = [clients[client] for client in ids if client in clients]
         x, y = (np.empty((sum(len(rows.y) for rows in chosen), *shape), dtype) for shape, dtype in (
@@ -89,8 +89,8 @@ def join_parts(
             x[row:end], y[row:end] = _checked(rows, names, feature_type, label_type)
             row = end
         sizes = [len(clients[client].y) if client in clients else 0 for client in ids]
-        found[part] = PartRows(x, y, np.asarray(sizes, dtype=np.int64))
-    return SplitRows(ids, found, names)
+        joined[part] = PartRows(x, y, np.asarray(sizes, dtype=np.int64))
+    return SplitRows(ids, joined, names)
 
 
 def _check_same_form(every: Sequence[ClientRows]) -> None:
@@ -117,15 +117,15 @@ def _check_same_form(every: Sequence[ClientRows]) -> None:
 
 def _class_names(every: Iterable[ClientRows], classes: Sequence[str] | None) -> list[str]:
     """The names of the classes in the order of their numbers, once every label is among them."""
-    found = {name: rows.place for rows in every for name in rows.y.tolist()}
+    first_place = {name: rows.place for rows in every for name in rows.y.tolist()}
     if classes is None:
-        return sorted(found)
+        return sorted(first_place)
     known = list(classes)
     if len(set(known)) < len(known):
         raise ConfigError("classes holds a name twice; expected names that differ.")
-    strange = next((name for name in found if name not in known), None)
+    strange = next((name for name in first_place if name not in known), None)
     if strange is not None:
-        raise DataError(f"{found[strange]}: {unknown_name('class', strange, known)}")
+        raise DataError(f"{first_place[strange]}: {unknown_name('class', strange, known)}")
     return known
 
 
@@ -159,7 +159,7 @@ def _checked(rows: ClientRows, names: list[str] | None, feature_type: Any, label
     """One client's features and labels, finite and of these types."""
     y = rows.y
     if names is not None:
-        number = {name: place for place, name in enumerate(names)}
+        number = {name: index for index, name in enumerate(names)}
         y = np.asarray([number[name] for name in y.tolist()], dtype=np.int64)
     with np.errstate(over="ignore"):  # beyond float32 is infinity, which is refused
         x, y = rows.x.astype(feature_type, copy=False), y.astype(label_type)

@@ -71,7 +71,7 @@ def sampled(users: Sequence[str], fraction: float, more_than: int, seed: int) ->
         more_than: tweets that a user has to have in the sample to be kept.
         seed: of the order.
     """
-    number = {user: place for place, user in enumerate(sorted(set(users)))}
+    number = {user: index for index, user in enumerate(sorted(set(users)))}
     owner = np.fromiter((number[user] for user in users), dtype=np.int64, count=len(users))
     count = np.bincount(owner)
     order = np.random.default_rng(seed).permutation(len(count))

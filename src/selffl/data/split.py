@@ -98,11 +98,11 @@ def split_of(options: SplitOptions) -> Split:
     return Split(**options)
 
 
-def split_of_training_rows(options: SplitOptions, place: object) -> Split:
+def split_of_training_rows(options: SplitOptions, where: object) -> Split:
     """The split of keywords that a user gave, for rows at ``place`` whose test rows are chosen already."""
     if "test_fraction" in options:
         raise ConfigError(
-            f"test_fraction is {options['test_fraction']}, and {place} is split into train and test; expected none. "
+            f"test_fraction is {options['test_fraction']}, and {where} is split into train and test; expected none. "
             "Leave it out to keep that split."
         )
     return split_of(options)

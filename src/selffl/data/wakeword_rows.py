@@ -143,7 +143,7 @@ def takes_of(index: Index, dealt: Deal, seed: int, cell: Cell, part: int, scale:
     count = len(clip)
     draw = rng.random((5, count))
     level = LEVELS_DB[0] + (LEVELS_DB[1] - LEVELS_DB[0]) * draw[0]
-    place = np.floor(-CUT_SAMPLES + (ROW_SAMPLES - index.length[clip] + 2 * CUT_SAMPLES + 1) * draw[1]).astype(np.int64)
+    start = np.floor(-CUT_SAMPLES + (ROW_SAMPLES - index.length[clip] + 2 * CUT_SAMPLES + 1) * draw[1]).astype(np.int64)
     bed, bed_start, bed_level = np.full(count, -1), np.zeros(count, dtype=np.int64), np.full(count, -np.inf)
     if state != NORMAL:
         bed = _beds(dealt, cell, part, clip, rng)
@@ -155,7 +155,7 @@ def takes_of(index: Index, dealt: Deal, seed: int, cell: Cell, part: int, scale:
         bed_level = level - (low + (high - low) * draw[3])
     return Takes(
         clip=clip,
-        place=place,
+        place=start,
         level=level + np.where(dealt.kind[clip] == "background", BACKGROUND_DB, 0.0),
         bed=bed,
         bed_start=bed_start,

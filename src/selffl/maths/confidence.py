@@ -100,7 +100,7 @@ def learned_moderation(logits: Tensor, labels: Tensor, variance: Tensor) -> Mode
     rows; a few rows change little.
     """
     row = torch.arange(len(labels), device=labels.device)
-    found, least = AS_IT_STANDS, math.inf
+    likeliest, smallest_loss = AS_IT_STANDS, math.inf
     for share in VARIANCE_SHARES:
         held = moderated(logits, variance, Moderation(share=share))
 
@@ -111,9 +111,9 @@ def learned_moderation(logits: Tensor, labels: Tensor, variance: Tensor) -> Mode
 
         near = min(range(0, len(SCALES), COARSE_STEPS), key=loss)
         best = min(range(max(near - COARSE_STEPS, 0), min(near + COARSE_STEPS + 1, len(SCALES))), key=loss)
-        if loss(best) < least:
-            found, least = Moderation(SCALES[best], share), loss(best)
-    return found
+        if loss(best) < smallest_loss:
+            likeliest, smallest_loss = Moderation(SCALES[best], share), loss(best)
+    return likeliest
 
 
 def log_odds(logits: Tensor, classes: Tensor) -> Tensor:

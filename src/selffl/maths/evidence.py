@@ -41,11 +41,11 @@ def effective_parameters(gradients: Tensor, num_rows: Tensor, num_examples: Tens
     is_whole = gradients.shape[-2] >= gradients.shape[-1]
     # Less than 1 for a client with fewer rows than a minibatch, which meets some of them twice.
     scaled = gradients * (share if is_whole else share.clamp(max=1.0)).sqrt().to(gradients)[..., None, None]
-    found = num_determined(scaled, precision)
+    determined = num_determined(scaled, precision)
     if is_whole:
-        return found.to(gradients)
-    growth = torch.ones_like(found)
+        return determined.to(gradients)
+    growth = torch.ones_like(determined)
     if gradients.shape[-2] > 1:
         half = (num_determined(scaled[..., ::2, :], precision) + num_determined(scaled[..., 1::2, :], precision)) / 2
-        growth = torch.log2(found / half.clamp(min=torch.finfo(half.dtype).tiny)).clamp(0.0, 1.0)
-    return (found * share.clamp(min=1.0) ** growth).clamp(max=gradients.shape[-1]).to(gradients)
+        growth = torch.log2(determined / half.clamp(min=torch.finfo(half.dtype).tiny)).clamp(0.0, 1.0)
+    return (determined * share.clamp(min=1.0) ** growth).clamp(max=gradients.shape[-1]).to(gradients)

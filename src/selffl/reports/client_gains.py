@@ -57,12 +57,12 @@ def joined(group: Group, seed: int, method: int) -> list[Row]:
     other = runs[base] if base is not None and base != method else None
     theirs = {} if other is None else {str(row["client"]): row.get(metric) for row in other.records.clients}
     sign = 1.0 if group.is_higher_better else -1.0
-    found = []
+    rows_with_base = []
     for row in rows:
         mine, own = row.get(metric), theirs.get(str(row["client"]))
         gain = None if mine is None or own is None else sign * (mine - own)
-        found.append(row | {f"alone_{metric}": own, "realised_gain": gain})
-    return found if theirs else []
+        rows_with_base.append(row | {f"alone_{metric}": own, "realised_gain": gain})
+    return rows_with_base if theirs else []
 
 
 def joining(group: Group, seed: int, method: int) -> list[Row]:
@@ -92,7 +92,7 @@ class Joining:
 
 def by_joining(group: Group) -> list[Joining]:
     """What joining does to the clients of each method that can be compared with training alone."""
-    found = []
+    summaries = []
     for number, method in enumerate(group.methods):
         shares, beyond, means, correlations = [], [], [], []
         for seed in group.seeds:
@@ -108,7 +108,7 @@ def by_joining(group: Group) -> list[Joining]:
             related = rank_correlation([row["predicted_gain"] for row in rows], [row["realised_gain"] for row in rows])
             correlations += [related[0]] if related is not None else []
         if shares:
-            found.append(
+            summaries.append(
                 Joining(
                     method.label,
                     over_seeds(shares),
@@ -117,7 +117,7 @@ def by_joining(group: Group) -> list[Joining]:
                     over_seeds(correlations) if correlations else None,
                 )
             )
-    return found
+    return summaries
 
 
 def losing(group: Group, seed: int, method: int) -> Losing | None:
@@ -171,5 +171,5 @@ def rank_correlation(one: Sequence[float | None], other: Sequence[float | None])
     pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     if len(pairs) < 3 or len({a for a, _ in pairs}) < 2 or len({b for _, b in pairs}) < 2:
         return None
-    found = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
-    return float(found.statistic), float(found.pvalue), len(pairs)
+    test = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
+    return float(test.statistic), float(test.pvalue), len(pairs)

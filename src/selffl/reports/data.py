@@ -33,17 +33,17 @@ MOST_ROWS = 16_000  # clients of all methods and seeds shown
 
 def shown_seeds(group: Group) -> list[int]:
     """Seeds whose clients are shown: the first, and more while the page can hold them; only those with clients."""
-    found: list[int] = []
+    seeds: list[int] = []
     total = 0
     for seed in group.seeds:
         runs = [run for run in runs_of_seed(group, seed) if run is not None and run.records.clients]
         if not runs:
             continue
         total += sum(min(len(run.records.clients), MOST_CLIENTS) for run in runs)
-        if found and total > MOST_ROWS:
+        if seeds and total > MOST_ROWS:
             break
-        found.append(seed)
-    return found
+        seeds.append(seed)
+    return seeds
 
 
 def chosen_clients(runs: Sequence[RunData | None]) -> tuple[list[str], int]:
@@ -56,7 +56,7 @@ def chosen_clients(runs: Sequence[RunData | None]) -> tuple[list[str], int]:
     if len(ids) <= MOST_CLIENTS:
         return ids, len(ids)
     places = np.unique(np.linspace(0, len(ids) - 1, MOST_CLIENTS).round().astype(int))
-    return [ids[place] for place in places], len(ids)
+    return [ids[index] for index in places], len(ids)
 
 
 # Of a client with one method: what the page calls it, and the column it is in.
@@ -82,19 +82,19 @@ def clients_of_seed(group: Group, seed: int) -> SeedTable:
         rows = {str(row["client"]): row for row in run.records.clients}
         for client, row in rows.items():
             sizes.setdefault(client, row)
-        found: ClientColumns = {"personal": [scaled(rows.get(c, {}).get(metric), scale) for c in ids]}
+        columns: ClientColumns = {"personal": [scaled(rows.get(c, {}).get(metric), scale) for c in ids]}
         if method.has_global_model:
-            found["global"] = [scaled(rows.get(c, {}).get(f"global_{metric}"), scale) for c in ids]
+            columns["global"] = [scaled(rows.get(c, {}).get(f"global_{metric}"), scale) for c in ids]
         if any(row.get("realised_gain") is not None for row in run.records.clients):
-            found["alone"] = [scaled(rows.get(c, {}).get(f"alone_{metric}"), scale) for c in ids]
+            columns["alone"] = [scaled(rows.get(c, {}).get(f"alone_{metric}"), scale) for c in ids]
         for name, column in COLUMNS.items():
             values = [rows.get(client, {}).get(column) for client in ids]
             if any(value is not None for value in values):
-                found[name] = all_rounded(values)
+                columns[name] = all_rounded(values)
         last = {str(row["client"]): row.get("weight") for row in run.records.participation}
         if any(value is not None for value in last.values()):
-            found["weight"] = all_rounded((last.get(client) for client in ids), 4)
-        methods.append(found)
+            columns["weight"] = all_rounded((last.get(client) for client in ids), 4)
+        methods.append(columns)
     clusters = [sizes[client].get("cluster") for client in ids]
     table: SeedTable = {
         "seed": seed,
@@ -122,11 +122,11 @@ def partition(runs: Sequence[RunData | None], ids: Sequence[str]) -> Classes | N
     if rows is None:
         return None
     names = sorted({str(row["class"]) for row in rows}, key=_as_number)
-    place, number = {client: i for i, client in enumerate(ids)}, {name: i for i, name in enumerate(names)}
+    position, number = {client: i for i, client in enumerate(ids)}, {name: i for i, name in enumerate(names)}
     cells = [
-        (place[row["client"]], number[str(row["class"])], int(row["num_train"]))
+        (position[row["client"]], number[str(row["class"])], int(row["num_train"]))
         for row in rows
-        if row["client"] in place and row["num_train"]
+        if row["client"] in position and row["num_train"]
     ]
     cells.sort()
     return {
@@ -162,6 +162,6 @@ def tables(group: Group) -> Tables:
         "rounds": {part: by_round(group, part) for part in PARTS},
         "seeds": seed_tables,
         "allSeeds": group.seeds,
-        "inside": [found for number in range(len(group.methods)) if (found := inside(group, number)) is not None],
+        "inside": [one for number in range(len(group.methods)) if (one := inside(group, number)) is not None],
         "paths": trajectories(group, seed_tables),
     }

@@ -152,7 +152,7 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
         shift = chart.dodge * (index - len(chart.series) / 2)
         if chart.kind == "bars":
             width = 0.9 / len(chart.series)
-            places = [place + width * (index + 0.5) - 0.45 for place in range(len(series.x))]
+            places = [position + width * (index + 0.5) - 0.45 for position in range(len(series.x))]
             axis.bar(places, series.y, width, yerr=series.error, color=colours[series.name], label=series.name)
             axis.set_xticks(range(len(series.x)), [f"{value:g}" for value in series.x])
             continue
@@ -175,9 +175,9 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
         axis.xaxis.set_minor_locator(NullLocator())
 
 
-def _mark_round_numbers(axis: Axis, found: Sequence[float]) -> None:
+def _mark_round_numbers(axis: Axis, shown: Sequence[float]) -> None:
     """Less than a decade and a half has too few powers of ten to read: mark round numbers instead."""
-    values = [value for value in found if value > 0 and math.isfinite(value)]
+    values = [value for value in shown if value > 0 and math.isfinite(value)]
     if values and max(values) / min(values) < 30:
         axis.set_major_locator(FixedLocator(_round_numbers(min(values), max(values))))
         axis.set_major_formatter(ScalarFormatter())
@@ -216,16 +216,16 @@ def save(canvas: Canvas, stem: Path, formats: Sequence[str] = ("png", "svg")) ->
 
 def plain(figure: Figure) -> dict[str, Any]:
     """What a figure shows, as JSON takes it; `of_plain` makes it a figure again."""
-    found = asdict(figure)
-    for chart in found["charts"]:
+    content = asdict(figure)
+    for chart in content["charts"]:
         chart["x_ticks"] = None if chart["x_ticks"] is None else [float(tick) for tick in chart["x_ticks"]]
         for series in chart["series"]:
             for name in ("x", "y", "error"):
                 series[name] = None if series[name] is None else [float(value) for value in series[name]]
-    return found
+    return content
 
 
-def of_plain(found: Mapping[str, Any]) -> Figure:
+def of_plain(content: Mapping[str, Any]) -> Figure:
     """The figure that `plain` wrote down."""
-    charts = [Chart(**chart | {"series": [Series(**one) for one in chart["series"]]}) for chart in found["charts"]]
-    return Figure(found["name"], found["caption"], charts)
+    charts = [Chart(**chart | {"series": [Series(**one) for one in chart["series"]]}) for chart in content["charts"]]
+    return Figure(content["name"], content["caption"], charts)

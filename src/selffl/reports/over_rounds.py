@@ -63,7 +63,7 @@ def _thinned(rounds: Sequence[int]) -> list[int]:
     if len(rounds) <= MOST_ROUNDS:
         return list(rounds)
     places = np.unique(np.linspace(0, len(rounds) - 1, MOST_ROUNDS).round().astype(int))
-    return [rounds[place] for place in places]
+    return [rounds[index] for index in places]
 
 
 def _mean(history: Sequence[Row], column: str, rounds: Sequence[int]) -> list[float | None]:
@@ -77,12 +77,12 @@ def _mean_of(values: Iterable[float | None]) -> float | int | None:
 
 
 def _by_round(runs: Sequence[RunData], column: str) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for run in runs:
         for row in run.records.participation:
             if row.get(column) is not None:
-                found.setdefault(row["round"], []).append(float(row[column]))
-    return found
+                values.setdefault(row["round"], []).append(float(row[column]))
+    return values
 
 
 def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> Bands | None:
@@ -96,15 +96,15 @@ def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> Bands | Non
 
 def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Trajectory]:
     """The rounds that clients took part in: of the first method and seed, and of more while the page can hold them."""
-    found: list[Trajectory] = []
+    paths: list[Trajectory] = []
     left = MOST_POINTS
     for table in seed_tables:
-        place = {client: i for i, client in enumerate(table["clients"])}
+        position = {client: i for i, client in enumerate(table["clients"])}
         for number, run in enumerate(runs_of_seed(group, table["seed"])):
             if run is None or not run.records.participation:
                 continue
-            rows = [row for row in run.records.participation if str(row["client"]) in place]
-            if found and len(rows) > left:
+            rows = [row for row in run.records.participation if str(row["client"]) in position]
+            if paths and len(rows) > left:
                 continue
             every = math.ceil(len(rows) / MOST_POINTS)  # of each client's rounds
             seen: dict[str, int] = {}
@@ -114,12 +114,12 @@ def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Traject
                 if count % max(every, 1) == 0:
                     kept.append(row)
             left -= len(kept)
-            found.append(
+            paths.append(
                 {
                     "seed": table["seed"],
                     "method": number,
                     "every": max(every, 1),
-                    "client": [place[str(row["client"])] for row in kept],
+                    "client": [position[str(row["client"])] for row in kept],
                     "round": [row["round"] for row in kept],
                     "steps": [row.get("num_local_steps") for row in kept],
                     "wanted": all_rounded((row.get("wanted_steps") for row in kept), 3),
@@ -127,4 +127,4 @@ def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Traject
                     "weight": all_rounded((row.get("weight") for row in kept), 3),
                 }
             )
-    return found
+    return paths

@@ -41,7 +41,7 @@ SECTIONS = {  # of a group, with the chart that has to be there for it
 }
 
 
-def render(found: Collection, title: str = TITLE, *, tag: str | None = None, state: str = "") -> str:
+def render(collection: Collection, title: str = TITLE, *, tag: str | None = None, state: str = "") -> str:
     """The page of a collection, which needs no network; with a ``tag``, one that asks its server for later numbers."""
     shown = [
         {
@@ -54,10 +54,10 @@ def render(found: Collection, title: str = TITLE, *, tag: str | None = None, sta
             "config": json.dumps(record.config, indent=1, ensure_ascii=False),
             "reading": reading(record),
         }
-        for folder, record, anchor in _anchored(found.studies)
+        for folder, record, anchor in _anchored(collection.studies)
     ]
-    groups = [_view(group, f"g{number}") for number, group in enumerate(found.groups)]
-    content = payload(groups, len(shown), len(found.waiting))
+    groups = [_view(group, f"g{number}") for number, group in enumerate(collection.groups)]
+    content = payload(groups, len(shown), len(collection.waiting))
     if tag is not None:
         content |= {"tag": tag, "every": POLL_MILLISECONDS, "state": state}
     for entry in content["groups"]:  # they are on the page already
@@ -67,10 +67,10 @@ def render(found: Collection, title: str = TITLE, *, tag: str | None = None, sta
         .get_template("page.html.j2")
         .render(
             title=groups[0]["group"].title if len(groups) == 1 and not shown else title,
-            lead=lead(found.studies) if shown else "",
+            lead=lead(collection.studies) if shown else "",
             groups=groups,
             studies=shown,
-            waiting=_waiting(found) if tag is not None and not groups and not shown else "",
+            waiting=_waiting(collection) if tag is not None and not groups and not shown else "",
             live=tag is not None,
             data=_json(content),
             css=_text("report.css"),
@@ -81,10 +81,10 @@ def render(found: Collection, title: str = TITLE, *, tag: str | None = None, sta
     )
 
 
-def news(found: Collection, state: str) -> bytes:
+def news(collection: Collection, state: str) -> bytes:
     """What a live page asks for: all numbers and sentences, and the shape of the page they are for."""
-    groups = [_view(group, f"g{number}") for number, group in enumerate(found.groups)]
-    return _json(payload(groups, len(found.studies), len(found.waiting)) | {"state": state}).encode()
+    groups = [_view(group, f"g{number}") for number, group in enumerate(collection.groups)]
+    return _json(payload(groups, len(collection.studies), len(collection.waiting)) | {"state": state}).encode()
 
 
 def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int) -> Payload:
@@ -120,11 +120,11 @@ def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int
 
 def _anchored(studies: Recorded) -> list[tuple[Path, StudyRecord, str]]:
     """Each with an id of its own: the same study may be there twice, say from two folders."""
-    found = []
+    anchored = []
     for number, (folder, record) in enumerate(studies):
         first = all(earlier.id != record.id for _, earlier in studies[:number])
-        found.append((folder, record, record.id if first else f"{record.id}-{number}"))
-    return found
+        anchored.append((folder, record, record.id if first else f"{record.id}-{number}"))
+    return anchored
 
 
 @cache
@@ -156,10 +156,10 @@ def _json(content: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _waiting(found: Collection) -> str:
-    if not found.waiting:
+def _waiting(collection: Collection) -> str:
+    if not collection.waiting:
         return "There is no run here yet"
-    return f"{sentences.counted(len(found.waiting), 'run')} begun, none with a finished round"
+    return f"{sentences.counted(len(collection.waiting), 'run')} begun, none with a finished round"
 
 
 # ------------------------------------------------------------------------------------------------------- one group
@@ -167,54 +167,54 @@ def _waiting(found: Collection) -> str:
 
 def _view(group: Group, identity: str) -> dict[str, Any]:
     """What the templates show of a group."""
-    found = data.tables(group)
-    charts = _charts(found)
-    text = sentences.takeaways(group, found)
-    gain = client_gains.gains(group, found["seeds"][0], 0)[1] if found["seeds"] else ""
+    tables = data.tables(group)
+    charts = _charts(tables)
+    text = sentences.takeaways(group, tables)
+    gain = client_gains.gains(group, tables["seeds"][0], 0)[1] if tables["seeds"] else ""
     rows, columns = _table(group)
     text |= {
         "headline": sentences.headline(group),
         "majority": sentences.majority(group),
         "test": sentences.tested_by(group),
     }
-    text |= {"facts": _facts(group, found), "seeds": _seeds(found)}
+    text |= {"facts": _facts(group, tables), "seeds": _seeds(tables)}
     return {
         "id": identity,
         "group": group,
-        "tables": found,
-        "palette": figures.page_palette(found["methods"]),
+        "tables": tables,
+        "palette": figures.page_palette(tables["methods"]),
         "charts": charts,
         "sections": [(key, name) for key, (name, needed) in SECTIONS.items() if needed is None or needed in charts],
         "text": text,
-        "parts": {part: name for part, name in scores.PARTS.items() if any(found["rounds"][part])},
+        "parts": {part: name for part, name in scores.PARTS.items() if any(tables["rounds"][part])},
         "labels": _labels(name_of(group.metric), name_of(group.client_metric), gain),
         "rows": rows,
         "columns": columns,
         "caption": caption(group) + (" The best of each column is underlined." if len(group.methods) > 1 else ""),
         "claims": group.record.claims if group.record is not None else [],
-        "has_clients": bool(found["seeds"]),
+        "has_clients": bool(tables["seeds"]),
         "joining": _joining(group),
-        "shown_seeds": [table["seed"] for table in found["seeds"]],
+        "shown_seeds": [table["seed"] for table in tables["seeds"]],
         "reproduce": _reproduce(group),
     }
 
 
-def _charts(found: Tables) -> list[str]:
+def _charts(tables: Tables) -> list[str]:
     """The charts that there are numbers for."""
-    seeds, inside = found["seeds"], found["inside"]
+    seeds, inside = tables["seeds"], tables["inside"]
     methods = [method for table in seeds for method in table["methods"] if method is not None]
     has_gain = any("losing" in method or "global" in method for method in methods)
     there = {
-        "rounds": any(curve for curves in found["rounds"].values() for curve in curves),
+        "rounds": any(curve for curves in tables["rounds"].values() for curve in curves),
         "clients": bool(seeds),
-        "tails": any("worst10" in known for known in found["scores"]),
+        "tails": any("worst10" in known for known in tables["scores"]),
         "gains": bool(methods) and has_gain,
         "predicted": any("predicted" in method and "losing" in method for method in methods),
         "variances": any(value is not None for one in inside for value in (*one["inter"], *one["intra"])),
         "weights": any(one["weight"] is not None for one in inside),
         "steps": any(one["steps"] is not None for one in inside),
         "histogram": any(one["counts"] is not None for one in inside),
-        "trajectory": any(steps is not None for path in found["paths"] for steps in path["steps"]),
+        "trajectory": any(steps is not None for path in tables["paths"] for steps in path["steps"]),
         "clusters": any(table["cluster"] is not None for table in seeds),
         "partition": bool(seeds),
     }
@@ -238,7 +238,7 @@ def _labels(metric: str, of_client: str, gain: str) -> dict[str, str]:
     }
 
 
-def _facts(group: Group, found: Tables) -> str:
+def _facts(group: Group, tables: Tables) -> str:
     """What was done, in a line."""
     run = group.runs[0]
     clients = max((int(r.records.summary.get("clients") or 0) for r in group.runs), default=0)
@@ -260,15 +260,15 @@ def _facts(group: Group, found: Tables) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _seeds(found: Tables) -> str:
+def _seeds(tables: Tables) -> str:
     """Which seeds' clients the page holds."""
-    shown = [str(table["seed"]) for table in found["seeds"]]
-    if not shown or len(found["allSeeds"]) == 1:
+    shown = [str(table["seed"]) for table in tables["seeds"]]
+    if not shown or len(tables["allSeeds"]) == 1:
         return ""
     text = "Clients are shown of one seed at a time: a seed has a split of its own."
-    if len(shown) < len(found["allSeeds"]):
+    if len(shown) < len(tables["allSeeds"]):
         text += f" This page holds those of {sentences.counted(len(shown), 'seed')} ({', '.join(shown)}) of "
-        text += f"{len(found['allSeeds'])}."
+        text += f"{len(tables['allSeeds'])}."
     return text
 
 

@@ -50,38 +50,41 @@ def save_paper_figures(
         raise ConfigError(f"there is no format; expected some of: {', '.join(FORMATS)}.")
     if width not in INCHES:
         raise unknown_name("width", width, INCHES)
-    found = collect([Path(folder) for folder in folders])
-    place = Path(out)
-    place.mkdir(parents=True, exist_ok=True)
-    names = [*(f"runs-{number}" for number in range(1, len(found.groups) + 1)), *(r.id for _, r in found.studies)]
+    collection = collect([Path(folder) for folder in folders])
+    target = Path(out)
+    target.mkdir(parents=True, exist_ok=True)
+    names = [
+        *(f"runs-{number}" for number in range(1, len(collection.groups) + 1)),
+        *(r.id for _, r in collection.studies),
+    ]
     is_only = len(names) == 1
     written: list[Path] = []
-    for group, name in zip(found.groups, names, strict=False):
-        written += _save_group(group, place, "" if is_only else f"{name}-", formats, width)
-    for (folder, record), name in zip(found.studies, names[len(found.groups) :], strict=True):
-        written += _save_study(folder, record, place, "" if is_only else f"{name}-", formats, width)
+    for group, name in zip(collection.groups, names, strict=False):
+        written += _save_group(group, target, "" if is_only else f"{name}-", formats, width)
+    for (folder, record), name in zip(collection.studies, names[len(collection.groups) :], strict=True):
+        written += _save_study(folder, record, target, "" if is_only else f"{name}-", formats, width)
     return written
 
 
-def _save_group(group: Group, place: Path, prefix: str, formats: Sequence[str], width: Width) -> list[Path]:
+def _save_group(group: Group, folder: Path, prefix: str, formats: Sequence[str], width: Width) -> list[Path]:
     written = []
     table = data.tables(group)
     for figure in figures_of(group, table):
-        written += figures.save(figures.draw(figure, width), place / f"{prefix}{figure.name}", formats)
+        written += figures.save(figures.draw(figure, width), folder / f"{prefix}{figure.name}", formats)
     first = table["seeds"][0] if table["seeds"] else None
     if first is not None and first["classes"]:
-        written += figures.save(_partition(first["clients"], first["classes"]), place / f"{prefix}partition", formats)
-    return written + _save_table(page.plain_table(group), page.caption(group), place, prefix)
+        written += figures.save(_partition(first["clients"], first["classes"]), folder / f"{prefix}partition", formats)
+    return written + _save_table(page.plain_table(group), page.caption(group), folder, prefix)
 
 
 def _save_study(
-    folder: Path, record: StudyRecord, place: Path, prefix: str, formats: Sequence[str], width: Width
+    folder: Path, record: StudyRecord, target: Path, prefix: str, formats: Sequence[str], width: Width
 ) -> list[Path]:
     written = []
     if (folder / FIGURES).is_file():
-        for found in json.loads((folder / FIGURES).read_text(encoding="utf-8")):
-            figure = figures.of_plain(found)
-            written += figures.save(figures.draw(figure, width), place / f"{prefix}{figure.name}", formats)
+        for content in json.loads((folder / FIGURES).read_text(encoding="utf-8")):
+            figure = figures.of_plain(content)
+            written += figures.save(figures.draw(figure, width), target / f"{prefix}{figure.name}", formats)
     else:  # of an earlier version: as it was drawn then
         for name, ending in ((f["name"], ending) for f in record.figures for ending in formats):
             source = folder / f"{name}.{ending}"
@@ -90,12 +93,12 @@ def _save_study(
                     f"{folder} holds neither {FIGURES} nor {source.name}; expected what the figure shows. Run the "
                     "study again, or leave that format out."
                 )
-            written.append(Path(shutil.copyfile(source, place / f"{prefix}{source.name}")))
-    return written + (_save_table(record.table, record.title, place, prefix) if record.table else [])
+            written.append(Path(shutil.copyfile(source, target / f"{prefix}{source.name}")))
+    return written + (_save_table(record.table, record.title, target, prefix) if record.table else [])
 
 
-def _save_table(rows: Sequence[dict[str, str]], caption: str, place: Path, prefix: str) -> list[Path]:
-    paths = [place / f"{prefix}table.tex", place / f"{prefix}table.md"]
+def _save_table(rows: Sequence[dict[str, str]], caption: str, folder: Path, prefix: str) -> list[Path]:
+    paths = [folder / f"{prefix}table.tex", folder / f"{prefix}table.md"]
     paths[0].write_text(tables.latex(rows, caption), encoding="utf-8")
     paths[1].write_text(tables.markdown(rows), encoding="utf-8")
     return paths
@@ -110,7 +113,7 @@ def figures_of(group: Group, table: Tables | None = None) -> list[Figure]:
     axis, of_client = (
         name_of(metric) + (", %" if metric in PERCENT else "") for metric in (group.metric, group.client_metric)
     )
-    found = [
+    drawn = [
         Figure(
             "rounds",
             f"{page.capfirst(name_of(group.metric))} by round; bars are standard errors over seeds.",
@@ -122,10 +125,10 @@ def figures_of(group: Group, table: Tables | None = None) -> list[Figure]:
         )
     ]
     for seed_table in table["seeds"][:1]:
-        found += _of_clients(group, table, seed_table, of_client)
+        drawn += _of_clients(group, table, seed_table, of_client)
     for inside in table["inside"][:1]:
-        found += _of_inside(group, table, inside)
-    return [figure for figure in found if figure.charts]
+        drawn += _of_inside(group, table, inside)
+    return [figure for figure in drawn if figure.charts]
 
 
 def _curves(table: Tables, part: str) -> list[Series]:
@@ -147,14 +150,14 @@ def _of_clients(group: Group, table: Tables, seed_table: SeedTable, axis: str) -
         if columns is None:
             continue
         points.append(_points(name, sizes, columns["personal"]))
-        found, over = client_gains.gains(group, seed_table, number)
-        if number == table["alone"] or all(value is None for value in found):
+        client_gain, over = client_gains.gains(group, seed_table, number)
+        if number == table["alone"] or all(value is None for value in client_gain):
             continue
         base = over if number == 0 or not gains else base
-        ranked = sorted((value for value in found if value is not None), reverse=True)
+        ranked = sorted((value for value in client_gain if value is not None), reverse=True)
         gains.append(Series(name, list(range(1, len(ranked) + 1)), ranked))
         if "predicted" in columns and over == client_gains.ALONE:
-            predicted.append(_points(name, columns["predicted"], found))
+            predicted.append(_points(name, columns["predicted"], client_gain))
             if (bins := columns.get("bins")) is not None:
                 predicted.append(Series(f"{name}, means of bins", bins["x"], bins["y"], bins["error"]))
     seed = f" (seed {seed_table['seed']})" if len(group.seeds) > 1 else ""
@@ -192,19 +195,19 @@ def _of_inside(group: Group, table: Tables, inside: Inside) -> list[Figure]:
         named = {"lowest tenth": band["low"], "median": band["middle"], "highest tenth": band["high"]}
         lines = [Series(label, band["x"], [100 * v for v in values]) for label, values in named.items()]
         charts.append(Chart("Weights", "round", "share in the average, %", lines))
-    found = [Figure("variances", f"{name}: variances and weights by round.", [c for c in charts if c.series])]
+    drawn = [Figure("variances", f"{name}: variances and weights by round.", [c for c in charts if c.series])]
     steps = []
     if inside["counts"]:
         total = sum(inside["counts"])
-        last = max(place for place, count in enumerate(inside["counts"]) if count)
+        last = max(index for index, count in enumerate(inside["counts"]) if count)
         shares = [100 * count / total for count in inside["counts"][: last + 1]]
         bars = [Series(name, inside["bins"][: last + 1], shares)]
         steps.append(Chart("Steps wanted", "lower end of the bin", "client-rounds, %", bars, kind="bars"))
     paths = [path for path in table["paths"] if path["method"] == inside["method"]]
     if paths and any(taken is not None for taken in paths[0]["steps"]):
         steps.append(_trajectory(table, paths[0]))
-    found.append(Figure("steps", f"{name}: steps wanted in all client-rounds, and those of one client.", steps))
-    return found
+    drawn.append(Figure("steps", f"{name}: steps wanted in all client-rounds, and those of one client.", steps))
+    return drawn
 
 
 def _trajectory(table: Tables, path: Trajectory) -> Chart:

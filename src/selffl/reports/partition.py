@@ -194,7 +194,7 @@ def _name_clients(axis: Axes, ids: Sequence[str], first: int, total: int) -> Non
     places = [0, *range(step - 1 - first % step, len(ids), step)]
     if len(places) > 1 and places[1] < step / 3:
         del places[1]
-    axis.set_xticks(places, [_plain(first + place + 1) for place in places], fontsize=8)
+    axis.set_xticks(places, [_plain(first + index + 1) for index in places], fontsize=8)
 
 
 def draw_partition(fed: Federation, path: Path, title: str, classes: Sequence[str] = ()) -> None:

@@ -99,7 +99,7 @@ def lines(group: Group) -> list[Line]:
         None if method is first else difference(group, method, first, f"weighted_{group.metric}")
         for method in group.methods
     ]
-    found = []
+    rows = []
     for method, gap, p in zip(group.methods, gaps, p_values(gaps), strict=True):
         scores = {}
         for part in PARTS:
@@ -108,7 +108,7 @@ def lines(group: Group) -> list[Line]:
             values = [score for run in method.runs if (score := run.score(f"{part}_{group.metric}")) is not None]
             if values:
                 scores[part] = over_seeds([scale * value for value in values])
-        found.append(
+        rows.append(
             Line(
                 method.label,
                 scores["weighted"].count if "weighted" in scores else 0,
@@ -121,18 +121,18 @@ def lines(group: Group) -> list[Line]:
                 _gradients(method),
             )
         )
-    return found
+    return rows
 
 
 def _beside(group: Group, method: Method) -> dict[str, Estimate]:
     """What stands beside balanced accuracy; nothing where another metric leads."""
-    found = {}
+    estimates = {}
     for name in SECOND_METRICS if group.metric == "balanced_accuracy" else ():
         scale = scale_of(name.removeprefix("weighted_"))
         values = [scale * score for run in method.runs if (score := run.score(name)) is not None]
         if values:
-            found[name] = over_seeds(values)
-    return found
+            estimates[name] = over_seeds(values)
+    return estimates
 
 
 def difference(group: Group, method: Method, other: Method, name: str) -> Estimate | None:
@@ -168,8 +168,8 @@ def has_one_split(group: Group) -> bool:
 
 def p_values(gaps: Sequence[Estimate | None]) -> list[float | None]:
     """Two-sided, after Holm's correction over all that can be tested; none where there is no test."""
-    found = holm_p_values([math.nan if gap is None else gap.p_value for gap in gaps])
-    return [None if math.isnan(p) else p for p in found]
+    corrected = holm_p_values([math.nan if gap is None else gap.p_value for gap in gaps])
+    return [None if math.isnan(p) else p for p in corrected]
 
 
 def verdict(gap: Estimate | None, p: float | None, is_higher_better: bool) -> Verdict:
@@ -197,10 +197,10 @@ def _gradients(method: Method) -> float | None:
 def by_round(group: Group, part: str) -> list[Curve | None]:
     """A score of each method at the rounds that all its runs have evaluated: mean and standard error over seeds."""
     name, scale = f"{part}_{group.metric}", scale_of(group.metric)
-    found: list[Curve | None] = []
+    scores: list[Curve | None] = []
     for method in group.methods:
         if part == "global" and not method.has_global_model:
-            found.append(None)
+            scores.append(None)
             continue
         curves = [
             {row["round"]: scale * row[name] for row in run.records.history if row.get(name) is not None}
@@ -209,7 +209,7 @@ def by_round(group: Group, part: str) -> list[Curve | None]:
         curves = [curve for curve in curves if curve]  # a run that is just beginning takes no rounds from the others
         rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
         estimates = [over_seeds([curve[number] for curve in curves]) for number in rounds]
-        found.append(
+        scores.append(
             {
                 "x": rounds,
                 "y": all_rounded(e.mean for e in estimates),
@@ -218,7 +218,7 @@ def by_round(group: Group, part: str) -> list[Curve | None]:
             if rounds
             else None
         )
-    return found
+    return scores
 
 
 def runs_of_seed(group: Group, seed: int) -> list[RunData | None]:

@@ -42,17 +42,17 @@ def gap_shown(value: float, metric: str) -> str:
     return f"{abs(value):.1f} points" if metric in PERCENT else plain_number(abs(value), 3)
 
 
-def with_error(found: Estimate | None, metric: str, *, signed: bool = False) -> str:
+def with_error(estimate: Estimate | None, metric: str, *, signed: bool = False) -> str:
     """Mean ± standard error for the table, whose heading has the unit."""
-    if found is None or math.isnan(found.mean):
+    if estimate is None or math.isnan(estimate.mean):
         return "–"
     form = ".1f" if metric in PERCENT else {"correlation": ".2f", "pooled_auc": ".3f"}.get(metric)
     if form is None:
-        mean = plain_number(found.mean + 0.0, signed=signed)
-        return mean if math.isnan(found.error) else f"{mean} ± {plain_number(found.error, 2)}"
+        mean = plain_number(estimate.mean + 0.0, signed=signed)
+        return mean if math.isnan(estimate.error) else f"{mean} ± {plain_number(estimate.error, 2)}"
     # A minus sign as wide as a plus; nothing rounds to minus nothing.
-    mean = format(found.mean + 0.0, ("+" if signed else "") + form).replace("-", "−")
-    return mean if math.isnan(found.error) else f"{mean} ± {found.error:{form}}"
+    mean = format(estimate.mean + 0.0, ("+" if signed else "") + form).replace("-", "−")
+    return mean if math.isnan(estimate.error) else f"{mean} ± {estimate.error:{form}}"
 
 
 def p_shown(p: float | None) -> str:
@@ -138,17 +138,17 @@ def _beside(line: scores.Line, metric: str) -> str:
 
 def takeaways(group: Group, tables: Tables) -> dict[str, str]:
     """A sentence over each picture."""
-    found = {"rounds": _of_rounds(group), "tails": _of_tails(group)}
+    takeaway = {"rounds": _of_rounds(group), "tails": _of_tails(group)}
     if tables["seeds"]:
         table = tables["seeds"][0]
-        found["clients"] = _of_clients(group, table)
-        found["gains"] = _of_gains(group, table)
-        found["predicted"] = _of_predicted(group, table)
-        found["partition"] = _of_partition(table)
-        found["clusters"] = _of_clusters(table)
+        takeaway["clients"] = _of_clients(group, table)
+        takeaway["gains"] = _of_gains(group, table)
+        takeaway["predicted"] = _of_predicted(group, table)
+        takeaway["partition"] = _of_partition(table)
+        takeaway["clusters"] = _of_clusters(table)
     if tables["inside"]:
-        found["inside"] = " ".join(filter(None, (_of_inside(group, tables["inside"][0]), _thinned(group, tables))))
-    return found
+        takeaway["inside"] = " ".join(filter(None, (_of_inside(group, tables["inside"][0]), _thinned(group, tables))))
+    return takeaway
 
 
 def _of_rounds(group: Group) -> str:
@@ -157,8 +157,8 @@ def _of_rounds(group: Group) -> str:
         if curve is None:
             continue
         pick = max if group.is_higher_better else min
-        place = pick(range(len(curve["y"])), key=lambda i: curve["y"][i])
-        best.append((method.label, curve["y"][place], curve["x"][place], curve["y"][-1], curve["x"][-1]))
+        index = pick(range(len(curve["y"])), key=lambda i: curve["y"][i])
+        best.append((method.label, curve["y"][index], curve["x"][index], curve["y"][-1], curve["x"][-1]))
     if not best:
         return "No round has been evaluated yet."
     name, top, at, last, end = best[0]
@@ -194,8 +194,8 @@ def _of_clients(group: Group, table: SeedTable) -> str:
 
 
 def _of_gains(group: Group, table: SeedTable) -> str:
-    found, base = client_gains.gains(group, table, 0)
-    known = [value for value in found if value is not None]
+    gains, base = client_gains.gains(group, table, 0)
+    known = [value for value in gains if value is not None]
     if not known:
         return "There is nothing to hold the personal models against."
     up, down = sum(value > 0 for value in known), sum(value < 0 for value in known)
@@ -216,11 +216,11 @@ def _of_predicted(group: Group, table: SeedTable) -> str:
         realised, base = client_gains.gains(group, table, number)
         if base != client_gains.ALONE:
             continue
-        found = client_gains.rank_correlation(columns["predicted"], realised)
+        correlation = client_gains.rank_correlation(columns["predicted"], realised)
         name = group.methods[number].label
-        if found is None:
+        if correlation is None:
             return f"The gains of {name} do not vary enough to say whether its predictions order them."
-        rho, p, count = found
+        rho, p, count = correlation
         how = "orders" if rho > 0 and p < 0.05 else "does not order"
         sign = "−" if rho < 0 else ""
         which = f" in seed {group.seeds[0]}" if len(group.seeds) > 1 else ""
@@ -250,20 +250,20 @@ def _of_clusters(table: SeedTable) -> str:
     return f"{counted(len(set(named)), 'cluster')} over {counted(len(named), 'client')}."
 
 
-def _of_inside(group: Group, found: Inside) -> str:
-    name = group.methods[found["method"]].label
+def _of_inside(group: Group, inside: Inside) -> str:
+    name = group.methods[inside["method"]].label
     parts = []
-    known = [(i, j) for i, j in zip(found["inter"], found["intra"], strict=True) if i is not None and j is not None]
+    known = [(i, j) for i, j in zip(inside["inter"], inside["intra"], strict=True) if i is not None and j is not None]
     if known:
         inter, intra = known[-1]
         parts.append(f"{name} ends with a variance of {inter:.3g} between clients and {intra:.3g} within one")
-    if found["counts"] and found["most"]:
-        over = sum(n for low, n in zip(found["bins"], found["counts"], strict=True) if low >= found["most"])
-        is_edge = found["most"] in found["bins"]
-        total = sum(found["counts"])
+    if inside["counts"] and inside["most"]:
+        over = sum(n for low, n in zip(inside["bins"], inside["counts"], strict=True) if low >= inside["most"])
+        is_edge = inside["most"] in inside["bins"]
+        total = sum(inside["counts"])
         if is_edge:
             of = f"the {counted(total, 'client-round')} it has chosen steps for"
-            parts.append(f"{100 * over / total:.0f} % of {of} want ℓ_max = {found['most']} or more")
+            parts.append(f"{100 * over / total:.0f} % of {of} want ℓ_max = {inside['most']} or more")
     return f"{'; '.join(parts)}." if parts else ""
 
 

@@ -56,8 +56,8 @@ def clips_plot(fed: Federation, about: Description, title: str) -> Canvas:
         canvas = Canvas(figsize=(9.2, 9.6), layout=ConstrainedLayoutEngine(h_pad=0.05, w_pad=0.05))
         axes: Any = canvas.subplots(rows.shape[0], rows.shape[1], sharex=True, sharey=True, squeeze=False)
         pictures = []
-        for place, row in np.ndenumerate(rows):
-            axis = axes[place[0], place[1]]
+        for position, row in np.ndenumerate(rows):
+            axis = axes[position[0], position[1]]
             if row < 0:
                 _draw_nothing(axis)
             else:

@@ -71,10 +71,10 @@ def load_about(path: Path) -> dict[str, Any]:
     """The JSON object of such a file alone, unchecked: for one that `load_tensors` has seen a moment ago."""
     try:
         with safe_open(path, framework="pt") as file:
-            found: dict[str, Any] = json.loads((file.metadata() or {})["about"])
+            about: dict[str, Any] = json.loads((file.metadata() or {})["about"])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); expected a whole checkpoint.") from None
-    return found
+    return about
 
 
 def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
@@ -91,13 +91,13 @@ def fill_record(template: Record, tensors: Mapping[str, Tensor], prefix: str = "
     if isinstance(template, Tensor):
         if prefix not in tensors:
             raise CheckpointError(f"the checkpoint lacks {prefix!r}; expected the state of the same method.")
-        found = tensors[prefix]
-        if found.shape != template.shape or found.dtype != template.dtype:
+        tensor = tensors[prefix]
+        if tensor.shape != template.shape or tensor.dtype != template.dtype:
             raise CheckpointError(
-                f"the checkpoint's {prefix!r} is {found.dtype} {tuple(found.shape)}; expected {template.dtype} "
+                f"the checkpoint's {prefix!r} is {tensor.dtype} {tuple(tensor.shape)}; expected {template.dtype} "
                 f"{tuple(template.shape)}, as the model and the federation have it."
             )
-        return found.to(template.device)  # type: ignore[return-value]
+        return tensor.to(template.device)  # type: ignore[return-value]
     if not is_dataclass(template) or isinstance(template, type):
         return template
     parts = {

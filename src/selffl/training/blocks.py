@@ -110,19 +110,19 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
         def mean_loss(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
             return loss(model(params, features), labels)
 
-        found: Tensor = _vectorised(torch.func.grad(mean_loss), model, params, features, labels)
-        return found
+        gradients: Tensor = _vectorised(torch.func.grad(mean_loss), model, params, features, labels)
+        return gradients
 
     def by_loop(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        found = params.new_empty(params.shape)
+        gradients = params.new_empty(params.shape)
         with model.borrowed() as leaves, torch.enable_grad(), silence_rnn_warning():
             for client, own in enumerate(params.detach()):
                 for leaf, part in zip(leaves, model.parts(own).values(), strict=True):
                     leaf.data = part
                 value = loss(model.module(model.protect_rows(features[client])), labels[client])
                 slopes = torch.autograd.grad(value, leaves, materialize_grads=True)
-                torch.cat([slope.reshape(-1) for slope in slopes], out=found[client])
-        return found
+                torch.cat([slope.reshape(-1) for slope in slopes], out=gradients[client])
+        return gradients
 
     def gradient(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         # The closed form is for classes, one per row; cross-entropy takes probabilities, too.
@@ -146,14 +146,14 @@ def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> 
     if _is_linear(model) and features.ndim == 3:
         weight, bias = _weight_and_bias(params, features.shape[-1])
         return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
-    found: Tensor = _vectorised(model.unfolded if way == "unfold" else model.vectorised, model, params, features)
-    return found
+    outputs: Tensor = _vectorised(model.unfolded if way == "unfold" else model.vectorised, model, params, features)
+    return outputs
 
 
 def _vectorised(function: Callable[..., Tensor], model: FlatModel, *arguments: Tensor) -> Tensor:
     """``function`` of all clients at once."""
     try:
-        found: Tensor = torch.func.vmap(function, randomness="error")(*arguments)
+        outputs: Tensor = torch.func.vmap(function, randomness="error")(*arguments)
     except RuntimeError as error:
         if not str(error).startswith(("vmap:", "Batching rule not implemented")):
             raise
@@ -162,7 +162,7 @@ def _vectorised(function: Callable[..., Tensor], model: FlatModel, *arguments: T
             f"{type(model.module).__name__} cannot be computed for many clients at once ({reason}). Train it with "
             "gradients='loop'."
         ) from error
-    return found
+    return outputs
 
 
 def _is_linear(model: FlatModel) -> bool:

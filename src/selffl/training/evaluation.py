@@ -64,10 +64,10 @@ def numbers_of_rows(
     gathered = None if on_client is None else _ByClient(rows, on_client)
     with torch.no_grad():
         if params.ndim == 1:
-            found = _of_one_model(model, params, rows, measure, budget, gathered)
+            numbers = _of_one_model(model, params, rows, measure, budget, gathered)
         else:
-            found = _of_own_models(model, params, rows, measure, gradients, budget, gathered)
-    return found
+            numbers = _of_own_models(model, params, rows, measure, gradients, budget, gathered)
+    return numbers
 
 
 def _of_one_model(
@@ -75,13 +75,13 @@ def _of_one_model(
 ) -> tuple[Tensor, ...]:
     """One model on all rows, as many at a time as the memory holds, whatever client they are of."""
     step = budget.rows_evaluated(rows.features[:1].numel())
-    found = []
+    numbers = []
     for start in range(0, len(rows.labels), step):
         outputs = model(params, rows.features[start : start + step])
-        found.append(measure.of_rows(outputs, rows.labels[start : start + step]))
+        numbers.append(measure.of_rows(outputs, rows.labels[start : start + step]))
         if gathered is not None:
             gathered.add(torch.arange(start, start + len(outputs), device=outputs.device), outputs)
-    return tuple(map(torch.cat, zip(*found, strict=True))) if found else _of_no_rows(params, measure)
+    return tuple(map(torch.cat, zip(*numbers, strict=True))) if numbers else _of_no_rows(params, measure)
 
 
 def _of_own_models(
@@ -94,7 +94,7 @@ def _of_own_models(
     gathered: _ByClient | None,
 ) -> tuple[Tensor, ...]:
     """Every client with its own model, block by block."""
-    found: tuple[Tensor, ...] | None = None
+    every_number: tuple[Tensor, ...] | None = None
     if len(rows.labels) == 0:
         return _of_no_rows(params, measure)
     num_features = rows.features[:1].numel()
@@ -107,21 +107,21 @@ def _of_own_models(
         widest, step = int(size[0]), budget.rows_evaluated(num_features, len(clients))
         for start in range(0, widest, step):
             # Clients with fewer rows than the first of their block look at their last row again, which is not kept.
-            place = torch.arange(start, min(start + step, widest), device=size.device)
-            index = rows.offset[clients].unsqueeze(-1) + torch.minimum(place, size - 1)
+            column_index = torch.arange(start, min(start + step, widest), device=size.device)
+            index = rows.offset[clients].unsqueeze(-1) + torch.minimum(column_index, size - 1)
             features, labels = rows_at(rows, index)
             chosen = quickest_way(model, own, features) if gradients == "auto" else gradients
             outputs = outputs_of(model, own, features, chosen).flatten(0, 1)
             numbers = measure.of_rows(outputs, labels.flatten(0, 1))
-            if found is None:
-                found = tuple(each.new_empty(len(rows.labels)) for each in numbers)
-            is_own = (place < size).flatten()
-            for kept, each in zip(found, numbers, strict=True):
-                kept[index.flatten()[is_own]] = each[is_own]
+            if every_number is None:
+                every_number = tuple(each.new_empty(len(rows.labels)) for each in numbers)
+            is_own = (column_index < size).flatten()
+            for column, each in zip(every_number, numbers, strict=True):
+                column[index.flatten()[is_own]] = each[is_own]
             if gathered is not None:
                 gathered.add(index.flatten()[is_own], outputs[is_own])
-    assert found is not None
-    return found
+    assert every_number is not None
+    return every_number
 
 
 def _of_no_rows(params: Tensor, measure: Measure) -> tuple[Tensor, ...]:
@@ -164,8 +164,8 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
         wrong = (rows.labels < 0) | (rows.labels >= num_outputs)
         if wrong.any():
             row = int(wrong.nonzero()[0])
-            place = int(torch.searchsorted(rows.offset, row, right=True)) - 1
-            who = repr(clients[place]) if clients else f"number {place}"
+            position = int(torch.searchsorted(rows.offset, row, right=True)) - 1
+            who = repr(clients[position]) if clients else f"number {position}"
             raise DataError(
                 f"client {who} has the label {int(rows.labels[row])}, and {kind} has {num_outputs} outputs; expected "
                 f"labels from 0 to {num_outputs - 1}. Number the classes anew, or give the model more outputs."
@@ -244,9 +244,9 @@ def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor, all_labels: Tensor)
         with warnings.catch_warnings(record=True) as said, torch.enable_grad():
             warnings.simplefilter("always")
             leaf = outputs.detach().clone().requires_grad_()
-            found = loss(leaf, labels.clone())
-            if isinstance(found, Tensor) and found.ndim == 0:
-                torch.autograd.grad(found, leaf)
+            value = loss(leaf, labels.clone())
+            if isinstance(value, Tensor) and value.ndim == 0:
+                torch.autograd.grad(value, leaf)
     except Exception as error:  # a loss is the user's code
         raise DataError(
             f"the loss cannot take {shapes}: {one_line(error)}. For classes pass whole numbers from 0, one per row; "
@@ -254,8 +254,8 @@ def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor, all_labels: Tensor)
         ) from None
     # torch's losses broadcast [B, 1] against [B] to [B, B], and warn: every row would be compared with every other.
     is_crossed = any("different to the input size" in str(warning.message) for warning in said)
-    if not isinstance(found, Tensor) or found.ndim > 0:
-        what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(value, Tensor) or value.ndim > 0:
+        what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ConfigError(f"the loss of {shapes} is of {what}; expected one number, the mean over the rows.")
     kind = _reduction(loss, outputs, labels, all_labels)
     if is_crossed or kind == "pairs":

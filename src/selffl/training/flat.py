@@ -74,16 +74,16 @@ class FlatModel:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """Trained parameters by the module that owns them (weight and bias together), in the order they lie."""
-        found: list[Layer] = []
+        layers: list[Layer] = []
         start = 0
         for name, size in zip(self._shapes, self._sizes, strict=True):
             owner = name.rpartition(".")[0]
-            if found and found[-1].name == owner:
-                found[-1] = found[-1]._replace(stop=start + size)
+            if layers and layers[-1].name == owner:
+                layers[-1] = layers[-1]._replace(stop=start + size)
             else:
-                found.append(Layer(owner, start, start + size))
+                layers.append(Layer(owner, start, start + size))
             start += size
-        return tuple(found)
+        return tuple(layers)
 
     @cached_property
     def class_bias(self) -> ClassBias | None:
@@ -240,10 +240,10 @@ class FlatModel:
     def convolution_work(self, params: Tensor, features: Tensor) -> int:
         """Multiplications that convolutions take in one pass over ``features`` at ``params [P]``."""
         if self._convolutions and features.shape not in self._work:
-            found = []
+            products = []
 
             def count(layer: nn.modules.conv._ConvNd, _: tuple[Tensor, ...], outputs: Tensor) -> None:
-                found.append(outputs.numel() * layer.weight[0].numel())
+                products.append(outputs.numel() * layer.weight[0].numel())
 
             hooks = [layer.register_forward_hook(count) for layer in self._convolutions]
             try:
@@ -252,7 +252,7 @@ class FlatModel:
             finally:
                 for hook in hooks:
                     hook.remove()
-            self._work[features.shape] = sum(found)
+            self._work[features.shape] = sum(products)
         return self._work.get(features.shape, 0)
 
 

@@ -125,9 +125,9 @@ class GaussianFederation:
         estimate = personal + variance.sqrt() * normal(seed, "local_estimate", client)
         data = None
         if with_rows:
-            place = torch.arange(high)
-            noise = normal(seed.unsqueeze(-1), "rows", client.unsqueeze(-1), place)
-            is_there = (place < count.unsqueeze(-1)).to(noise)
+            index = torch.arange(high)
+            noise = normal(seed.unsqueeze(-1), "rows", client.unsqueeze(-1), index)
+            is_there = (index < count.unsqueeze(-1)).to(noise)
             noise = (noise - (noise * is_there).sum(-1, keepdim=True) / count.unsqueeze(-1)) * is_there
             data = (estimate.unsqueeze(-1) + row_variance**0.5 * noise).unsqueeze(-1).to(dtype)
         return cls(

@@ -42,8 +42,8 @@ NAMES = tuple(
 
 def loss_named(name: str) -> Loss:
     """The loss of that name: selffl's own, or a function of torch.nn.functional; AttributeError if there is none."""
-    found: Loss = OWN_LOSSES[name] if name in OWN_LOSSES else getattr(nn.functional, name)
-    return found
+    loss: Loss = OWN_LOSSES[name] if name in OWN_LOSSES else getattr(nn.functional, name)
+    return loss
 
 
 def name_of(loss: Loss) -> str | None:
@@ -140,29 +140,29 @@ def default_loss(outputs: Tensor, labels: Tensor) -> Loss:
 
 def check_fit(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     """Refuse a loss of torch's that computes something else than is meant, of outputs for a few rows and all labels."""
-    found, name = _described(outputs, labels), getattr(loss, "__name__", type(loss).__name__)
+    task, name = _described(outputs, labels), getattr(loss, "__name__", type(loss).__name__)
     is_float = labels.is_floating_point()
     if is_cross_entropy(loss):
         if outputs.ndim < 2 or outputs.shape[1] < 2:
             raise ConfigError(
-                f"{name} cannot fit {found}: it needs one output for each class. Give the model more outputs, or leave "
+                f"{name} cannot fit {task}: it needs one output for each class. Give the model more outputs, or leave "
                 "loss out, and it follows from the labels."
             )
         if is_float and (labels.shape[1:] != outputs.shape[1:] or not _are_probabilities(labels)):
             raise ConfigError(
-                f"{name} cannot fit {found}: it needs whole numbers, or probabilities of the outputs' shape. Cast "
+                f"{name} cannot fit {task}: it needs whole numbers, or probabilities of the outputs' shape. Cast "
                 "labels of classes to whole numbers; for values leave loss out, or pass torch.nn.functional.mse_loss."
             )
     if not _compares_values(loss):
         return
     if not is_float and labels.ndim == 1 and outputs.ndim > 1 and outputs[0].numel() > 1:
         raise ConfigError(
-            f"{name} cannot fit {found}: it needs labels of the outputs' shape. For classes leave loss out, or pass "
+            f"{name} cannot fit {task}: it needs labels of the outputs' shape. For classes leave loss out, or pass "
             "torch.nn.functional.cross_entropy."
         )
     if outputs.shape[1:] != labels.shape[1:]:
         raise ConfigError(
-            f"{name} cannot fit {found}: it would compare each row's output with other rows' labels; expected the same "
+            f"{name} cannot fit {task}: it would compare each row's output with other rows' labels; expected the same "
             "shape of both. Give the model a squeeze(-1), or the labels a last axis of 1; or leave loss out."
         )
 

@@ -63,12 +63,12 @@ class ModelTask(RowwiseTask):
         total = (last - first + 1) * size  # rows to shuffle, by client
         start = total.cumsum(0) - total
         owner = torch.arange(len(size), device=size.device).repeat_interleave(total)
-        place = torch.arange(len(owner), device=size.device) - start[owner]
-        epoch, row = first[owner] + place // size[owner], place % size[owner]
+        index = torch.arange(len(owner), device=size.device) - start[owner]
+        epoch, row = first[owner] + index // size[owner], index % size[owner]
         lots = uniform(self._seed, "batch", self._round, self._keys[owner], epoch, row)
         # Sorted by lot, then by client and epoch: every epoch of every client is shuffled at once.  Both sorts are
         # stable, so that equal lots fall the same way on every device.
-        turn = place // size[owner] + ((last - first + 1).cumsum(0) - (last - first + 1))[owner]
+        turn = index // size[owner] + ((last - first + 1).cumsum(0) - (last - first + 1))[owner]
         by_lot = lots.argsort(stable=True)
         shuffled = (begin[owner] + row)[by_lot[turn[by_lot].argsort(stable=True)]]
         wanted = torch.arange(width, device=size.device) + (start + block * width - first * size).unsqueeze(-1)

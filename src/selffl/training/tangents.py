@@ -69,13 +69,13 @@ class Tangents:
         """
         size = max(budget_of(self._params.device).gradient_numbers // (2 * len(self._params)), 1)
         num_left, num_right = len(left[1]), len(right[1])
-        found = torch.empty(num_left, num_right, dtype=torch.float64, device=self._params.device)
-        squares = found.new_empty(num_right)
+        products = torch.empty(num_left, num_right, dtype=torch.float64, device=self._params.device)
+        squares = products.new_empty(num_right)
         for begin in range(0, num_right, size):
             part = slice(begin, begin + size)
             these = self.rows(right[0][part], right[1][part])
             squares[part] = these.square().sum(-1)
             for start in range(0, num_left, size):
                 block = slice(start, start + size)
-                found[block, part] = self.rows(left[0][block], left[1][block]) @ these.mT
-        return found, squares
+                products[block, part] = self.rows(left[0][block], left[1][block]) @ these.mT
+        return products, squares
