@@ -32,7 +32,7 @@ from torch import Tensor
 
 from selffl.algorithms import Algorithm
 from selffl.algorithms.options import above, at_least, one_of
-from selffl.data.federation import check_seed
+from selffl.data.split import check_seed
 from selffl.engines.cohort import RunState, sample_cohort
 from selffl.engines.flower.answers import Bounds, Scores, check_answer
 from selffl.engines.flower.client import VIEWS, Shared
