@@ -10,6 +10,8 @@ from pathlib import Path
 
 import typer
 
+from selffl.runs.recipe import STUDY_SETTINGS
+
 PROBLEMS = ("digits", "mnist", "femnist", "cifar10", "sent140", "wakeword")
 DATA_SETS = (
     *("digits", "mnist", "letters", "emnist", "cifar10", "sentiment", "sent140", "wakeword", "synthetic"),
@@ -25,7 +27,6 @@ STUDIES = (
     *("newcomers", "multilevel"),
 )
 
-OF_PROBLEM = ("rounds", "participation", "learning_rate", "batch_size")  # settings besides a method's own options
 _STEPS = ("num_local_steps", "num_local_epochs")
 _SELF_FL = (
     *("form", "variances", "variance_scale", "others", "smoothing", "initial_steps", "max_local_steps"),
@@ -100,4 +101,4 @@ def device(incomplete: str) -> list[str]:
 def setting(ctx: typer.Context, incomplete: str) -> list[str]:
     """A key of --set, for the method that is named before it; the value is the user's."""
     chosen = ctx.params.get("algorithm") or DEFAULT_ALGORITHM
-    return [f"{key}=" for key in _starting((*ALGORITHMS.get(chosen, ()), *OF_PROBLEM), incomplete)]
+    return [f"{key}=" for key in _starting((*ALGORITHMS.get(chosen, ()), *STUDY_SETTINGS), incomplete)]

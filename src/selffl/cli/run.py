@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from selffl.cli import console, live, names
-from selffl.cli.names import OF_PROBLEM
 from selffl.cli.report import print_verdict, write_report
 from selffl.cli.studies import print_record, print_table
 from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.runs.recipe import STUDY_SETTINGS
 
 if TYPE_CHECKING:
+    from selffl.runs.recipe import Recipe
     from selffl.runs.run import Run
     from selffl.studies.problems import Problem
 
@@ -49,7 +50,7 @@ def run_command(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the method, or participation, learning_rate, batch_size.",
+            help=f"An option of the method, or {', '.join(STUDY_SETTINGS[1:])}.",
             autocompletion=names.setting,
         ),
     ] = None,
@@ -77,9 +78,9 @@ def run_command(
     Example: selffl run digits --algorithm ditto --set penalty=0.1 --out runs/my-ditto
     """
     from selffl.algorithms.local import training_alone
-    from selffl.algorithms.options import above, at_least
     from selffl.runs import reopen
     from selffl.runs.folder import CONFIG, read_config
+    from selffl.runs.recipe import check_settings
 
     problem = _problem(study)
     number = 0 if seed is None else seed
@@ -99,10 +100,7 @@ def run_command(
     method = problem.method(name, **options)  # refuse what cannot work before anything is loaded
     if gain:
         training_alone(method)
-    for option in ("rounds", "batch_size"):
-        at_least(option, getattr(problem, option), 1)
-    above("learning_rate", problem.learning_rate, 0.0)
-    above("participation", problem.participation, 0.0, at_most=1.0)
+    check_settings(problem.settings)
     is_alone_too = read_config(place).gain if is_there else gain
     ending = ", then every client alone" if is_alone_too else ""
     start, where = None, device or (read_config(place).device if is_there else "cpu")
@@ -262,12 +260,12 @@ def _settle(problem: Problem, algorithm: str, settings: list[str]) -> tuple[Prob
             value = json.loads(text)
         except ValueError:
             value = text  # a word
-        if key in OF_PROBLEM:
+        if key in STUDY_SETTINGS:
             problem = replace(problem, **{key: value})
         elif key in known:
             options[key] = value
         else:
-            raise unknown_name(f"key in --set for {algorithm}", key, (*known, *OF_PROBLEM))
+            raise unknown_name(f"key in --set for {algorithm}", key, (*known, *STUDY_SETTINGS))
     return problem, options
 
 
@@ -285,11 +283,11 @@ def _refuse_other_settings(
         asked["seed"] = seed
     if gain:
         asked["gain"] = True
-    begun: dict[str, Any] = {"algorithm": config.algorithm, "seed": config.seed, "gain": config.gain} | config.options
-    begun |= {key: getattr(config, key) for key in OF_PROBLEM if key != "rounds"}
+    begun = {"algorithm": config.algorithm, "seed": config.seed, "gain": config.gain} | _begun_with(config)
     changed, options = _settle(problem, config.algorithm, settings)
     asked |= options
-    asked |= {key: getattr(changed, key) for key in OF_PROBLEM if key != "rounds" and f"{key}=" in " ".join(settings)}
+    given = {setting.partition("=")[0] for setting in settings} - {"rounds"}
+    asked |= {key: value for key, value in changed.settings.items() if key in given}
     if ":" not in problem.data:  # rows of the user's own are held against the run's own fingerprint
         asked["data"], begun["data"] = problem.data, config.data
     for key, value in asked.items():
@@ -298,6 +296,13 @@ def _refuse_other_settings(
                 f"{key} is {value!r}, and the run in {place} was begun with {begun.get(key)!r}; leave it out to go on, "
                 "or give another --out."
             )
+
+
+def _begun_with(recipe: Recipe) -> dict[str, Any]:
+    """Settings and options that a run was begun with and goes on with; the rounds may be more."""
+    content = recipe.to_json()
+    settings = {key: content[key] for key in STUDY_SETTINGS if key != "rounds"}
+    return settings | {"optimiser": content["optimiser"]["name"]} | recipe.options
 
 
 def _tell_what_was_edited(place: Path, problem: Problem, settings: list[str]) -> None:
@@ -310,9 +315,8 @@ def _tell_what_was_edited(place: Path, problem: Problem, settings: list[str]) ->
     if not isinstance(problem, OwnProblem):
         return
     config = read_config(place)
-    begun: dict[str, Any] = {key: getattr(config, key) for key in OF_PROBLEM if key != "rounds"} | config.options
-    begun["optimiser"] = config.optimiser["name"]
-    now: dict[str, Any] = {key: getattr(problem, key) for key in (*OF_PROBLEM, "optimiser") if key in begun}
+    begun = _begun_with(config)
+    now: dict[str, Any] = {key: value for key, value in problem.settings.items() if key in begun}
     now |= asdict(problem.method(config.algorithm))
     given = {setting.partition("=")[0] for setting in settings}
     for key, value in now.items():

@@ -22,9 +22,10 @@ WITH_SERIAL = ("auto", "loop")  # gradients that the serial engine can be asked 
 EVALUATIONS = 20  # of a run, where nobody has said how many rounds lie between them
 
 
-def setting(default: Any, *, study: bool = False, flower: bool = False) -> Any:
-    """A setting of a run: whether a study file and ``--set`` may have it, and whether a server over Flower may."""
-    return field(default=default, metadata={"is_setting": True, "study": study, "flower": flower})
+# Where a setting can be given beside `selffl.train`: in a study file and by ``--set``, and to a server over Flower.
+HERE = {"study": False, "flower": False}
+FLOWER = {"study": False, "flower": True}
+EVERYWHERE = {"study": True, "flower": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,23 +76,23 @@ class Recipe:
         is_warm: Whether training began with weights that were given (``start``).
     """
 
-    rounds: int = setting(200, study=True, flower=True)
-    participation: float = setting(0.1, study=True, flower=True)
-    learning_rate: float = setting(0.03, study=True, flower=True)
-    batch_size: int = setting(10, study=True, flower=True)
-    seed: int = setting(0, flower=True)
-    device: str = setting("cpu")
-    evaluate_every: int | None = setting(None, flower=True)
-    evaluate_on: Literal["test", "validation"] = setting("test")
-    evaluate_train: bool = setting(False)
-    fine_tune: Sequence[int] = setting(())
-    checkpoint_every: int | None = setting(None)
-    chunk_size: int | None = setting(None)
-    gradients: Gradients = setting("auto")
-    dtype: str | torch.dtype = setting("float32")
-    optimiser: str | Optimiser = setting("sgd", study=True, flower=True)
-    gain: bool = setting(False, flower=True)
-    engine: Literal["cohort", "serial"] = setting("cohort")
+    rounds: int = field(default=200, metadata=EVERYWHERE)
+    participation: float = field(default=0.1, metadata=EVERYWHERE)
+    learning_rate: float = field(default=0.03, metadata=EVERYWHERE)
+    batch_size: int = field(default=10, metadata=EVERYWHERE)
+    seed: int = field(default=0, metadata=FLOWER)
+    device: str = field(default="cpu", metadata=HERE)
+    evaluate_every: int | None = field(default=None, metadata=FLOWER)
+    evaluate_on: Literal["test", "validation"] = field(default="test", metadata=HERE)
+    evaluate_train: bool = field(default=False, metadata=HERE)
+    fine_tune: Sequence[int] = field(default=(), metadata=HERE)
+    checkpoint_every: int | None = field(default=None, metadata=HERE)
+    chunk_size: int | None = field(default=None, metadata=HERE)
+    gradients: Gradients = field(default="auto", metadata=HERE)
+    dtype: str | torch.dtype = field(default="float32", metadata=HERE)
+    optimiser: str | Optimiser = field(default="sgd", metadata=EVERYWHERE)
+    gain: bool = field(default=False, metadata=FLOWER)
+    engine: Literal["cohort", "serial"] = field(default="cohort", metadata=HERE)
 
     # Facts, beside the settings.
     algorithm: str
@@ -147,7 +148,7 @@ class Recipe:
         return round_number == self.rounds or (bool(every) and round_number % every == 0)  # type: ignore[operator]
 
 
-_OF_SETTINGS = {each.name: each for each in fields(Recipe) if each.metadata.get("is_setting")}
+_OF_SETTINGS = {each.name: each for each in fields(Recipe) if each.metadata}
 SETTINGS = tuple(_OF_SETTINGS)  # keywords of `selffl.train`
 STUDY_SETTINGS = tuple(name for name, each in _OF_SETTINGS.items() if each.metadata["study"])  # keys of study.toml
 FLOWER_SETTINGS = tuple(name for name, each in _OF_SETTINGS.items() if each.metadata["flower"])  # of a server
@@ -161,7 +162,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     from selffl.errors import ConfigError
     from selffl.training.blocks import check_gradients
 
-    found = {name: each.default for name, each in _OF_SETTINGS.items()} | dict(given)
+    found: dict[str, Any] = {name: each.default for name, each in _OF_SETTINGS.items()} | dict(given)
     at_least("rounds", found["rounds"], 1)
     above("participation", found["participation"], 0.0, at_most=1.0)
     at_least("batch_size", found["batch_size"], 1, at_most=MAX_BATCH_SIZE)

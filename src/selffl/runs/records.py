@@ -89,22 +89,22 @@ class Recorder:
             self._update(state, "finished")
 
     def _add_round(self, state: RunState, report: RoundReport) -> None:
+        self._note_round(state, report)
+        if self.recipe.is_evaluated(report.round_number):  # its scores are still to come
+            return
+        self._publish()
+        is_late = time.perf_counter() - self._updated > files.LOST_SECONDS
+        if self.recipe.is_checkpointed(report.round_number) or is_late:
+            self._update(state)
+
+    def _note_round(self, state: RunState, report: RoundReport) -> None:
         found, participants = round_rows(self._method, report, self._clients)
         row = dict.fromkeys(history_columns(self.recipe)) | found
-        now = time.perf_counter()
-        spent = int(state.num_gradients.sum())
-        row |= {"gradient_evaluations": spent, "seconds": round(now - self._began, 3)}
+        spent, seconds = int(state.num_gradients.sum()), time.perf_counter() - self._began
+        row |= {"gradient_evaluations": spent, "seconds": round(seconds, 3)}
         self.records.history.append(row)
         self.records.participation.extend(participants)
         self._held.append((row, participants))
-        if self._waits_for_scores(report.round_number):
-            return
-        self._publish()
-        if self.recipe.is_checkpointed(report.round_number) or now - self._updated > files.LOST_SECONDS:
-            self._update(state)
-
-    def _waits_for_scores(self, round_number: int) -> bool:
-        return self.recipe.is_evaluated(round_number)
 
     def _add_scores(self, state: RunState, report: Evaluated) -> None:
         row, found = self.records.history[-1], report.evaluation

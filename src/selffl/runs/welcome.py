@@ -22,8 +22,8 @@ from selffl.data.preparation import encode_classes
 from selffl.data.tables import Table
 from selffl.engines.cohort import RunState
 from selffl.errors import DataError, DivergedError
-from selffl.runs.session import Session, single_thread
 from selffl.runs.predict import is_table, read_rows
+from selffl.runs.session import Session, single_thread
 from selffl.state.memory import MemoryStore
 from selffl.training.blocks import repeatable
 from selffl.training.evaluation import check_rows
