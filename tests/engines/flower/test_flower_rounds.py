@@ -24,6 +24,8 @@ from selffl.engines.flower.client import client_app, client_of, personal_model
 from selffl.engines.flower.server import Server, numbered
 from selffl.engines.flower.strategy import Network
 from selffl.errors import ConfigError, QuorumError, RefusedError
+from selffl.runs.recipe import SETTINGS as RECIPE_SETTINGS
+from selffl.runs.recipe import Recipe
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
@@ -74,7 +76,7 @@ class Setting:
         of_run["experiment"] = changed.pop("experiment", "first")
         usual = {"round_seconds": 20.0, "connect_seconds": 0} | changed
         network = Network(**{name: value for name, value in usual.items() if name in Network.__annotations__})
-        settings = SETTINGS | {"evaluate_every": 1} | {name: usual[name] for name in usual if name in SETTINGS_OF_A_RUN}
+        settings = SETTINGS | {"evaluate_every": 1} | {name: usual[name] for name in usual if name in RECIPE_SETTINGS}
         recipe = Recipe(algorithm=self.method.name, options={}, rounds=rounds, **settings)
         server = Server(FlatModel(self.module), self.method, numbered(range(NUM_CLIENTS)), recipe, network, **of_run)
         self.ended = server.run(grid)
