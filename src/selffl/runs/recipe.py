@@ -156,6 +156,8 @@ FLOWER_SETTINGS = tuple(name for name, each in _OF_SETTINGS.items() if each.meta
 
 def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as a recipe holds them, those left out by their defaults; one that cannot work is refused."""
+    import torch
+
     from selffl.algorithms.optimisers import optimiser_of
     from selffl.algorithms.options import above, at_least, one_of, true_or_false
     from selffl.data.federation import check_seed
@@ -170,6 +172,8 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     found["dtype"], largest = _floating_point(found["dtype"])
     above("learning_rate", found["learning_rate"], 0.0, at_most=largest)
     found["learning_rate"] = float(found["learning_rate"])
+    if not isinstance(found["device"], str | torch.device):
+        raise ConfigError(f"device is {found['device']!r}; expected 'cpu', 'cuda' or another of torch's.")
     found["device"] = str(found["device"])
     one_of("evaluate_on", found["evaluate_on"], ("test", "validation"))
     one_of("engine", found["engine"], ("cohort", "serial"))

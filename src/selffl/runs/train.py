@@ -142,14 +142,15 @@ def train(
     module, built = _module(model, federation, seed, model_options or {})
     recipe = replace(recipe, model=built)
     session = Session.open(recipe, method, module, loss, federation, measured, partial(first_model, start=start))
+    state = session.start()
     path = None if out is None else Path(out)
     observers: list[Observer] = [TrackerObserver(each, path) for each in trackers]
     observers += [] if on_round is None else [EachRound(on_round)]
     if path is None:
-        return train_and_record(session, session.start(), Records(), None, 0.0, observers)
+        return train_and_record(session, state, Records(), None, 0.0, observers)
     refuse_if_taken(path)
     with locked(path):
-        session, state = session.with_fingerprint(), session.start()
+        session = session.with_fingerprint()
         folder = create_run_folder(path, session, state, keep_rows=keep_rows)
         return train_and_record(session, state, Records(), folder, 0.0, observers)
 
