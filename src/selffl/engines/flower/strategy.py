@@ -68,50 +68,34 @@ class Rounds(Protocol):
     @property
     def rounds(self) -> int:
         """How many there are."""
-        ...
 
     @property
     def participation(self) -> float:
         """C, the share of clients in a round."""
-        ...
 
     @property
     def learning_rate(self) -> float:
         """η."""
-        ...
 
     @property
     def batch_size(self) -> int:
         """B."""
-        ...
 
     @property
     def seed(self) -> int:
         """Of cohorts and minibatches."""
-        ...
 
     @property
     def optimiser(self) -> str | Optimiser:
         """Of local steps."""
-        ...
 
     def is_evaluated(self, round_number: int) -> bool:
         """Whether a round is followed by an evaluation."""
-        ...
 
 
 @dataclass(frozen=True)
 class Network:
-    """How a server deals with clients that are slow, silent or wrong.
-
-    Attributes:
-        quorum: Share of a round's cohort that has to answer for the round to count.
-        shortfall: What happens if fewer do: ``raise`` ends the run with a `QuorumError`, ``skip`` goes on to the next
-            round with the global model as it was.
-        round_seconds: How long enough of a round's clients are waited for, and again their answers.
-        connect_seconds: How long all clients are waited for before the first round.
-        max_examples: The most rows that a client may claim to have; many methods weigh clients by that.
-    """
+    """How a server deals with clients that are slow, silent or wrong; see `selffl.flower.server_app` for each."""
 
     quorum: float = 0.5
     shortfall: Literal["raise", "skip"] = "raise"
@@ -150,20 +134,16 @@ class Records(Protocol):
     @property
     def metrics(self) -> tuple[str, ...] | None:
         """What the run measures; none before its first evaluation."""
-        ...
 
     @property
     def first(self) -> Tensor | None:
         """The model that the run began with, if clients have yet to train alone from it."""
-        ...
 
     def has_scores(self, round_number: int) -> bool:
         """Whether that round's evaluation is in the records."""
-        ...
 
     def take(self, state: RunState, report: RoundReport | Answers) -> None:
         """A round is over, without clients if too few have answered, or clients have said how they do."""
-        ...
 
 
 class SelfFLStrategy(Strategy):
