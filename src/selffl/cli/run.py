@@ -86,14 +86,14 @@ def run_command(
     number = 0 if seed is None else seed
     place = folder or Path("runs") / f"{problem.name}-{algorithm or problem.algorithm}-{number}"
     console.check_folder(place)
-    is_there = (place / CONFIG).is_file()
-    if is_there and not resume:
+    begun = read_config(place) if (place / CONFIG).is_file() else None
+    if begun is not None and not resume:
         raise ConfigError(f"{place} already holds a run; go on with it by --resume, or give another --out.")
-    if is_there:
-        _refuse_other_settings(place, problem, algorithm, seed, settings or [], gain)
+    if begun is not None:
+        _refuse_other_settings(place, begun, problem, algorithm, seed, settings or [], gain)
     elif resume:
         console.tell(console.err, f"Nothing to go on with in {place}: a new run begins there.")
-    name = read_config(place).algorithm if is_there else algorithm or problem.algorithm
+    name = algorithm or problem.algorithm if begun is None else begun.algorithm
     problem, options = _settle(problem, name, settings or [])
     if rounds is not None:
         problem = replace(problem, rounds=rounds)
@@ -101,22 +101,19 @@ def run_command(
     if gain:
         training_alone(method)
     check_settings(problem.settings)
-    is_alone_too = read_config(place).gain if is_there else gain
-    ending = ", then every client alone" if is_alone_too else ""
-    start, where = None, device or (read_config(place).device if is_there else "cpu")
-    if problem.warm_up is not None and not is_there:
+    ending = ", then every client alone" if gain or (begun is not None and begun.gain) else ""
+    start, where = None, device or ("cpu" if begun is None else begun.device)
+    title = f"{name} on {problem.name}, seed {number if begun is None else begun.seed}{ending}"
+    if problem.warm_up is not None and begun is None:
         with live.watching(f"warm start on {study}", problem.warm_up.rounds, where, verbose) as on_round:
             start = problem.warmed_up(number, device=where, on_round=on_round)
     try:
-        if is_there:
-            config = read_config(place)
-            _tell_what_was_edited(place, problem, settings or [])
-            parts = problem.own_parts(config.seed)
-            title = f"{name} on {problem.name}, seed {config.seed}{ending}"
-            with live.watching(title, rounds or config.rounds, where, verbose) as on_round:
+        if begun is not None:
+            _tell_what_was_edited(place, begun, problem, settings or [])
+            parts = problem.own_parts(begun.seed)
+            with live.watching(title, rounds or begun.rounds, where, verbose) as on_round:
                 run = reopen.resume(place, rounds=rounds, device=device, on_round=on_round, tracker=tracker, **parts)
         else:
-            title = f"{name} on {problem.name}, seed {number}{ending}"
             with live.watching(title, problem.rounds, where, verbose) as on_round:
                 run = problem.run(
                     name,
@@ -270,26 +267,24 @@ def _settle(problem: Problem, algorithm: str, settings: list[str]) -> tuple[Prob
 
 
 def _refuse_other_settings(
-    place: Path, problem: Problem, algorithm: str | None, seed: int | None, settings: list[str], gain: bool
+    place: Path,
+    recipe: Recipe,
+    problem: Problem,
+    algorithm: str | None,
+    seed: int | None,
+    settings: list[str],
+    gain: bool,
 ) -> None:
     """A run goes on as it began: refuse a method, a seed or a setting that it was not begun with."""
-    from selffl.runs.folder import read_config
-
-    config = read_config(place)
-    asked: dict[str, Any] = {}
-    if algorithm is not None:
-        asked["algorithm"] = algorithm
-    if seed is not None:
-        asked["seed"] = seed
-    if gain:
-        asked["gain"] = True
-    begun = {"algorithm": config.algorithm, "seed": config.seed, "gain": config.gain} | _begun_with(config)
-    changed, options = _settle(problem, config.algorithm, settings)
+    given_once = {"algorithm": algorithm, "seed": seed, "gain": gain or None}
+    asked: dict[str, Any] = {key: value for key, value in given_once.items() if value is not None}
+    begun = {key: getattr(recipe, key) for key in given_once} | _begun_with(recipe)
+    changed, options = _settle(problem, recipe.algorithm, settings)
     asked |= options
     given = {setting.partition("=")[0] for setting in settings} - {"rounds"}
     asked |= {key: value for key, value in changed.settings.items() if key in given}
     if ":" not in problem.data:  # rows of the user's own are held against the run's own fingerprint
-        asked["data"], begun["data"] = problem.data, config.data
+        asked["data"], begun["data"] = problem.data, recipe.data
     for key, value in asked.items():
         if begun.get(key) != value:
             raise ConfigError(
@@ -305,19 +300,18 @@ def _begun_with(recipe: Recipe) -> dict[str, Any]:
     return settings | {"optimiser": content["optimiser"]["name"]} | recipe.options
 
 
-def _tell_what_was_edited(place: Path, problem: Problem, settings: list[str]) -> None:
+def _tell_what_was_edited(place: Path, recipe: Recipe, problem: Problem, settings: list[str]) -> None:
     """A run goes on as it began; say so where its study file says otherwise now, or its Python has been changed."""
     from dataclasses import asdict
 
-    from selffl.runs.folder import MODULE, read_config
+    from selffl.runs.folder import MODULE
     from selffl.studies.own import OwnProblem, code_files
 
     if not isinstance(problem, OwnProblem):
         return
-    config = read_config(place)
-    begun = _begun_with(config)
+    begun = _begun_with(recipe)
     now: dict[str, Any] = {key: value for key, value in problem.settings.items() if key in begun}
-    now |= asdict(problem.method(config.algorithm))
+    now |= asdict(problem.method(recipe.algorithm))
     given = {setting.partition("=")[0] for setting in settings}
     for key, value in now.items():
         if key in begun and key not in given and begun[key] != value:

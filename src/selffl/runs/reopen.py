@@ -19,12 +19,12 @@ from selffl.runs import folder as files
 from selffl.runs.environment import check_device
 from selffl.runs.folder import Records, RunFolder
 from selffl.runs.methods import Method
-from selffl.runs.observers import EachRound, Observer, RoundCallback
+from selffl.runs.observers import RoundCallback
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import summary_row
 from selffl.runs.run import Run, make_run, train_and_record
 from selffl.runs.session import Session
-from selffl.runs.trackers import Choice, TrackerObserver, remembered_trackers, trackers_of
+from selffl.runs.trackers import Choice, observers_of, remembered_trackers, trackers_of
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 from selffl.training.blocks import Loss
@@ -80,8 +80,7 @@ def resume(
         )
     if state.round_number == recipe.rounds and found.summary.get("status") == "finished":
         return make_run(session, state, found)
-    observers: list[Observer] = [TrackerObserver(each, place) for each in trackers]
-    observers += [] if on_round is None else [EachRound(on_round)]
+    observers = observers_of(trackers, on_round, place)
     with locked(place):
         return train_and_record(session, state, records, RunFolder(place), seconds, observers)
 

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from selffl.errors import CheckpointError, ConfigError, in_short, unknown_name
 from selffl.runs.folder import Records, Row
-from selffl.runs.observers import Observer
+from selffl.runs.observers import EachRound, Observer, RoundCallback
 from selffl.runs.recipe import Recipe
 from selffl.state.files import write_json
 
@@ -230,6 +230,12 @@ def remembered_trackers(folder: Path) -> list[Tracker]:
         except ConfigError as error:
             warnings.warn(f"{error} The run goes on without it.", stacklevel=3)
     return found
+
+
+def observers_of(trackers: Sequence[Tracker], on_round: RoundCallback | None, folder: Path | None) -> list[Observer]:
+    """Who watches a run besides its folder: trackers first, then the user's own function."""
+    callback: list[Observer] = [] if on_round is None else [EachRound(on_round)]
+    return [*(TrackerObserver(tracker, folder) for tracker in trackers), *callback]
 
 
 class TrackerObserver(Observer):

@@ -20,11 +20,11 @@ from selffl.runs import folder as files
 from selffl.runs.environment import check_device
 from selffl.runs.folder import Records
 from selffl.runs.methods import Method, method_facts, named_method
-from selffl.runs.observers import EachRound, Observer, RoundCallback
+from selffl.runs.observers import RoundCallback
 from selffl.runs.recipe import SETTINGS, Recipe
 from selffl.runs.run import Run, create_run_folder, refuse_if_taken, train_and_record
 from selffl.runs.session import Session
-from selffl.runs.trackers import Choice, TrackerObserver, trackers_of
+from selffl.runs.trackers import Choice, observers_of, trackers_of
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 from selffl.training.answers import trained_module
@@ -144,8 +144,7 @@ def train(
     session = Session.open(recipe, method, module, loss, federation, measured, partial(first_model, start=start))
     state = session.start()
     path = None if out is None else Path(out)
-    observers: list[Observer] = [TrackerObserver(each, path) for each in trackers]
-    observers += [] if on_round is None else [EachRound(on_round)]
+    observers = observers_of(trackers, on_round, path)
     if path is None:
         return train_and_record(session, state, Records(), None, 0.0, observers)
     refuse_if_taken(path)
