@@ -12,6 +12,7 @@ from torch import nn
 import selffl
 from selffl.algorithms import ALGORITHMS, FedAvg
 from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.records import tensors_of
 from selffl.errors import ConfigError
 
 SOURCE = Path(selffl.__file__).parent
@@ -36,8 +37,10 @@ def test_what_a_method_declares_is_there(name):
     assert isinstance(method, Algorithm)
     assert method.personalises in get_args(Personalises)
     upload, server = upload_fields(method)
-    for field in {*method.recorded, *method.may_be_unknown, *method.row_counts}:
+    for field in {*method.recorded, *method.may_be_unknown, *method.bounds(upload, 100)}:
         assert isinstance(getattr(upload, field), torch.Tensor)
+    has_clients = all(tensor.shape[0] == 2 for tensor in tensors_of(upload).values())
+    assert has_clients is not method.uploads_add
     for field in method.per_client:
         assert getattr(server, field).shape == (2,)
 

@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask, Population
+from selffl.algorithms.contract import Algorithm, LocalTask
+from selffl.algorithms.population import Population
 from selffl.engines.cohort import CohortEngine, TaskSource
 from selffl.errors import SelfFLError, in_short
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from selffl.data.federation import Federation
-from selffl.engines.cohort import RoundReport, RunState
+from selffl.engines.cohort import RunState
+from selffl.engines.rounds import RoundReport
 from selffl.errors import DivergedError
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation, or_none, score_names
@@ -148,15 +149,18 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
         row["inter_variance"] = float(inter)
     if not method.recorded:
         return row, []
-    found = {name: getattr(report.upload, name) for name in method.recorded}
-    if (intra := method.intra_variance(report.server)) is not None:
-        found["intra_variance"] = intra.gather(-1, report.clients)
+    found = dict(report.recorded)
+    intra = method.intra_variance(report.server, report.clients, report.recorded)
+    if intra is not None:
+        found["intra_variance"] = intra
         known = found["intra_variance"][~found["intra_variance"].isnan()]
         row["intra_variance"] = float(known.double().mean()) if len(known) else None
     if "num_local_steps" in found:
         row["num_local_steps"] = float(found["num_local_steps"].double().mean())
     if (weight := method.weights(report.server, report.clients, report.upload)) is not None:
-        found["weight"] = weight.double() / weight.double().sum()
+        found["weight"] = weight
+    if "weight" in found:
+        found["weight"] = found["weight"].double() / found["weight"].double().sum()
     cells = {name: _or_none(values) for name, values in found.items()}
     return row, [
         {
@@ -197,8 +201,8 @@ def client_rows(
         last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
         for name in ("num_local_steps", "intra_variance"):
             columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
-    if (gains := method.gains(state.server)) is not None:
-        columns["predicted_gain"] = _or_none(gains)
+    if (gains := method.gains(state.server, num_train.to(state.server.params.device))) is not None:
+        columns["predicted_gain"] = _or_none(gains.masked_fill(state.num_rounds == 0, torch.nan))
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

@@ -16,7 +16,8 @@ from selffl.algorithms.local import training_alone
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.records import map_tensors
 from selffl.data.federation import Federation, Rows
-from selffl.engines.cohort import CohortEngine, RoundReport, RunState
+from selffl.engines.cohort import CohortEngine, RunState
+from selffl.engines.rounds import RoundReport
 from selffl.engines.serial import serial_engine
 from selffl.errors import ConfigError, DataError
 from selffl.runs.evaluation import Evaluation, evaluate, of_clients

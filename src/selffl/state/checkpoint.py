@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from selffl.algorithms.records import EARLIER_NAME
 from selffl.errors import CheckpointError
 from selffl.state.files import replacing
 
@@ -100,8 +101,9 @@ def filled(template: Record, tensors: Mapping[str, Tensor], prefix: str = "") ->
         return found.to(template.device)  # type: ignore[return-value]
     if not is_dataclass(template) or isinstance(template, type):
         return template
-    parts = {
-        f.name: filled(getattr(template, f.name), tensors, f"{prefix}.{f.name}" if prefix else f.name)
-        for f in fields(template)
-    }
+    start, parts = f"{prefix}." if prefix else "", {}
+    for field in fields(template):
+        earlier = field.metadata.get(EARLIER_NAME, field.name)
+        name = earlier if f"{start}{earlier}" in tensors else field.name
+        parts[field.name] = filled(getattr(template, field.name), tensors, f"{start}{name}")
     return type(template)(**parts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Population
+from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowGradients, RowwiseTask
 from selffl.randomness import integers, normal
 

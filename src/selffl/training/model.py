@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Population
 from selffl.algorithms.optimisers import SGD, Optimiser
+from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowGradients, RowwiseTask
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import uniform

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from selffl.algorithms import DEFAULT_ALGORITHM, Algorithm
 from selffl.algorithms import algorithm as method_of
-from selffl.algorithms.contract import Population
 from selffl.algorithms.local import training_alone
 from selffl.algorithms.optimisers import optimiser_of
+from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import Preparation

@@ -6,7 +6,7 @@ cohort of one.  What arrives is held against a template, for it comes from anoth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,7 +14,8 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, Population
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.algorithms.rowwise import RowGradients, RowwiseTask
 from selffl.engines.flower.messages import shown
@@ -92,11 +93,6 @@ def unpack(template: Record, arrays: ArrayRecord) -> Record:
             )
         found[name] = tensor
     return filled(template, _apart(tensors_of(template), found))
-
-
-def stacked(parts: Sequence[Record]) -> Record:
-    """A cohort's record from the slices of its clients, in their order."""
-    return map_tensors(lambda *tensors: torch.cat(tensors, dim=0), *parts)
 
 
 def is_finite(params: Tensor) -> bool:

@@ -16,7 +16,7 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from selffl.algorithms.contract import Population
+from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import RunState
 from selffl.engines.flower.client import Shared

@@ -34,7 +34,7 @@ from torch import Tensor
 from selffl.algorithms import Algorithm
 from selffl.algorithms.optimisers import Optimiser
 from selffl.algorithms.options import above, at_least, one_of
-from selffl.engines.cohort import RoundReport, RunState, check_finite, sample_cohort
+from selffl.engines.cohort import RunState, sample_cohort
 from selffl.engines.flower.answers import Alone, Bounds, Scores, check_answer
 from selffl.engines.flower.client import VIEWS, Beginning, Shared
 from selffl.engines.flower.messages import (
@@ -48,9 +48,10 @@ from selffl.engines.flower.messages import (
     shown,
     write,
 )
-from selffl.engines.flower.records import pack, stacked, upload_template
+from selffl.engines.flower.records import pack, upload_template
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
-from selffl.engines.noise import noised, secret
+from selffl.engines.noise import secure_noise
+from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
 from selffl.errors import DataError, QuorumError
 from selffl.training.flat import FlatModel
 
@@ -240,26 +241,26 @@ class SelfFLStrategy(Strategy):
             _log.warning("%s; the round is skipped.", problem)
             self.state = replace(self.state, round_number=number)
             nobody = self._at([])
-            self._report(RoundReport(number, nobody, None, self.state.server, nobody))
+            self._report(RoundReport(number, nobody, None, {}, self.state.server, nobody))
             self._saved()
             return None, None
         clients = self._at(sorted(found))
-        upload = stacked([found[client][0] for client in sorted(found)])
+        gathered = GatheredUploads(self._algorithm, axis=0)
+        for client in sorted(found):
+            gathered.add(found[client][0])
         spent = self._at([found[client][1] for client in sorted(found)])
-        upload = noised(self._algorithm, upload, 0, secret)
-        server = self._algorithm.server_round(self.state.server, clients, upload)
-        check_finite(self._algorithm, server, number)
+        report = finish_round(self._algorithm, self.state.server, number, clients, gathered, spent, secure_noise)
         self.state = RunState(
             number,
-            server,
+            report.server,
             None,
             self.state.num_gradients.index_add(0, clients, spent),
             self.state.num_rounds.index_add(0, clients, torch.ones_like(clients)),
         )
-        self._report(RoundReport(number, clients, upload, server, spent))
+        self._report(report)
         self._saved()
         metrics = {"round": number, "clients": len(found), "gradient-evaluations": int(spent.sum())}
-        return pack(Shared(server.params)), MetricRecord(metrics)  # type: ignore[arg-type]
+        return pack(Shared(report.server.params)), MetricRecord(metrics)  # type: ignore[arg-type]
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
