@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import selffl
+from selffl.algorithms.records import tensors_of
 from selffl.cli import names
 from selffl.errors import CheckpointError, ConfigError
 from selffl.runs.folder import read_config
 from selffl.runs.recipe import FLOWER_SETTINGS, SETTINGS, STUDY_SETTINGS, Recipe, check_settings
 from selffl.studies.own import KEYS
 from selffl.studies.problems import DIGITS, Problem
+from selffl.training.flat import FlatModel
 
 # Keywords of `train` that are no settings: what a run is made of, where it is written and who watches it.
 PARTS = ("model", "federation", "algorithm", "model_options", "loss", "start", "metrics")
@@ -185,7 +187,9 @@ def test_every_setting_has_a_default_that_works_and_facts_have_none_that_is_made
 
 # Written by commit 14df91e: four clients with some digits each, stopped in round 5 of 8, with a checkpoint of round 4.
 FOLDERS = Path(__file__).parent / "folders" / "14df91e"
-METHODS = ("self-fl-auto", "self-fl", "ditto")
+# How far a run that was whole all along may be from it: sums are taken in another order since then, and self-fl-auto
+# has another rule (both in the changelog).
+WITHIN = {"self-fl": 0.0, "ditto": 1e-6, "self-fl-auto": 1e-2}
 
 
 @pytest.fixture
@@ -201,29 +205,42 @@ def without_time(rows):
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
-@pytest.mark.parametrize("folder", METHODS, indirect=True)
-def test_a_folder_of_before_goes_on_to_the_same_bits(folder, tmp_path):
+def models_of(run):
+    return torch.stack([FlatModel(run.personal_model(client)).params for client in run.federation.clients])
+
+
+@pytest.mark.parametrize("folder", WITHIN, indirect=True)
+def test_a_folder_of_before_goes_on(folder, tmp_path):
     asked = read_config(folder)
     assert (asked.algorithm, asked.rounds, asked.engine) == (folder.name, 8, "cohort")
+    before = selffl.load(folder)
+    assert before._state.round_number == 4
+    last = before._session.engine.advance(before._state, 4)
     run = selffl.resume(folder)
-    whole = selffl.train(
-        "softmax", run.federation, folder.name, out=tmp_path / "whole", **asked.settings()
-    )  # fmt: skip
-    assert run.clients == whole.clients
-    for ours, theirs in zip(without_time(run.history), without_time(whole.history), strict=True):
-        assert ours == {name: theirs[name] for name in ours}  # earlier rounds have fewer columns
-    assert without_time([run.summary]) == without_time([whole.summary])
-    for client in run.federation.clients:
-        ours, theirs = (each.personal_model(client).state_dict() for each in (run, whole))
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    for name in ("num_gradients", "num_rounds"):
-        assert torch.equal(getattr(run._state, name), getattr(whole._state, name))
+    ours, theirs = tensors_of(run._state), tensors_of(last)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name].nan_to_num(), theirs[name].nan_to_num()) for name in theirs)
+    whole = selffl.train("softmax", run.federation, folder.name, out=tmp_path / "whole", **asked.settings())
+    torch.testing.assert_close(models_of(run), models_of(whole), rtol=0, atol=WITHIN[folder.name])
+    assert [row["round"] for row in run.history] == list(range(1, 9))
+    assert run.summary["weighted_accuracy"] == whole.summary["weighted_accuracy"]
+    assert run.summary["gradient_evaluations"] == whole.summary["gradient_evaluations"]
     assert [path.name for path in sorted(folder.iterdir())] == [
         path.name for path in sorted((tmp_path / "whole").iterdir())
     ]
 
 
-@pytest.mark.parametrize("folder", METHODS[:1], indirect=True)
+@pytest.mark.parametrize("folder", ["self-fl"], indirect=True)
+def test_a_folder_of_before_ends_with_the_same_records(folder):
+    run = selffl.resume(folder)
+    whole = selffl.train("softmax", run.federation, "self-fl", **run.config.settings())
+    assert run.clients == whole.clients
+    for ours, theirs in zip(without_time(run.history), without_time(whole.history), strict=True):
+        assert ours == {name: theirs[name] for name in ours}  # earlier rounds have fewer columns
+    assert without_time([run.summary]) == without_time([whole.summary])
+
+
+@pytest.mark.parametrize("folder", ["ditto"], indirect=True)
 def test_a_folder_of_before_with_a_setting_that_cannot_be_is_one_clear_line(folder):
     path = folder / "config.json"
     path.write_text(path.read_text(encoding="utf-8").replace('"participation": 0.5', '"participation": 5'), "utf-8")
