@@ -35,7 +35,7 @@ def test_nothing_is_shifted_where_clients_do_not_differ_or_have_no_rows(counts):
 
 
 @given(counts_of)
-def test_same_class_rate_are_counted_pair_by_pair(counts):
+def test_pairs_of_one_class_are_counted_pair_by_pair(counts):
     found = same_class_rate(torch.from_numpy(counts).double())
     for own, share in zip(counts, found.tolist(), strict=True):
         rows = np.repeat(np.arange(3), own)

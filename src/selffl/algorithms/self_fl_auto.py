@@ -38,6 +38,7 @@ from selffl.algorithms.population import Population
 from selffl.algorithms.records import EARLIER_NAME
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.solver import descend, iterate, rate_of
+from selffl.budget import Budget
 from selffl.maths.evidence import effective_parameters
 from selffl.maths.frequencies import class_shift, class_skew, same_class_rate
 from selffl.maths.posterior import local_weight
@@ -51,7 +52,7 @@ BALANCE = 0.25  # 0: empirical information of a row; 1/2: expected information; 
 BURN_IN = 0.5  # share of the steps before those whose mean is kept
 MOST_ROWS = 20  # of a minibatch that are looked at one by one
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
-ROOM = 1 << 26  # numbers of row gradients at a time
+ROOM = Budget.gradient_numbers  # of rows, at a time
 
 
 @dataclass(frozen=True)

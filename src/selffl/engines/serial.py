@@ -13,7 +13,7 @@ from torch import Tensor
 from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.population import Population
 from selffl.engines.cohort import CohortEngine, TaskSource
-from selffl.errors import SelfFLError, in_short
+from selffl.errors import SelfFLError, one_line
 
 STAGES = {  # what a method was doing, by its function
     "client_round": "while training",
@@ -64,7 +64,7 @@ class _NamedMethod:
                 number = self._source.round_number - (name == "personal")
                 whose = "" if name == "server_round" else f"client {self._source.client!r}, "
                 is_ours = isinstance(error, SelfFLError)
-                what = str(error) if is_ours else f"{type(error).__name__}: {in_short(error)}"
+                what = str(error) if is_ours else f"{type(error).__name__}: {one_line(error)}"
                 kind = type(error) if is_ours else SelfFLError
                 raise kind(f"{whose}round {number}, {STAGES[name]}: {what}") from error
 

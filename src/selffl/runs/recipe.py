@@ -160,7 +160,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
     from selffl.algorithms.optimisers import optimiser_of
     from selffl.algorithms.options import above, at_least, one_of, true_or_false
-    from selffl.data.federation import check_seed
+    from selffl.data.split import check_seed
     from selffl.errors import ConfigError
     from selffl.training.blocks import check_gradients
 

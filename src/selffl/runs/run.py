@@ -36,7 +36,7 @@ from selffl.runs.session import Session, single_thread
 from selffl.runs.welcome import rows_of_newcomer, welcomed
 from selffl.state.checkpoint import save_tensors
 from selffl.state.files import write_csv
-from selffl.training.blocks import repeatable
+from selffl.training.blocks import deterministic_cudnn
 
 
 @dataclass
@@ -154,8 +154,8 @@ class Run:
             >>> import selffl
             >>> from selffl.data import load
             >>> fed = load("digits", num_clients=12, seed=0)
-            >>> run = selffl.train("softmax", fed.only(range(11)), "self-fl-auto", rounds=10, participation=0.5)
-            >>> stranger = fed.only([11])
+            >>> run = selffl.train("softmax", fed.subset(range(11)), "self-fl-auto", rounds=10, participation=0.5)
+            >>> stranger = fed.subset([11])
             >>> run.welcome((stranger.train.features, stranger.train.labels))
             Linear(in_features=64, out_features=10, bias=True)
         """
@@ -319,7 +319,7 @@ def train_and_record(
         session.recipe, session.method, session.federation.clients, records, [*own, *observers], seconds
     )  # fmt: skip
     last = state
-    with single_thread(session), repeatable(), recorder:
+    with single_thread(session), deterministic_cudnn(), recorder:
         for last, report in session.reports(state):
             recorder.take(last, report)
     return make_run(session, last, records)

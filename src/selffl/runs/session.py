@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from selffl.algorithms.local import training_alone
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.records import map_tensors
+from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RunState
 from selffl.engines.rounds import RoundReport
@@ -34,10 +35,6 @@ from selffl.training.losses import name_of
 from selffl.training.metrics import Measure, Metric, by_loss
 from selffl.training.model import ModelSource
 
-COPIES = 4  # of its parameters that a client in training takes: start, model, gradient, next model
-CACHE_BYTES = 4 << 20  # what clients that train at once should take on a CPU: a block in the cache trains faster
-MEMORY_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # and what they may take
-FEWEST = 32  # clients of a block, if the memory allows: with fewer the cost of each call shows
 SMALL_MODEL_PARAMETERS = 1 << 17  # up to which one thread trains a model best
 
 
@@ -98,9 +95,8 @@ class Session:
         rows = label_scale.scale_rows(federation).to(device, dtype)
         measure = label_scale.in_user_units(_measure(model, loss, rows))
         source = _source(recipe, rows, model, loss, optimiser)
-        engine = CohortEngine(
-            method, source, recipe.participation, recipe.seed, recipe.chunk_size or _chunk_size(source)
-        )
+        usual = budget_of(device).clients_in_training(model.params.nbytes, optimiser.num_states)
+        engine = CohortEngine(method, source, recipe.participation, recipe.seed, recipe.chunk_size or usual)
         if recipe.engine == "serial":
             engine = serial_engine(engine, list(rows.clients))
         evaluated: Rows | None = getattr(rows, recipe.evaluate_on)
@@ -222,15 +218,6 @@ def _source(recipe: Recipe, rows: Federation, model: FlatModel, loss: Loss, opti
     return ModelSource(
         rows, model, loss, recipe.learning_rate, recipe.batch_size, recipe.seed, gradients, optimiser
     )  # fmt: skip
-
-
-def _chunk_size(source: ModelSource) -> int:
-    """Clients that train at once, where nobody has said: as many as the cache holds, or on a GPU the memory."""
-    params = source.model.params
-    each, kind = (COPIES + source.optimiser.num_states) * params.nbytes, params.device.type
-    most = MEMORY_BYTES.get(kind, MEMORY_BYTES["cpu"]) // each
-    wanted = max(CACHE_BYTES // each, FEWEST) if kind == "cpu" else most
-    return max(min(wanted, most), 1)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from selffl.errors import CheckpointError, ConfigError, in_short, unknown_name
+from selffl.errors import CheckpointError, ConfigError, one_line, unknown_name
 from selffl.runs.folder import Records, Row
 from selffl.runs.observers import EachRound, Observer, RoundCallback
 from selffl.runs.recipe import Recipe
@@ -265,7 +265,7 @@ class TrackerObserver(Observer):
             self._has_failed = True
             name = type(self._tracker).__name__
             warnings.warn(
-                f"the tracker {name} failed in {what} ({in_short(error)}); the run goes on without it.", stacklevel=2
+                f"the tracker {name} failed in {what} ({one_line(error)}); the run goes on without it.", stacklevel=2
             )
 
 

@@ -136,7 +136,7 @@ def test_a_federation_of_one_client_is_data_too(federation, tmp_path):
 
     def own(client):
         x_train, y_train, x_test, y_test = of_client(federation, client)
-        return Federation([client], Rows.of_one(x_train, y_train), Rows.of_one(x_test, y_test))
+        return Federation([client], Rows.single_client(x_train, y_train), Rows.single_client(x_test, y_test))
 
     app = client_app(setting.module, own, "self-fl", memory_dir=tmp_path / "clients")
     assert_same((setting.run(WireGrid(app, NODES)), setting.personal()), setting.cohort(), bits=True)

@@ -20,7 +20,7 @@ from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.algorithms.rowwise import RowGradients, RowwiseTask
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
-from selffl.state.checkpoint import filled
+from selffl.state.checkpoint import fill_record
 from selffl.training.flat import FlatModel
 
 Record = TypeVar("Record")
@@ -92,7 +92,7 @@ def unpack(template: Record, arrays: ArrayRecord) -> Record:
                 f"{name!r} is {shown(str(seen[0]))[1:-1]} {shown(seen[1])}; expected {dtype} {tuple(wanted.shape)}."
             )
         found[name] = tensor
-    return filled(template, _apart(tensors_of(template), found))
+    return fill_record(template, _apart(tensors_of(template), found))
 
 
 def is_finite(params: Tensor) -> bool:

@@ -25,7 +25,7 @@ from selffl.engines.flower.records import check_dtype, pack
 from selffl.engines.flower.roster import wait_for_clients
 from selffl.engines.flower.strategy import Method, Names, Network, Records, Rounds, SelfFLStrategy
 from selffl.errors import ConfigError
-from selffl.state.checkpoint import filled, load_tensors, save_tensors
+from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
 from selffl.state.files import locked
 from selffl.training.flat import FlatModel
 
@@ -54,7 +54,7 @@ class Checkpoint:
                 )
         self._began -= float(about["seconds"])
         names = Names(str(about["experiment"]), str(about["run"]), int(about["cohort_seed"]))
-        return replace(filled(template, tensors), round_number=int(about["round"])), names
+        return replace(fill_record(template, tensors), round_number=int(about["round"])), names
 
     def save(self, state: RunState, names: Names) -> None:
         """Keep the state, all or nothing."""
