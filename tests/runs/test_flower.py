@@ -12,7 +12,7 @@ from torch import nn
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
 sys.path.append(str(Path(__file__).parent.parent / "engines" / "flower"))
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, MetricRecord, RecordDict
 from wire import RUN, WireGrid
 
 import selffl
@@ -273,6 +273,33 @@ def test_a_client_that_does_not_train_alone_has_empty_cells(federation, tmp_path
     assert [row["client"] for row in found.clients if row["realised_gain"] is None] == ["3"]
     assert found.clients[3]["num_won"] is None
     assert found.clients[3]["accuracy"] is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"num_test": 0, "num_won": 0, "num_lost": 0, "alone.accuracy": 0.0}, ""),  # not those of its evaluation
+        ({"num_test": 9, "num_won": 0, "num_lost": 0, "alone.error": 0.5}, "it measures error; expected accuracy"),
+        ({"num_test": 9, "num_won": 5, "num_lost": 5, "alone.accuracy": 1.0}, "5 rows are won and 5 lost"),
+        ({"num_test": 9, "num_won": -1, "num_lost": 0, "alone.accuracy": 1.0}, "num_won is -1"),
+        ({"num_test": 9, "num_won": 0, "num_lost": 0, "alone.accuracy": 10.0}, "alone.accuracy is 10.0"),
+        ({"num_test": 9, "num_won": 0, "num_lost": 0}, "the metrics are"),
+    ],
+)
+def test_an_answer_about_training_alone_that_cannot_be_is_left_out(changed, reason, federation, tmp_path, caplog):
+    def wrong(message, answer):
+        about, reply = dict(message.content.config_records["about"]), answer(message)
+        if about["alone"] and about["client"] == "3":
+            reply.content["metrics"] = MetricRecord(changed)
+        return [reply]
+
+    nodes = {100 + m: m for m in range(8)}
+    found = run(
+        federation, tmp_path, "ditto", gain=True, grid=lambda app: WireGrid(app, nodes, {"evaluate": wrong})
+    )  # fmt: skip
+    assert reason in caplog.text
+    assert [row["client"] for row in found.clients if row["realised_gain"] is None] == ["3"]
+    assert found.summary["status"] == "finished"
 
 
 def test_gain_is_refused_where_it_cannot_be_measured(federation, tmp_path):

@@ -186,6 +186,8 @@ def _compare_alone(joined: ReportedEvaluation, answers: Mapping[int, Alone]) -> 
     totals = {f"personal.{metric}": unknown.clone() for metric in joined.metrics}
     won, lost = torch.zeros_like(joined.num_rows), torch.zeros_like(joined.num_rows)
     for client, found in answers.items():
+        if found.num_test != joined.num_rows[client]:  # of other rows than its last evaluation
+            continue
         won[client], lost[client] = found.num_won, found.num_lost
         for metric in joined.metrics:
             totals[f"personal.{metric}"][client] = found.totals[f"alone.{metric}"]

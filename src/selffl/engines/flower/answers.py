@@ -41,6 +41,8 @@ class Scores:
 class Alone:
     """What one client found on its test rows after training by itself; NaN where its model was lost."""
 
+    num_test: int
+    metrics: tuple[str, ...]
     num_won: int  # rows that the personal model has right, and this one wrong
     num_lost: int
     totals: Mapping[str, float]  # "alone.accuracy": the sum over rows, or of AUC and the user's metrics the value
@@ -117,7 +119,7 @@ class Bounds:
             raise DataError(
                 f"{counts['num_won']} rows are won and {counts['num_lost']} lost; expected as many as rows."
             )
-        return Alone(counts["num_won"], counts["num_lost"], values)
+        return Alone(counts["num_test"], metrics, counts["num_won"], counts["num_lost"], values)
 
     def _found(self, content: RecordDict, names: tuple[str, ...]) -> tuple[dict[str, int], dict[str, float]]:
         """The counts of an answer by these names, and its other numbers."""

@@ -57,6 +57,7 @@ from selffl.training.flat import FlatModel
 
 Method = Algorithm[Any, Any, Any, Any]
 Found = TypeVar("Found")
+Measured = TypeVar("Measured", Scores, Alone)
 
 QUERY_SECONDS = 60.0  # that a new node has to say who it is, at least
 
@@ -317,7 +318,7 @@ class SelfFLStrategy(Strategy):
             alone = [n for n, cohort in cohorts.items() if client in cohort]
             self._sent[client] = self._message(MessageType.EVALUATE, number, client, node, models, alone)
         replies = grid.send_and_receive(list(self._sent.values()), timeout=self._network.round_seconds)
-        self._report(self._accepted(number, replies, self._bounds.alone))
+        self._report(self._agreeing(self._accepted(number, replies, self._bounds.alone)))
 
     def summary(self) -> None:
         """Say what is run."""
@@ -367,7 +368,7 @@ class SelfFLStrategy(Strategy):
             self._reject(number, client, f"no answer within {self._network.round_seconds:g} seconds")
         return found
 
-    def _agreeing(self, found: dict[int, Scores]) -> dict[int, Scores]:
+    def _agreeing(self, found: dict[int, Measured]) -> dict[int, Measured]:
         """Those who measure alike: as the run does, which is as most do when it is first evaluated.
 
         What is measured follows from a client's labels, and a few may all have labels of another kind.
