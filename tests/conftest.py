@@ -1,11 +1,18 @@
 """What tests of several folders share."""
 
+import os
 import sys
 
 import pytest
 from rich.console import Console
 
 from selffl import cli
+
+
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch):
+    """Comparisons train in the process of the test unless it asks for more: another spends four seconds on imports."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
 @pytest.fixture
