@@ -151,7 +151,9 @@ def test_linear_regression_settles_where_rows_have_many_features_for_a_minibatch
     """Ten times smaller with momentum: with half of what plain steps bear R² is −7·10¹⁵, −4·10¹⁰ and −10⁶."""
     x, y = make_regression(num_rows, num_features, noise=1.0, random_state=0)
     client = np.arange(num_rows) % 5
-    plain, heavy = (SelfFLRegressor(algorithm=name, batch_size=batch_size, rounds=20) for name in ("fedavg", DEFAULT_ALGORITHM))
+    plain, heavy = (
+        SelfFLRegressor(algorithm=name, batch_size=batch_size, rounds=20) for name in ("fedavg", DEFAULT_ALGORITHM)
+    )
     assert plain.fit(x, y, client=client).score(x, y, client=client) > 0.95
     assert heavy.fit(x, y, client=client).score(x, y, client=client) > 0.95
     assert heavy.run_.config.learning_rate < plain.run_.config.learning_rate < 0.1
