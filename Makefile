@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # The tensors of demo and tests are small: one thread per process is faster than two that wait for each other.
 RUN := OMP_NUM_THREADS=1 $(BIN)
 
-.PHONY: demo test quick lint types check docs pictures flower flower-demo results clean
+.PHONY: demo test quick lint types check docs names pictures flower flower-demo results clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -36,6 +36,10 @@ check: lint types test
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# The names that a shell completes, anew from the registries.
+names: $(VENV)/.installed-dev
+	$(RUN)/python tools/write_names.py
+
 # The pictures of the README and the first pages, from real runs; needs Chromium and two or three minutes.
 pictures: $(VENV)/.installed-dev
 	$(RUN)/python docs/make_pictures.py
@@ -46,7 +50,7 @@ FLOWER := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1
 # Deployments come first: they take longest, and mostly wait, so that two other files go on beside them.
 flower: .venv-flower/.installed
 	$(FLOWER)/python -m pytest -q --numprocesses=3 --dist=loadfile --no-loadscope-reorder tests/deploy tests/engines/flower tests/runs/test_flower.py \
-		tests/runs/test_flower_kills.py tests/test_cli_flower.py \
+		tests/runs/test_flower_kills.py tests/test_cli_flower.py tests/test_dependencies.py \
 		"tests/test_benchmarks.py::test_a_benchmark_prints_its_ratios_and_writes_its_file[flower_rounds]"
 
 # A server and three sites on this machine, with TLS and registered keys; one of them fails and comes back.

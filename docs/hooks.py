@@ -3,8 +3,9 @@
 On a page, ``{{ options NAME }}`` becomes the table of a method's options, ``{{ costs }}`` what each method sends and
 computes, ``{{ commands }}`` the command line with every option, ``{{ count WHAT }}`` a number of `counts`,
 ``{{ statements WHOSE }}`` how many statements of docs/results.md hold, ``{{ spreads }}`` the tutorial's comparison from
-docs/figures/pictures.json; a fence ``math`` becomes MathML, which browsers draw without any script.  Notebooks are run
-and become pages, as do the source files that the methods' pages point to.
+docs/figures/pictures.json; the first use of a word of docs/glossary.md becomes a link to it; a fence ``math`` becomes
+MathML, which browsers draw without any script.  Notebooks are run and become pages, as do the source files that the
+methods' pages point to.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parent.parent
+EXPLAINED = ("index.md", "idea.md", "howto/", "methods/", "tasks.md", "flower.md", "privacy.md", "research.md")
+EXPLAINED += ("threat-model.md", "design.md")  # pages whose words are linked to the glossary
+UNEXPLAINED = ("howto/trackers.md",)  # where a server is another
 SOURCES = ("src/selffl/algorithms", "src/selffl/maths", "tests/algorithms", "tests/maths")  # that pages link to
 
 
@@ -243,8 +247,48 @@ def equations(markdown: str) -> str:
     return re.sub(r"^```math\n(.*?)^```$", drawn, markdown, flags=re.M | re.S)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in what the code says."""
+# What no link may be put into: fences, lines of HTML, headings, rows of tables, tags, code, links, what fills braces.
+NO_LINKS = re.compile(
+    r"(^```.*?^```$|^<.*?>$|^#.*?$|^\|.*?$|<[^>]*>|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|\{[^}]*\})", re.M | re.S
+)
+
+
+@cache
+def glossary() -> tuple[re.Pattern[str], list[str]]:
+    """A pattern with a group for each word of the glossary, long ones first, and the anchors of these words."""
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    anchor_of = {
+        name: anchor or name.replace(" ", "-")
+        for names, anchor in re.findall(r"^### (.+?)(?: \{#([\w-]+)\})?$", text, re.M)
+        for name in names.split(", ")
+    }
+    names = sorted(anchor_of, key=len, reverse=True)
+    words = [rf"([{name[0].upper()}{name[0]}]{re.escape(name[1:])}s?)" for name in names]
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(words)})(?![\w-])"), [anchor_of[name] for name in names]
+
+
+def link_terms(markdown: str, path: str) -> str:
+    """A page with the first use of each word of the glossary linked to its entry."""
+    pattern, anchors = glossary()
+    target, seen = "../" * path.count("/") + "glossary.md", set()
+
+    def linked(match: re.Match[str]) -> str:
+        anchor = anchors[(match.lastindex or 1) - 1]
+        if anchor in seen:
+            return match[0]
+        seen.add(anchor)
+        return f"[{match[0]}]({target}#{anchor})"
+
+    pieces = NO_LINKS.split(markdown)  # text at even places
+    pieces[::2] = [pattern.sub(linked, text) for text in pieces[::2]]
+    return "".join(pieces)
+
+
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
+    """Fill in what the code says, and link the words of the glossary."""
+    path = "" if page is None else page.file.src_uri
+    if path.startswith(EXPLAINED) and path not in UNEXPLAINED:
+        markdown = link_terms(markdown, path)
     makers: dict[str, Callable[..., str]] = {
         "options": options_table,
         "costs": costs_table,

@@ -1,12 +1,34 @@
 """What tests of several folders share."""
 
+import importlib.util
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from selffl import cli
+
+CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
+
+
+@pytest.fixture
+def worked_file(tmp_path, monkeypatch):
+    """A function that imports the Python file below a heading of CONTRIBUTING.md under a name."""
+
+    def load(heading, name):
+        text = CONTRIBUTING.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        path = tmp_path / f"{name}.py"
+        path.write_text(re.search(r"^```python\n(.*?)^```$", text, re.M | re.S)[1], encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(autouse=True)

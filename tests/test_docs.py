@@ -1,5 +1,9 @@
 """What the documentation says is true: its code runs, its names exist, its addresses and numbers can be found."""
 
+import ast
+import inspect
+import json
+import pkgutil
 import re
 import shlex
 import signal
@@ -134,6 +138,50 @@ def test_every_public_name_has_a_place_on_the_api_page():
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     missing = [name for name in selffl.__all__ if not re.search(rf"\bselffl\.{name}\b", page)]
     assert not missing
+
+
+def public_names():
+    """Names on the API page, and those in modules that stand there whole."""
+    names = set(re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.M))
+    for name in list(names):
+        found = None if name.startswith("selffl.flower.") else pkgutil.resolve_name(name)  # which needs flwr
+        if inspect.ismodule(found):
+            names |= {f"{name}.{one}" for one in vars(found) if not one.startswith("_")}
+    return names
+
+
+def names_used(code):
+    """Full names of what a piece of Python takes from selffl."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "selffl":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and re.match(r"selffl\.[\w.]+$", ast.unparse(node)):
+            yield ast.unparse(node)
+
+
+def examples():
+    """Python that users are shown: pages, notebooks, and the app to copy."""
+    for page in PAGES:
+        yield from ((name_of(page), code) for language, code in blocks_of(page) if language == "python")
+    for path in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "code":
+                yield path.name, "".join(cell["source"])
+    for path in (ROOT / "examples").rglob("*.py"):
+        yield path.name, path.read_text(encoding="utf-8")
+
+
+def test_what_users_are_shown_uses_public_names_alone():
+    """Modules are not marked by underscores: what stands on the API page is public."""
+    public = public_names()
+    found = {(place, name) for place, code in examples() for name in names_used(code)}
+    assert len(found) > 30
+    private = {
+        (place, name)
+        for place, name in found
+        if not any(name == known or name.startswith(f"{known}.") or known.startswith(f"{name}.") for known in public)
+    }
+    assert private == set()
 
 
 def test_every_method_has_its_class_on_the_api_page():

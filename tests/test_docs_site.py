@@ -70,6 +70,21 @@ def test_a_method_says_its_equation_its_file_and_its_test(sections, name):
     assert f"(../source/src/{kind.__module__.replace('.', '/')}.md)" in sections[name]
 
 
+def test_the_first_use_of_a_word_is_linked_to_the_glossary(hooks):
+    text = "# Clients\n\nA `client` of a [client](x.md) is a *client*. All have personal models, and σ₀².\n\n| round |"
+    assert hooks.link_terms(text, "howto/x.md") == (
+        "# Clients\n\nA `client` of a [client](x.md) is a *[client](../glossary.md#client)*. All have "
+        "[personal models](../glossary.md#personal-model), and [σ₀²](../glossary.md#inter-variance).\n\n| round |"
+    )
+
+
+def test_every_word_of_the_glossary_is_used(hooks):
+    pages = [page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).as_posix().startswith(hooks.EXPLAINED)]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    used = {hooks.glossary()[1][match.lastindex - 1] for match in hooks.glossary()[0].finditer(text)}
+    assert used == set(hooks.glossary()[1])
+
+
 def test_the_costs_are_those_of_the_exam(hooks):
     """Steps by hand: twenty of FedAvg, two models of DITTO, five inner steps of pFedMe, and so on."""
     found = {name: (gradients, down, up, kept) for name, gradients, down, up, kept in hooks.costs()}

@@ -4,7 +4,7 @@ import pytest
 
 import selffl
 from selffl import errors
-from selffl.errors import ConfigError, SelfFLError, in_short, unknown_name
+from selffl.errors import ConfigError, SelfFLError, one_line, unknown_name
 
 # Every error the module defines, so that a new one has to keep the rules too.
 KINDS = sorted(
@@ -62,6 +62,6 @@ def test_messages_are_one_line():
 
 
 def test_what_other_code_says_is_one_line_of_bounded_length_and_never_empty():
-    assert in_short(ValueError("two\n  lines")) == "two lines"
-    assert len(in_short(ValueError("x" * 1000))) == 200
-    assert in_short(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert one_line(ValueError("two\n  lines")) == "two lines"
+    assert len(one_line(ValueError("x" * 1000))) == 200
+    assert one_line(KeyboardInterrupt()) == "KeyboardInterrupt"

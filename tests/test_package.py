@@ -17,7 +17,7 @@ CHANGELOG = Path(__file__).parent.parent / "CHANGELOG.md"
 
 # Each layer may import from itself and from those before it.
 LAYERS = (
-    ("errors", "randomness", "_version"),
+    ("errors", "randomness", "budget", "_version"),
     ("maths",),
     ("algorithms",),
     ("state",),

@@ -53,6 +53,6 @@ def unknown_name(kind: str, found: object, known: Iterable[str]) -> ConfigError:
     return ConfigError(f"unknown {kind} {found!r}; {hint} one of: {', '.join(names)}.")
 
 
-def in_short(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """What other code says has gone wrong, in one line; what kind of error it is where it says nothing."""
     return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

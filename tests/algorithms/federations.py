@@ -7,17 +7,18 @@ import torch
 
 from selffl.algorithms import Layer, self_fl_auto
 from selffl.engines.cohort import CohortEngine
+from selffl.engines.rounds import GatheredUploads
 from selffl.training.gaussian import GaussianFederation
 
 CENTRES = (1.6, -2.5, 4.0)  # θ_0, coordinate by coordinate; away from 0, so that relative errors mean something
 # The numbers of D17, as its twin is told them; docs/methods/self-fl.md states them, and a test compares.
 AUTO = {
     "momentum": self_fl_auto.MOMENTUM,
-    "recent": self_fl_auto.RECENT,
-    "learning": self_fl_auto.LEARNING,
+    "recent": self_fl_auto.AVERAGING_POWER,
+    "learning": self_fl_auto.VARIANCE_RATE,
     "first": self_fl_auto.FIRST_PRECISION,
     "balance": self_fl_auto.BALANCE,
-    "skipped": self_fl_auto.SKIPPED,
+    "skipped": self_fl_auto.BURN_IN,
 }
 
 
@@ -80,6 +81,19 @@ def federation(
 def starting_point(source):
     """A first model that is nobody's optimum."""
     return source.global_params - 0.5
+
+
+def gathered(method, *uploads):
+    """What the server's step is given of the uploads of some clients, or of several parts of a cohort."""
+    found = GatheredUploads(method, axis=0)
+    for upload in uploads:
+        found.add(upload)
+    return found.upload()
+
+
+def sent_models(received, upload):
+    """The models ``[C, P]`` behind the weighted changes of an averaging method's clients."""
+    return received + upload.change / upload.weight.unsqueeze(-1)
 
 
 def run(method, source, rounds=12, *, participation=1.0, seed=0, on_round=None, start=None):

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from federations import federation, run, starting_point
+from federations import federation, gathered, run, starting_point
 
 from selffl.algorithms import ALGORITHMS, Population, algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
@@ -98,7 +98,7 @@ def test_no_function_alters_what_it_is_given(variant):
     kept_broadcast = copy_of(broadcast)
     upload, new_memory = chosen.client_round(broadcast, memory, source.task(clients, 6))
     kept_upload, kept_new_memory = copy_of(upload), copy_of(new_memory)
-    chosen.server_round(state.server, clients, upload)
+    chosen.server_round(state.server, clients, gathered(chosen, upload))
     chosen.personal(state.server.params, state.memory, source.task(torch.arange(8), 6))
 
     assert_same(state, before)
@@ -126,12 +126,11 @@ def test_what_is_sent_and_kept_has_the_client_axis(variant):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_dtype_is_kept(variant, dtype):
     source = federation(6, dtype=dtype, rates_differ=True)
-    uploads = []
-    engine, state, personal = run(
-        method(variant), source, 4, participation=0.5, on_round=lambda report: uploads.append(report.upload)
-    )
+    engine, state, personal = run(method(variant), source, 4, participation=0.5)
     assert state.server.params.dtype == personal.dtype == dtype
-    for record in (state.server, state.memory, uploads[-1], engine.algorithm.broadcast(state.server, torch.arange(6))):
+    broadcast, clients = engine.algorithm.broadcast(state.server, torch.arange(6)), torch.arange(6)
+    upload, _ = engine.algorithm.client_round(broadcast, state.memory, source.task(clients, 5))
+    for record in (state.server, state.memory, upload, broadcast):
         for name, tensor in tensors_of(record).items():
             assert tensor.dtype == dtype or name in ("num_local_steps", "cluster", "is_head"), name
     assert torch.isfinite(personal).all()
@@ -255,7 +254,8 @@ def test_the_order_of_the_clients_is_irrelevant(variant):
     for cohort in (clients, clients[order]):
         broadcast = chosen.broadcast(state.server, cohort)
         upload, memory = chosen.client_round(broadcast, take(state.memory, cohort), source.task(cohort, 6))
-        results.append((broadcast, upload, memory, chosen.server_round(state.server, cohort, upload)))
+        server = chosen.server_round(state.server, cohort, gathered(chosen, upload))
+        results.append((broadcast, upload, memory, server))
     for mine, theirs in zip(results[0][:3], results[1][:3], strict=True):
         assert_same(take(mine, order), theirs, rtol=1e-12)
     assert_same(results[0][3], results[1][3], rtol=1e-12)
@@ -267,8 +267,42 @@ def test_the_order_of_the_uploads_is_irrelevant(variant):
     clients, order = torch.tensor([0, 2, 3, 5, 6]), torch.tensor([4, 2, 0, 1, 3])
     broadcast = chosen.broadcast(state.server, clients)
     upload, _ = chosen.client_round(broadcast, take(state.memory, clients), source.task(clients, 6))
-    server = chosen.server_round(state.server, clients, upload)
-    assert_same(chosen.server_round(state.server, clients[order], take(upload, order)), server, rtol=1e-12)
+    server = chosen.server_round(state.server, clients, gathered(chosen, upload))
+    in_order = gathered(chosen, take(upload, order))
+    assert_same(chosen.server_round(state.server, clients[order], in_order), server, rtol=1e-12)
+
+
+ADDING = [variant for variant in VARIANTS if method(variant).uploads_add]
+
+
+@pytest.mark.parametrize("variant", ADDING)
+def test_a_server_of_uploads_that_add_needs_nothing_but_their_sum(variant):
+    """Whatever clients hand from one to another before they send, as the masks of a secure sum do."""
+    chosen, source, state = after_some_rounds(variant)
+    clients = torch.tensor([0, 2, 3, 5, 6])
+    broadcast = chosen.broadcast(state.server, clients)
+    upload, _ = chosen.client_round(broadcast, take(state.memory, clients), source.task(clients, 6))
+    generator = torch.Generator().manual_seed(1)
+
+    def masked(tensor):
+        mask = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        return tensor + mask - mask.roll(1, 0)
+
+    expected = chosen.server_round(state.server, clients, gathered(chosen, upload))
+    found = chosen.server_round(state.server, clients, gathered(chosen, map_tensors(masked, upload)))
+    assert_same(found, expected, rtol=1e-8)
+
+
+@every_method
+def test_uploads_are_gathered_in_any_parts(variant):
+    """A tree of aggregators: parts of a cohort first, one client at a time at the last."""
+    chosen, source, state = after_some_rounds(variant)
+    clients = torch.tensor([0, 2, 3, 5, 6])
+    broadcast = chosen.broadcast(state.server, clients)
+    upload, _ = chosen.client_round(broadcast, take(state.memory, clients), source.task(clients, 6))
+    whole = gathered(chosen, upload)
+    for sizes in ((2, 3), (1, 1, 1, 1, 1), (4, 1)):
+        assert_same(gathered(chosen, *(take(upload, part) for part in torch.arange(5).split(sizes))), whole, rtol=1e-13)
 
 
 @every_method
@@ -322,6 +356,7 @@ def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
         ("fedavg-equal", {"num_local_steps": 7}, 7),
         ("fedprox", {"num_local_steps": 7}, 7),
         ("local", {"num_local_steps": 7}, 7),
+        ("scaffold", {"num_local_steps": 7}, 7),
         ("ditto", {"num_local_steps": 7}, 7 + 7),
         ("ditto-equal", {"num_local_steps": 4}, 4 + 4),
         ("pfedme", {"num_local_steps": 7}, 7 * 5),

@@ -59,7 +59,7 @@ WRONG = {
     "num_local_steps": (
         (
             *("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
-            *("apfl", "fedper", "fedrep"),
+            *("apfl", "fedper", "fedrep", "scaffold"),
         ),
         WHOLE_FROM_1,
         WRONG_WHOLE,
@@ -70,6 +70,7 @@ WRONG = {
     "num_inner_steps": (("pfedme",), WHOLE_FROM_1, WRONG_WHOLE),
     "mixing": (("pfedme",), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "personal_learning_rate": (("pfedme",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0.0)),
+    "global_learning_rate": (("scaffold",), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "order": (("perfedavg",), "'first' or 'hessian-free'", ("second", None, 1)),
     "inner_learning_rate": (("perfedavg",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0)),
     "adaptation_steps": (("perfedavg",), "a whole number, 0 or more", (-1, 1.0, "1", None, False)),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federations import federation, run, starting_point
+from federations import federation, run, sent_models, starting_point
 
 from selffl.algorithms import (
     APFL,
@@ -17,11 +17,12 @@ from selffl.algorithms import (
     Local,
     PerFedAvg,
     PFedMe,
+    Scaffold,
     SelfFL,
     SelfFLCluster,
     algorithm,
 )
-from selffl.algorithms.contract import Population
+from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 
 
@@ -87,11 +88,30 @@ def test_fedprox_holds_clients_near_the_model_they_received():
     source = federation(5)
     start = starting_point(source)
     moved = [
-        distance(one_round(FedProx(num_local_steps=4, penalty=penalty), source)[0].params, start)
+        distance(sent_models(start, one_round(FedProx(num_local_steps=4, penalty=penalty), source)[0]), start)
         for penalty in (0.0, 50.0, 400.0)
     ]
     assert (moved[1] < moved[0]).all()
     assert (moved[2] < moved[1]).all()
+
+
+def test_scaffold_with_one_step_of_everybody_is_fedavg():
+    """The corrections c - c_i of a whole federation cancel in the mean of one step."""
+    source = federation(5)
+    corrected, plain = (run(method, source, 6) for method in (Scaffold(1), FedAvg(1, weighting="equal")))
+    torch.testing.assert_close(corrected[1].server.params, plain[1].server.params, rtol=1e-12, atol=0)
+
+
+def test_scaffold_goes_to_the_optimum_of_all_and_fedavg_to_one_of_the_fast():
+    """Sum of quadratics 1/sigma_m^2 (x - z_m)^2: many local steps draw FedAvg away, the corrections do not (Sec. 4)."""
+    source = federation(5, rate=4e-4)
+    precision = 1.0 / source.intra_variance.unsqueeze(-1)
+    best = (precision * source.local_estimate).sum(0) / precision.sum()
+    gaps = [
+        distance(run(method, source, 200)[1].server.params, best).item()
+        for method in (Scaffold(10), FedAvg(10, weighting="equal"))
+    ]
+    assert gaps[0] < 1e-6 < 1e-3 < gaps[1]
 
 
 def test_pfedmes_penalty_moves_the_personal_model():
@@ -99,7 +119,7 @@ def test_pfedmes_penalty_moves_the_personal_model():
     gaps = []
     for penalty in (0.0, 15.0, 200.0):
         upload, kept = one_round(PFedMe(num_local_steps=3, penalty=penalty), source)
-        gaps.append(distance(kept.params, upload.params))
+        gaps.append(distance(kept.params, sent_models(starting_point(source), upload)))
     assert (gaps[1] < gaps[0]).all()
     assert (gaps[2] < gaps[1]).all()
 
@@ -109,14 +129,14 @@ def test_pfedme_keeps_theta_which_is_neither_its_w_nor_plain_descent():
     method = PFedMe(num_local_steps=3)
     upload, kept = one_round(method, source)
     clients, start = torch.arange(5), starting_point(source).expand(5, -1)
-    plain = descend(source.task(clients, 1), start, 3 * method.num_inner_steps)
-    assert (distance(kept.params, upload.params) > 1e-3).all()
+    plain, sent = descend(source.task(clients, 1), start, 3 * method.num_inner_steps), sent_models(start, upload)
+    assert (distance(kept.params, sent) > 1e-3).all()
     assert (distance(kept.params, plain) > 1e-5).all()
-    assert (distance(upload.params, start) > 1e-5).all()
+    assert (distance(sent, start) > 1e-5).all()
     # θ is ahead of w on the way to the client's own optimum; w follows it
     own = source.local_estimate
-    assert (distance(kept.params, own) < distance(upload.params, own)).all()
-    assert (distance(upload.params, own) < distance(start, own)).all()
+    assert (distance(kept.params, own) < distance(sent, own)).all()
+    assert (distance(sent, own) < distance(start, own)).all()
 
 
 def test_pfedme_evaluates_theta():
@@ -130,7 +150,7 @@ def test_pfedme_without_a_penalty_is_plain_descent_and_leaves_w_alone():
     source = federation(5)
     upload, kept = one_round(PFedMe(num_local_steps=3, num_inner_steps=4, penalty=0.0), source)
     start = starting_point(source).expand(5, -1)
-    assert torch.equal(upload.params, start)
+    assert (upload.change == 0).all()
     expected = descend(source.task(torch.arange(5), 1), start, 12)
     torch.testing.assert_close(kept.params, expected, rtol=1e-14, atol=0)
 
@@ -150,7 +170,7 @@ def test_perfedavg_is_not_fedavg_nor_two_of_its_steps():
     upload, _ = one_round(PerFedAvg(num_local_steps=3), source)
     for steps in (3, 6):
         plain = descend(source.task(clients, 1), start, steps)
-        assert (distance(upload.params, plain) > 1e-4).all()
+        assert (distance(sent_models(start, upload), plain) > 1e-4).all()
 
 
 def test_perfedavg_restores_w_after_the_inner_step():
@@ -160,7 +180,7 @@ def test_perfedavg_restores_w_after_the_inner_step():
     share = source.learning_rate / source.intra_variance.unsqueeze(-1)
     gap = starting_point(source) - source.local_estimate
     expected = source.local_estimate + gap * (1 - share * (1 - share))
-    torch.testing.assert_close(upload.params, expected, rtol=1e-14, atol=0)
+    torch.testing.assert_close(sent_models(starting_point(source), upload), expected, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("form", ["paper", "exact"])
@@ -283,11 +303,12 @@ def global_models(method, source, rounds=8, participation=0.5):
 @pytest.mark.parametrize("participation", [1.0, 0.5, 0.15])
 @pytest.mark.parametrize("variances", ["estimated", "known"])
 def test_self_fl_without_its_components_is_fedavg(variances, participation):
-    """D13, bit for bit."""
+    """D13, but for the order in which models are added."""
     source = federation(7, rates_differ=True, resample=True)
     bare = SelfFL(variances=variances, initial_steps=6, smoothing=1, **OFF)
     plain = FedAvg(num_local_steps=6)
-    assert torch.equal(*(global_models(method, source, participation=participation) for method in (bare, plain)))
+    found = (global_models(method, source, participation=participation) for method in (bare, plain))
+    torch.testing.assert_close(*found, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("component", OFF)
@@ -409,9 +430,9 @@ def test_where_coordinates_do_not_mix_the_body_is_fedavgs_and_the_head_is_local(
 @pytest.mark.parametrize("name", ["fedper", "fedrep"])
 def test_nothing_of_a_head_leaves_its_client(name):
     source, sent = federation(6), []
-    run(algorithm(name, num_local_steps=4), source, 4, on_round=lambda report: sent.append(report.upload.params))
-    for params in sent:
-        assert torch.equal(params[:, -1], starting_point(source)[-1].expand(6))
+    run(algorithm(name, num_local_steps=4), source, 4, on_round=lambda report: sent.append(report.upload.change))
+    for change in sent:
+        assert change[-1] == 0
 
 
 def test_the_head_is_the_last_layer_or_those_named():

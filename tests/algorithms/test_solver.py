@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from selffl.algorithms import LocalTask
-from selffl.algorithms.solver import descend, descend_to_convergence, per_row, rate_of, windows
+from selffl.algorithms.solver import descend, descend_to_convergence, per_slot, rate_of, windows
 
 SEED = 3
 PARAMS = 4
@@ -101,8 +101,8 @@ def test_the_rate_of_some_rows():
     assert rate_of(task, torch.tensor([2, 0])).tolist() == rates[[2, 0]].unsqueeze(-1).tolist()
     assert rate_of(task, torch.tensor([2, 0]), 0.7) == 0.7
     assert rate_of(RecordingTask((3,), learning_rate=0.4), torch.tensor([1])) == 0.4
-    assert per_row(0.4, task) == 0.4
-    assert per_row(torch.tensor(0.5), task).tolist() == [[0.5]] * 3
+    assert per_slot(0.4, task) == 0.4
+    assert per_slot(torch.tensor(0.5), task).tolist() == [[0.5]] * 3
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

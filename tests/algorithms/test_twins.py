@@ -114,6 +114,13 @@ BASELINES = [
     ),
     ("fedavg-equal", {"num_local_steps": 4}, twins.run_fedavg, {"num_local_steps": 4, "weighting": "equal"}),
     ("local", {"num_local_steps": 3}, twins.run_local, {"num_local_steps": 3}),
+    ("scaffold", {"num_local_steps": 4}, twins.run_scaffold, {"num_local_steps": 4}),
+    (
+        "scaffold",
+        {"num_local_steps": 3, "global_learning_rate": 0.6},
+        twins.run_scaffold,
+        {"num_local_steps": 3, "global_rate": 0.6},
+    ),
     ("ditto", {"num_local_steps": 4}, twins.run_ditto, {"num_local_steps": 4, "penalty": 1.0}),
     (
         "ditto-equal",
@@ -292,8 +299,10 @@ def test_self_fl_auto_equals_its_twin(with_rows, num_local_steps, setting):
     server = state.server
     assert server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9, abs=0)
     assert server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-9, abs=0)
-    reported = [math.nan if value is None else value for value in expected["reported"]]
-    assert server.intra_variance.tolist() == pytest.approx(reported, rel=1e-9, abs=0, nan_ok=True)
+    rows = torch.tensor([2.0, 50.0], dtype=torch.float64)
+    found = algorithm(name).intra_variance(server, torch.tensor([0, 0]), {"num_examples": rows})
+    of_one_row = expected["inter_variance"] * expected["prior_rows"]
+    assert found.tolist() == pytest.approx([of_one_row / 2, of_one_row / 50], rel=1e-8, abs=0)
 
 
 AUGMENTED = {

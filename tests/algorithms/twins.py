@@ -107,6 +107,32 @@ def run_fedprox(problem, *, num_local_steps, penalty, weighting="examples"):
     return outcome(model, [model] * len(problem["examples"]), history, steps, gradients)
 
 
+def run_scaffold(problem, *, num_local_steps, global_rate=1.0):
+    """Algorithm 1 of SCAFFOLD, option II: control variates c and c_i, which begin at zero."""
+    model, size = problem["start"], len(problem["examples"])
+    control, own_controls = [0.0] * len(model), [[0.0] * len(model) for _ in range(size)]
+    history, steps, gradients = [], [], []
+    for t, cohort in enumerate(problem["cohorts"]):
+        moves, turns = [], []
+        for m in cohort:
+            gradient, rate, own = problem["gradient"](t, m), problem["rates"][m], model
+            for draw in range(num_local_steps):
+                slope = zip(own, gradient(own, draw), own_controls[m], control, strict=True)
+                own = [y - rate * (g - mine + all_) for y, g, mine, all_ in slope]
+            told = zip(own_controls[m], control, model, own, strict=True)
+            new = [mine - all_ + (x - y) / (num_local_steps * rate) for mine, all_, x, y in told]
+            moves.append([y - x for y, x in zip(own, model, strict=True)])
+            turns.append([after - before for after, before in zip(new, own_controls[m], strict=True)])
+            own_controls[m] = new
+        step = mean_model(moves, [1.0] * len(cohort))
+        model = [x + global_rate * d for x, d in zip(model, step, strict=True)]
+        control = [c + math.fsum(d) / size for c, d in zip(control, zip(*turns, strict=True), strict=True)]
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps] * len(cohort))
+    return outcome(model, [model] * size, history, steps, gradients)
+
+
 def run_local(problem, *, num_local_steps):
     """Every client by itself, from the model it first received. The global model stays as it was sent."""
     model, memory, history, steps, gradients = problem["start"], {}, [], [], []
@@ -437,8 +463,8 @@ def run_self_fl(
                 if adaptive_start:
                     begin = initial_model(model, own, own_weight, others_weight)
                 if adaptive_steps:
-                    per_row = rate / (problem["batch_size"] or 1)
-                    num_steps = steps_of(intra_variance, inter_variance, others_weight, per_row, form, max_local_steps)
+                    per_slot = rate / (problem["batch_size"] or 1)
+                    num_steps = steps_of(intra_variance, inter_variance, others_weight, per_slot, form, max_local_steps)
             trained = descend(begin, gradient, rate, num_steps)
             personal[m] = trained
             extra = 0
@@ -492,8 +518,8 @@ def run_self_fl_sums(
                 intra_variance = spread(recorded[m], "mean")
                 others_weight = (number - 1) / average
                 begin = initial_model(model, recorded[m][-1], 1.0 / (inter_variance + intra_variance), others_weight)
-                per_row = rate / (problem["batch_size"] or 1)
-                num_steps = steps_of(intra_variance, inter_variance, others_weight, per_row, form, max_local_steps)
+                per_slot = rate / (problem["batch_size"] or 1)
+                num_steps = steps_of(intra_variance, inter_variance, others_weight, per_slot, form, max_local_steps)
                 weight = min(average / (inter_variance + intra_variance), max_weight)
             trained = descend(begin, gradient, rate, num_steps)
             personal[m] = trained
@@ -552,7 +578,7 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
     """D17. A client keeps θ_m and the θ it was made with: θ_m moves by 1 − k_m of the way from there to the new θ."""
     shared = prior = problem["start"]  # w, θ
     precision, prior_rows, memory = first, None, {}
-    history, steps, gradients, reported = [], [], [], {}
+    history, steps, gradients = [], [], []
     # Rows of each class; and of each class where its score's bias lies, and which way it acts.
     classes, bias = problem.get("classes"), problem.get("bias", [])
     frequencies, alike = [1.0 / len(bias)] * len(bias) if bias else [], 0.0
@@ -618,11 +644,10 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
         if back:
             precision = 1.0 / moved(1.0 / precision, math.fsum(distances) / math.fsum(back), learning)
         counts = [problem["examples"][m] for m in cohort]
+        # A client weighs itself, by the n_0 that it was sent.
+        weights = [count if prior_rows is None else count / (count + prior_rows) for count in counts]
         share = min(math.fsum(parameters) / len(cohort) / len(prior), 1.0 - 1e-6)
         prior_rows = moved(prior_rows, math.fsum(counts) / len(cohort) * (1.0 / share - 1.0), learning)
-        for m, count in zip(cohort, counts, strict=True):
-            reported[m] = prior_rows / count / precision
-        weights = [count / (count + prior_rows) for count in counts]
         shared = mean_model(trained, weights)
         if bias:
             seen = mean_model([[n / math.fsum(classes[m]) for n in classes[m]] for m in cohort], weights)
@@ -642,5 +667,4 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
         "prior_rows": prior_rows,
         "frequencies": frequencies,
         "skew": skew(),
-        "reported": [reported.get(m) for m in range(num_clients)],
     }

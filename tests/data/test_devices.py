@@ -6,7 +6,7 @@ import torch
 
 from selffl.data import devices
 from selffl.data.audio import Clips
-from selffl.data.devices import DEVICES, SAMPLES, Takes
+from selffl.data.devices import DEVICES, ROW_SAMPLES, Takes
 
 every_device = pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES.keys())
 
@@ -48,8 +48,8 @@ def test_a_clip_is_as_loud_as_its_loudest_half_second():
 def test_a_clip_lies_at_its_place_at_its_level(place):
     clips = clips_of(sine(16_000))
     sound, beds = devices.mixture(clips, devices.loudness(clips), takes(1, place=place, level=-31.0))
-    assert sound.shape == (1, SAMPLES)
-    begin, end = max(place, 0), min(place + 16_000, SAMPLES)
+    assert sound.shape == (1, ROW_SAMPLES)
+    begin, end = max(place, 0), min(place + 16_000, ROW_SAMPLES)
     assert not sound[0, :begin].any()
     assert not sound[0, end:].any()
     inner = sound[0, begin + 160 : end - 160]  # within the fades
@@ -69,7 +69,7 @@ def test_the_mixture_has_its_signal_to_noise_ratio(snr, length):
     signal, noise = (sound[:, 160:-160] ** 2).mean(1), (beds**2).mean(1)
     assert decibels(signal / noise) == pytest.approx(np.full(3, snr), abs=0.05)
     raw = np.roll(clips.samples[24_000:], -5000)
-    again = np.concatenate([raw, raw])[:SAMPLES]
+    again = np.concatenate([raw, raw])[:ROW_SAMPLES]
     assert np.corrcoef(beds[0], again)[0, 1] == pytest.approx(1)
 
 
@@ -94,8 +94,8 @@ def test_rooms_die_away_as_stated(device):
 @every_device
 def test_the_response_is_the_table(device):
     gain = 20 * np.log10(devices.response(device))
-    frequency = np.fft.rfftfreq(devices.SIZE, 1 / 16_000)
-    for centre, expected in zip(devices.CENTRES, device.response, strict=True):
+    frequency = np.fft.rfftfreq(devices.FOURIER_SAMPLES, 1 / 16_000)
+    for centre, expected in zip(devices.OCTAVES_HZ, device.response, strict=True):
         assert gain[np.abs(frequency - centre).argmin()] == pytest.approx(expected, abs=0.3)
     between = np.abs(frequency - np.sqrt(1000 * 2000)).argmin()
     assert gain[between] == pytest.approx((device.response[4] + device.response[5]) / 2, abs=0.01)
@@ -105,23 +105,23 @@ def test_the_response_is_the_table(device):
 def test_the_filter_is_a_convolution(device):
     """Without noise, what is heard is the sound, the room and the response one after the other."""
     quiet = devices.Device(**(vars(device) | {"noise": -400.0, "hum": 0.0}))
-    sound = np.zeros((1, SAMPLES))
+    sound = np.zeros((1, ROW_SAMPLES))
     sound[0, 5000:9000] = sine(4000, 1000, 0.05)
     found = devices.heard(sound, quiet, takes(1, room=3), np.random.default_rng(0)).numpy()[0]
-    echoed = np.convolve(sound[0], devices.rooms(device)[3])[: devices.SIZE]
-    echoed = np.concatenate([echoed, np.zeros(devices.SIZE - len(echoed))])
-    expected = np.fft.irfft(np.fft.rfft(echoed) * devices.response(device), devices.SIZE)[:SAMPLES]
+    echoed = np.convolve(sound[0], devices.rooms(device)[3])[: devices.FOURIER_SAMPLES]
+    echoed = np.concatenate([echoed, np.zeros(devices.FOURIER_SAMPLES - len(echoed))])
+    expected = np.fft.irfft(np.fft.rfft(echoed) * devices.response(device), devices.FOURIER_SAMPLES)[:ROW_SAMPLES]
     np.testing.assert_allclose(found, expected * 10 ** (device.gain / 20), atol=1e-9)
 
 
 @every_device
 def test_the_noise_floor_is_as_stated(device):
-    silence = np.zeros((20, SAMPLES))
+    silence = np.zeros((20, ROW_SAMPLES))
     rng = np.random.default_rng(0)
     heard = devices.heard(silence, device, takes(20), rng).numpy()
     assert decibels((heard**2).mean()) == pytest.approx(device.noise + device.gain, abs=0.7)
     louder = devices.heard(silence, device, takes(20, room_noise=-30.0), rng).numpy()
-    frequency = np.maximum(np.fft.rfftfreq(devices.SIZE, 1 / 16_000), 20)
+    frequency = np.maximum(np.fft.rfftfreq(devices.FOURIER_SAMPLES, 1 / 16_000), 20)
     room = 1e-3 * np.average(devices.response(device) ** 2, weights=1 / frequency)
     expected = decibels(room + 10 ** (device.noise / 10)) + device.gain
     assert decibels((louder**2).mean()) == pytest.approx(expected, abs=0.7)
@@ -129,7 +129,7 @@ def test_the_noise_floor_is_as_stated(device):
 
 def test_what_is_too_loud_is_clipped():
     heard = devices.heard(
-        np.ones((1, SAMPLES)) * sine(SAMPLES, 1000, 3.0), DEVICES["D"], takes(1), np.random.default_rng(0)
+        np.ones((1, ROW_SAMPLES)) * sine(ROW_SAMPLES, 1000, 3.0), DEVICES["D"], takes(1), np.random.default_rng(0)
     )
     assert float(heard.abs().max()) == 1
 
@@ -141,6 +141,6 @@ def test_batches_change_nothing(monkeypatch):
     loud = devices.loudness(clips)
     whole = devices.render(clips, loud, some, DEVICES["E"], np.random.default_rng(5))
     assert whole.shape == (7, 40, 76)
-    monkeypatch.setattr(devices, "BATCH", 3)
+    monkeypatch.setattr(devices, "BATCH_ROWS", 3)
     assert torch.equal(devices.render(clips, loud, some, DEVICES["E"], np.random.default_rng(5)), whole)
     assert not torch.equal(devices.render(clips, loud, some, DEVICES["E"], np.random.default_rng(6)), whole)

@@ -75,7 +75,7 @@ def test_all_formats_give_the_upright_letters_a_to_j(place, kind):
 
 def test_at_most_so_many_of_a_letter_are_taken_training_part_first(place, monkeypatch):
     write_mat(place / "emnist")
-    monkeypatch.setattr(module, "MOST", 150)
+    monkeypatch.setattr(module, "MAX_IMAGES_PER_LETTER", 150)
     images, classes = module.images_and_labels()
     assert np.bincount(classes).tolist() == [150] * 10
     assert (images[:, 5, 2] == 1).sum() == 200

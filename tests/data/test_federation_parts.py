@@ -217,7 +217,9 @@ def test_a_torch_data_set_is_its_rows():
     expected = Federation.from_arrays(x, y, client, 0.3, 2, validation_fraction=0.2, stratify=True)
     fast = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     for dataset in (fast, Pairs(x, y), Pairs(torch.from_numpy(x), y), torch.utils.data.Subset(fast, range(16))):
-        found = Federation.from_dataset(dataset, client, 0.3, 2, validation_fraction=0.2, stratify=True)
+        found = Federation.from_dataset(
+            dataset, client, test_fraction=0.3, seed=2, validation_fraction=0.2, stratify=True
+        )
         assert_same(found, expected)
 
 
@@ -229,7 +231,7 @@ def test_the_fast_path_looks_at_no_item(monkeypatch):
 
 def test_images_and_targets_of_a_torch_data_set_keep_their_shape_and_type():
     x = torch.arange(24, dtype=torch.uint8).view(2, 3, 2, 2)
-    fed = Federation.from_dataset(Pairs(x, [0, 1]), ["a", "a"], 0.5)
+    fed = Federation.from_dataset(Pairs(x, [0, 1]), ["a", "a"], test_fraction=0.5)
     assert fed.train.features.shape == (1, 3, 2, 2)
     assert fed.train.features.dtype == torch.uint8
     targets = TensorDataset(x.float(), x.float(), x)  # three tensors are no pairs
@@ -442,7 +444,7 @@ def test_clusters_can_be_given_later_and_the_source_is_forgotten():
 def test_some_clients_keep_their_rows_in_the_order_asked_for():
     x, y, client = numbered([4, 2, 7, 3])
     fed = Federation.from_arrays(x, y, client, 0.3, validation_fraction=0.2, cluster=client % 2)
-    some = fed.only([3, 0])
+    some = fed.subset([3, 0])
     assert some.clients == [3, 0]
     assert some.cluster.tolist() == [1, 0]
     for mine, theirs in zip(some.parts.values(), fed.parts.values(), strict=True):
@@ -450,13 +452,13 @@ def test_some_clients_keep_their_rows_in_the_order_asked_for():
         assert numbers(mine) == groups[3] + groups[0]
         assert mine.offset.tolist() == [0, len(groups[3]), len(groups[3]) + len(groups[0])]
         assert [y[row] for row in numbers(mine)] == mine.labels.tolist()
-    assert_same(fed.only(fed.clients), fed)
+    assert_same(fed.subset(fed.clients), fed)
 
 
 def test_some_clients_of_a_named_data_set_are_no_longer_that_data_set():
     fed = replace(Federation.from_arrays(*numbered([4, 2])), source={"name": "digits"}, classes=["a", "b", "c"])
-    assert fed.only([1]).source is None
-    assert fed.only([1]).classes == ["a", "b", "c"]
+    assert fed.subset([1]).source is None
+    assert fed.subset([1]).classes == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -465,4 +467,4 @@ def test_some_clients_of_a_named_data_set_are_no_longer_that_data_set():
 def test_clients_that_are_not_there_cannot_be_kept(clients, reason):
     fed = Federation.from_arrays(*numbered([4, 2]))
     with pytest.raises(DataError, match=reason):
-        fed.only(clients)
+        fed.subset(clients)

@@ -11,7 +11,8 @@ import pytest
 
 from selffl.data import fetch as module
 from selffl.data import registry
-from selffl.data.registry import DATA_SETS, Remote
+from selffl.data.dataset import Remote
+from selffl.data.registry import DATA_SETS
 from selffl.errors import ConfigError, DataError
 
 CONTENT = bytes(range(256)) * 4000

@@ -71,7 +71,7 @@ def test_what_is_not_the_table_is_refused_in_one_line(path, text, message):
 
 def test_every_table_is_a_data_set_that_can_be_fetched():
     for name, table in R_TABLES.items():
-        assert DATA_SETS[name].r_table == table
+        assert DATA_SETS[name].write_file == table.export
         assert DATA_SETS[name].clients == table.num_groups
         assert DATA_SETS[name].can_fetch
         assert (DATA_SETS[name].classes == ("no", "yes")) == table.is_binary
@@ -90,7 +90,9 @@ def make_rscript(folder, body, monkeypatch):
 
 
 def use_made_up_table(monkeypatch):
-    monkeypatch.setitem(DATA_SETS, "exam", replace(DATA_SETS["exam"], r_table=TABLE, files=lambda: [TABLE.file]))
+    monkeypatch.setitem(
+        DATA_SETS, "exam", replace(DATA_SETS["exam"], write_file=TABLE.export, files=lambda: [TABLE.file])
+    )
 
 
 def test_r_is_asked_for_the_table_once(tmp_path, path, monkeypatch):

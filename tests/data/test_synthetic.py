@@ -68,11 +68,11 @@ def test_alpha_cancels():
 
 
 def test_the_source_makes_it_again():
-    fed = synthetic(3, 0.2, 0.1, alpha=0.5, beta=0.25, num_clients=7, is_iid=False)
+    fed = synthetic(alpha=0.5, beta=0.25, num_clients=7, test_fraction=0.2, validation_fraction=0.1, seed=3)
     options = dict(fed.source)
     assert options.pop("name") == "synthetic"
     assert synthetic(**options).fingerprint() == fed.fingerprint()
-    assert synthetic(4, 0.2, 0.1, 0.5, 0.25, 7).fingerprint() != fed.fingerprint()
+    assert synthetic(**options | {"seed": 4}).fingerprint() != fed.fingerprint()
 
 
 @pytest.mark.parametrize("option", [{"alpha": -1.0}, {"beta": float("nan")}, {"num_clients": 0}, {"seed": -1}])

@@ -249,7 +249,7 @@ def test_names_are_saved_and_loaded_and_part_of_the_fingerprint(tmp_path):
     )
     assert torch.equal(renamed.train.labels, fed.train.labels)
     assert renamed.fingerprint() != fed.fingerprint()
-    assert fed.pooled().classes == fed.to("cpu", torch.float64).classes == fed.classes
+    assert fed.pool().classes == fed.to("cpu", torch.float64).classes == fed.classes
 
 
 def test_without_names_fingerprints_are_what_they_were():

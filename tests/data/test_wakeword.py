@@ -9,7 +9,7 @@ import torch
 
 from selffl.data import audio, devices, spectrogram, wakeword_rows
 from selffl.data import wakeword as module
-from selffl.data.wakeword_rows import ALARM, NORMAL, PLAYBACK, SNRS, TABLE, TEST, TRAIN
+from selffl.data.wakeword_rows import ALARM, NORMAL, PLAYBACK, SNRS_DB, TABLE, TEST, TRAIN
 from selffl.errors import ConfigError, DataError
 
 SMALL = 1 / 1500
@@ -123,7 +123,7 @@ def test_a_row_is_made_of_what_its_type_and_part_have(part):
         if state == NORMAL:
             assert (takes.bed == -1).all()
             continue
-        low, high = SNRS[state]
+        low, high = SNRS_DB[state]
         assert ((level - takes.bed_level >= low) & (level - takes.bed_level <= high)).all()
         assert (takes.bed != takes.clip).all()
         assert set(dealt.kind[takes.bed]) <= ({"alarm"} if state == ALARM else {"bed", "speech", "computer"})

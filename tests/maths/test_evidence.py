@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selffl.maths.evidence import decided_by, effective_parameters
+from selffl.maths.evidence import effective_parameters, num_determined
 
 SIZES = st.integers(1, 9)
 SEEDS = st.integers(0, 10_000)
@@ -42,7 +42,7 @@ def estimated(rows, num_examples, precision):
 def test_equals_the_dense_trace(seed, num_rows, num_params, power):
     rows, precision = draw(seed, num_rows, num_params), 10.0**power
     # A dense solve at a small precision is the less exact of the two.
-    assert decided_by(rows, number(precision)).item() == pytest.approx(dense(rows, precision), rel=1e-7, abs=1e-9)
+    assert num_determined(rows, number(precision)).item() == pytest.approx(dense(rows, precision), rel=1e-7, abs=1e-9)
 
 
 @quickly
@@ -50,7 +50,7 @@ def test_equals_the_dense_trace(seed, num_rows, num_params, power):
 def test_rows_decide_no_more_than_there_are_rows_or_parameters(seed, num_rows, num_params, precision):
     rows = draw(seed, num_rows, num_params)
     most = min(num_rows, num_params)
-    assert 0.0 < decided_by(rows, number(precision)).item() <= most * (1 + 1e-12)
+    assert 0.0 < num_determined(rows, number(precision)).item() <= most * (1 + 1e-12)
     for num_examples in (num_rows, 3 * num_rows, 1000):
         assert 0.0 < estimated(rows, num_examples, precision) <= min(num_examples, num_params) * (1 + 1e-9)
 
@@ -59,7 +59,7 @@ def test_rows_decide_no_more_than_there_are_rows_or_parameters(seed, num_rows, n
 @given(seed=SEEDS, num_rows=SIZES, num_params=SIZES, precision=PRECISIONS, factor=st.floats(1.01, 100.0))
 def test_the_stronger_the_prior_the_less_is_decided(seed, num_rows, num_params, precision, factor):
     rows = draw(seed, num_rows, num_params)
-    weak, strong = (decided_by(rows, number(c)).item() for c in (precision, factor * precision))
+    weak, strong = (num_determined(rows, number(c)).item() for c in (precision, factor * precision))
     assert strong <= weak
     # γ falls no faster than 1/c.
     assert strong >= weak / factor * (1 - 1e-9)
@@ -71,18 +71,20 @@ def test_the_order_of_rows_and_of_parameters_is_irrelevant(seed, num_rows, num_p
     rows = draw(seed, num_rows, num_params)
     rng = np.random.default_rng(seed)
     mixed = rows[rng.permutation(num_rows)][:, rng.permutation(num_params)]
-    expected = decided_by(rows, number(precision)).item()
-    assert decided_by(mixed, number(precision)).item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    expected = num_determined(rows, number(precision)).item()
+    assert num_determined(mixed, number(precision)).item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
     assert estimated(mixed, num_rows, precision) == pytest.approx(expected, rel=1e-6, abs=1e-12)
     turned = rows @ torch.linalg.qr(draw(seed + 1, num_params, num_params)).Q
-    assert decided_by(turned, number(precision)).item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    assert num_determined(turned, number(precision)).item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 @quickly
 @given(seed=SEEDS, num_rows=SIZES, num_params=SIZES, precision=PRECISIONS)
 def test_all_rows_seen_need_no_extrapolation(seed, num_rows, num_params, precision):
     rows = draw(seed, num_rows, num_params)
-    assert estimated(rows, num_rows, precision) == pytest.approx(decided_by(rows, number(precision)).item(), rel=1e-12)
+    assert estimated(rows, num_rows, precision) == pytest.approx(
+        num_determined(rows, number(precision)).item(), rel=1e-12
+    )
 
 
 @quickly
@@ -90,7 +92,7 @@ def test_all_rows_seen_need_no_extrapolation(seed, num_rows, num_params, precisi
 def test_a_row_that_is_met_twice_counts_once(seed, num_rows, num_params, precision, times):
     """A minibatch larger than the client: n rows looked at, of N < n."""
     rows = draw(seed, num_rows, num_params)
-    expected = decided_by(rows, number(precision)).item()
+    expected = num_determined(rows, number(precision)).item()
     assert estimated(rows.repeat(times, 1), num_rows, precision) == pytest.approx(expected, rel=1e-6)
 
 
@@ -115,7 +117,7 @@ def test_where_every_direction_has_been_seen_the_information_is_extrapolated(see
     """As many rows as parameters: N/n times of each is what N rows hold, if they are like these."""
     rows = draw(seed, num_params + 2, num_params)
     found = estimated(rows, more * len(rows), precision)
-    assert found == pytest.approx(decided_by(rows.repeat(more, 1), number(precision)).item(), rel=1e-6)
+    assert found == pytest.approx(num_determined(rows.repeat(more, 1), number(precision)).item(), rel=1e-6)
 
 
 def test_rows_that_are_all_alike_decide_one_parameter():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from selffl.maths.frequencies import MOST_SKEW, class_shift, class_skew, rows_alike
+from selffl.maths.frequencies import MOST_SKEW, class_shift, class_skew, same_class_rate
 
 counts_of = arrays(np.int64, st.tuples(st.integers(1, 4), st.just(3)), elements=st.integers(0, 6))
 
@@ -35,8 +35,8 @@ def test_nothing_is_shifted_where_clients_do_not_differ_or_have_no_rows(counts):
 
 
 @given(counts_of)
-def test_rows_alike_are_counted_pair_by_pair(counts):
-    found = rows_alike(torch.from_numpy(counts).double())
+def test_pairs_of_one_class_are_counted_pair_by_pair(counts):
+    found = same_class_rate(torch.from_numpy(counts).double())
     for own, share in zip(counts, found.tolist(), strict=True):
         rows = np.repeat(np.arange(3), own)
         pairs = [a == b for a, b in itertools.combinations(rows, 2)]
@@ -49,7 +49,7 @@ def test_the_skew_is_that_of_the_dirichlet_that_frequencies_were_drawn_from(alph
     rng, pi = np.random.default_rng(5), np.array([0.5, 0.3, 0.15, 0.05])
     drawn = rng.dirichlet(alpha * pi, size=40_000)
     counts = torch.from_numpy(rng.multinomial(3, drawn)).double()
-    found = class_skew(rows_alike(counts).mean(), torch.from_numpy(pi))
+    found = class_skew(same_class_rate(counts).mean(), torch.from_numpy(pi))
     assert found.item() == pytest.approx(1.0 / (1.0 + alpha), abs=0.006)
 
 
@@ -59,7 +59,7 @@ def test_no_linear_estimate_of_a_clients_frequencies_is_better():
     own = rng.permuted(np.tile([[0.5, 0.5, 0, 0, 0]], (20_000, 1)), axis=1)
     own[::2] = rng.permuted(np.tile([[1.0, 0, 0, 0, 0]], (10_000, 1)), axis=1)
     counts, pi = rng.multinomial(rows, own), torch.full((num_classes,), 0.2, dtype=torch.float64)
-    rho = class_skew(rows_alike(torch.from_numpy(counts).double()).mean(), pi)
+    rho = class_skew(same_class_rate(torch.from_numpy(counts).double()).mean(), pi)
     estimate = (pi * class_shift(torch.from_numpy(counts).double(), pi, rho.expand(len(counts))).exp()).numpy()
     least = min(((z * counts / rows + (1 - z) * 0.2 - own) ** 2).mean() for z in np.linspace(0, 1, 101))
     assert ((estimate - own) ** 2).mean() == pytest.approx(least, rel=0.002)

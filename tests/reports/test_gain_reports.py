@@ -10,7 +10,7 @@ from scipy.stats import binomtest, spearmanr
 
 import selffl
 from selffl.data import load
-from selffl.reports import data, joining, page, plates, words
+from selffl.reports import client_gains, data, page, paper_figures, sentences
 from selffl.reports.collect import collect
 from selffl.runs.folder import read_config
 
@@ -57,7 +57,7 @@ def test_a_gain_is_over_training_alone_whoever_measured_it(folder, group):
     for seed in SEEDS:
         table = data.clients_of_seed(group, seed)
         for number, method in enumerate(group.methods[:2]):
-            found, base = joining.gains(group, table, number)
+            found, base = client_gains.gains(group, table, number)
             assert base == "training alone"
             expected = table_of(folder, method.label, seed)["gain"]
             by_client = {client: gain for client, gain in zip(table["clients"], found, strict=True) if gain is not None}
@@ -65,7 +65,7 @@ def test_a_gain_is_over_training_alone_whoever_measured_it(folder, group):
 
 
 def test_methods_are_told_by_how_many_lose(folder, group):
-    found = {row.method: row for row in joining.by_joining(group)}
+    found = {row.method: row for row in client_gains.by_joining(group)}
     assert list(found) == ["self-fl-auto", "fedavg"]  # training alone is held against nothing
     for name, row in found.items():
         tables = [table_of(folder, name, seed) for seed in SEEDS]
@@ -81,7 +81,7 @@ def test_methods_are_told_by_how_many_lose(folder, group):
 
 
 def test_beyond_chance_is_by_the_pairs_of_the_runs_own_rows(own):
-    for row in joining.by_joining(own):
+    for row in client_gains.by_joining(own):
         shares = []
         for run in next(method for method in own.methods if method.label == row.method).runs:
             rows = pd.read_csv(run.folder / "clients.csv").dropna(subset=["realised_gain"])
@@ -89,7 +89,7 @@ def test_beyond_chance_is_by_the_pairs_of_the_runs_own_rows(own):
             clear = [binomtest(int(r.num_won), int(r.num_won + r.num_lost)).pvalue < 0.05 for r in down.itertuples()]
             shares.append(100 * sum(clear) / len(rows))
         assert row.beyond.mean == pytest.approx(np.mean(shares))
-    assert joining.by_joining(own)[1].beyond.mean > 0  # fedavg's one model is clearly worse for some
+    assert client_gains.by_joining(own)[1].beyond.mean > 0  # fedavg's one model is clearly worse for some
 
 
 def test_who_loses_most_is_named_with_a_reason(own):
@@ -97,7 +97,7 @@ def test_who_loses_most_is_named_with_a_reason(own):
         for run in method.runs:
             expected = [row for row in selffl.load(run.folder).gains() if (row["realised_gain"] or 0) < 0]
             expected.sort(key=lambda row: row["is_within_chance"])
-            found = joining.losing(own, run.config.seed, number)
+            found = client_gains.losing(own, run.config.seed, number)
             assert found["lose"] == len(expected)
             assert [(one["client"], one["why"]) for one in found["most"]] == [
                 (str(row["client"]), row["why"]) for row in expected[:10]
@@ -109,7 +109,7 @@ def test_who_loses_most_is_named_with_a_reason(own):
 def test_bins_have_equal_counts_their_means_and_standard_errors():
     rng = np.random.default_rng(0)
     predicted, realised = np.exp(rng.normal(size=33)), rng.normal(size=33)
-    found = joining.calibration([*predicted, None, 2.0], [*realised, 1.0, None])
+    found = client_gains.calibration([*predicted, None, 2.0], [*realised, 1.0, None])
     order = np.argsort(predicted)
     assert found["count"] == [5, 6, 5, 6, 5, 6]
     start = 0
@@ -122,20 +122,23 @@ def test_bins_have_equal_counts_their_means_and_standard_errors():
 
 
 def test_clients_of_the_same_prediction_are_in_one_bin():
-    found = joining.calibration([1.0] * 12 + [2.0] * 3 + [3.0] * 5, list(range(20)))
+    found = client_gains.calibration([1.0] * 12 + [2.0] * 3 + [3.0] * 5, list(range(20)))
     assert (found["x"][1], found["count"]) == (3, [15, 5])
-    assert joining.calibration([1.0] * 20, list(range(20)))["count"] == [20]
-    assert joining.calibration([1.0] * 4, [1.0] * 4) is None
+    assert client_gains.calibration([1.0] * 20, list(range(20)))["count"] == [20]
+    assert client_gains.calibration([1.0] * 4, [1.0] * 4) is None
 
 
 def test_the_page_has_the_table_the_picture_and_the_sentence(folder, group):
     text = page.render(collect([folder / ("beside" if len(group.methods) == 3 else "own")]))
     _, row = re.findall(r'<tr><th scope="row"><span class="swatch" data-method="1".*?</tr>', text)
-    assert re.sub(r"<[^>]*>", " ", row).split()[:2] == ["fedavg", f"{joining.by_joining(group)[1].losing.mean:.1f}"]
+    assert re.sub(r"<[^>]*>", " ", row).split()[:2] == [
+        "fedavg",
+        f"{client_gains.by_joining(group)[1].losing.mean:.1f}",
+    ]
     tables = data.tables(group)
     expected = table_of(folder, "self-fl-auto", 1).dropna(subset=["predicted_gain"])
     rho = spearmanr(expected["predicted_gain"], expected["gain"]).statistic
-    said = words.takeaways(group, tables)["predicted"]
+    said = sentences.takeaways(group, tables)["predicted"]
     assert f"rank correlation {'−' if rho < 0 else ''}{abs(rho):.2f} over {len(expected)} clients in seed 1" in said
     assert said in text
     charts = json.loads(re.search(r'id="report-data">(.*?)</script>', text, re.S)[1])["groups"][0]["tables"]
@@ -146,10 +149,10 @@ def test_without_training_alone_nothing_is_said_of_what_was_predicted(folder):
     """A prediction is of the gain over training alone: the global model is no stand-in for that."""
     (found,) = collect([folder / "beside" / "self-fl-auto-1"]).groups
     tables = data.tables(found)
-    assert joining.by_joining(found) == []
+    assert client_gains.by_joining(found) == []
     assert "predicted" not in page._charts(tables)
-    assert words.takeaways(found, tables)["predicted"] == ""
-    assert words.takeaways(found, tables)["gains"].endswith(
+    assert sentences.takeaways(found, tables)["predicted"] == ""
+    assert sentences.takeaways(found, tables)["gains"].endswith(
         "Trained with gain=True, a run is held against training alone."
     )
     text = page.render(collect([folder / "beside" / "self-fl-auto-1"]))
@@ -164,18 +167,18 @@ def test_a_method_that_chooses_no_steps_has_no_picture_of_them(folder):
 
 
 def test_the_call_asks_for_the_gain_again(folder):
-    assert "gain=True" in words.call(read_config(folder / "own" / "fedavg-1"))
-    assert "gain" not in words.call(read_config(folder / "beside" / "fedavg-1"))
+    assert "gain=True" in sentences.call(read_config(folder / "own" / "fedavg-1"))
+    assert "gain" not in sentences.call(read_config(folder / "beside" / "fedavg-1"))
 
 
 def test_all_figures_of_a_method_that_chooses_no_steps(folder, tmp_path):
-    plates.save_plates([folder / "own"], tmp_path, formats=("svg",))
+    paper_figures.save_paper_figures([folder / "own"], tmp_path, formats=("svg",))
     assert {path.name for path in tmp_path.glob("*.svg")} >= {"gains.svg", "variances.svg"}
     assert not (tmp_path / "steps.svg").exists()
 
 
 def test_the_figure_for_a_paper_has_points_means_and_a_line_at_zero(own):
-    (figure,) = [figure for figure in plates.figures_of(own) if figure.name == "gains"]
+    (figure,) = [figure for figure in paper_figures.figures_of(own) if figure.name == "gains"]
     chart = figure.charts[-1]
     assert (chart.title, chart.log_x) == ("Predicted against realised", True)
     assert [series.name for series in chart.series] == ["self-fl-auto", "self-fl-auto, means of bins", "no gain"]

@@ -514,8 +514,8 @@ def test_a_method_keeps_its_colour_and_others_get_different_ones():
     names = ["mine", "self-fl", "yours", "fedavg"]
     series = [Series(name, [1, 2], [1, 2]) for name in names]
     lines = drawn_lines(figures.draw(Figure("f", "", [Chart("", "", "", series)])).axes[0])
-    assert lines["self-fl"].get_color() == figures.METHOD_COLOURS["self-fl"]
-    assert lines["fedavg"].get_color() == figures.METHOD_COLOURS["fedavg"]
+    assert lines["self-fl"].get_color() == "#d55e00"
+    assert lines["fedavg"].get_color() == "#7f7f7f"
     assert lines["mine"].get_color() != lines["yours"].get_color()
 
 

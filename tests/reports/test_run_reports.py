@@ -22,7 +22,7 @@ from selffl import cli
 from selffl.algorithms import Adam
 from selffl.data import load
 from selffl.errors import DataError, DivergedError
-from selffl.reports import course, data, joining, page, scores, words
+from selffl.reports import client_gains, data, over_rounds, page, scores, sentences
 from selffl.reports.collect import Collection, Group, Method, collect, is_run, read_run
 from selffl.reports.record import RECORD, load_studies
 from selffl.runs.folder import read_config
@@ -251,8 +251,8 @@ def test_a_lead_that_only_the_plain_t_test_sees_is_inconclusive(group):
 def test_runs_that_have_not_recorded_their_rows_are_told_so(group):
     found = made_up(group, GAPS, clients=[{"client": "a", "num_train": None, "num_test": None}])
     assert scores.lines(found)[1].p_value == pytest.approx(0.070, abs=0.001)
-    assert "a tenth of them taken to be test rows" in words.tested_by(found)
-    assert "a tenth of them" not in words.tested_by(made_up(group, GAPS))
+    assert "a tenth of them taken to be test rows" in sentences.tested_by(found)
+    assert "a tenth of them" not in sentences.tested_by(made_up(group, GAPS))
 
 
 def test_seeds_of_one_split_are_told_so(group):
@@ -264,8 +264,8 @@ def test_seeds_of_one_split_are_told_so(group):
         )
         for m in found.methods
     ]
-    assert "share one split" in words.tested_by(Group(tuple(same)))
-    assert "share one split" not in words.tested_by(found)
+    assert "share one split" in sentences.tested_by(Group(tuple(same)))
+    assert "share one split" not in sentences.tested_by(found)
 
 
 def test_by_round_has_the_evaluated_rounds_of_the_records(folder, group):
@@ -312,7 +312,7 @@ def test_weights_are_those_of_the_clients_last_round(folder, tables):
 def test_a_gain_is_over_training_alone_on_the_same_seed(folder, group, tables):
     joined = {row["client"]: float(row["accuracy"]) for row in rows_of(folder / "ditto-2" / "clients.csv")}
     alone = {row["client"]: float(row["accuracy"]) for row in rows_of(folder / "local-2" / "clients.csv")}
-    found, base = joining.gains(group, tables["seeds"][1], 1)
+    found, base = client_gains.gains(group, tables["seeds"][1], 1)
     assert base == "training alone"
     for client, gain in zip(tables["seeds"][1]["clients"], found, strict=True):
         assert gain == pytest.approx(100 * (joined[client] - alone[client]), abs=2e-3)
@@ -321,7 +321,7 @@ def test_a_gain_is_over_training_alone_on_the_same_seed(folder, group, tables):
 def test_without_training_alone_a_gain_is_over_the_global_model(folder):
     (found,) = collect([folder / "ditto-1"]).groups
     table = data.clients_of_seed(found, 1)
-    gains, base = joining.gains(found, table, 0)
+    gains, base = client_gains.gains(found, table, 0)
     assert base == "the global model"
     rows = {row["client"]: row for row in rows_of(folder / "ditto-1" / "clients.csv")}
     for client, gain in zip(table["clients"], gains, strict=True):
@@ -337,13 +337,13 @@ def test_of_an_error_less_is_a_gain(tmp_path):
     run = selffl.train(model, rows, "self-fl", rounds=3, loss=nn.functional.mse_loss, out=tmp_path / "values")
     (found,) = collect([tmp_path / "values"]).groups
     table = data.clients_of_seed(found, 0)
-    gains, _ = joining.gains(found, table, 0)
+    gains, _ = client_gains.gains(found, table, 0)
     expected = {str(row["client"]): row["global_error"] - row["error"] for row in run.clients}
     assert gains == [pytest.approx(expected[client], rel=1e-3, abs=1e-4) for client in table["clients"]]
     assert table["classes"] is None
     text = page.render(collect([tmp_path / "values"]))
     assert f"reaches error {run.summary['weighted_error']:.4g} on" in text
-    assert " %" not in words.headline(found)
+    assert " %" not in sentences.headline(found)
 
 
 def test_the_partition_holds_every_training_row(folder, tables):
@@ -364,19 +364,19 @@ def test_the_partition_holds_every_training_row(folder, tables):
 
 def test_rank_correlation_against_ranks_by_hand():
     one, other = [1.0, 2.0, None, 4.0, 8.0], [3.0, 1.0, 7.0, 2.0, 9.0]
-    rho, p, count = joining.rank_correlation(one, other)
+    rho, p, count = client_gains.rank_correlation(one, other)
     # Ranks 1 2 3 4 against 3 1 2 4: 1 − 6 Σd² / (n (n² − 1)) = 1 − 6 · 6 / 60.
     assert (rho, count) == (pytest.approx(0.4), 4)
     assert 0 < p < 1
-    assert joining.rank_correlation([1.0, 2.0, 3.0], [5.0, 5.0, 5.0]) is None
-    assert joining.rank_correlation([1.0, 2.0], [5.0, 6.0]) is None
+    assert client_gains.rank_correlation([1.0, 2.0, 3.0], [5.0, 5.0, 5.0]) is None
+    assert client_gains.rank_correlation([1.0, 2.0], [5.0, 6.0]) is None
 
 
 # ----------------------------------------------------------------------------------------------------------- inside
 
 
 def test_variances_steps_and_weights_by_round(folder, group):
-    found = course.inside(group, 0)
+    found = over_rounds.inside(group, 0)
     runs = [rows_of(folder / f"self-fl-{seed}" / "history.csv") for seed in SEEDS]
     taken = [row for seed in SEEDS for row in rows_of(folder / f"self-fl-{seed}" / "participation.csv")]
     assert found["rounds"] == [1, 2, 3, 4, 5, 6]
@@ -392,7 +392,7 @@ def test_variances_steps_and_weights_by_round(folder, group):
     assert sum(found["counts"]) == len(wanted)
     assert found["counts"][0] == sum(value < 2 for value in wanted)
     assert found["counts"][-1] == sum(value >= 640 for value in wanted)
-    assert course.inside(group, 1) is None  # DITTO knows no variances
+    assert over_rounds.inside(group, 1) is None  # DITTO knows no variances
 
 
 def test_a_path_is_a_clients_rounds(folder, tables):
@@ -407,8 +407,8 @@ def test_a_path_is_a_clients_rounds(folder, tables):
 def test_what_does_not_fit_is_left_out_evenly_and_said(group, monkeypatch):
     monkeypatch.setattr(data, "MOST_CLIENTS", 10)
     monkeypatch.setattr(data, "MOST_ROWS", 80)
-    monkeypatch.setattr(course, "MOST_POINTS", 10)
-    monkeypatch.setattr(course, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(over_rounds, "MOST_POINTS", 10)
+    monkeypatch.setattr(over_rounds, "MOST_ROUNDS", 3)
     tables = data.tables(group)
     assert [table["seed"] for table in tables["seeds"]] == [1, 2]
     table = tables["seeds"][0]
@@ -418,18 +418,18 @@ def test_what_does_not_fit_is_left_out_evenly_and_said(group, monkeypatch):
     assert everyone == table["train"]
     assert len(tables["paths"][0]["round"]) <= 20
     assert tables["inside"][0]["rounds"] == [1, 4, 6] or len(tables["inside"][0]["rounds"]) == 3
-    assert "10 are shown, evenly chosen by size." in words.takeaways(group, tables)["clients"]
+    assert "10 are shown, evenly chosen by size." in sentences.takeaways(group, tables)["clients"]
     assert "This page holds those of 2 seeds (1, 2) of 3." in page._seeds(tables)
     every = tables["paths"][0]["every"]
     assert every > 1
-    said = words.takeaways(group, tables)["inside"]
+    said = sentences.takeaways(group, tables)["inside"]
     assert f"the curves have 3 of 6 rounds; of each client one in {every} of the rounds it took part in" in said
     absent = {(seed, 0) for seed in (1, 2)} - {(path["seed"], path["method"]) for path in tables["paths"]}
     assert ("rounds of single clients are left out for self-fl, seed 2" in said) == bool(absent)
 
 
 def test_a_page_that_holds_everything_says_nothing_of_room(group, tables):
-    assert "To keep the page small" not in words.takeaways(group, tables)["inside"]
+    assert "To keep the page small" not in sentences.takeaways(group, tables)["inside"]
 
 
 def test_who_wants_infinitely_many_steps_is_in_the_last_bin(folder, tmp_path):
@@ -443,9 +443,9 @@ def test_who_wants_infinitely_many_steps_is_in_the_last_bin(folder, tmp_path):
         writer.writeheader()
         writer.writerows(rows)
     (found,) = collect([tmp_path / "run"]).groups
-    assert course.inside(found, 0)["counts"] == [0] * (len(course.STEP_BINS) - 1) + [len(rows)]
+    assert over_rounds.inside(found, 0)["counts"] == [0] * (len(over_rounds.STEP_BINS) - 1) + [len(rows)]
     expected = f"100 % of the {len(rows)} client-rounds it has chosen steps for want ℓ_max = 40 or more"
-    assert expected in words.takeaways(found, data.tables(found))["inside"]
+    assert expected in sentences.takeaways(found, data.tables(found))["inside"]
     page.render(collect([tmp_path / "run"]))
 
 
@@ -463,10 +463,10 @@ def test_rounding(value, expected):
 
 
 def test_the_headline_says_what_the_tests_say(group):
-    text = words.headline(group)
+    text = sentences.headline(group)
     score = scores.lines(group)[0].scores["weighted"].mean
     assert text.startswith(f"self-fl reaches {score:.1f} % accuracy on digits: ")
-    assert words.tested_by(group) == (
+    assert sentences.tested_by(group) == (
         "Paired over 3 seeds; corrected resampled t test (Nadeau and Bengio 2003), Holm over 3 comparisons, 5 % level."
     )
     assert text.count(".") == text.count(f"{score:.1f}") + 1  # one sentence
@@ -478,17 +478,17 @@ def test_the_headline_says_what_the_tests_say(group):
 
 def test_one_seed_is_not_tested(folder):
     (found,) = collect([folder / "self-fl-1", folder / "fedavg-1"]).groups
-    text = words.headline(found)
+    text = sentences.headline(found)
     first, second = (line.scores["weighted"].mean for line in scores.lines(found))
     relation = "above" if first > second else "below" if first < second else "level with"
     assert text.endswith(f": {relation} fedavg (one seed: nothing is tested).")
-    assert words.tested_by(found) == ""
+    assert sentences.tested_by(found) == ""
 
 
 def test_a_single_run_is_told_by_itself(folder):
     (found,) = collect([folder / "ditto-2"]).groups
     summary = json.loads((folder / "ditto-2" / "summary.json").read_text())
-    assert words.headline(found) == (
+    assert sentences.headline(found) == (
         f"ditto reaches {100 * summary['weighted_accuracy']:.1f} % accuracy on digits with a model for every client, "
         f"{100 * summary['global_accuracy']:.1f} % with the one they share, "
         f"{100 * summary['worst10_accuracy']:.1f} % for the worst tenth of clients."
@@ -497,9 +497,9 @@ def test_a_single_run_is_told_by_itself(folder):
 
 
 def test_who_gains_is_counted(group, tables):
-    found, _ = joining.gains(group, tables["seeds"][0], 0)
+    found, _ = client_gains.gains(group, tables["seeds"][0], 0)
     up, down = sum(value > 0 for value in found), sum(value < 0 for value in found)
-    text = words.takeaways(group, tables)["gains"]
+    text = sentences.takeaways(group, tables)["gains"]
     assert (
         f"{up} of 40 clients are better off than with training alone, {down} worse off, {40 - up - down} the same"
         in text
@@ -508,7 +508,7 @@ def test_who_gains_is_counted(group, tables):
 
 def test_the_call_trains_the_same_run_again(folder):
     for name in ("self-fl-2", "ditto-1"):
-        text = words.call(read_config(folder / name))
+        text = sentences.call(read_config(folder / name))
         scope = {}
         before, called = text.split("selffl.train(")
         exec(f"{before}\nrun = selffl.train({called}", scope)
@@ -550,7 +550,7 @@ def line():
 )  # fmt: skip
 def test_the_call_has_whatever_is_not_usual_and_names_what_the_reader_has_to_bring(given, tmp_path):
     run = selffl.train(line(), sites(), "fedavg", rounds=2, participation=0.5, out=tmp_path / "run", **given)
-    text = words.call(read_config(tmp_path / "run"))
+    text = sentences.call(read_config(tmp_path / "run"))
     first, rest = text.split("\n", 1)
     own = ["model", "federation"]
     own += ["loss"] if given["loss"] is squares else []
@@ -575,11 +575,11 @@ def test_a_run_that_diverged_in_its_first_round_is_not_left_out(tmp_path):
     assert rows_of(tmp_path / "fedavg" / "history.csv") == []
     (found,) = collect([tmp_path]).groups
     assert [method.label for method in found.methods] == ["self-fl", "fedavg"]
-    assert words.headline(found).endswith("on the user's own rows; fedavg left the finite numbers.")
+    assert sentences.headline(found).endswith("on the user's own rows; fedavg diverged (NaN or infinity).")
     assert "diverged" in [cell["text"] for cell in page._table(found)[0][1][1:]]
     page.render(collect([tmp_path]))
     (alone,) = collect([tmp_path / "fedavg"]).groups
-    assert words.headline(alone) == "fedavg left the finite numbers."
+    assert sentences.headline(alone) == "fedavg diverged (NaN or infinity)."
     page.render(collect([tmp_path / "fedavg"]))
 
 
@@ -589,7 +589,7 @@ def test_the_headline_counts_the_pairs_and_not_the_seeds_of_the_first(folder, tm
     path = tmp_path / "ditto-3" / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "diverged"}), encoding="utf-8")
     (found,) = collect([tmp_path]).groups
-    assert words.tested_by(found) == (
+    assert sentences.tested_by(found) == (
         "Paired over 2 seeds; corrected resampled t test (Nadeau and Bengio 2003), 5 % level."
     )
 
@@ -645,7 +645,7 @@ def test_an_id_cannot_end_the_script_that_holds_it(folder, tmp_path):
 
 def test_the_page_says_what_the_records_say(folder, group):
     text = page.render(collect([folder]))
-    assert words.headline(group) in text
+    assert sentences.headline(group) in text
     for line in scores.lines(group):
         score = line.scores["weighted"]
         assert f"{score.mean:.1f} ± {score.error:.1f}" in text

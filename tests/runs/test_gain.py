@@ -15,7 +15,6 @@ from torch import nn
 
 import selffl
 from selffl.algorithms import FedAvg
-from selffl.algorithms.averaging import upload_model
 from selffl.data import load
 from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.runs import loop
@@ -212,7 +211,7 @@ class Idle(FedAvg):
     name = "idle"
 
     def client_round(self, broadcast, memory, task):
-        return upload_model(broadcast.params, task), memory
+        return self.upload(broadcast.params, broadcast.params, task), memory
 
 
 def test_whose_training_alone_leaves_the_finite_numbers_has_no_number_and_the_others_have():
@@ -343,15 +342,19 @@ def test_self_fl_auto_leaves_weights_and_variances(fed):
     server = run._state.server
     size = dict(zip(fed.clients, fed.train.num_examples.tolist(), strict=True))
     rows = [row for row in run.participation if row["round"] == 8]
-    own = [size[row["client"]] / (size[row["client"]] + float(server.prior_rows)) for row in rows]
+    before = selffl.train(
+        "softmax", fed, "self-fl-auto", **SETTINGS | {"rounds": 7}
+    )._state.server  # n_0 as it was sent
+    own = [size[row["client"]] / (size[row["client"]] + float(before.prior_rows)) for row in rows]
     assert [row["weight"] for row in rows] == pytest.approx([each / sum(own) for each in own], rel=1e-5)
     assert all(0 < row["effective_params"] <= 650 for row in run.participation)
     assert {row["num_local_steps"] for row in run.participation} == {None}
-    for place, row in enumerate(run.clients):
-        variance = float(server.intra_variance[place])
-        assert row["intra_variance"] == (variance if row["rounds"] else None)
-        if row["rounds"]:
-            assert row["predicted_gain"] == pytest.approx(1 + variance / float(server.inter_variance), rel=1e-5)
+    for row in run.clients:
+        gain = 1 + float(server.prior_rows) / size[row["client"]]
+        assert row["predicted_gain"] == (pytest.approx(gain, rel=1e-5) if row["rounds"] else None)
+    for row in rows:
+        variance = float(server.inter_variance * server.prior_rows) / size[row["client"]]
+        assert row["intra_variance"] == pytest.approx(variance, rel=1e-5)
     last = [row["intra_variance"] for row in rows]
     assert run.history[-1]["intra_variance"] == pytest.approx(statistics.mean(last))
 

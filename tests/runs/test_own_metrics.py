@@ -12,8 +12,8 @@ from sklearn.metrics import f1_score, log_loss, roc_auc_score
 from torch import nn
 
 import selffl
+from selffl.budget import BUDGETS, Budget
 from selffl.errors import CheckpointError, ConfigError
-from selffl.training import evaluation
 from selffl.training.metrics import Metric, own_metrics
 
 SIZES = (40, 12, 60, 3, 1, 25, 80, 30, 16, 21)  # the fifth has no test rows
@@ -78,7 +78,7 @@ def outputs_of(run, view):
 def test_every_number_is_that_of_scikit_learn(method, room, monkeypatch):
     """Also where outputs come in pieces, of which a client has several."""
     if room:
-        monkeypatch.setattr(evaluation, "ROOM", {"cpu": room})
+        monkeypatch.setitem(BUDGETS, "cpu", Budget(evaluated_numbers=room))
     chunk = {"chunk_size": 4 if room else None}  # clients that are evaluated at once
     run = selffl.train(model(), federation(), method, metrics=torchs(), evaluate_train=True, **OPTIONS, **chunk)
     assert run.config.metrics == (*TASK, "f1", "auroc", "logloss", "zeros")

@@ -310,11 +310,11 @@ def test_a_run_on_arrays_has_no_names_of_columns():
 def test_a_new_clients_federation_with_a_preparation_of_its_own_is_refused(classes):
     rows, run = classes
     own = selffl.Federation.from_frame(rows.head(20).drop(columns="score"), "site", "grade")
-    alone = own.only(own.clients[:1])
+    alone = own.subset(own.clients[:1])
     with pytest.raises(DataError, match="preparation of its own"):
         run.welcome(alone)
     like = selffl.Federation.from_frame(rows.head(20), "site", "grade", preparation=run.preparation)
-    assert isinstance(run.welcome(like.only(like.clients[:1])), PreparedModel)
+    assert isinstance(run.welcome(like.subset(like.clients[:1])), PreparedModel)
 
 
 @pytest.mark.parametrize("task", ["values", "counts"])

@@ -12,12 +12,12 @@ from torchmetrics.classification import MulticlassCalibrationError
 import selffl
 from selffl.algorithms import ALGORITHMS
 from selffl.algorithms.self_fl_auto import BALANCE
+from selffl.budget import BUDGETS, Budget
 from selffl.data import load
 from selffl.errors import ConfigError, DataError
 from selffl.maths.confidence import AS_IT_STANDS
 from selffl.runs import confidence
 from selffl.runs.confidence import Confidence
-from selffl.training import tangents
 
 FAST = {"rounds": 4, "participation": 0.34, "learning_rate": 0.1, "evaluate_every": 4}
 
@@ -151,7 +151,7 @@ def test_a_run_that_is_loaded_says_the_same(run, tmp_path):
 
 def test_large_models_go_by_blocks_and_large_clients_by_some_of_their_rows(run, monkeypatch):
     wanted = run.probabilities("c2")
-    monkeypatch.setattr(tangents, "ROOM", 1)
+    monkeypatch.setitem(BUDGETS, "cpu", Budget(gradient_numbers=1))
     found = Confidence(run._training, run._state).logits(2, rows_of(run.federation.test, 2)[0], True).softmax(-1)
     torch.testing.assert_close(found, wanted)
     monkeypatch.setattr(confidence, "MOST_ROWS", 5)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from selffl.algorithms.records import tensors_of
 from selffl.errors import CheckpointError
-from selffl.state.checkpoint import filled, load_tensors, save_tensors
+from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
 
 TENSORS = {
     "params": torch.tensor([[1.5, -0.0], [float("nan"), 1e-42]]),
@@ -139,7 +139,7 @@ class Outer:
 def test_a_record_is_filled_by_name():
     record = Outer(torch.tensor([1.0, 2.0]), Inner(torch.tensor([3])))
     template = Outer(torch.zeros(2), Inner(torch.zeros(1, dtype=torch.int64)), label="template")
-    found = filled(template, tensors_of(record))
+    found = fill_record(template, tensors_of(record))
     assert found.params.tolist() == [1.0, 2.0]
     assert found.inner.count.tolist() == [3]
     assert found.label == "template"
@@ -156,7 +156,7 @@ def test_a_record_is_filled_by_name():
 def test_a_record_of_another_kind_is_refused(tensors, message):
     template = Outer(torch.zeros(2), Inner(torch.zeros(1, dtype=torch.int64)))
     with pytest.raises(CheckpointError, match=message):
-        filled(template, tensors)
+        fill_record(template, tensors)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -12,10 +12,10 @@ from selffl.errors import ConfigError
 from selffl.state.files import (
     STALE_SECONDS,
     append_csv,
-    in_turn,
+    atomic_write,
+    exclusive_lock,
     locked,
     read_csv,
-    replacing,
     write_csv,
     write_json,
 )
@@ -77,7 +77,7 @@ def test_an_interruption_leaves_the_old_file(tmp_path):
     path.write_text("old", encoding="utf-8")
 
     def write_and_stop():
-        with replacing(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_text("new", encoding="utf-8")
             raise KeyboardInterrupt
 
@@ -90,13 +90,13 @@ def test_an_interruption_leaves_the_old_file(tmp_path):
 def test_each_writer_has_a_file_of_its_own(tmp_path):
     """The first to end publishes what it has written, not half of what the other one has."""
     path = tmp_path / "a"
-    with replacing(path) as ours:
+    with atomic_write(path) as ours:
         ours.write_bytes(b"A" * 100)
-        with replacing(path) as theirs, theirs.open("wb") as file:
+        with atomic_write(path) as theirs, theirs.open("wb") as file:
             assert {theirs.parent, ours.parent} == {tmp_path}
             file.write(b"B" * 10)
             file.flush()
-            third = replacing(path)
+            third = atomic_write(path)
             third.__enter__().write_bytes(b"C" * 100)
             third.__exit__(None, None, None)
             assert path.read_bytes() == b"C" * 100
@@ -139,7 +139,7 @@ def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", replaced)
     monkeypatch.setattr(os, "fsync", lambda handle: events.append(os.fstat(handle).st_ino))
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text("new", encoding="utf-8")
     assert events == [path.stat().st_ino, "replaced", tmp_path.stat().st_ino]
     events.clear()
@@ -158,13 +158,13 @@ def test_who_comes_second_waits_for_its_turn(tmp_path):
     events = []
 
     def second():
-        with in_turn(tmp_path / "a"):
+        with exclusive_lock(tmp_path / "a"):
             events.append("second")
 
     thread = threading.Thread(target=second)
-    with in_turn(tmp_path / "a"):
+    with exclusive_lock(tmp_path / "a"):
         thread.start()
-        with in_turn(tmp_path / "b"):  # of another file
+        with exclusive_lock(tmp_path / "b"):  # of another file
             events.append("other")
         thread.join(0.2)
         events.append("first")

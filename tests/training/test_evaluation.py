@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sample_modules import CLASSES, MODULES, features_of, random, seeded
 from torch import nn
 
+from selffl.budget import BUDGETS, Budget
 from selffl.data.federation import Rows
 from selffl.errors import ConfigError, DataError
 from selffl.models import Standardise
@@ -64,7 +65,7 @@ def test_how_many_are_evaluated_at_once_does_not_matter(monkeypatch, name, room)
     model, rows = FlatModel(seeded(MODULES[name][0], dtype=torch.float64)), rows_of(name)
     params = model.params + random(len(SIZES), len(model.params))
     expected = [correct_predictions(model, given, rows).tolist() for given in (params, params[0])]
-    monkeypatch.setattr(evaluation, "ROOM", {"cpu": room})
+    monkeypatch.setitem(BUDGETS, "cpu", Budget(evaluated_numbers=room))
     assert [correct_predictions(model, given, rows).tolist() for given in (params, params[0])] == expected
 
 
@@ -193,7 +194,7 @@ def test_checking_leaves_the_random_state_alone():
 
 
 def test_a_classifier_that_begins_with_huge_outputs_is_warned_of():
-    rows = Rows.of_one(torch.tensor([[42000.0, 1.0], [17000.0, 0.0]]), torch.tensor([0, 1]))
+    rows = Rows.single_client(torch.tensor([[42000.0, 1.0], [17000.0, 0.0]]), torch.tensor([0, 1]))
     with pytest.warns(UserWarning, match=r"outputs of Linear reach .*Standardise"):
         check_rows(FlatModel(seeded(lambda: nn.Linear(2, 2))), nn.functional.cross_entropy, rows)
     scaled = nn.Sequential(Standardise.of(rows.features), seeded(lambda: nn.Linear(2, 2)))

@@ -11,7 +11,7 @@ from selffl.training.evaluation import check_rows
 from selffl.training.flat import FlatModel
 from selffl.training.losses import (
     NAMES,
-    OWN,
+    OWN_LOSSES,
     default_loss,
     is_scale_equivariant,
     logistic_loss,
@@ -88,8 +88,8 @@ def test_the_logistic_loss_is_numpys():
 def test_every_loss_is_found_by_its_name_and_named():
     for name in NAMES:
         assert name_of(loss_named(name)) == name
-    assert set(OWN) <= set(NAMES)
-    assert not set(OWN) & set(dir(F))  # the name says which
+    assert set(OWN_LOSSES) <= set(NAMES)
+    assert not set(OWN_LOSSES) & set(dir(F))  # the name says which
     assert name_of(own_squares) is None
     assert name_of(nn.MSELoss()) is None
     with pytest.raises(AttributeError):

@@ -92,7 +92,7 @@ def test_minibatches_do_not_depend_on_who_else_takes_part(cohort, batch_size):
 def test_minibatches_do_not_depend_on_how_many_are_looked_up_at_once(monkeypatch, ahead, batch_size):
     cohort = [4, 0, 5, 1]
     expected = [drawn(task_of(cohort, batch_size=batch_size), position, range(50)) for position in range(4)]
-    monkeypatch.setattr(model_file, "AHEAD", ahead)
+    monkeypatch.setattr(model_file, "BATCHES_AHEAD", ahead)
     task = task_of(cohort, batch_size=batch_size)
     assert [drawn(task, position, range(50)) for position in range(4)] == expected
 

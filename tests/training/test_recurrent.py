@@ -13,8 +13,16 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import selffl
+from selffl.budget import BUDGETS, Budget
 from selffl.training import recurrent
-from selffl.training.blocks import LSTM_CLIENTS, LSTM_LOOP_FROM, gradient_of, outputs_of, quickest_way, quiet
+from selffl.training.blocks import (
+    LSTM_CLIENTS,
+    LSTM_LOOP_FROM,
+    gradient_of,
+    outputs_of,
+    quickest_way,
+    silence_rnn_warning,
+)
 from selffl.training.flat import FlatModel
 
 INPUTS, HIDDEN, ROWS, STEPS, NUM_CLIENTS = 3, 4, 5, 6, 3
@@ -193,7 +201,7 @@ def test_slopes_of_a_sum_over_the_clients_are_the_same():
 
 @pytest.mark.parametrize("room", [1, 4 * NUM_CLIENTS * ROWS * 4 * HIDDEN, 1 << 22])
 def test_without_slopes_to_come_nothing_is_kept_and_the_outputs_are_the_same(monkeypatch, room):
-    monkeypatch.setattr(recurrent, "ROOM", room)
+    monkeypatch.setitem(BUDGETS, "cpu", Budget(gate_numbers=room))
     layer = layer_of(2)
     arguments = arguments_of(layer, NUM_CLIENTS)
     kept = []
@@ -453,7 +461,7 @@ def test_a_federation_of_tokens_is_trained_the_same_either_way(make):
 
 def test_cudnns_remark_on_scattered_weights_is_not_passed_on():
     remark = "RNN module weights are not part of single contiguous chunk of memory. This means ..."
-    with quiet():
+    with silence_rnn_warning():
         warnings.warn(remark, UserWarning, stacklevel=1)
-    with pytest.warns(UserWarning, match="something else"), quiet():
+    with pytest.warns(UserWarning, match="something else"), silence_rnn_warning():
         warnings.warn("something else", UserWarning, stacklevel=1)

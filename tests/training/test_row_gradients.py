@@ -38,12 +38,12 @@ def row_gradient(module, loss, params, feature, label):
 def test_the_gradient_of_each_row_is_that_of_torch_func(name, way):
     module, model, params, features, labels = cohort_of(name)
     found = scores(model, CROSS_ENTROPY, params, features, labels, way=way)
-    assert found.rows.shape == (NUM_CLIENTS, BATCH, params.shape[1])
+    assert found.gradients.shape == (NUM_CLIENTS, BATCH, params.shape[1])
     for client in range(NUM_CLIENTS):
         for row in range(BATCH):
             given = params[client], features[client, row], labels[client, row]
             expected = row_gradient(module, CROSS_ENTROPY, *given)
-            torch.testing.assert_close(found.rows[client, row], expected, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(found.gradients[client, row], expected, rtol=1e-9, atol=1e-11)
     whole = gradient_of(model, CROSS_ENTROPY)(params, features, labels)
     torch.testing.assert_close(found.mean, whole, rtol=1e-9, atol=1e-11)
     assert (found.num_rows, found.num_examples) == (
@@ -56,7 +56,7 @@ def test_the_gradient_of_each_row_is_that_of_torch_func(name, way):
 def test_one_row_is_enough(name):
     module, model, params, features, labels = cohort_of(name)
     found = scores(model, CROSS_ENTROPY, params, features[:, :1], labels[:, :1])
-    torch.testing.assert_close(found.rows[:, 0], found.mean, rtol=0, atol=0)
+    torch.testing.assert_close(found.gradients[:, 0], found.mean, rtol=0, atol=0)
     expected = row_gradient(module, CROSS_ENTROPY, params[2], features[2, 0], labels[2, 0])
     torch.testing.assert_close(found.mean[2], expected, rtol=1e-9, atol=1e-11)
 
@@ -77,8 +77,8 @@ def test_frozen_parameters_have_no_part_in_a_row():
     module[0].requires_grad_(False)
     model = FlatModel(module)
     found = scores(model, CROSS_ENTROPY, model.params.expand(NUM_CLIENTS, -1), features, labels)
-    assert found.rows.shape[-1] == 7 * 5 + 5
-    torch.testing.assert_close(found.rows, everything.rows[..., 12 * 7 + 7 :], rtol=1e-12, atol=1e-14)
+    assert found.gradients.shape[-1] == 7 * 5 + 5
+    torch.testing.assert_close(found.gradients, everything.gradients[..., 12 * 7 + 7 :], rtol=1e-12, atol=1e-14)
 
 
 # ---------------------------------------------------------------------------------------------- classification: surplus
@@ -112,7 +112,7 @@ def test_a_label_without_doubt_has_a_finite_surplus_and_no_information():
     params = torch.tensor([[300.0] * 3 + [-300.0] * 3 + [0.0, 0.0]], dtype=torch.float64)
     found = scores(model, CROSS_ENTROPY, params, features, labels)
     assert found.surplus.isfinite().all()
-    assert (found.rows * found.surplus.sqrt().unsqueeze(-1)).abs().max() == 0.0
+    assert (found.gradients * found.surplus.sqrt().unsqueeze(-1)).abs().max() == 0.0
 
 
 def gauss_newton(module, params, features, curvature):
@@ -152,7 +152,7 @@ def test_for_two_classes_the_expected_information_is_the_gauss_newton_matrix(kin
             return (p * (1 - p)).reshape(1, 1)
 
     for client in range(3):
-        rows = found.rows[client] * found.surplus[client].sqrt().unsqueeze(-1)
+        rows = found.gradients[client] * found.surplus[client].sqrt().unsqueeze(-1)
         expected = gauss_newton(module, params[client], features[client], curvature)
         torch.testing.assert_close(rows.T @ rows, expected, rtol=1e-9, atol=1e-12)
 
@@ -190,7 +190,7 @@ def test_the_information_of_many_rows_of_a_regression_is_its_hessian():
     labels = (x @ truth[0]).view(1, 4000, 1) + 0.3 * random(1, 4000, 1, seed=1)
     found = scores(FlatModel(module), MSE, truth, features, labels)
     assert found.temperature.item() == pytest.approx(2 * 0.3**2, rel=0.1)
-    torch.testing.assert_close(found.rows[0].T @ found.rows[0], 2.0 * x.T @ x, rtol=0.1, atol=400)
+    torch.testing.assert_close(found.gradients[0].T @ found.gradients[0], 2.0 * x.T @ x, rtol=0.1, atol=400)
 
 
 def test_residuals_of_nothing_have_a_temperature_above_nothing():
@@ -198,7 +198,7 @@ def test_residuals_of_nothing_have_a_temperature_above_nothing():
     params = torch.zeros(2, 4, dtype=torch.float64)
     found = scores(model, MSE, params, random(2, 5, 3), torch.zeros(2, 5, 1, dtype=torch.float64))
     assert (found.temperature > 0).all()
-    assert (found.rows == 0).all()
+    assert (found.gradients == 0).all()
 
 
 @pytest.mark.parametrize("loss", [nn.functional.l1_loss, nn.functional.huber_loss, nn.L1Loss()])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from selffl.budget import BUDGETS, Budget
 from selffl.errors import ConfigError
 from selffl.training import tangents
 from selffl.training.flat import FlatModel
@@ -55,7 +56,7 @@ def test_products_are_those_of_gradients_by_autograd(kind, gradients, monkeypatc
 
     seen = []
     whole = tangents.Tangents.rows
-    monkeypatch.setattr(tangents, "ROOM", 4 * len(model.params))
+    monkeypatch.setitem(BUDGETS, "cpu", Budget(gradient_numbers=4 * len(model.params)))
     monkeypatch.setattr(tangents.Tangents, "rows", lambda self, x, k: seen.append(len(x)) or whole(self, x, k))
     again = own.products((left, classes[0]), (right, classes[1]))
     assert max(seen) == 2  # rows at a time

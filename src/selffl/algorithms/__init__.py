@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from selffl.algorithms.apfl import APFL
-from selffl.algorithms.contract import Algorithm, LocalTask, Population
+from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.ditto import Ditto
 from selffl.algorithms.fedavg import FedAvg
 from selffl.algorithms.fedper import FedPer
@@ -19,6 +19,8 @@ from selffl.algorithms.local import Local
 from selffl.algorithms.optimisers import OPTIMISERS, SGD, Adam, Momentum, Optimiser
 from selffl.algorithms.perfedavg import PerFedAvg
 from selffl.algorithms.pfedme import PFedMe
+from selffl.algorithms.population import Population
+from selffl.algorithms.scaffold import Scaffold
 from selffl.algorithms.self_fl import SelfFL
 from selffl.algorithms.self_fl_augmented import SelfFLAugmented
 from selffl.algorithms.self_fl_auto import SelfFLAuto
@@ -44,6 +46,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "local": Local,
     "perfedavg": PerFedAvg,
     "pfedme": PFedMe,
+    "scaffold": Scaffold,
 }
 
 DEFAULT_ALGORITHM = SelfFLAuto.name  # where nobody names one
@@ -93,6 +96,7 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "Population",
+    "Scaffold",
     "SelfFL",
     "SelfFLAugmented",
     "SelfFLAuto",

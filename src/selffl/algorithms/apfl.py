@@ -16,12 +16,9 @@ from torch import Tensor
 from selffl.algorithms.averaging import (
     FixedLocalSteps,
     ModelBroadcast,
-    ModelServer,
     ModelUpload,
     PersonalMemory,
     SharedModel,
-    average,
-    upload_model,
 )
 from selffl.algorithms.contract import LocalTask, Personalises
 from selffl.algorithms.options import above, true_or_false
@@ -37,7 +34,7 @@ class MixingMemory:
 
 
 @dataclass(frozen=True)
-class APFL(FixedLocalSteps, SharedModel[MixingMemory, ModelUpload]):
+class APFL(FixedLocalSteps, SharedModel[MixingMemory]):
     """Options of APFL.
 
     Attributes:
@@ -78,12 +75,12 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory, ModelUpload]):
         own = memory.own.model(broadcast.params).reshape_as(shared)  # v
         mixing = memory.mixing.reshape(-1, 1)  # alpha
 
-        def step(draw: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        def step(draw: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             shared, own, mixing = states
-            rate, batch = rate_of(task, rows), task.batch(draw, rows)
+            rate, batch = rate_of(task, slots), task.batch(draw, slots)
             gap = own - shared
-            slope = task.gradient(shared + mixing * gap, batch, rows)
-            shared = shared - rate * task.gradient(shared, batch, rows)
+            slope = task.gradient(shared + mixing * gap, batch, slots)
+            shared = shared - rate * task.gradient(shared, batch, slots)
             own = own - rate * mixing * slope
             if self.adaptive and draw == 0:
                 mixing = (mixing - rate * (gap * slope).sum(-1, keepdim=True)).clamp(0.0, 1.0)
@@ -91,11 +88,7 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory, ModelUpload]):
 
         shared, own, mixing = iterate(task, self.steps(task), step, shared, own, mixing)
         kept = MixingMemory(memory.own.keep(own.reshape(shape)), mixing.reshape(memory.mixing.shape))
-        return upload_model(shared.reshape(shape), task), kept
-
-    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
-        """The plain average of the w."""
-        return ModelServer(average(upload, "equal"))
+        return self.upload(shared.reshape(shape), broadcast.params, task), kept
 
     def personal(self, global_params: Tensor, memory: MixingMemory, task: LocalTask) -> Tensor:
         """The mixture of v with the latest global model."""

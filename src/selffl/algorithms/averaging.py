@@ -1,19 +1,20 @@
-"""What the averaging methods share: a server that holds one model, and a client that holds its own.
+"""What the averaging methods share: a server that holds one model, and clients that send it weighted changes.
 
-Records, how they start and travel, and one weighting rule; each method's rounds are in its own file.
+Records, how they start and travel, and one average; each method's local work is in its own file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask, Memory, Personalises, Population, Upload
+from selffl.algorithms.contract import Algorithm, LocalTask, Memory, Personalises
 from selffl.algorithms.options import at_least, one_of
-from selffl.maths.posterior import weighted_mean
+from selffl.algorithms.population import Population
 
 Weighting = Literal["examples", "equal"]
 
@@ -34,10 +35,13 @@ class ModelBroadcast:
 
 @dataclass(frozen=True)
 class ModelUpload:
-    """A client's model and how many rows stand behind it."""
+    """What a client adds to the average: how it changed the model, times its weight, and its weight.
 
-    params: Tensor  # w_k [..., C, P]
-    num_examples: Tensor  # n_k [..., C]
+    Changes rather than models are summed: the same by algebra, and nothing of a small change is lost beside the model.
+    """
+
+    change: Tensor  # n_k (w_k - w) [..., C, P]
+    weight: Tensor  # n_k [..., C]
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class FixedLocalSteps:
         check_epochs(self.num_local_epochs)
 
     def steps(self, task: LocalTask) -> int | Tensor:
-        """Of every client alike, or ``[..., clients]``."""
+        """One number for every client, or ``[..., clients]``."""
         epochs = self.num_local_epochs
         return self.num_local_steps if epochs is None else epochs * task.steps_per_epoch
 
@@ -104,10 +108,50 @@ def check_weighting(weighting: Weighting) -> None:
     one_of("weighting", weighting, get_args(Weighting))
 
 
-class SharedModel(Algorithm[ModelServer, ModelBroadcast, Memory, Upload]):
-    """A method whose server knows one model and sends it to everybody."""
+def _precise(params: Tensor) -> torch.dtype:
+    """Type of what is added up: float32 or better, since half precision cannot hold a number of rows."""
+    return torch.promote_types(params.dtype, torch.float32)
 
-    row_counts: ClassVar[tuple[str, ...]] = ("num_examples",)
+
+def weighted_change(trained: Tensor, received: Tensor, weight: Tensor) -> Tensor:
+    """A client's change times its weight ``[..., C]``: what it adds to the cohort's sum, ``[..., C, P]``."""
+    return (trained - received).to(_precise(trained)).mul_(weight.unsqueeze(-1))
+
+
+def move(params: Tensor, change: Tensor, weight: Tensor, share: float | Tensor = 1.0) -> Tensor:
+    """The model ``[..., P]`` moved by a share of the cohort's mean change, of its sums ``[..., P]`` and ``[...]``."""
+    return (params + share * (change / weight.unsqueeze(-1))).to(params)
+
+
+Server = TypeVar("Server", bound=ModelServer)
+Broadcast = TypeVar("Broadcast", bound=ModelBroadcast)
+
+
+class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
+    """A method whose server averages the clients' models."""
+
+    def weighting_of_clients(self) -> Weighting:
+        """How clients weigh in the average: all the same, unless the method says otherwise."""
+        return "equal"
+
+    def upload(self, trained: Tensor, received: Tensor, task: LocalTask) -> ModelUpload:
+        """A cohort's changes to the model that it received, weighted."""
+        weight = task.num_examples.expand(task.shape).to(_precise(trained))
+        if self.weighting_of_clients() == "equal":
+            weight = torch.ones_like(weight)
+        return ModelUpload(weighted_change(trained, received, weight), weight)
+
+    def server_round(self, server: Server, clients: Tensor, upload: ModelUpload) -> Server:
+        """The weighted average of the clients' models."""
+        return replace(server, params=move(server.params, upload.change, upload.weight))
+
+    def bounds(self, upload: ModelUpload, max_examples: int) -> Mapping[str, tuple[float, float]]:
+        """A client weighs as one, or as many rows as one may have."""
+        return {"weight": (1.0, 1.0 if self.weighting_of_clients() == "equal" else max_examples)}
+
+
+class SharedModel(AveragedModel[ModelServer, ModelBroadcast, Memory]):
+    """A method whose server knows one model and sends it to everybody."""
 
     def start(self, params: Tensor, population: Population) -> ModelServer:
         """The initial model."""
@@ -118,7 +162,7 @@ class SharedModel(Algorithm[ModelServer, ModelBroadcast, Memory, Upload]):
         return ModelBroadcast(server.params.unsqueeze(-2).expand(*clients.shape, -1))
 
 
-class StatelessClients(SharedModel[NoMemory, ModelUpload]):
+class StatelessClients(SharedModel[NoMemory]):
     """A method with one shared model, whose clients keep nothing between rounds."""
 
     def newcomer(self, params: Tensor) -> NoMemory:
@@ -126,7 +170,7 @@ class StatelessClients(SharedModel[NoMemory, ModelUpload]):
         return NoMemory()
 
 
-class PersonalModelClients(SharedModel[PersonalMemory, ModelUpload]):
+class PersonalModelClients(SharedModel[PersonalMemory]):
     """A method with one shared model, whose clients keep a model of their own that begins at the shared one."""
 
     personalises: ClassVar[Personalises] = "model"
@@ -138,16 +182,3 @@ class PersonalModelClients(SharedModel[PersonalMemory, ModelUpload]):
     def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
         """The client's own model (D10)."""
         return memory.model(global_params.unsqueeze(-2))
-
-
-def average(upload: ModelUpload, weighting: Weighting) -> Tensor:
-    """Mean of the cohort's models, by number of examples or with equal weights."""
-    weight = (
-        upload.num_examples.to(upload.params) if weighting == "examples" else torch.ones_like(upload.params[..., 0])
-    )
-    return weighted_mean(upload.params, weight.unsqueeze(-1))
-
-
-def upload_model(params: Tensor, task: LocalTask) -> ModelUpload:
-    """A cohort's models with their example counts."""
-    return ModelUpload(params, task.num_examples.to(params))

@@ -12,8 +12,9 @@ Shapes: ``params`` is ``[..., P]`` on the server and ``[..., clients, P]`` on th
 ``[..., clients]``.  The dots are independent federations, repeats that run side by side; usually there are none.
 
 What a client keeps between rounds is its *memory*, a dataclass of tensors that the engine stores by client id.  What
-travels is a *broadcast* and an *upload*.  No function alters what it is given, draws a random number or knows a device:
-batches come from the task, which keys them by seed, round and client.
+travels is a *broadcast* and an *upload*.  Uploads add: the server's step takes their sum over the cohort, in float64,
+and nothing of any single client, unless the method says that it needs single clients (``uploads_add``).  No function
+alters what it is given, draws a random number or knows a device: the task keys minibatches by seed, round and client.
 
 What the rest of the library has to know of a method, its class attributes declare: no other file asks for its name.
 """
@@ -22,37 +23,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.layers import ClassBias, Layer
 from selffl.algorithms.optimisers import SGD, Optimiser
+from selffl.algorithms.population import Population
 
 Personalises = Literal["nothing", "layers", "model"]
-
-
-@dataclass(frozen=True)
-class Population:
-    """What is known of a federation and its model before training.
-
-    Attributes:
-        num_clients: M.
-        intra_variance: σₘ² ``[..., M]``, where it is known.
-        inter_variance: σ₀² ``[...]``, where it is known.
-        cluster: Number of each client's cluster ``[M]``, from 0 up, where the federation names clusters.
-        layers: The model's layers, in the order in which their parameters lie; empty where it has none.
-        class_bias: What is added to its scores, where the model ends in such numbers.
-    """
-
-    num_clients: int
-    intra_variance: Tensor | None = None
-    inter_variance: Tensor | None = None
-    cluster: Tensor | None = None
-    layers: tuple[Layer, ...] = ()
-    class_bias: ClassBias | None = None
 
 
 class LocalTask(ABC):
@@ -110,9 +89,9 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     is_federated: ClassVar[bool] = True  # whether clients learn from each other at all
     only_sgd: ClassVar[str | None] = "it does not say, by only_sgd = None, that any steps will do"  # else None
     momentum: ClassVar[float] = 0.0  # of its own local steps
+    uploads_add: ClassVar[bool] = True  # whether the server needs nothing but the sum of a cohort's uploads
     recorded: ClassVar[tuple[str, ...]] = ()  # fields of an upload that a run writes down, client by client
     may_be_unknown: ClassVar[tuple[str, ...]] = ()  # fields of an upload that may be NaN
-    row_counts: ClassVar[tuple[str, ...]] = ()  # fields of an upload that count rows; the first is how many there are
     per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a number per client [..., M]
     newcomer_visits: ClassVar[int | None] = None  # visits that make a new client's model; None: until it stops moving
     information_balance: ClassVar[float | None] = None  # of a row, in the personal posterior; None: there is none
@@ -135,7 +114,10 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
 
     @abstractmethod
     def server_round(self, server: Server, clients: Tensor, upload: Upload) -> Server:
-        """The server's state once the cohort ``clients`` has answered."""
+        """The server's state once the cohort ``clients [..., C]`` has answered.
+
+        ``upload`` is the sum over the cohort: its fields have no client axis, unless uploads do not add.
+        """
 
     @abstractmethod
     def personal(self, global_params: Tensor, memory: Memory, task: Any) -> Tensor:
@@ -156,17 +138,21 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
         """σ₀² ``[...]``, as the server has learned it; None: the method has none."""
         return None
 
-    def intra_variance(self, server: Server) -> Tensor | None:
-        """σₘ² of single clients ``[..., M]``, NaN where unknown; None: the server does not know single clients."""
+    def intra_variance(self, server: Server, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor | None:
+        """σₘ² of ``clients [..., C]``, of whom so much is recorded, NaN where unknown; None: the method has none."""
         return None
 
     def weights(self, server: Server, clients: Tensor, upload: Upload) -> Tensor | None:
-        """What each client of the cohort weighs ``[..., C]``, relative to each other, once it has answered."""
+        """What each client of the cohort weighs ``[..., C]``, where the server weighs them, relative to each other."""
         return None
 
-    def gains(self, server: Server) -> Tensor | None:
+    def gains(self, server: Server, num_examples: Tensor) -> Tensor | None:
         """Factor by which the others shrink each client's variance, ``[..., M]``; NaN where unknown."""
         return None
+
+    def bounds(self, upload: Upload, max_examples: int) -> Mapping[str, tuple[float | Tensor, float | Tensor]]:
+        """Least and most that one client may send in fields of its upload; no number but a model's is below 0."""
+        return {}
 
     def noise_scale(self) -> Mapping[str, float]:
         """Standard deviation of the noise on the sum of each field of the uploads; empty: no noise."""

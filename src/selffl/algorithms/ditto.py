@@ -8,19 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from selffl.algorithms.averaging import (
     FixedLocalSteps,
     ModelBroadcast,
-    ModelServer,
     ModelUpload,
     PersonalMemory,
     PersonalModelClients,
     Weighting,
-    average,
     check_weighting,
-    upload_model,
 )
 from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import above
@@ -60,8 +55,8 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
             penalty=self.penalty,
             anchor=broadcast.params,
         )
-        return upload_model(trained, task), memory.keep(personal)
+        return self.upload(trained, broadcast.params, task), memory.keep(personal)
 
-    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
-        """FedAvg's average of the w_k."""
-        return ModelServer(average(upload, self.weighting))
+    def weighting_of_clients(self) -> Weighting:
+        """As the option says."""
+        return self.weighting

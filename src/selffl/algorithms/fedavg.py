@@ -14,14 +14,11 @@ from torch import Tensor
 from selffl.algorithms.averaging import (
     FixedLocalSteps,
     ModelBroadcast,
-    ModelServer,
     ModelUpload,
     NoMemory,
     StatelessClients,
     Weighting,
-    average,
     check_weighting,
-    upload_model,
 )
 from selffl.algorithms.contract import LocalTask, Personalises
 from selffl.algorithms.solver import descend
@@ -50,11 +47,11 @@ class FedAvg(FixedLocalSteps, StatelessClients):
         self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask
     ) -> tuple[ModelUpload, NoMemory]:
         """L steps from the global model."""
-        return upload_model(descend(task, broadcast.params, self.steps(task)), task), memory
+        return self.upload(descend(task, broadcast.params, self.steps(task)), broadcast.params, task), memory
 
-    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
-        """The average."""
-        return ModelServer(average(upload, self.weighting))
+    def weighting_of_clients(self) -> Weighting:
+        """As the option says."""
+        return self.weighting
 
     def personal(self, global_params: Tensor, memory: NoMemory, task: LocalTask) -> Tensor:
         """The global model, for everybody."""

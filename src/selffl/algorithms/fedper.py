@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
+    AveragedModel,
     FixedLocalSteps,
     ModelBroadcast,
     ModelServer,
     ModelUpload,
     Weighting,
-    average,
     check_weighting,
-    upload_model,
 )
-from selffl.algorithms.contract import Algorithm, LocalTask, Personalises, Population
+from selffl.algorithms.contract import LocalTask, Personalises
 from selffl.algorithms.options import a_string
+from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError, unknown_name
 
@@ -57,7 +57,7 @@ class HeadMemory:
 
 
 @dataclass(frozen=True)
-class FedPer(FixedLocalSteps, Algorithm[HeadServer, HeadBroadcast, HeadMemory, ModelUpload]):
+class FedPer(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, HeadMemory]):
     """Options of FedPer.
 
     Attributes:
@@ -69,7 +69,6 @@ class FedPer(FixedLocalSteps, Algorithm[HeadServer, HeadBroadcast, HeadMemory, M
     name: ClassVar[str] = "fedper"
     personalises: ClassVar[Personalises] = "layers"
     has_global_model: ClassVar[bool] = False  # its head is never trained
-    row_counts: ClassVar[tuple[str, ...]] = ("num_examples",)
     only_sgd: ClassVar[str | None] = None
 
     head: str = ""
@@ -114,15 +113,16 @@ class FedPer(FixedLocalSteps, Algorithm[HeadServer, HeadBroadcast, HeadMemory, M
         """Train from the received body with the client's own head; the body goes back, the head stays."""
         trained = self.trained(memory.model(broadcast.params), broadcast.is_head, task)
         body = torch.where(broadcast.is_head, broadcast.params, trained)
-        return upload_model(body, task), HeadMemory(trained.masked_fill(~broadcast.is_head, 0.0), broadcast.is_head)
+        kept = HeadMemory(trained.masked_fill(~broadcast.is_head, 0.0), broadcast.is_head)
+        return self.upload(body, broadcast.params, task), kept
 
     def trained(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
         """L steps of the whole model."""
         return descend(task, start, self.steps(task))
 
-    def server_round(self, server: HeadServer, clients: Tensor, upload: ModelUpload) -> HeadServer:
-        """FedAvg's average of the bodies; the head stays as it began."""
-        return HeadServer(torch.where(server.is_head, server.params, average(upload, self.weighting)), server.is_head)
+    def weighting_of_clients(self) -> Weighting:
+        """As the option says."""
+        return self.weighting
 
     def personal(self, global_params: Tensor, memory: HeadMemory, task: LocalTask) -> Tensor:
         """The latest global body with the client's own head."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from selffl.algorithms.averaging import ModelBroadcast, ModelUpload, NoMemory, upload_model
+from selffl.algorithms.averaging import ModelBroadcast, ModelUpload, NoMemory
 from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.fedavg import FedAvg
 from selffl.algorithms.options import above
@@ -36,4 +36,4 @@ class FedProx(FedAvg):
     ) -> tuple[ModelUpload, NoMemory]:
         """L steps w_k <- w_k - eta (g(w_k) + mu (w_k - w)) from the global model w."""
         trained = descend(task, broadcast.params, self.steps(task), penalty=self.penalty, anchor=broadcast.params)
-        return upload_model(trained, task), memory
+        return self.upload(trained, broadcast.params, task), memory

@@ -8,16 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from selffl.algorithms.averaging import (
     FixedLocalSteps,
     ModelBroadcast,
-    ModelServer,
     ModelUpload,
     PersonalMemory,
     PersonalModelClients,
-    upload_model,
 )
 from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.solver import descend
@@ -42,11 +38,7 @@ class Local(FixedLocalSteps, PersonalModelClients):
     ) -> tuple[ModelUpload, PersonalMemory]:
         """L steps on from the client's own model."""
         trained = descend(task, memory.model(broadcast.params), self.steps(task))
-        return upload_model(broadcast.params, task), memory.keep(trained)
-
-    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
-        """Nothing is learned from the upload, which carries nothing of the client's model."""
-        return server
+        return self.upload(broadcast.params, broadcast.params, task), memory.keep(trained)  # no change
 
 
 def training_alone(method: Algorithm[Any, Any, Any, Any]) -> Local:

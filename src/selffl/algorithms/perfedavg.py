@@ -14,12 +14,9 @@ from torch import Tensor
 from selffl.algorithms.averaging import (
     FixedLocalSteps,
     ModelBroadcast,
-    ModelServer,
     ModelUpload,
     NoMemory,
     StatelessClients,
-    average,
-    upload_model,
 )
 from selffl.algorithms.contract import LocalTask, Personalises
 from selffl.algorithms.options import above, at_least, one_of
@@ -62,28 +59,24 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
         params = broadcast.params.reshape(-1, broadcast.params.shape[-1])
         batches_per_step = 2 if self.order == "first" else 3
 
-        def step(number: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            slope = self.meta_gradient(states[0], task, rows, number * batches_per_step)
-            return (states[0] - rate_of(task, rows) * slope,)
+        def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            slope = self.meta_gradient(states[0], task, slots, number * batches_per_step)
+            return (states[0] - rate_of(task, slots) * slope,)
 
         (params,) = iterate(task, self.steps(task), step, params)
-        return upload_model(params.reshape(broadcast.params.shape), task), memory
+        return self.upload(params.reshape(broadcast.params.shape), broadcast.params, task), memory
 
-    def meta_gradient(self, params: Tensor, task: LocalTask, rows: Tensor, draw: int) -> Tensor:
+    def meta_gradient(self, params: Tensor, task: LocalTask, slots: Tensor, draw: int) -> Tensor:
         """Gradient of f(w - alpha g(w)) with respect to w, on minibatches ``draw``, ``draw + 1`` (and ``draw + 2``)."""
-        alpha = rate_of(task, rows, self.inner_learning_rate)
-        adapted = params - alpha * task.gradient(params, task.batch(draw, rows), rows)
-        gradient = task.gradient(adapted, task.batch(draw + 1, rows), rows)
+        alpha = rate_of(task, slots, self.inner_learning_rate)
+        adapted = params - alpha * task.gradient(params, task.batch(draw, slots), slots)
+        gradient = task.gradient(adapted, task.batch(draw + 1, slots), slots)
         if self.order == "first":
             return gradient
-        batch = task.batch(draw + 2, rows)
-        forward = task.gradient(params + self.difference * gradient, batch, rows)
-        backward = task.gradient(params - self.difference * gradient, batch, rows)
+        batch = task.batch(draw + 2, slots)
+        forward = task.gradient(params + self.difference * gradient, batch, slots)
+        backward = task.gradient(params - self.difference * gradient, batch, slots)
         return gradient - alpha * (forward - backward) / (2 * self.difference)
-
-    def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
-        """The plain average."""
-        return ModelServer(average(upload, "equal"))
 
     def personal(self, global_params: Tensor, memory: NoMemory, task: LocalTask) -> Tensor:
         """The global model after ``adaptation_steps`` steps on training rows."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import (
@@ -19,8 +18,7 @@ from selffl.algorithms.averaging import (
     ModelUpload,
     PersonalMemory,
     PersonalModelClients,
-    average,
-    upload_model,
+    move,
 )
 from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import above, at_least
@@ -64,20 +62,20 @@ class PFedMe(FixedLocalSteps, PersonalModelClients):
         """
         anchor = broadcast.params.reshape(-1, broadcast.params.shape[-1])  # w_k
 
-        def step(draw: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        def step(draw: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             anchor, personal = states
-            inner_rate, rate = rate_of(task, rows, self.personal_learning_rate), rate_of(task, rows)
-            batch = task.batch(draw, rows)
+            inner_rate, rate = rate_of(task, slots, self.personal_learning_rate), rate_of(task, slots)
+            batch = task.batch(draw, slots)
             for _ in range(self.num_inner_steps):
                 pull = self.penalty * (personal - anchor)
-                personal = personal - inner_rate * (task.gradient(personal, batch, rows) + pull)
+                personal = personal - inner_rate * (task.gradient(personal, batch, slots) + pull)
             return anchor - rate * self.penalty * (anchor - personal), personal
 
         # theta starts each round at the model received.
         anchor, personal = iterate(task, self.steps(task), step, anchor, anchor)
         shape = broadcast.params.shape
-        return upload_model(anchor.reshape(shape), task), memory.keep(personal.reshape(shape))
+        return self.upload(anchor.reshape(shape), broadcast.params, task), memory.keep(personal.reshape(shape))
 
     def server_round(self, server: ModelServer, clients: Tensor, upload: ModelUpload) -> ModelServer:
         """w <- (1 - beta) w + beta mean_k w_k."""
-        return ModelServer(torch.lerp(server.params, average(upload, "equal"), self.mixing))
+        return ModelServer(move(server.params, upload.change, upload.weight, self.mixing))

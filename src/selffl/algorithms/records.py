@@ -10,6 +10,8 @@ from torch import Tensor
 
 Record = TypeVar("Record")
 
+EARLIER_NAME = "earlier_name"  # metadata of a field: what checkpoints of earlier versions call it
+
 
 def map_tensors(function: Callable[..., Tensor], record: Record, *others: Record) -> Record:
     """The record with ``function`` applied to each of its tensors (and to those of ``others`` beside it)."""
@@ -28,6 +30,6 @@ def tensors_of(record: Any, prefix: str = "") -> dict[str, Tensor]:
     if not is_dataclass(record):
         return {}
     found: dict[str, Tensor] = {}
-    for field in fields(record):
-        found |= tensors_of(getattr(record, field.name), f"{prefix}.{field.name}" if prefix else field.name)
+    for each in fields(record):
+        found |= tensors_of(getattr(record, each.name), f"{prefix}.{each.name}" if prefix else each.name)
     return found

@@ -18,12 +18,12 @@ from selffl.algorithms.layers import ClassBias
 class RowGradients(NamedTuple):
     """Gradients of single rows of a minibatch, and how much information there is in them.
 
-    ``rows`` are scaled so that their outer products, summed over all of a client's rows, are the information in the
-    unit of the loss times the number of its terms, as a prior's precision beside it is.
+    ``gradients`` are scaled so that their outer products, summed over all of a client's rows, are the information in
+    the unit of the loss times the number of its terms, as a prior's precision beside it is.
     """
 
     mean: Tensor  # gradient of the mean loss over these rows [n, P]
-    rows: Tensor  # gradient of each row's loss, over the root of the temperature [n, R, P]; zeros where there is no row
+    gradients: Tensor  # of each row's loss, over the root of the temperature [n, R, P]; zeros where there is no row
     surplus: Tensor  # expected information of each row over its empirical one, its outer product [n, R]
     num_rows: Tensor  # that were looked at [n]
     num_examples: Tensor  # of how many [n]

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import above, at_least
-from selffl.algorithms.self_fl import SelfFL, SelfFLBroadcast, SelfFLMemory, SelfFLUpload
+from selffl.algorithms.self_fl import ClientLevel, SelfFLUpload
+from selffl.algorithms.self_fl_clients import SelfFLBroadcast, SelfFLMemory, model_or_global
 from selffl.algorithms.solver import descend, descend_to_convergence
 from selffl.maths.variance import Spread
 
@@ -34,7 +35,7 @@ class AugmentedUpload(SelfFLUpload):
 
 
 @dataclass(frozen=True)
-class SelfFLAugmented(SelfFL):
+class SelfFLAugmented(ClientLevel[AugmentedMemory, AugmentedUpload]):
     """Options of Self-FL, and when local training counts as converged.
 
     Attributes:
@@ -60,7 +61,7 @@ class SelfFLAugmented(SelfFL):
         return AugmentedMemory(torch.zeros_like(params), Spread.empty(params), torch.zeros_like(params))
 
     def client_round(
-        self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
+        self, broadcast: SelfFLBroadcast, memory: AugmentedMemory, task: LocalTask
     ) -> tuple[AugmentedUpload, AugmentedMemory]:
         """Algorithm 2, ClientUpdate: Algorithm 1's, then on to the local optimum (Eqs. (23) and (24))."""
         plan = self.plan(broadcast, memory, task)
@@ -84,8 +85,6 @@ class SelfFLAugmented(SelfFL):
         )
         return upload, AugmentedMemory(optimum, memory.spread.update(optimum), personal)
 
-    def personal(self, global_params: Tensor, memory: SelfFLMemory, task: LocalTask) -> Tensor:
+    def personal(self, global_params: Tensor, memory: AugmentedMemory, task: LocalTask) -> Tensor:
         """theta_m^t, the early-stopped model (D10)."""
-        assert isinstance(memory, AugmentedMemory)
-        is_new = (memory.spread.count == 0).unsqueeze(-1)
-        return torch.where(is_new, global_params.unsqueeze(-2), memory.personal_params)
+        return model_or_global(global_params, memory, memory.personal_params)

@@ -15,9 +15,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Population
+from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.options import at_least, one_of
-from selffl.algorithms.self_fl import SelfFL, SelfFLBroadcast, SelfFLServer, SelfFLUpload, assumed
+from selffl.algorithms.population import Population
+from selffl.algorithms.self_fl import SelfFLServer, SelfFLUpload, SingleClients, fill_unknown_variances, train_by_plan
+from selffl.algorithms.self_fl_clients import OneModelClients, SelfFLBroadcast, SelfFLMemory
 from selffl.errors import ConfigError
 from selffl.maths.posterior import others_variance, relative_precision, weighted_mean
 from selffl.maths.variance import Spread
@@ -34,7 +36,7 @@ class ClusterServer(SelfFLServer):
 
 
 @dataclass(frozen=True)
-class SelfFLCluster(SelfFL):
+class SelfFLCluster(OneModelClients, SingleClients[ClusterServer, SelfFLMemory, SelfFLUpload]):
     """Options of Self-FL, and what the clusters are.
 
     ``others`` is ``all`` clusters here, or those of this round's ``cohort``.
@@ -60,7 +62,7 @@ class SelfFLCluster(SelfFL):
 
     def start(self, params: Tensor, population: Population) -> ClusterServer:
         """No representative yet; a cluster whose variances are stated has the variance of all its members together."""
-        client_level = super().start(params, population)
+        client_level = self.start_variances(params, population)
         intra = client_level.intra_variance
         if self.clusters == "variance":
             number, cluster = self.num_clusters, self.quantiles(intra)
@@ -96,48 +98,52 @@ class SelfFLCluster(SelfFL):
         ranked = intra_variance.masked_fill(is_unknown, torch.inf).sort(-1).values
         largest = intra_variance.masked_fill(is_unknown, -torch.inf).amax(-1, keepdim=True)
         # The mean of equal numbers may round above them.
-        below = torch.searchsorted(ranked, torch.minimum(assumed(intra_variance), largest))
+        below = torch.searchsorted(ranked, torch.minimum(fill_unknown_variances(intra_variance), largest))
         return below * self.num_clusters // (~is_unknown).sum(-1, keepdim=True).clamp(min=1)
 
-    def broadcast(self, server: SelfFLServer, clients: Tensor) -> SelfFLBroadcast:
+    def broadcast(self, server: ClusterServer, clients: Tensor) -> SelfFLBroadcast:
         """As Self-FL, with 1/S_m over the clusters that the client is not in."""
-        assert isinstance(server, ClusterServer)
         cluster = server.cluster.gather(-1, clients)
-        total = server.inter_variance.unsqueeze(-1) + assumed(server.cluster_variance)
+        total = server.inter_variance.unsqueeze(-1) + fill_unknown_variances(server.cluster_variance)
         # An empty cluster is nobody's other; nor, if asked for, is one that has nobody in this round.
         counted = cluster if self.others == "cohort" else server.cluster
         is_counted = _membership(counted, total.shape[-1]).any(-1)
         rest = others_variance(total.masked_fill(~is_counted, torch.inf).unsqueeze(-1)).squeeze(-1).gather(-1, cluster)
         nothing_known = server.cluster_variance.isnan().all(-1, keepdim=True)
-        return self.message(server, clients, rest.masked_fill(nothing_known, torch.nan))
+        return self.broadcast_with(server, clients, rest.masked_fill(nothing_known, torch.nan))
 
-    def server_round(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> ClusterServer:
+    def client_round(
+        self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
+    ) -> tuple[SelfFLUpload, SelfFLMemory]:
+        """As Self-FL's."""
+        return train_by_plan(self, broadcast, memory, task)
+
+    def server_round(self, server: ClusterServer, clients: Tensor, upload: SelfFLUpload) -> ClusterServer:
         """New representatives for the clusters that have members here; then the average over all representatives."""
-        assert isinstance(server, ClusterServer)
         cluster, number = server.cluster.gather(-1, clients), server.cluster_variance.shape[-1]
         intra = server.intra_variance.scatter(-1, clients, upload.intra_variance.to(server.intra_variance))
         is_member = _membership(cluster, number)  # [..., K, C]
         is_active = is_member.any(-1)
-        rows = upload.num_examples.unsqueeze(-2) * is_member
-        weight, fresh = _precision(assumed(intra).gather(-1, clients).unsqueeze(-2), is_member)
-        weight = weight if self.uncertainty_weights else rows
+        counts = upload.num_examples.unsqueeze(-2) * is_member
+        weight, fresh = _precision(fill_unknown_variances(intra).gather(-1, clients).unsqueeze(-2), is_member)
+        weight = weight if self.uncertainty_weights else counts
         share = weight / weight.sum(-1, keepdim=True).masked_fill(~is_active.unsqueeze(-1), 1.0)
         # Known is the variance of a representative of which at least one member's is.
         is_known = (is_member & ~upload.intra_variance.isnan().unsqueeze(-2)).any(-1)
         params = torch.where(is_active.unsqueeze(-1), share @ upload.params, server.cluster_params)
         variance = torch.where(is_active, fresh.masked_fill(~is_known, torch.nan), server.cluster_variance)
-        examples = torch.where(is_active, rows.sum(-1), server.cluster_examples)
+        examples = torch.where(is_active, counts.sum(-1), server.cluster_examples)
 
         heard = examples > 0
         spoken = params.masked_fill(~heard.unsqueeze(-1), 0.0)
         # D8 needs no care: who has been heard stays so, and a single representative has spread 0, as at the start.
         is_estimated = self.variances == "estimated"
         inter = _spread(spoken, heard).variance(self.variance_scale) if is_estimated else server.inter_variance
-        total = (inter.unsqueeze(-1) + assumed(variance)).masked_fill(~heard, torch.inf)
+        total = (inter.unsqueeze(-1) + fill_unknown_variances(variance)).masked_fill(~heard, torch.inf)
         by_cluster = relative_precision(total.unsqueeze(-1))[0] if self.uncertainty_weights else examples.unsqueeze(-1)
         estimate = weighted_mean(spoken, by_cluster)
         return ClusterServer(
-            self.smoothed(server, estimate, clients),
+            self.smooth(server, estimate, clients),
             inter,
             intra,
             self.quantiles(intra) if self.clusters == "variance" else server.cluster,
@@ -145,12 +151,6 @@ class SelfFLCluster(SelfFL):
             variance,
             examples,
         )
-
-    def gains(self, server: SelfFLServer) -> None:
-        """None: sigma_0^2 is between clusters, and a cluster's members share a parameter."""
-
-    def weights(self, server: SelfFLServer, clients: Tensor, upload: SelfFLUpload) -> None:
-        """None: a client speaks through the representative of its cluster, beside those of absent ones."""
 
 
 def _membership(cluster: Tensor, number: int) -> Tensor:

@@ -28,9 +28,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask, Population
+from selffl.algorithms.averaging import move
+from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.options import above
-from selffl.algorithms.self_fl import SelfFL, SelfFLBroadcast, SelfFLMemory
+from selffl.algorithms.population import Population
+from selffl.algorithms.self_fl_clients import OneModelClients, SelfFLBroadcast, SelfFLMemory
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
 
@@ -66,7 +68,7 @@ class SumsUpload:
 
 
 @dataclass(frozen=True)
-class SelfFLSums(SelfFL):
+class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMemory, SumsUpload]):
     """Options of Self-FL, and what bounds and hides a client's part.
 
     ``others`` says whether the others are as many as this round's ``cohort``, or as ``all`` clients.
@@ -78,10 +80,6 @@ class SelfFLSums(SelfFL):
     """
 
     name: ClassVar[str] = "self-fl-sums"
-    recorded: ClassVar[tuple[str, ...]] = ()
-    may_be_unknown: ClassVar[tuple[str, ...]] = ()
-    row_counts: ClassVar[tuple[str, ...]] = ()
-    per_client: ClassVar[tuple[str, ...]] = ()
 
     clip: float | None = None
     max_weight: float | None = None
@@ -105,12 +103,12 @@ class SelfFLSums(SelfFL):
                 "uncertainty_weights is False; expected True: numbers of examples are not among the sums. Use fedavg."
             )
 
-    def start(self, params: Tensor, population: Population) -> SumsServer:  # type: ignore[override]
+    def start(self, params: Tensor, population: Population) -> SumsServer:
         """sigma_0^2 = 0, and nothing known of the clients."""
         nothing = torch.zeros_like(params[..., 0])
         return SumsServer(params, nothing, nothing, torch.full_like(nothing, population.num_clients))
 
-    def broadcast(self, server: SumsServer, clients: Tensor) -> SumsBroadcast:  # type: ignore[override]
+    def broadcast(self, server: SumsServer, clients: Tensor) -> SumsBroadcast:
         """The same to everybody: the model, sigma_0^2, r, and 1/S_m as if the others were average clients."""
         total = server.inter_variance + server.intra_variance
         number = torch.full_like(total, clients.shape[-1]) if self.others == "cohort" else server.num_clients
@@ -127,7 +125,7 @@ class SelfFLSums(SelfFL):
             total_variance=to_each(total),
         )
 
-    def client_round(  # type: ignore[override]
+    def client_round(
         self, broadcast: SumsBroadcast, memory: SelfFLMemory, task: LocalTask
     ) -> tuple[SumsUpload, SelfFLMemory]:
         """Local training as Self-FL's; then the client weighs its own change."""
@@ -149,39 +147,27 @@ class SelfFLSums(SelfFL):
         weight = torch.where(is_known, broadcast.total_variance / own.masked_fill(~is_known, 1.0), 1.0)
         return weight if self.max_weight is None else weight.clamp(max=self.max_weight)
 
-    def server_round(  # type: ignore[override]
-        self, server: SumsServer, clients: Tensor, upload: SumsUpload
-    ) -> SumsServer:
+    def server_round(self, server: SumsServer, clients: Tensor, upload: SumsUpload) -> SumsServer:
         """Everything from the three sums (D16)."""
-        number = clients.shape[-1]
-        change = upload.change.double().sum(-2)
-        weight, square = upload.weight.double().sum(-1), upload.square.double().sum(-1)
+        number, weight = clients.shape[-1], upload.weight
         excess = 0.0  # what noise adds to ||D||^2
         if self.noise_multiplier:
             weight = weight.clamp(min=LEAST_WEIGHT * number)
-            excess = change.shape[-1] * self.noise_scale()["change"] ** 2
-        step = change / weight.unsqueeze(-1)
+            excess = upload.change.shape[-1] * self.noise_scale()["change"] ** 2
         inter = server.inter_variance
         if number > 1:  # a cohort of one has no spread; the last sigma_0^2 stays (D8)
-            spread = square / weight - step.square().sum(-1) + excess / weight.square()
+            length = (upload.change / weight.unsqueeze(-1)).square().sum(-1)
+            spread = upload.square / weight - length + excess / weight.square()
             spread = spread.clamp(min=0.0) * (number if self.variance_scale == "sum" else 1)
             inter = spread.to(server.inter_variance)
         total = server.inter_variance + server.intra_variance
         intra = (total * number / weight - server.inter_variance).clamp(min=0.0).to(server.intra_variance)
-        share = (
-            torch.as_tensor(number) / server.num_clients if self.smoothing == "participation" else float(self.smoothing)
-        )
-        share = torch.as_tensor(share).to(step).unsqueeze(-1)
-        return SumsServer((server.params + share * step).to(server.params), inter, intra, server.num_clients)
+        share = self.share_of_estimate(number, server.num_clients.unsqueeze(-1))
+        return SumsServer(move(server.params, upload.change, weight, share), inter, intra, server.num_clients)
 
-    def intra_variance(self, server: SumsServer) -> None:  # type: ignore[override]
-        """None: the server knows no single client."""
-
-    def weights(self, server: SumsServer, clients: Tensor, upload: SumsUpload) -> None:  # type: ignore[override]
-        """None: they are for the sum alone."""
-
-    def gains(self, server: SumsServer) -> None:  # type: ignore[override]
-        """None: the server knows no single client."""
+    def inter_variance(self, server: SumsServer) -> Tensor:
+        """sigma_0^2, as published."""
+        return server.inter_variance
 
     def noise_scale(self) -> dict[str, float]:
         """Standard deviation of the noise on each sum, by the field of `SumsUpload`; none without noise."""

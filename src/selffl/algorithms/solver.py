@@ -11,15 +11,15 @@ from torch import Tensor
 from selffl.algorithms.contract import LocalTask
 
 
-def per_row(value: float | Tensor, task: LocalTask) -> float | Tensor:
-    """A number per client ``[..., clients]`` as a column ``[rows, 1]``; a plain number as it is."""
+def per_slot(value: float | Tensor, task: LocalTask) -> float | Tensor:
+    """A number per client ``[..., clients]`` as a column ``[slots, 1]``; a plain number as it is."""
     return value.expand(task.shape).reshape(-1, 1) if isinstance(value, Tensor) else value
 
 
-def rate_of(task: LocalTask, rows: Tensor, learning_rate: float | None = None) -> float | Tensor:
-    """Learning rate of the clients in ``rows``: the one given, else the task's, which may differ between clients."""
-    rate = per_row(task.learning_rate if learning_rate is None else learning_rate, task)
-    return rate[rows] if isinstance(rate, Tensor) else rate
+def rate_of(task: LocalTask, slots: Tensor, learning_rate: float | None = None) -> float | Tensor:
+    """Learning rate of the clients in ``slots``: the one given, else the task's, which may differ between clients."""
+    rate = per_slot(task.learning_rate if learning_rate is None else learning_rate, task)
+    return rate[slots] if isinstance(rate, Tensor) else rate
 
 
 def _step(params: Tensor, gradient: Tensor, rate: float | Tensor) -> None:
@@ -30,19 +30,19 @@ def _step(params: Tensor, gradient: Tensor, rate: float | Tensor) -> None:
         params.sub_(gradient, alpha=rate)
 
 
-Step = Callable[[int, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]  # (number, rows, states) -> states
+Step = Callable[[int, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]  # (number, slots, states) -> states
 
 
 def iterate(task: LocalTask, num_steps: int | Tensor, step: Step, *states: Tensor) -> tuple[Tensor, ...]:
-    """What clients have after their steps: ``step(s, rows, states)`` gives the states of those at work in step s.
+    """What clients have after their steps: ``step(s, slots, states)`` gives the states of those at work in step s.
 
-    ``states`` are tensors with a row per client, ``[rows, ...]``; the ones that ``step`` is given are copies in another
-    order, which it may write into.  ``num_steps`` may differ between clients (``[..., clients]``): those that are done
-    leave the block.
+    ``states`` are tensors ``[slots, ...]``, a slot for each client; the ones that ``step`` is given are copies in
+    another order, which it may write into.  ``num_steps`` may differ between clients (``[..., clients]``): those that
+    are done leave the block.
     """
-    num_rows = len(states[0])
+    num_slots = len(states[0])
     if isinstance(num_steps, int):
-        order, stops, counts = torch.arange(num_rows, device=states[0].device), [num_steps], [num_rows]
+        order, stops, counts = torch.arange(num_slots, device=states[0].device), [num_steps], [num_slots]
     else:
         # Those with the most steps first: whoever is done is at the end, and leaving is a slice.
         steps, order = num_steps.expand(task.shape).reshape(-1).sort(descending=True, stable=True)
@@ -50,11 +50,11 @@ def iterate(task: LocalTask, num_steps: int | Tensor, step: Step, *states: Tenso
         stops, counts = ends.tolist()[::-1], sizes.tolist()[::-1]
     current = tuple(state[order] for state in states)
     ended = []
-    number, left = 0, num_rows
+    number, left = 0, num_slots
     for stop, count in zip(stops, counts, strict=True):
-        rows = order[:left]
+        slots = order[:left]
         while number < stop:
-            current = step(number, rows, current)
+            current = step(number, slots, current)
             number += 1
         left -= count
         ended.append([state[left:] for state in current])
@@ -90,35 +90,35 @@ def descend(
     optimiser = task.optimiser
     remembered = [torch.zeros_like(block) for _ in range(optimiser.num_states)]
 
-    def step(number: int, rows: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         params, own = states[0], dict(zip(names, states[1:], strict=False))
-        gradient = task.gradient(params, task.batch(first_draw + number, rows), rows)
+        gradient = task.gradient(params, task.batch(first_draw + number, slots), slots)
         if "anchor" in own:
             pull = params - own["anchor"]
             gradient = torch.add(gradient, pull, alpha=penalty, out=pull)
         if "frozen" in own:
             gradient = gradient.masked_fill(own["frozen"], 0.0)
         direction = optimiser.direction(gradient, states[1 + len(names) :], number)
-        _step(params, direction, rate_of(task, rows, learning_rate))
+        _step(params, direction, rate_of(task, slots, learning_rate))
         return states
 
     return iterate(task, num_steps, step, block, *beside, *remembered)[0].reshape_as(start)
 
 
-LOOK = 10  # steps between two looks at whether a client has converged, which cost more than steps
+CHECK_EVERY_STEPS = 10  # between two checks whether a client has converged, which cost more than steps
 
 
 def windows(task: LocalTask) -> tuple[Tensor, Tensor]:
-    """Over how many steps each client's progress is measured, and every how many steps: ``[rows]`` each.
+    """Over how many steps each client's progress is measured, and every how many steps: ``[slots]`` each.
 
     With full batches the last of every ten steps.  A minibatch step never vanishes, but over whole epochs its noise
     cancels: with minibatches the whole epochs that make up at least ten steps, one after the other.
     """
     count = task.num_examples.expand(task.shape).reshape(-1)
     if task.is_full_batch:
-        return torch.ones_like(count), torch.full_like(count, LOOK)
+        return torch.ones_like(count), torch.full_like(count, CHECK_EVERY_STEPS)
     epoch = task.steps_per_epoch.reshape(-1)
-    whole = epoch * ((LOOK + epoch - 1) // epoch)
+    whole = epoch * ((CHECK_EVERY_STEPS + epoch - 1) // epoch)
     return whole, whole
 
 
@@ -132,7 +132,7 @@ def descend_to_convergence(
     """
     params = start.reshape(-1, start.shape[-1])
     done = torch.empty_like(params)
-    rows = torch.arange(len(params), device=start.device)
+    slots = torch.arange(len(params), device=start.device)
     window, period = windows(task)
     schedule = set(zip(window.tolist(), period.tolist(), strict=True))
     opens: dict[int, list[int]] = defaultdict(list)  # step: the periods whose window begins before it
@@ -141,27 +141,27 @@ def descend_to_convergence(
         for last in range(every, max_steps + 1, every):
             opens[last - length + 1].append(every)
             closes[last].append(every)
-    before, rate = params, rate_of(task, rows)
+    before, rate = params, rate_of(task, slots)
     for step in range(1, max_steps + 1):
         if step in opens:
             is_due = _among(opens[step], period, schedule)
             before = params if is_due is None else torch.where(is_due.unsqueeze(-1), params, before)
-        params = params - rate * task.gradient(params, task.batch(first_draw + step - 1, rows), rows)
+        params = params - rate * task.gradient(params, task.batch(first_draw + step - 1, slots), slots)
         if step in closes:
             stays = (params - before).norm(dim=-1) > tolerance * window * (1.0 + before.norm(dim=-1))
             is_due = _among(closes[step], period, schedule)
             stays = stays if is_due is None else stays | ~is_due
             if bool(stays.all()):
                 continue
-            done[rows[~stays]] = params[~stays]
-            rows, params, before, window, period = (kept[stays] for kept in (rows, params, before, window, period))
-            rate = rate_of(task, rows)
-            if len(rows) == 0:
+            done[slots[~stays]] = params[~stays]
+            slots, params, before, window, period = (kept[stays] for kept in (slots, params, before, window, period))
+            rate = rate_of(task, slots)
+            if len(slots) == 0:
                 break
-    done[rows] = params
+    done[slots] = params
     return done.reshape_as(start)
 
 
 def _among(some: list[int], period: Tensor, schedule: set[tuple[int, int]]) -> Tensor | None:
-    """Which clients have one of these periods, ``[rows]``; none if there is only one to have."""
+    """Which clients have one of these periods, ``[slots]``; none if there is only one to have."""
     return torch.isin(period, torch.tensor(some, device=period.device)) if len(schedule) > 1 else None

@@ -44,6 +44,7 @@ app.add_typer(data.data_app, name="data")
 app.add_typer(flower.flower_app, name="flower")
 
 INTERRUPTED = 130  # the shell's code for it
+DRAWING = ("matplotlib", "plotly", "jinja2")  # what a site may do without
 STOPPED = "stopped. What was finished is kept."
 
 
@@ -80,6 +81,12 @@ def main() -> None:
         # The reader of a pipe has seen enough (`| head`); what is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in DRAWING:
+            raise
+        _say(f"this command draws with {package}, which is not installed. Install it: pip install {package}.")
+        code = 2
     except OSError as error:
         # A folder that may not be written, a disk that is full: nothing of ours.
         _say(

@@ -15,8 +15,8 @@ from selffl.cli.init import DecimalChoice, MissingChoice, TaskChoice
 from selffl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from selffl.data.dataset import DataSet
     from selffl.data.federation import Federation
-    from selffl.data.registry import DataSet
 
 data_app = typer.Typer(
     help="The data sets: what is here, whether it is whole, how to get it.\n\nExample: selffl data list",
@@ -184,9 +184,9 @@ def data_show(
         draw_partition(fed, plot, title, entry.classes)
         console.tell(console.err, f"Clients and classes: {plot}")
     if clips is not None:
-        from selffl.reports.clips import draw_clips
+        from selffl.reports.spectrograms import draw_spectrograms
 
-        draw_clips(clips, seed)
+        draw_spectrograms(clips, seed)
         console.tell(console.err, f"Clips: {clips}")
 
 

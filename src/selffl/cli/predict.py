@@ -103,13 +103,13 @@ def _write(table: Any, target: Path | None) -> None:
 
     from pyarrow import csv, parquet
 
-    from selffl.state.files import replacing
+    from selffl.state.files import atomic_write
 
     plain = _without_dictionaries(table)
     if target is None:
         csv.write_csv(plain, sys.stdout.buffer)
         return
-    with replacing(target) as partial:
+    with atomic_write(target) as partial:
         if target.suffix == ".csv":
             csv.write_csv(plain, partial)
         else:

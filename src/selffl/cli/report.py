@@ -39,11 +39,11 @@ def write_report(folders: list[Path], target: Path) -> None:
 
 def print_verdict(folder: Path) -> None:
     """What a comparison says in a sentence, and by which test."""
-    from selffl.reports import words
+    from selffl.reports import sentences
     from selffl.reports.collect import collect
 
     for group in collect([folder]).groups[:1]:
-        for text in (words.headline(group), words.majority(group), words.tested_by(group)):
+        for text in (sentences.headline(group), sentences.majority(group), sentences.tested_by(group)):
             if text:
                 # On a terminal lines break between words; elsewhere a sentence is one line.
                 console.out.print(text, highlight=False, markup=False, soft_wrap=not console.out.is_terminal)
@@ -62,11 +62,11 @@ def figures_command(
 
     Example: selffl figures runs/compare-digits --out figures --format pdf --width single
     """
-    from selffl.reports.plates import save_plates
+    from selffl.reports.paper_figures import save_paper_figures
 
     console.check_folder(target)
     names = [name.strip().lower() for name in formats.split(",") if name.strip()]
-    written = save_plates(folders, target, formats=names, width=width)  # type: ignore[arg-type]
+    written = save_paper_figures(folders, target, formats=names, width=width)  # type: ignore[arg-type]
     for path in written:
         console.tell(console.out, str(path))
 

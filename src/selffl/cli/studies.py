@@ -218,7 +218,7 @@ def paper_page(
     """
     from selffl.reports.record import load_studies
     from selffl.reports.results import results_page
-    from selffl.state.files import replacing
+    from selffl.state.files import atomic_write
 
     studies = load_studies(folder)
     console.check_target(target)
@@ -234,7 +234,7 @@ def paper_page(
     (target.parent / "figures").mkdir(exist_ok=True)
     for picture, name in pictures.items():
         shutil.copyfile(picture, target.parent / "figures" / name)
-    with replacing(target) as partial:  # the page may be the only copy of what it says
+    with atomic_write(target) as partial:  # the page may be the only copy of what it says
         partial.write_text(text, encoding="utf-8")
     console.tell(console.out, f"Results page: {target}")
 

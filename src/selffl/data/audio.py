@@ -3,7 +3,7 @@
 The recordings are real and public: the test part of Speech Commands v0.02 (Warden 2018), the clips of Picovoice's
 wake-word benchmark, and environmental sounds of ESC-50 (Piczak 2015), 16 kHz and 16 bit.  They are read from the FLAC
 files, with soundfile, or from a decoded copy in their folder, ``clips-1.npz`` and so on, which needs NumPy alone.
-Whichever it is, the samples are held against their checksums.
+Whichever it is, the samples are compared with their checksums.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from selffl.data.locate import DataFile
-from selffl.errors import ConfigError, DataError, in_short
-from selffl.state.files import replacing
+from selffl.errors import ConfigError, DataError, one_line
+from selffl.state.files import atomic_write
 
 Samples = npt.NDArray[np.int16]
 
 FOLDER = "kws"
-RATE = 16_000  # samples a second
+RATE_HZ = 16_000  # of samples
 INDEX_SHA256 = "5fb589c7db719ec06e04ace9410bc346f3c6544854c2628b5c131cadacbd729c"
 FLAC_SHA256 = {
     "noise_church_bells.flac": "98baff871af37f7ec7738d171412e4063511b0419818e07ae0d9f95a3553051f",
@@ -90,7 +90,7 @@ SAMPLES_SHA256 = {
     "ww_jarvis.flac": "8a7a610a3dff2f6a2b2621ea349e6a1450e556585eaa35bee766afabb50b1522",
     "ww_snowboy.flac": "d5865d4f1a93b637ab8b31ebb6107b0c6b36b248e462ece6df889ba961049ae3",
 }
-LARGEST_PART = 60_000_000  # bytes of samples in a file of the decoded copy, before they are compressed
+MAX_PART_BYTES = 60_000_000  # bytes of samples in a file of the decoded copy, before they are compressed
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def read_index(path: Path) -> Index:
         columns |= {name: np.array([int(row[name]) for row in rows], dtype=np.int64) for name in ("start", "length")}
     except (UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
         raise DataError(
-            f"{path} cannot be read ({in_short(error)}); expected a table of clips with the columns file, start, "
+            f"{path} cannot be read ({one_line(error)}); expected a table of clips with the columns file, start, "
             "length, source, label, word and speaker. Copy it again."
         ) from None
     return Index(**columns)
@@ -146,12 +146,12 @@ def read_recording(path: Path, sha256: str | None = None) -> Samples:
             samples: Samples = file.read(dtype="int16")
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
         raise DataError(
-            f"{path} cannot be read ({in_short(error)}); expected a recording as FLAC. It is damaged: copy it again."
+            f"{path} cannot be read ({one_line(error)}); expected a recording as FLAC. It is damaged: copy it again."
         ) from None
-    if rate != RATE or channels != 1:
+    if rate != RATE_HZ or channels != 1:
         raise DataError(
-            f"{path} has {rate} samples a second in {channels} channel(s); expected {RATE} in one. Convert it, or copy "
-            "the original again."
+            f"{path} has {rate} samples a second in {channels} channel(s); expected {RATE_HZ} in one. Convert it, or "
+            "copy the original again."
         )
     if len(samples) != expected:
         raise DataError(f"{path} ends after {len(samples)} of {expected} samples. It is damaged: copy it again.")
@@ -163,19 +163,19 @@ def read_decoded(path: Path) -> dict[str, Samples]:
     content = _content(path)
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except Exception as error:  # a damaged archive can fail in any way
         raise DataError(
-            f"{path} cannot be read ({in_short(error)}); expected decoded recordings. Decode them again."
+            f"{path} cannot be read ({one_line(error)}); expected decoded recordings. Decode them again."
         ) from None
-    for name, samples in found.items():
+    for name, samples in arrays.items():
         if name not in SAMPLES_SHA256 or samples.dtype != np.int16 or samples.ndim != 1:
             raise DataError(
                 f"{path} holds {name!r}, {samples.dtype} of shape {samples.shape}; expected 16-bit samples of a known "
                 "recording. Decode them again."
             )
         _check_samples(samples, name, path)
-    return found
+    return arrays
 
 
 def index_file() -> DataFile:
@@ -233,7 +233,7 @@ def cut(index: Index, recordings: Mapping[str, Samples], path: Path) -> Clips:
     return Clips(np.concatenate(pieces), np.cumsum(index.length) - index.length, index.length)
 
 
-def decode_to(folder: Path | str, largest_part: int = LARGEST_PART) -> list[Path]:
+def decode_to(folder: Path | str, largest_part: int = MAX_PART_BYTES) -> list[Path]:
     """Write a decoded copy of all recordings, for machines without soundfile: ``clips-1.npz``, ``clips-2.npz``, …
 
     Put it into a folder of its own beside a copy of ``index.csv``.
@@ -243,17 +243,17 @@ def decode_to(folder: Path | str, largest_part: int = LARGEST_PART) -> list[Path
         largest_part: bytes of samples in one file at most, before they are compressed; a recording is not divided.
     """
     parts: list[dict[str, Samples]] = []
-    room = 0
+    bytes_left = 0
     for name, samples in load_recordings().items():
-        if not parts or samples.nbytes > room:
+        if not parts or samples.nbytes > bytes_left:
             parts.append({})
-            room = largest_part
+            bytes_left = largest_part
         parts[-1][name] = samples
-        room -= samples.nbytes
+        bytes_left -= samples.nbytes
     paths = [Path(folder) / f"clips-{number}.npz" for number in range(1, len(parts) + 1)]
     for path, part in zip(paths, parts, strict=True):
         try:
-            with replacing(path) as partial_file, partial_file.open("wb") as file:
+            with atomic_write(path) as partial_file, partial_file.open("wb") as file:
                 np.savez_compressed(file, **part)  # type: ignore[arg-type]  # NumPy's stub takes names for its options
         except OSError as error:
             raise DataError(f"{path} cannot be written ({error}); expected a folder that is there.") from None
@@ -266,16 +266,18 @@ def _content(path: Path, sha256: str | None = None) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}); expected a file of recordings.") from None
-    if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
-        raise DataError(f"{path} has SHA-256 {found}; expected {sha256}. It is damaged or another file: copy it again.")
+    if sha256 is not None and (digest := hashlib.sha256(content).hexdigest()) != sha256:
+        raise DataError(
+            f"{path} has SHA-256 {digest}; expected {sha256}. It is damaged or another file: copy it again."
+        )
     return content
 
 
 def _check_samples(samples: Samples, name: str, path: Path) -> None:
-    found = hashlib.sha256(np.ascontiguousarray(samples, dtype="<i2").data).hexdigest()
-    if found != SAMPLES_SHA256[name]:
+    digest = hashlib.sha256(np.ascontiguousarray(samples, dtype="<i2").data).hexdigest()
+    if digest != SAMPLES_SHA256[name]:
         raise DataError(
-            f"{path} holds samples of {name} with SHA-256 {found}; expected {SAMPLES_SHA256[name]}. It is damaged or "
+            f"{path} holds samples of {name} with SHA-256 {digest}; expected {SAMPLES_SHA256[name]}. It is damaged or "
             "another recording: copy it again."
         )
 
@@ -286,7 +288,7 @@ def _soundfile() -> Any:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: the package is there, its library of the system is not
         raise ConfigError(
-            f'recordings are read with soundfile, which is missing ({in_short(error)}): pip install "selffl[audio]", '
+            f'recordings are read with soundfile, which is missing ({one_line(error)}): pip install "selffl[audio]", '
             "or use a decoded copy."
         ) from None
     return soundfile

@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, Remote, named
+from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.partition import three_classes_by_power_law
-from selffl.errors import DataError, in_short
+from selffl.data.split import Split
+from selffl.errors import DataError, one_line
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -44,10 +46,10 @@ def read_batch(path: Path, md5: str | None = None) -> Bytes:
     try:
         batch = reader(path)
     except Exception as error:  # a damaged picture or pickle can fail in any way
-        shown = in_short(error)
+        shown = one_line(error)
         raise DataError(f"{path} cannot be read ({shown}); expected a batch of CIFAR-10. Fetch it again.") from None
-    if md5 is not None and (found := hashlib.md5(batch.data, usedforsecurity=False).hexdigest()) != md5:
-        raise DataError(f"{path} holds a batch of MD5 {found}; expected {md5}. It is damaged: fetch it again.")
+    if md5 is not None and (digest := hashlib.md5(batch.data, usedforsecurity=False).hexdigest()) != md5:
+        raise DataError(f"{path} holds a batch of MD5 {digest}; expected {md5}. It is damaged: fetch it again.")
     return batch
 
 
@@ -101,20 +103,32 @@ def files() -> list[DataFile]:
     ]
 
 
-@named("cifar10")
-def cifar10(seed: int = 0, test_fraction: float = 0.25, validation_fraction: float = 0.0) -> Federation:
+@named("cifar10", Split(test_fraction=0.25, stratify=True))
+def cifar10(split: Split) -> Federation:
     """CIFAR-10 over 20 clients; rows are images ``[3, 32, 32]`` in [−1, 1], shares are taken of each class."""
-    check_seed(seed)
     batches = np.concatenate([file.load() for file in files()])
     labels = batches[:, 0]
-    client = three_classes_by_power_law(labels, seed)
+    client = three_classes_by_power_law(labels, split.seed)
     used = client >= 0
     return Federation.from_arrays(
-        batches[used, 1:].reshape(-1, 3, 32, 32),
-        labels[used],
-        client[used],
-        test_fraction,
-        seed,
-        validation_fraction=validation_fraction,
-        stratify=True,
+        batches[used, 1:].reshape(-1, 3, 32, 32), labels[used], client[used], **split.options
     ).map_features(lambda pixels: pixels.float().div_(127.5).sub_(1))  # after the split: bytes are quicker to move
+
+
+DATA_SET = DataSet(
+    name="cifar10",
+    title="CIFAR-10, 60,000 colour pictures, 32 × 32; three classes per client (pFedMe)",
+    clients=20,
+    licence="none stated; cite Krizhevsky 2009",
+    load=cifar10,
+    files=files,
+    classes=CLASSES,
+    home="https://www.cs.toronto.edu/~kriz/cifar.html",
+    remotes=(
+        Remote(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "c32a1d4ab5d03f1284b67883e8d87530",
+            tuple(f"cifar-10-batches-bin/{name}.bin" for name in BATCHES),
+        ),
+    ),
+)

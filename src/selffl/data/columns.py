@@ -1,8 +1,7 @@
-"""What users hand over, arrays and columns of ids, as tensors: checked, numbered and dealt out to parts."""
+"""What users hand over, arrays and columns of ids, as tensors: checked and numbered."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,24 +10,6 @@ import torch
 from torch import Tensor
 
 from selffl.errors import DataError
-
-
-def parts_by_lot(
-    lot: npt.NDArray[np.float64], group: npt.NDArray[np.int64], shares: Sequence[float]
-) -> npt.NDArray[np.int64]:
-    """The number of each row's part: within each group and by lot, share after share of it, and then the rest.
-
-    Shares are rounded to nearest, and one row of each group is left for the rest.
-    """
-    order = np.lexsort((lot, group))
-    _, start, position, count = np.unique(group[order], return_index=True, return_inverse=True, return_counts=True)
-    rank = np.arange(len(group)) - start[position]
-    part = np.zeros(len(group), dtype=np.int64)
-    taken = np.zeros_like(count)
-    for share in shares:
-        taken = np.minimum(taken + np.rint(share * count).astype(np.int64), count - 1)
-        part[order] += rank >= taken[position]
-    return part
 
 
 def column_of(client: Any) -> npt.NDArray[Any]:
@@ -67,9 +48,9 @@ def cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any]
     if column.shape != owner.shape:
         raise DataError(f"cluster has shape {column.shape}; expected one label for each of {len(owner)} rows.")
     labels, number = numbered("cluster", column)
-    found = np.zeros(len(ids), dtype=np.int64)
-    found[owner] = number
-    wrong = np.flatnonzero(found[owner] != number)
+    cluster_of = np.zeros(len(ids), dtype=np.int64)
+    cluster_of[owner] = number
+    wrong = np.flatnonzero(cluster_of[owner] != number)
     if len(wrong):
         client = owner[wrong[0]]
         both = sorted({labels[k] for k in number[owner == client]})
@@ -77,7 +58,7 @@ def cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any]
             f"client {ids[client]!r} is in the clusters {', '.join(map(repr, both))}; expected one cluster for all of "
             "a client's rows."
         )
-    return torch.from_numpy(found)
+    return torch.from_numpy(cluster_of)
 
 
 def checked_rows(x: Any, y: Any, client: npt.NDArray[Any] | None = None) -> tuple[Tensor, Tensor]:

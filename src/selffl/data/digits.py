@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, named
+from selffl.data.federation import Federation
 from selffl.data.partition import class_pools, cyclic_classes, deal, shares
+from selffl.data.split import Split
 from selffl.errors import ConfigError
 
 
@@ -35,20 +37,13 @@ def _images() -> tuple[np.ndarray, np.ndarray]:
     return table[:, :-1], table[:, -1].astype(np.int64)
 
 
-@named("digits")
-def digits(
-    num_clients: int = 40,
-    classes_per_client: int = 3,
-    test_fraction: float = 0.3,
-    seed: int = 0,
-    validation_fraction: float = 0.0,
-) -> Federation:
+@named("digits", Split(test_fraction=0.3))
+def digits(split: Split, num_clients: int = 40, classes_per_client: int = 3) -> Federation:
     """The digits over ``num_clients`` clients, each with a few of the ten classes; sizes are lognormal.
 
     Pixels are scaled to [-1, 1].  Each client gets at least two images of each of its classes; no image is given out
     twice, and those left when the wanted sizes are met by rounding down go unused.
     """
-    check_seed(seed)
     images, labels = _images()
     for name, value in (("classes_per_client", classes_per_client), ("num_clients", num_clients)):
         if not isinstance(value, int):
@@ -58,7 +53,7 @@ def digits(
     most = int(np.bincount(labels).min() * 10 / (2 * classes_per_client))
     if not 1 <= num_clients <= most:
         raise ConfigError(f"num_clients is {num_clients}; expected 1 to {most} with {classes_per_client} classes each.")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(split.seed)
     wish = rng.lognormal(0.0, 1.2, size=num_clients)
     pools = class_pools(labels, 10, rng)
     holds = cyclic_classes(num_clients, classes_per_client, 10)
@@ -69,6 +64,14 @@ def digits(
             counts[holders, digit] = shares(len(pool), wish[holders], 2)
     rows, owner = deal(pools, counts)
     scaled = (images[rows] / 8.0 - 1.0).astype(np.float32)
-    return Federation.from_arrays(
-        scaled, labels[rows], owner, test_fraction, seed, validation_fraction=validation_fraction
-    )
+    return Federation.from_arrays(scaled, labels[rows], owner, **split.options)
+
+
+DATA_SET = DataSet(
+    name="digits",
+    title="1,797 handwritten digits, 8 × 8, embedded in scikit-learn; three digits per client",
+    clients=40,
+    licence="CC BY 4.0 (UCI)",
+    load=digits,
+    home="https://archive.ics.uci.edu/dataset/80",
+)

@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, Remote, named
+from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.mnist import read_idx
 from selffl.data.partition import five_of_ten_letters
+from selffl.data.split import Split
 from selffl.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 
 FIRST_LETTER = 36  # by-class labels: 0 … 9, A … Z, then a … z
-MOST = 4000  # images of a letter that FedProx takes
+MAX_IMAGES_PER_LETTER = 4000  # images of a letter that FedProx takes
 MATLAB = "emnist-byclass.mat"
 PARTS = {
     part: tuple(f"emnist-byclass-{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
@@ -36,16 +38,16 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 def files() -> list[DataFile]:
     """The four idx files, or the one MATLAB file where that is what there is."""
-    for place in (
+    for file in (
         DataFile("emnist", _spellings(PARTS["train"][0]), read_idx),
         DataFile("emnist", (MATLAB,), _read_mat),
     ):
         try:
-            place.find()
+            file.find()
         except DataError:
             continue
-        if place.names == (MATLAB,):
-            return [place]
+        if file.names == (MATLAB,):
+            return [file]
         break
     return [
         DataFile("emnist", _spellings(name), read_idx, can_fetch=True) for names in PARTS.values() for name in names
@@ -60,13 +62,13 @@ def _read_mat(path: Path) -> list[tuple[Bytes, Bytes]]:
     try:
         data = loadmat(path, variable_names=["dataset"])["dataset"][0, 0]
         parts: list[Any] = [data[name][0, 0] for name in ("train", "test")]
-        found = [(part["images"], part["labels"].reshape(-1)) for part in parts]
+        stored = [(part["images"], part["labels"].reshape(-1)) for part in parts]
     except Exception as error:  # scipy's reader fails in as many ways as a file can be damaged
         raise DataError(f"{path} cannot be read ({' '.join(str(error).split())[:100]}); {advice}.") from None
-    for images, labels in found:
+    for images, labels in stored:
         if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 784 or len(labels) != len(images):
             raise DataError(f"{path} holds images {images.dtype}{images.shape}, {len(labels)} labels; {advice}.")
-    return [(images.reshape(-1, 28, 28), labels) for images, labels in found]
+    return [(images.reshape(-1, 28, 28), labels) for images, labels in stored]
 
 
 def _stored() -> Iterator[tuple[Bytes, Bytes]]:
@@ -76,13 +78,13 @@ def _stored() -> Iterator[tuple[Bytes, Bytes]]:
         yield from every[0].load()
         return
     for images, labels in zip(every[::2], every[1::2], strict=True):
-        found = images.load(), labels.load()
-        if found[0].shape[1:] != (28, 28) or len(found[0]) != len(found[1]):
+        pair = images.load(), labels.load()
+        if pair[0].shape[1:] != (28, 28) or len(pair[0]) != len(pair[1]):
             raise DataError(
-                f"{images.find()} holds images {found[0].shape} for {len(found[1])} labels; expected 28 × 28 pixels "
+                f"{images.find()} holds images {pair[0].shape} for {len(pair[1])} labels; expected 28 × 28 pixels "
                 "and a label each. Fetch them again."
             )
-        yield found
+        yield pair
 
 
 def images_and_labels() -> tuple[Bytes, Bytes]:
@@ -94,31 +96,38 @@ def images_and_labels() -> tuple[Bytes, Bytes]:
     seen = np.zeros(10, dtype=np.int64)
     for pictures, labels in _stored():
         for letter in range(10):
-            rows = np.flatnonzero(labels == FIRST_LETTER + letter)[: MOST - seen[letter]]
+            rows = np.flatnonzero(labels == FIRST_LETTER + letter)[: MAX_IMAGES_PER_LETTER - seen[letter]]
             seen[letter] += len(rows)
             images.append(pictures[rows].swapaxes(1, 2))
             classes.append(np.full(len(rows), letter, dtype=np.uint8))
     return np.concatenate(images), np.concatenate(classes)
 
 
-@named("emnist")
-def emnist(
-    seed: int = 0,
-    test_fraction: float = 0.1,
-    validation_fraction: float = 0.0,
-    num_clients: int = 200,
-    classes_per_client: int = 5,
-) -> Federation:
+@named("emnist", Split())
+def emnist(split: Split, num_clients: int = 200, classes_per_client: int = 5) -> Federation:
     """The letters a to j over 200 clients with five each; rows are 784 pixels in [0, 1] (`five_of_ten_letters`)."""
-    check_seed(seed)
     images, classes = images_and_labels()
-    client = five_of_ten_letters(classes, seed, num_clients, classes_per_client)
+    client = five_of_ten_letters(classes, split.seed, num_clients, classes_per_client)
     used = client >= 0
     return Federation.from_arrays(
-        images[used].reshape(-1, 784).astype(np.float32) / 255,
-        classes[used],
-        client[used],
-        test_fraction,
-        seed,
-        validation_fraction=validation_fraction,
+        images[used].reshape(-1, 784).astype(np.float32) / 255, classes[used], client[used], **split.options
     )
+
+
+DATA_SET = DataSet(
+    name="emnist",
+    title="EMNIST by class, lower-case letters a to j; five of ten letters per client (FedProx)",
+    clients=200,
+    licence="none stated; from NIST's Special Database 19, cite Cohen et al. 2017",
+    load=emnist,
+    files=files,
+    classes=tuple("abcdefghij"),
+    home="https://www.nist.gov/itl/products-and-services/emnist-dataset",
+    remotes=(
+        Remote(
+            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+            "58c8d27c78d21e728a6bc7b3cc06412e",
+            tuple(f"gzip/{name}.gz" for names in PARTS.values() for name in names),
+        ),
+    ),
+)

@@ -154,8 +154,8 @@ def as_number(name: str, text: str) -> float:
             raise ValueError
         value = float(text)
     except ValueError:
-        found = f"is {text.strip()!r}" if text.strip() else "is missing"
-        raise RowError(f"{name} {found}; expected a number") from None
+        description = f"is {text.strip()!r}" if text.strip() else "is missing"
+        raise RowError(f"{name} {description}; expected a number") from None
     if not math.isfinite(value):
         raise RowError(f"{name} is {text.strip()}; expected a finite number")
     return value

@@ -5,54 +5,30 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
-from inspect import signature
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, Unpack
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from selffl.data.columns import checked_rows, cluster_of_client, column_of, numbered, parts_by_lot, rows_of_dataset
+from selffl.data.columns import column_of, rows_of_dataset
 from selffl.data.folder import FolderArrays, read_folder
 from selffl.data.huggingface import read_huggingface
-from selffl.data.leaf import WHOLE, Encode, read_leaf
+from selffl.data.leaf import UNDIVIDED, Encode, read_leaf
+from selffl.data.packing import Packed, pack_arrays, pack_parts, pack_table, pack_whole
+from selffl.data.parts import LabelKind
 from selffl.data.pfllib import read_pfllib
-from selffl.data.preparation import (
-    Label,
-    MissingRule,
-    Moments,
-    Preparation,
-    Profile,
-    Roles,
-    Task,
-    check_table,
-    encode_label,
-    label_of,
-    prepare_array,
-    settle_missing,
-)
-from selffl.data.split import LabelKind, SplitRows
-from selffl.data.tables import Decimals, Table, read_table, table_of_frame
-from selffl.errors import CheckpointError, ConfigError, DataError, in_short
+from selffl.data.preparation import MissingRule, Preparation, Roles, Task
+from selffl.data.rows import Rows
+from selffl.data.split import Split, SplitOptions, split_of, split_of_training_rows
+from selffl.data.tables import Decimals, read_table, table_of_frame
+from selffl.errors import CheckpointError, DataError, one_line
 from selffl.state.checkpoint import load_tensors, save_tensors
+
+__all__ = ["Federation", "Rows", "check_ids"]
 
 KIND = "federation"  # what a saved file calls itself
 FIELDS = ("features", "labels", "offset")
-
-
-def check_seed(seed: int) -> None:
-    """Refuse a seed that NumPy or torch does not take."""
-    if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
-        raise ConfigError(f"seed is {seed!r}; expected a whole number, 0 or more, below 2^63.")
-
-
-def check_share(name: str, share: float) -> None:
-    """Refuse a share of rows that is none, or that leaves nothing."""
-    if not isinstance(share, int | float) or not 0 <= share < 1:
-        raise ConfigError(f"{name} is {share!r}; expected a share from 0 up to, not including, 1.")
 
 
 def check_ids(ids: Sequence[Hashable]) -> None:
@@ -60,110 +36,6 @@ def check_ids(ids: Sequence[Hashable]) -> None:
     odd = next((name for name in ids if type(name) not in (str, int, float, bool)), None)
     if odd is not None:
         raise DataError(f"client {odd!r} is a {type(odd).__name__}; expected strings or numbers to save.")
-
-
-def _check_given(preparation: Preparation, roles: Roles, task: Task | None, missing: MissingRule) -> None:
-    """Refuse options that a preparation has settled otherwise."""
-    label = preparation.label
-    if roles.label != label.name:
-        raise ConfigError(
-            f"label is {roles.label!r}, and the preparation's is {label.name!r}; expected the same. Pass "
-            f"label={label.name!r}."
-        )
-    given = {"features": roles.features, "exclude": roles.exclude}
-    given |= {"task": task if task != label.task else None}
-    given |= {"missing": missing if missing not in ("refuse", preparation.missing) else None}
-    odd = next((name for name, value in given.items() if value is not None), None)
-    if odd is not None:
-        raise ConfigError(f"{odd} is given, and the preparation has its own; expected one of them. Leave {odd} out.")
-
-
-Options = ParamSpec("Options")
-
-
-def named(name: str) -> Callable[[Callable[Options, Federation]], Callable[Options, Federation]]:
-    """A loader whose federations know the call that made them: the name of the data set, and every option."""
-
-    def naming(loader: Callable[Options, Federation]) -> Callable[Options, Federation]:
-        @wraps(loader)
-        def load(*args: Options.args, **kwargs: Options.kwargs) -> Federation:
-            call = signature(loader).bind(*args, **kwargs)
-            call.apply_defaults()
-            return replace(loader(*args, **kwargs), source={"name": name, **call.arguments})
-
-        return load
-
-    return naming
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of all clients behind each other: client m has rows ``offset[m]`` to ``offset[m + 1] - 1``."""
-
-    features: Tensor  # [rows, ...]
-    labels: Tensor  # [rows]
-    offset: Tensor  # [clients + 1]
-
-    @property
-    def num_examples(self) -> Tensor:
-        """Rows of each client, ``[clients]``."""
-        return self.offset.diff()
-
-    @property
-    def owner(self) -> Tensor:
-        """Position of each row's client, ``[rows]``."""
-        clients = torch.arange(len(self.offset) - 1, device=self.offset.device)
-        return clients.repeat_interleave(self.num_examples)
-
-    @classmethod
-    def of_one(cls, x: Any, y: Any) -> Rows:
-        """The rows of a single client, in the order given; the rest as in `Federation.from_arrays`."""
-        features, labels = checked_rows(x, y)
-        return cls(features, labels, torch.tensor([0, len(labels)]))
-
-    def only(self, clients: Tensor) -> Rows:
-        """The rows of the clients at these positions, in their order."""
-        sizes = self.num_examples[clients]
-        offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        first = (self.offset[clients] - offset[:-1]).repeat_interleave(sizes)
-        index = first + torch.arange(len(first), device=first.device)
-        return Rows(self.features[index], self.labels[index], offset)
-
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
-        """The same rows on a device, features (and targets that are not classes) in a precision, if one is given."""
-
-        def moved(values: Tensor) -> Tensor:
-            return values.to(device, dtype if values.is_floating_point() else None)
-
-        return Rows(moved(self.features), moved(self.labels), self.offset.to(device))
-
-
-@dataclass(frozen=True)
-class _Split:
-    """How each client's rows are dealt to training, test and validation."""
-
-    test_fraction: float
-    validation_fraction: float
-    seed: int
-    stratify: bool = False
-
-    def __post_init__(self) -> None:
-        check_share("test_fraction", self.test_fraction)
-        check_share("validation_fraction", self.validation_fraction)
-        check_seed(self.seed)
-
-    def rows_of_parts(self, owner: npt.NDArray[np.int64], labels: Tensor) -> dict[str, npt.NDArray[np.int64]]:
-        """The numbers of each part's rows, client by client and in a random order within each."""
-        group = owner
-        if self.stratify:
-            if labels.is_floating_point() or labels.ndim != 1:
-                raise ConfigError(f"stratify wants classes; y is {labels.dtype} of shape {tuple(labels.shape)}.")
-            group = owner * (int(labels.max()) + 1) + labels.cpu().numpy()
-        lot = np.random.default_rng(self.seed).random(len(owner))
-        part = parts_by_lot(lot, group, (self.test_fraction, self.validation_fraction))
-        order = np.lexsort((lot, owner))
-        found = {name: order[part[order] == number] for name, number in (("train", 2), ("test", 0))}
-        return found | ({"validation": order[part[order] == 1]} if self.validation_fraction else {})
 
 
 @dataclass(frozen=True)
@@ -219,7 +91,7 @@ class Federation:
     def num_classes(self) -> int | None:
         """Largest label + 1 over all rows, or as many as have names; none where labels are floating-point targets.
 
-        Nobody need hold every class, nor a client more than one.
+        No client has to hold every class, or more than one.
         """
         if self.train.labels.is_floating_point():
             return None
@@ -278,61 +150,24 @@ class Federation:
             >>> fed.clients, fed.train.num_examples.tolist(), fed.test.num_examples.tolist()
             (['a', 'b'], [1, 1], [1, 1])
         """
-        split = _Split(test_fraction, validation_fraction, seed, stratify)
-        column = column_of(client)
-        features, labels = checked_rows(x, y, column)
-        if len(column) == 0:
-            raise DataError("there are no rows; expected at least one.")
-        ids, owner = numbered("client", column)
-        parts = split.rows_of_parts(owner, labels)
-        preparation = None
-        if standardise:
-            wide = features.double().numpy()
-            known = labels[torch.from_numpy(parts["train"])].double().numpy()
-            moments = Moments.of(known) if labels.is_floating_point() else Moments()
-            label = Label("label", "values", (), moments.mean, moments.scale)
-            if not labels.is_floating_point():
-                label = Label("label", "classes", tuple(range(int(labels.max()) + 1)))
-            preparation = prepare_array(wide[parts["train"]], label)
-            features = torch.from_numpy(preparation.scale_array(wide))
-        groups = None if cluster is None else cluster_of_client(cluster, owner, ids)
-        inputs = {part: features[rows] for part, rows in parts.items()}
-        return cls._pack(ids, owner, labels, parts, inputs, groups, preparation=preparation)
+        split = Split(test_fraction, validation_fraction, stratify, seed)
+        return cls._of(pack_arrays(x, y, client, split, cluster, standardise))
 
     @classmethod
-    def _pack(
-        cls,
-        ids: Sequence[Hashable],
-        owner: npt.NDArray[np.int64],
-        labels: Tensor,
-        parts: Mapping[str, npt.NDArray[np.int64]],
-        features: Mapping[str, Tensor],
-        cluster: Tensor | None,
-        classes: Sequence[Any] | None = None,
-        preparation: Preparation | None = None,
-    ) -> Federation:
-        """Put the rows of each part behind each other, client by client."""
-
-        def pack(part: str) -> Rows:
-            chosen = parts[part]
-            offset = np.concatenate([[0], np.cumsum(np.bincount(owner[chosen], minlength=len(ids)))])
-            return Rows(features[part], labels[torch.from_numpy(chosen)], torch.from_numpy(offset))
-
-        validation = pack("validation") if "validation" in parts else None
-        return cls(ids, pack("train"), pack("test"), validation, cluster, None, classes, preparation)
+    def _of(cls, packed: Packed) -> Federation:
+        """The federation of rows that are packed."""
+        return cls(**vars(packed))
 
     @classmethod
     def from_folder(
         cls,
         path: Path | str,
         *,
-        test_fraction: float = 0.1,
-        seed: int = 0,
-        validation_fraction: float = 0.0,
         label: str = "label",
         task: Task | None = None,
         missing: MissingRule = "refuse",
         decimal: Decimals | None = None,
+        **split: Unpack[SplitOptions],
     ) -> Federation:
         """One file per client; the file's name without its ending is the client's id.
 
@@ -342,21 +177,17 @@ class Federation:
 
         Args:
             path: the folder; hidden files in it do not count.
-            test_fraction: as in `from_arrays`.
-            seed: as in `from_arrays`.
-            validation_fraction: as in `from_arrays`.
             label: name of the column of labels in tables.
             task: as in `from_frame`.
             missing: as in `from_frame`.
             decimal: as in `from_csv`.
+            **split: test_fraction, seed, validation_fraction and stratify, as in `from_arrays`.
         """
-        found = read_folder(Path(path), label, decimal)
-        split = _Split(test_fraction, validation_fraction, seed)
-        if isinstance(found, FolderArrays):
-            return cls.from_arrays(
-                found.x, found.y, found.client, test_fraction, seed, validation_fraction=validation_fraction
-            )
-        return cls._from_table(found.table, Roles(label), split, ids=found.client, task=task, missing=missing)
+        chosen = split_of(split)
+        rows = read_folder(Path(path), label, decimal)
+        if isinstance(rows, FolderArrays):
+            return cls._of(pack_arrays(rows.x, rows.y, rows.client, chosen))
+        return cls._of(pack_table(rows.table, Roles(label), chosen, ids=rows.client, task=task, missing=missing))
 
     @classmethod
     def from_frame(
@@ -370,11 +201,8 @@ class Federation:
         task: Task | None = None,
         missing: MissingRule = "refuse",
         preparation: Preparation | None = None,
-        test_fraction: float = 0.1,
-        seed: int = 0,
-        validation_fraction: float = 0.0,
-        stratify: bool = False,
         cluster: Hashable | None = None,
+        **split: Unpack[SplitOptions],
     ) -> Federation:
         """A DataFrame of pandas or polars, or a Table of pyarrow, with a row each and a column of clients.
 
@@ -394,11 +222,8 @@ class Federation:
                 ``drop`` their rows; or ``impute`` the mean, with a further input that says where (rows without a label
                 or a client are dropped).
             preparation: one that was fitted before, on these sites' rows together, say; none: fitted here.
-            test_fraction: as in `from_arrays`, and so are seed, validation_fraction and stratify.
-            seed: of the choice of test rows.
-            validation_fraction: share of each client's rows for choosing a method's options.
-            stratify: take the shares of each client's rows of each class.
             cluster: the column of the clients' clusters, if they are grouped.
+            **split: test_fraction, seed, validation_fraction and stratify, as in `from_arrays`.
 
         Examples:
             >>> import pyarrow, selffl
@@ -407,9 +232,9 @@ class Federation:
             >>> fed.clients, fed.classes, fed.train.features.shape
             (['a', 'b'], ['no', 'yes'], torch.Size([4, 1]))
         """
-        split = _Split(test_fraction, validation_fraction, seed, stratify)
-        roles = Roles(label, client, features, exclude, cluster)
-        return cls._from_table(table_of_frame(frame), roles, split, task=task, missing=missing, preparation=preparation)
+        chosen, roles = split_of(split), Roles(label, client, features, exclude, cluster)
+        table = table_of_frame(frame)
+        return cls._of(pack_table(table, roles, chosen, task=task, missing=missing, preparation=preparation))
 
     @classmethod
     def from_csv(
@@ -424,11 +249,8 @@ class Federation:
         missing: MissingRule = "refuse",
         decimal: Decimals | None = None,
         preparation: Preparation | None = None,
-        test_fraction: float = 0.1,
-        seed: int = 0,
-        validation_fraction: float = 0.0,
-        stratify: bool = False,
         cluster: str | None = None,
+        **split: Unpack[SplitOptions],
     ) -> Federation:
         """One file with a header, a row each and a column of clients: ``.csv`` or ``.parquet``.
 
@@ -436,18 +258,17 @@ class Federation:
         semicolons, tabs or bars.  ``decimal`` is the decimal sign, ``"."`` or ``","``, where numbers leave it open; the
         rest as in `from_frame`.
         """
-        roles, split = (
-            Roles(label, client, features, exclude, cluster),
-            _Split(test_fraction, validation_fraction, seed, stratify),
-        )
+        chosen, roles = split_of(split), Roles(label, client, features, exclude, cluster)
         as_text = [*roles.by_name.values(), *(preparation.texts if preparation else ())]
-        return cls._from_table(
-            read_table(Path(path), as_text, decimal),  # held nowhere else, so that columns can be released
-            roles,
-            split,
-            task=task,
-            missing=missing,
-            preparation=preparation,
+        return cls._of(
+            pack_table(
+                read_table(Path(path), as_text, decimal),  # held nowhere else, so that columns can be released
+                roles,
+                chosen,
+                task=task,
+                missing=missing,
+                preparation=preparation,
+            )
         )
 
     @classmethod
@@ -461,10 +282,7 @@ class Federation:
         split: str = "train",
         task: Task | None = None,
         missing: MissingRule = "refuse",
-        test_fraction: float = 0.1,
-        seed: int = 0,
-        validation_fraction: float = 0.0,
-        stratify: bool = False,
+        **shares: Unpack[SplitOptions],
     ) -> Federation:
         """Data sets of Hugging Face: one with a column of clients, or one for each client, as flwr-datasets has them.
 
@@ -481,28 +299,23 @@ class Federation:
             split: of a ``FederatedDataset``, which of its partitioned splits.
             task: as in `from_frame`.
             missing: as in `from_frame`.
-            test_fraction: as in `from_arrays`, and so are seed, validation_fraction and stratify.
-            seed: of the choice of test rows.
-            validation_fraction: share of each client's rows for choosing a method's options.
-            stratify: take the shares of each client's rows of each class.
+            **shares: test_fraction, seed, validation_fraction and stratify, as in `from_arrays`.
         """
-        found = read_huggingface(data, client, label, features, split)
-        shares = _Split(test_fraction, validation_fraction, seed, stratify)
-        known: dict[str, Any] = {"ids": found.client, "x": found.x, "label": found.label}
-        return cls._from_table(found.table, found.roles, shares, task=task, missing=missing, **known)
+        chosen = split_of(shares)
+        rows = read_huggingface(data, client, label, features, split)
+        known: dict[str, Any] = {"ids": rows.client, "x": rows.x, "label": rows.label}
+        return cls._of(pack_table(rows.table, rows.roles, chosen, task=task, missing=missing, **known))
 
     @classmethod
     def from_leaf(
         cls,
         path: Path | str,
         *,
-        test_fraction: float | None = None,
-        seed: int = 0,
-        validation_fraction: float = 0.0,
         encode: Encode | None = None,
         labels: LabelKind | None = None,
         classes: Sequence[str] | None = None,
         cluster: bool = False,
+        **split: Unpack[SplitOptions],
     ) -> Federation:
         """LEAF's JSON files, with the split into training and test rows that they come with.
 
@@ -515,15 +328,13 @@ class Federation:
 
         Args:
             path: the folder or the file; in folders, only files that end in ``.json`` count.
-            test_fraction: as in `from_arrays`, of rows that are not split yet; 0.1 if it is not given.
-            seed: of the choice of test and validation rows.
-            validation_fraction: share of each user's rows (where they are split, training rows) for choosing a method's
-                options.
             encode: turns features that are text into numbers: called with the list of one user's ``x``, it returns an
                 array with a row for each.
             labels: ``"classes"`` or ``"values"``, where files write whole numbers with a decimal point.
             classes: names of the classes in the order of their numbers, as another federation has them.
             cluster: take the users' hierarchies for their clusters.
+            **split: test_fraction, seed, validation_fraction and stratify, as in `from_arrays`; where rows are split,
+                no test_fraction, and validation_fraction is a share of the training rows.
 
         Examples:
             >>> import json, pathlib, tempfile, selffl
@@ -535,29 +346,12 @@ class Federation:
             Federation(2 clients, rows (1,): 2 train, 2 test)
         """
         rows = read_leaf(Path(path), encode, labels, classes, cluster)
-        if WHOLE not in rows.parts:
-            if test_fraction is not None:
-                raise ConfigError(
-                    f"test_fraction is {test_fraction}, and {path} is split into train and test; expected none. Leave "
-                    "it out to keep that split."
-                )
-            return cls._from_split(rows, seed, validation_fraction)
-        whole = rows.parts[WHOLE]
-        fed = cls.from_arrays(
-            whole.x,
-            whole.y,
-            np.repeat(column_of(rows.ids), whole.num_examples),
-            0.1 if test_fraction is None else test_fraction,
-            seed,
-            validation_fraction=validation_fraction,
-            cluster=None if rows.cluster is None else np.repeat(column_of(rows.cluster), whole.num_examples),
-        )
-        return replace(fed, classes=rows.classes)
+        if UNDIVIDED in rows.parts:
+            return cls._of(pack_whole(rows, UNDIVIDED, split_of(split)))
+        return cls._of(pack_parts(rows, split_of_training_rows(split, path)))
 
     @classmethod
-    def from_pfllib(
-        cls, path: Path | str, *, trusted: bool = False, seed: int = 0, validation_fraction: float = 0.0
-    ) -> Federation:
+    def from_pfllib(cls, path: Path | str, *, trusted: bool = False, **split: Unpack[SplitOptions]) -> Federation:
         """PFLlib's folder of a data set, with the split into training and test rows that it comes with.
 
         The clients' ids are the numbers of their files.  Features are float32, or whole numbers as they are (words,
@@ -570,119 +364,34 @@ class Federation:
         Args:
             path: the folder with ``train``, ``test`` and, where there is one, ``config.json``.
             trusted: whether you have made the files or know who has.
-            seed: of the choice of validation rows.
-            validation_fraction: share of each client's training rows for choosing a method's options.
+            **split: seed, validation_fraction (a share of the training rows) and stratify, as in `from_arrays`.
         """
-        return cls._from_split(read_pfllib(Path(path), trusted), seed, validation_fraction)
-
-    @classmethod
-    def _from_split(cls, rows: SplitRows, seed: int, validation_fraction: float) -> Federation:
-        """The federation of rows that are split, with a share of the training rows set aside for validation."""
-        check_share("validation_fraction", validation_fraction)
-        check_seed(seed)
-        if validation_fraction and "validation" in rows.parts:
-            raise ConfigError(
-                f"validation_fraction is {validation_fraction}, and the rows have a validation part; expected 0."
-            )
-        parts: dict[str, Any] = {
-            name: Rows(
-                torch.from_numpy(part.x),
-                torch.from_numpy(part.y),
-                torch.from_numpy(np.concatenate([[0], np.cumsum(part.num_examples)])),
-            )
-            for name, part in rows.parts.items()
-        }
-        if validation_fraction:
-            train, owner = parts["train"], parts["train"].owner
-            lot = np.random.default_rng(seed).random(len(owner))
-            is_kept = torch.from_numpy(parts_by_lot(lot, owner.numpy(), (validation_fraction,)) == 1)
-            for name, chosen in (("train", is_kept), ("validation", ~is_kept)):
-                sizes = torch.bincount(owner[chosen], minlength=len(rows.ids))
-                offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-                parts[name] = Rows(train.features[chosen], train.labels[chosen], offset)
-        cluster = None
-        if rows.cluster is not None:
-            cluster = torch.from_numpy(numbered("cluster", column_of(rows.cluster))[1])
-        return cls(rows.ids, cluster=cluster, classes=rows.classes, **parts)
-
-    @classmethod
-    def _from_table(
-        cls,
-        table: Table,
-        roles: Roles,
-        split: _Split,
-        *,
-        ids: Any = None,
-        x: Tensor | None = None,
-        label: Label | None = None,
-        task: Task | None = None,
-        missing: MissingRule = "refuse",
-        preparation: Preparation | None = None,
-    ) -> Federation:
-        """Rows of a table; ``ids`` are their clients and ``x`` their features where these are no columns of it."""
-        check_table(table, roles)
-        if preparation is not None:
-            _check_given(preparation, roles, task, missing)
-            roles = replace(roles, features=[column.name for column in preparation.columns], exclude=None)
-            label, missing = preparation.label, preparation.missing
-        features = roles.features_of(table) if x is None else []
-        table, num_dropped = settle_missing(table, roles, features, missing)
-        label = label or label_of(table, str(roles.label), task)
-        labels = torch.from_numpy(encode_label(table, label).copy())
-        column = table.ids(str(roles.client)) if ids is None else np.asarray(ids, dtype=object)
-        column = column if ids is None else column[table.rows_of_source()]
-        names, owner = numbered("client", column)
-        parts = split.rows_of_parts(owner, labels)
-        groups = None if roles.cluster is None else cluster_of_client(table.ids(str(roles.cluster)), owner, names)
-        # Classes that are numbered from 0 are their own names.
-        classes = None if label.classes == tuple(range(len(label.classes))) else list(label.classes)
-        if x is not None:
-            inputs = {part: x[table.rows_of_source(rows)] for part, rows in parts.items()}
-            return cls._pack(names, owner, labels, parts, inputs, groups, classes)
-        if preparation is None:
-            whose = None if roles.client is None else str(roles.client)
-            profile = Profile.of_rows(table, features, label, whose, num_dropped, parts["train"])
-            preparation = Preparation.fit(profile, missing=missing)
-        for name in roles.by_name.values():
-            table.release(name)
-        encoded = preparation.encode_parts(table, list(parts.values()), release=True)
-        inputs = {part: torch.from_numpy(rows) for part, rows in zip(parts, encoded, strict=True)}
-        return cls._pack(names, owner, labels, parts, inputs, groups, classes, preparation)
+        chosen = split_of_training_rows(split, path)
+        return cls._of(pack_parts(read_pfllib(Path(path), trusted), chosen))
 
     @classmethod
     def from_dataset(
         cls,
         dataset: torch.utils.data.Dataset[Any],
         client: Any,
-        test_fraction: float = 0.1,
-        seed: int = 0,
         *,
-        validation_fraction: float = 0.0,
-        stratify: bool = False,
         cluster: Any = None,
+        **split: Unpack[SplitOptions],
     ) -> Federation:
         """A torch data set of (features, label) pairs with one client id per item; the rest as in `from_arrays`.
 
         Every item is read once, so that random transforms are frozen as they fall.
         """
+        chosen = split_of(split)
         x, y = rows_of_dataset(dataset, len(column_of(client)))
-        return cls.from_arrays(
-            x,
-            y,
-            client,
-            test_fraction,
-            seed,
-            validation_fraction=validation_fraction,
-            stratify=stratify,
-            cluster=cluster,
-        )
+        return cls._of(pack_arrays(x, y, client, chosen, cluster))
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Federation:
         """The same federation with its tensors on a device, rows in a precision as `Rows.to` has it."""
         moved = {name: rows.to(device, dtype) for name, rows in self.parts.items()}
         return replace(self, cluster=None if self.cluster is None else self.cluster.to(device), **moved)  # type: ignore[arg-type]
 
-    def pooled(self) -> Federation:
+    def pool(self) -> Federation:
         """All clients' rows as those of one client: what could be trained if rows were allowed to meet."""
 
         def whole(rows: Rows) -> Rows:
@@ -691,23 +400,23 @@ class Federation:
         parts: dict[str, Any] = {name: whole(rows) for name, rows in self.parts.items()}
         return replace(self, clients=["all"], cluster=None, source=None, **parts)
 
-    def only(self, clients: Sequence[Hashable]) -> Federation:
+    def subset(self, clients: Sequence[Hashable]) -> Federation:
         """The same federation with some of its clients, by their ids; the rest can come later, as newcomers.
 
         Examples:
             >>> import selffl
             >>> fed = selffl.Federation.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 0], list("abc"))
-            >>> fed.only(["a", "c"]).clients
+            >>> fed.subset(["a", "c"]).clients
             ['a', 'c']
         """
-        place = {client: number for number, client in enumerate(self.clients)}
+        position = {client: number for number, client in enumerate(self.clients)}
         chosen = list(dict.fromkeys(clients))
-        strange = next((client for client in chosen if client not in place), None)
+        strange = next((client for client in chosen if client not in position), None)
         if strange is not None or not chosen:
-            found = "no client" if not chosen else f"{strange!r}, which is none of {self.num_clients} clients"
-            raise DataError(f"the clients to keep hold {found}; expected ids of some, such as {self.clients[0]!r}.")
-        at = torch.tensor([place[client] for client in chosen], device=self.train.offset.device)
-        parts: dict[str, Any] = {name: rows.only(at) for name, rows in self.parts.items()}
+            what = "no client" if not chosen else f"{strange!r}, which is none of {self.num_clients} clients"
+            raise DataError(f"the clients to keep hold {what}; expected ids of some, such as {self.clients[0]!r}.")
+        at = torch.tensor([position[client] for client in chosen], device=self.train.offset.device)
+        parts: dict[str, Any] = {name: rows.subset(at) for name, rows in self.parts.items()}
         # The source would make it again with all of them.
         return replace(
             self, clients=chosen, cluster=None if self.cluster is None else self.cluster[at], source=None, **parts
@@ -761,7 +470,7 @@ class Federation:
                 about["preparation"] = self.preparation.to_dict()
             save_tensors(path, dict(self._tensors()), about)
         except Exception as error:  # safetensors has its own kind of error for a folder that is not there
-            raise DataError(f"{path} cannot be written ({in_short(error)}); expected a file in a folder.") from None
+            raise DataError(f"{path} cannot be written ({one_line(error)}); expected a file in a folder.") from None
 
     @classmethod
     def load(cls, path: Path | str) -> Federation:
@@ -780,7 +489,7 @@ class Federation:
                 for part in ("train", "test", "validation")
             ]
         except (CheckpointError, KeyError) as error:
-            reason = in_short(error).removeprefix(f"{path} ").partition(";")[0]
+            reason = one_line(error).removeprefix(f"{path} ").partition(";")[0]
             raise DataError(f"{path} cannot be read ({reason}); {advice}. Save it again.") from None
         train, test, validation = parts
         if train is None or test is None:

@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import IO
 
 from selffl._version import __version__
+from selffl.data.dataset import Remote
 from selffl.data.locate import cache
-from selffl.data.registry import Remote, data_set
+from selffl.data.registry import data_set
 from selffl.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]  # (file, bytes that are here, bytes in all where that is known)
 
-BLOCK = 1 << 18
-TIMEOUT = 30.0  # seconds without a byte
+BLOCK_BYTES = 1 << 18
+TIMEOUT_SECONDS = 30.0  # seconds without a byte
 
 
 def fetch(name: str, folder: Path | None = None, on_progress: Progress | None = None) -> list[Path]:
@@ -54,10 +55,10 @@ def fetch(name: str, folder: Path | None = None, on_progress: Progress | None = 
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"{target} cannot be made ({error.strerror}); expected a folder to write into.") from None
-    if chosen.r_table is not None:
+    if chosen.write_file is not None:
         path = target / chosen.files()[0].names[0]
         if not path.is_file():
-            chosen.r_table.export(path)
+            chosen.write_file(path)
         return [path]
     files: list[Path] = []
     for remote in chosen.remotes:
@@ -87,7 +88,7 @@ def download(remote: Remote, path: Path, on_progress: Progress | None = None) ->
             total = None if length is None else here + int(length)
             with part.open("ab" if here else "wb") as file:
                 tell(path.name, here, total)
-                while block := answer.read(BLOCK):
+                while block := answer.read(BLOCK_BYTES):
                     file.write(block)
                     here += len(block)
                     tell(path.name, here, total)
@@ -102,11 +103,11 @@ def download(remote: Remote, path: Path, on_progress: Progress | None = None) ->
     except (OSError, http.client.HTTPException) as error:
         kept = f"{here:,} bytes are kept in {part}. {again}" if here else "Check the network, and run it again"
         raise DataError(f"{remote.url} could not be fetched to its end ({_why(error)}). {kept}.") from None
-    found = _md5(part)
-    if found != remote.md5:
+    digest = _md5(part)
+    if digest != remote.md5:
         part.unlink()
         raise DataError(
-            f"{remote.url} served a file of MD5 {found}; expected {remote.md5}. It was thrown away: run it again, or "
+            f"{remote.url} served a file of MD5 {digest}; expected {remote.md5}. It was thrown away: run it again, or "
             "get the file by hand."
         )
     part.replace(path)
@@ -118,7 +119,7 @@ def _open(url: str, start: int) -> Iterator[http.client.HTTPResponse]:
     request = urllib.request.Request(url, headers={"User-Agent": f"selffl/{__version__}"})
     if start:
         request.add_header("Range", f"bytes={start}-")
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
         yield answer
 
 
@@ -143,7 +144,7 @@ def unpack(archive: Path, members: tuple[str, ...], target: Path) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 part = path.with_name(path.name + ".part")
                 with open_member(member) as content, part.open("wb") as file:
-                    shutil.copyfileobj(content, file, BLOCK)
+                    shutil.copyfileobj(content, file, BLOCK_BYTES)
                 part.replace(path)
     except (OSError, EOFError, KeyError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{archive} cannot be unpacked ({_why(error)}); expected {', '.join(members[:2])}, …") from None

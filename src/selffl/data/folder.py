@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from selffl.data.preparation import Roles
 from selffl.data.tables import READERS, Decimals, Table, join_tables, read_table
-from selffl.errors import DataError, in_short
+from selffl.errors import DataError, one_line
 
 Array = npt.NDArray[Any]
-ARRAYS = ".npz"  # the ending of files with arrays; others are tables
+ARRAY_ENDING = ".npz"  # the ending of files with arrays; others are tables
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class FolderTable:
 
 def read_folder(folder: Path, label: str = "label", decimals: Decimals | None = None) -> FolderArrays | FolderTable:
     """The rows of all files of a folder, which must be of one kind."""
-    kinds = ", ".join((ARRAYS, *READERS))
+    kinds = ", ".join((ARRAY_ENDING, *READERS))
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; expected one with a file ({kinds}) per client.")
     paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     if not paths:
         raise DataError(f"{folder} holds no files; expected one ({kinds}) per client.")
-    found = {path.suffix.lower(): path for path in reversed(paths)}
-    odd = next((path for kind, path in sorted(found.items()) if kind not in (ARRAYS, *READERS)), None)
+    first_of_kind = {path.suffix.lower(): path for path in reversed(paths)}
+    odd = next((path for kind, path in sorted(first_of_kind.items()) if kind not in (ARRAY_ENDING, *READERS)), None)
     if odd is not None:
         raise DataError(f"{odd} is none of {kinds}; expected one such file per client. Move it elsewhere.")
-    if len(found) > 1:
-        names = " and ".join(path.name for _, path in sorted(found.items()))
+    if len(first_of_kind) > 1:
+        names = " and ".join(path.name for _, path in sorted(first_of_kind.items()))
         raise DataError(f"{folder} holds {names}; expected files of one kind. Keep one kind.")
-    return _read_arrays(paths) if ARRAYS in found else _read_tables(folder, paths, label, decimals)
+    return _read_arrays(paths) if ARRAY_ENDING in first_of_kind else _read_tables(folder, paths, label, decimals)
 
 
 def _read_tables(folder: Path, paths: Sequence[Path], label: str, decimals: Decimals | None) -> FolderTable:
@@ -102,7 +102,7 @@ def _read_npz(path: Path) -> tuple[Array, Array]:
             x, y = file["x"], file["y"]
     except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, zlib.error) as error:
         # AttributeError and TypeError: NumPy found a single array in the file, or something pickled.
-        raise DataError(f"{path} cannot be read ({in_short(error)}); expected an .npz with arrays x and y.") from None
+        raise DataError(f"{path} cannot be read ({one_line(error)}); expected an .npz with arrays x and y.") from None
     for name, values in (("x", x), ("y", y)):
         if values.dtype.kind not in "biuf" or values.ndim == 0:
             raise DataError(

@@ -1,6 +1,6 @@
 """Data sets of Hugging Face, and partitions of flwr-datasets, as features, labels and ids.
 
-Neither package is imported: whoever has such a data set has its package.
+Neither package is imported: a user who has such a data set has its package.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from selffl.data.preparation import Label, Roles
 from selffl.data.tables import Array, Table, join_tables, table_of_frame
 from selffl.errors import ConfigError, DataError, unknown_name
 
-GREY = ("1", "L", "LA")  # modes of images with one channel
-DEEP = ("I", "F")  # and those with more than 8 bits of it, by how they begin
+GREY_MODES = ("1", "L", "LA")  # modes of images with one channel
+DEEP_MODES = ("I", "F")  # and those with more than 8 bits of it, by how they begin
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ def read_huggingface(
     parts: list[HuggingFaceRows] = []
     ids: list[Hashable] = []
     for name, partition in _partitions(data, split):
-        place = f"the data set of client {name!r}"
+        where = f"the data set of client {name!r}"
         if not _is_dataset(partition):
-            raise DataError(f"{place} is a {type(partition).__name__}; expected a datasets.Dataset.")
-        rows = _rows(place, partition, Roles(label, None, chosen))
+            raise DataError(f"{where} is a {type(partition).__name__}; expected a datasets.Dataset.")
+        rows = _rows(where, partition, Roles(label, None, chosen))
         if len(rows.table) == 0:
-            raise DataError(f"{place} has no rows; expected at least one. Leave it out.")
-        _check_like_the_first(place, rows, parts[0] if parts else rows)
+            raise DataError(f"{where} has no rows; expected at least one. Leave it out.")
+        _check_like_the_first(where, rows, parts[0] if parts else rows)
         parts.append(rows)
         ids.append(name)
     if not parts:
@@ -86,15 +86,15 @@ def read_huggingface(
     )
 
 
-def _check_like_the_first(place: str, rows: HuggingFaceRows, first: HuggingFaceRows) -> None:
+def _check_like_the_first(where: str, rows: HuggingFaceRows, first: HuggingFaceRows) -> None:
     def described(part: HuggingFaceRows) -> str:
         shape = "" if part.x is None else f" of shape {tuple(part.x.shape[1:])}"
         return f"{', '.join(map(str, part.roles.features or ()))}{shape}"
 
     if described(rows) != described(first):
-        raise DataError(f"{place} has the features {described(rows)}; expected {described(first)}, as the first.")
+        raise DataError(f"{where} has the features {described(rows)}; expected {described(first)}, as the first.")
     if rows.label != first.label:
-        raise DataError(f"{place} has other names of classes than the first; expected the same in all.")
+        raise DataError(f"{where} has other names of classes than the first; expected the same in all.")
 
 
 def _is_dataset(data: Any) -> bool:
@@ -136,20 +136,20 @@ def _partitions(data: Any, split: str) -> Iterator[tuple[Hashable, Any]]:
         )
 
 
-def _rows(place: str, dataset: Any, roles: Roles) -> HuggingFaceRows:
-    every = Table(place, dict.fromkeys(dataset.column_names, pa.array([])))
+def _rows(where: str, dataset: Any, roles: Roles) -> HuggingFaceRows:
+    every = Table(where, dict.fromkeys(dataset.column_names, pa.array([])))
     features = roles.features_of(every)
     kinds = {name: type(dataset.features[name]).__name__ for name in features}
     is_plain = [kind in ("Value", "ClassLabel") for kind in kinds.values()]
     if len(features) > 1 and not all(is_plain):
         shown = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
         raise DataError(
-            f"the features of {place} are {shown}; expected columns of numbers, or one of images or lists. Choose with "
+            f"the features of {where} are {shown}; expected columns of numbers, or one of images or lists. Choose with "
             "features=."
         )
     plain = [*roles.by_name.values(), *(features if all(is_plain) else ())]
     table = table_of_frame(dataset.select_columns(plain).with_format("arrow")[:])
-    table = replace(table, place=place)
+    table = replace(table, place=where)
     label = None
     for name in plain:
         if type(dataset.features[name]).__name__ == "ClassLabel":  # which has -1 for a class that is not known
@@ -160,49 +160,49 @@ def _rows(place: str, dataset: Any, roles: Roles) -> HuggingFaceRows:
             label = Label(name, "classes", tuple(names)) if name == roles.label else label
     x = None
     if not all(is_plain):
-        x = (_images if kinds[features[0]] == "Image" else _arrays)(place, dataset, features[0])
+        x = (_images if kinds[features[0]] == "Image" else _arrays)(where, dataset, features[0])
     roles = replace(roles, features=features)
     return HuggingFaceRows(table, roles, None, None if x is None else torch.from_numpy(x), label)
 
 
-def _images(place: str, dataset: Any, name: str) -> Array:
+def _images(where: str, dataset: Any, name: str) -> Array:
     """All images, float32 from 0 to 1, ``[rows, channels, height, width]``."""
-    found: Array | None = None
+    pictures: Array | None = None
     for row, item in enumerate(dataset.select_columns([name]).with_format(None)):
         image = item[name]
         if not hasattr(image, "convert"):
             what = "missing" if image is None else f"a {type(image).__name__}"
             raise DataError(
-                f"{place}: {name} is {what} in row {row}; expected an image. Drop the row, or decode the column with "
+                f"{where}: {name} is {what} in row {row}; expected an image. Drop the row, or decode the column with "
                 "cast_column."
             )
-        if image.mode.startswith(DEEP):
-            raise DataError(f"{place}: {name} has the mode {image.mode} in row {row}; expected 8 bits a channel.")
-        pixels = np.atleast_3d(np.asarray(image.convert("L" if image.mode in GREY else "RGB"))).transpose(2, 0, 1)
-        if found is None:
-            found = np.empty((len(dataset), *pixels.shape), dtype=np.float32)
-        if pixels.shape != found.shape[1:]:
+        if image.mode.startswith(DEEP_MODES):
+            raise DataError(f"{where}: {name} has the mode {image.mode} in row {row}; expected 8 bits a channel.")
+        pixels = np.atleast_3d(np.asarray(image.convert("L" if image.mode in GREY_MODES else "RGB"))).transpose(2, 0, 1)
+        if pictures is None:
+            pictures = np.empty((len(dataset), *pixels.shape), dtype=np.float32)
+        if pixels.shape != pictures.shape[1:]:
             raise DataError(
-                f"{place}: {name} has the shape {pixels.shape} in row {row}; expected {found.shape[1:]}, as row 0. "
+                f"{where}: {name} has the shape {pixels.shape} in row {row}; expected {pictures.shape[1:]}, as row 0. "
                 "Resize or convert the images with map()."
             )
-        found[row] = pixels
-    return np.empty((0,), dtype=np.float32) if found is None else found / np.float32(255)
+        pictures[row] = pixels
+    return np.empty((0,), dtype=np.float32) if pictures is None else pictures / np.float32(255)
 
 
-def _arrays(place: str, dataset: Any, name: str) -> Array:
+def _arrays(where: str, dataset: Any, name: str) -> Array:
     """All lists of a column as one array: float32, or int64 where they hold whole numbers."""
     column = dataset.select_columns([name])
     is_missing = np.asarray(column.with_format("arrow")[:][name].is_null())
     if is_missing.any():
         raise DataError(
-            f"{place}: column {name!r} is missing in {int(is_missing.sum())} row(s), first in row "
+            f"{where}: column {name!r} is missing in {int(is_missing.sum())} row(s), first in row "
             f"{int(is_missing.argmax())}; expected a list in every row. Drop those rows."
         )
     values = np.asarray(column.with_format("numpy")[:][name])
     if values.dtype.kind not in "biuf":
         raise DataError(
-            f"{place}: column {name!r} is of type {dataset.features[name]}; expected numbers, and lists of one length. "
+            f"{where}: column {name!r} is of type {dataset.features[name]}; expected numbers, and lists of one length. "
             "Pad or encode them with map()."
         )
     return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)

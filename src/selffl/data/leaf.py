@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from selffl.data.split import Array, ClientRows, LabelKind, SplitRows, join_parts
-from selffl.errors import DataError, in_short
+from selffl.data.parts import Array, ClientRows, LabelKind, SplitRows, join_parts
+from selffl.errors import DataError, one_line
 
 KEYS = ("users", "num_samples", "user_data")
-WHOLE = "all"  # name of the only part, where rows are not split
+UNDIVIDED = "all"  # name of the only part, where rows are not split
 FOLDERS = {"train": "train", "test": "test", "val": "validation"}  # the parts, by their folders; val is Reddit's
 Encode = Callable[[list[Any]], Any]
 Users = dict[str, ClientRows]
@@ -35,7 +35,7 @@ def read_leaf(
 ) -> SplitRows:
     """Rows of all users; the arguments are those of `Federation.from_leaf`.
 
-    Where the rows are not split, their only part is `WHOLE`.
+    Where the rows are not split, their only part is `UNDIVIDED`.
     """
     parts: dict[str, Users] = {}
     group: dict[str, Hashable] = {}
@@ -50,19 +50,19 @@ def read_leaf(
                 if cluster:
                     group[user] = _group(rows.place, hierarchy, group.get(user))
     _check_users(path, *parts.values())
-    found = join_parts(
+    joined = join_parts(
         {part: {user: rows for user, rows in users.items() if len(rows.y)} for part, users in parts.items()},
         labels,
         classes,
     )
-    return replace(found, cluster=[group[user] for user in found.ids]) if cluster else found
+    return replace(joined, cluster=[group[user] for user in joined.ids]) if cluster else joined
 
 
 def _files(path: Path) -> dict[str, list[Path]]:
     """The files of each part, in the order of their names."""
     advice = "expected a .json file, a folder of such files, or one with the folders train and test"
     if path.is_file():
-        return {WHOLE: [path]}
+        return {UNDIVIDED: [path]}
     if not path.is_dir():
         raise DataError(f"{path} does not exist; {advice}.")
     folders = {part: path / folder for folder, part in FOLDERS.items() if (path / folder).is_dir()}
@@ -72,11 +72,11 @@ def _files(path: Path) -> dict[str, list[Path]]:
             f"{path} has the folder {next(iter(folders.values())).name} and no folder {missing}; expected both train "
             "and test. Split the rows with LEAF's split_data.py, or read the one folder by itself."
         )
-    found = {part: sorted(folder.glob("*.json")) for part, folder in (folders or {WHOLE: path}).items()}
-    empty = next((part for part, files in found.items() if not files), None)
+    files_of_part = {part: sorted(folder.glob("*.json")) for part, folder in (folders or {UNDIVIDED: path}).items()}
+    empty = next((part for part, files in files_of_part.items() if not files), None)
     if empty is not None:
         raise DataError(f"{folders.get(empty, path)} holds no .json files; {advice}.")
-    return found
+    return files_of_part
 
 
 def _check_users(path: Path, trained: Users, *others: Users) -> None:
@@ -101,17 +101,17 @@ def _check_users(path: Path, trained: Users, *others: Users) -> None:
         raise DataError(f"{empty.place} has no rows to train on; expected at least one. Remove the user.")
 
 
-def _group(place: str, hierarchy: Any, known: Hashable | None) -> Hashable:
+def _group(where: str, hierarchy: Any, known: Hashable | None) -> Hashable:
     """The group of a user, which is the same in every part."""
     if hierarchy is None:
         raise DataError(
-            f"{place} has no hierarchy that can be told; expected as many hierarchies as users in the file for "
+            f"{where} has no hierarchy that can be told; expected as many hierarchies as users in the file for "
             "cluster=True. Leave cluster out, or group the clients with Federation.with_clusters."
         )
     if not isinstance(hierarchy, str | int):
-        raise DataError(f"{place}: the hierarchy is {hierarchy!r}; expected text or a whole number for cluster=True.")
+        raise DataError(f"{where}: the hierarchy is {hierarchy!r}; expected text or a whole number for cluster=True.")
     if known is not None and known != hierarchy:
-        raise DataError(f"{place}: the hierarchy is {hierarchy!r}, and {known!r} in another part; expected one.")
+        raise DataError(f"{where}: the hierarchy is {hierarchy!r}, and {known!r} in another part; expected one.")
     return hierarchy
 
 
@@ -126,16 +126,16 @@ def _users(path: Path, encode: Encode | None) -> Iterator[tuple[str, ClientRows,
         if user not in listed and (not isinstance(record, dict) or len(record.get("y", ()))):
             raise DataError(f"{path}: user {user!r} has rows but is not listed in users; expected every user there.")
     for user, count, hierarchy in zip(users, num_samples, hierarchies, strict=True):
-        place = f"{path}: user {user!r}"
+        where = f"{path}: user {user!r}"
         record = user_data.get(user)
         if not isinstance(record, dict) or not all(isinstance(record.get(key), list | np.ndarray) for key in "xy"):
-            raise DataError(f"{place} has no lists x and y in user_data; expected both.")
+            raise DataError(f"{where} has no lists x and y in user_data; expected both.")
         if len(record["x"]) != count or len(record["y"]) != count:
             raise DataError(
-                f"{place} has {len(record['x'])} rows in x and {len(record['y'])} in y, and num_samples says "
+                f"{where} has {len(record['x'])} rows in x and {len(record['y'])} in y, and num_samples says "
                 f"{count!r}; expected as many of each. The file is damaged: make it again."
             )
-        yield user, ClientRows(place, _features(place, record["x"], encode), _labels(place, record["y"])), hierarchy
+        yield user, ClientRows(where, _features(where, record["x"], encode), _labels(where, record["y"])), hierarchy
 
 
 def _read(path: Path, keeps_features: bool) -> tuple[list[str], list[Any], dict[str, Any], list[Any]]:
@@ -145,30 +145,30 @@ def _read(path: Path, keeps_features: bool) -> tuple[list[str], list[Any], dict[
     """
 
     def compact(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        content = dict(pairs)
+        if len(content) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
             raise DataError(f"{path}: the key {twice!r} appears twice; expected keys that differ.")
-        if isinstance(found.get("x"), list) and isinstance(found.get("y"), list):
+        if isinstance(content.get("x"), list) and isinstance(content.get("y"), list):
             if not keeps_features:
-                found["x"] = _numbers(found["x"], single=True)
-            found["y"] = _numbers(found["y"])
-        return found
+                content["x"] = _numbers(content["x"], single=True)
+            content["y"] = _numbers(content["y"])
+        return content
 
     expected = f"expected LEAF's JSON with the keys {', '.join(KEYS)}"
     try:
         with path.open(encoding="utf-8") as file:
-            found = json.load(file, object_pairs_hook=compact)
+            content = json.load(file, object_pairs_hook=compact)
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, thousands of digits
-        raise DataError(f"{path} cannot be read ({in_short(error)}); {expected}.") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path} holds a {type(found).__name__}; {expected}.")
-    missing = next((key for key in KEYS if key not in found), None)
+        raise DataError(f"{path} cannot be read ({one_line(error)}); {expected}.") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds a {type(content).__name__}; {expected}.")
+    missing = next((key for key in KEYS if key not in content), None)
     if missing is not None:
-        raise DataError(f"{path} has no key {missing!r} among: {', '.join(found) or 'none'}; {expected}.")
-    users, num_samples, user_data = (found[key] for key in KEYS)
-    hierarchies = found.get("hierarchies")
+        raise DataError(f"{path} has no key {missing!r} among: {', '.join(content) or 'none'}; {expected}.")
+    users, num_samples, user_data = (content[key] for key in KEYS)
+    hierarchies = content.get("hierarchies")
     kinds = ((users, list, "users"), (num_samples, list, "num_samples"), (user_data, dict, "user_data"))
     for value, kind, name in kinds:
         if not isinstance(value, kind):
@@ -209,32 +209,32 @@ def _in_single_precision(array: Array) -> Array:
         return array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array
 
 
-def _features(place: str, x: Any, encode: Encode | None) -> Array:
+def _features(where: str, x: Any, encode: Encode | None) -> Array:
     if encode is not None and len(x):
-        found = np.asarray(encode(x))
-        if found.dtype.kind not in "biuf" or found.ndim == 0 or len(found) != len(x):
+        array = np.asarray(encode(x))
+        if array.dtype.kind not in "biuf" or array.ndim == 0 or len(array) != len(x):
             raise DataError(
-                f"{place}: encode returned {found.dtype} of shape {found.shape} for {len(x)} rows; expected numbers, a "
+                f"{where}: encode returned {array.dtype} of shape {array.shape} for {len(x)} rows; expected numbers, a "
                 "row each."
             )
-        return _in_single_precision(found)
+        return _in_single_precision(array)
     if isinstance(x, np.ndarray):
         return x
     if not x:
         return np.empty((0,))
     if _holds_text(x):
         raise DataError(
-            f"{place}: x holds text; expected numbers. Pass encode= to Federation.from_leaf: a function that takes the "
+            f"{where}: x holds text; expected numbers. Pass encode= to Federation.from_leaf: a function that takes the "
             "list of one user's texts and returns an array of numbers, a row each."
         )
-    raise DataError(f"{place}: x is no table of numbers; expected numbers, and rows of one shape.")
+    raise DataError(f"{where}: x is no table of numbers; expected numbers, and rows of one shape.")
 
 
 def _holds_text(values: Any) -> bool:
     return isinstance(values, str) or (isinstance(values, list) and any(map(_holds_text, values)))
 
 
-def _labels(place: str, y: Any) -> Array:
+def _labels(where: str, y: Any) -> Array:
     if isinstance(y, np.ndarray):
         return y
     if all(isinstance(label, str) for label in y):
@@ -242,5 +242,5 @@ def _labels(place: str, y: Any) -> Array:
     odd = (isinstance(label, str) != isinstance(y[0], str) or not isinstance(label, str | int | float) for label in y)
     row = next((row for row, is_odd in enumerate(odd) if is_odd), 0)
     raise DataError(
-        f"{place}: y is {repr(y[row])[:40]} in row {row}; expected numbers, or names of classes, throughout."
+        f"{where}: y is {repr(y[row])[:40]} in row {row}; expected numbers, or names of classes, throughout."
     )

@@ -15,10 +15,12 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, named
+from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.mnist import standardised
 from selffl.data.partition import five_of_ten_letters
+from selffl.data.split import Split
 from selffl.errors import ConfigError, DataError
 
 SHA256 = "5d7163fe8a1eec5af7d22ad19cba91fd8f51c05d8b4f3049e0136b5af3f56d78"
@@ -34,8 +36,10 @@ def read_letters(path: Path) -> tuple[Bytes, Bytes]:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}); expected the OCR letters.") from None
-    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
-        raise DataError(f"{path} has SHA-256 {found}; expected {SHA256}. It is damaged or another file: copy it again.")
+    if (digest := hashlib.sha256(content).hexdigest()) != SHA256:
+        raise DataError(
+            f"{path} has SHA-256 {digest}; expected {SHA256}. It is damaged or another file: copy it again."
+        )
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             bits, labels = file["bits"], file["label"]
@@ -49,15 +53,9 @@ def files() -> list[DataFile]:
     return [DataFile("ocr_letters", ("ocr_letters.npz",), read_letters)]
 
 
-@named("letters")
+@named("letters", Split())
 def letters(
-    seed: int = 0,
-    test_fraction: float = 0.1,
-    validation_fraction: float = 0.0,
-    num_clients: int = 200,
-    classes_per_client: int = 5,
-    chosen: str = FREQUENT,
-    scale: str = "standard",
+    split: Split, num_clients: int = 200, classes_per_client: int = 5, chosen: str = FREQUENT, scale: str = "standard"
 ) -> Federation:
     """Ten of the letters over 200 clients with five each; sizes are lognormal (`five_of_ten_letters`).
 
@@ -67,7 +65,6 @@ def letters(
     (from EMNIST's published mean of 0.174 and standard deviation of 0.332), standardised letters 130, bits 27.
     Class k is the k-th of the letters ``chosen``.
     """
-    check_seed(seed)
     if scale not in ("standard", "bits"):
         raise ConfigError(f"scale is {scale!r}; expected 'standard' or 'bits'.")
     if len(chosen) != 10 or len(set(chosen) & set(ALPHABET)) != 10:
@@ -77,16 +74,22 @@ def letters(
     number[[ALPHABET.index(letter) for letter in chosen]] = np.arange(10)
     classes = number[labels]
     pictures, classes = pictures[classes >= 0].reshape(-1, 128), classes[classes >= 0]
-    client = five_of_ten_letters(classes, seed, num_clients, classes_per_client)
+    client = five_of_ten_letters(classes, split.seed, num_clients, classes_per_client)
     used = client >= 0
     pixels = pictures.astype(np.float32)
     if scale == "standard":
         pixels = standardised(pixels)
-    return Federation.from_arrays(
-        pixels[used],
-        classes[used],
-        client[used],
-        test_fraction,
-        seed,
-        validation_fraction=validation_fraction,
-    )
+    return Federation.from_arrays(pixels[used], classes[used], client[used], **split.options)
+
+
+DATA_SET = DataSet(
+    name="letters",
+    title="OCR letters, 52,152 handwritten lower-case letters, 16 × 8; five of ten letters per client",
+    clients=200,
+    licence="no licence stated by its authors; this copy comes with a BSD 2-clause package",
+    load=letters,
+    files=files,
+    classes=tuple(FREQUENT),
+    stands_for="FEMNIST as FedProx splits it, which emnist reads",
+    home="https://ai.stanford.edu/~btaskar/ocr/",
+)

@@ -24,11 +24,11 @@ def places() -> list[Path]:
 
 def find_file(data_set: str, *names: str, can_fetch: bool = False) -> Path:
     """The first of the files ``PLACE/data_set/name`` that exists; a name may be tried in several spellings."""
-    for place in places():
+    for folder in places():
         for name in names:
-            if (place / data_set / name).is_file():
-                return place / data_set / name
-    looked = ", ".join(str(place / data_set) for place in places())
+            if (folder / data_set / name).is_file():
+                return folder / data_set / name
+    looked = ", ".join(str(folder / data_set) for folder in places())
     fetch = f"Run `selffl data fetch {data_set}`, put" if can_fetch else "Put"
     raise DataError(
         f"{names[0]} of {data_set} was not found in {looked}. {fetch} it into one of them, or set SELFFL_DATA to the "

@@ -16,9 +16,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, Remote, named
+from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.partition import two_digits_by_power_law
+from selffl.data.split import Split
 from selffl.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -30,6 +32,13 @@ FILES = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
+SERVER = "https://ossci-datasets.s3.amazonaws.com/mnist"
+SERVED_FILES = {  # published MD5s of the files as they are served, gzipped
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+}
 
 
 def read_idx(path: Path, md5: str | None = None) -> Bytes:
@@ -38,8 +47,8 @@ def read_idx(path: Path, md5: str | None = None) -> Bytes:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); expected an idx file. Fetch it again.") from None
-    if md5 is not None and (found := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
-        raise DataError(f"{path} has MD5 {found}; expected {md5}. It is damaged or another file: fetch it again.")
+    if md5 is not None and (digest := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
+        raise DataError(f"{path} has MD5 {digest}; expected {md5}. It is damaged or another file: fetch it again.")
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise DataError(
             f"{path} begins with {content[:4].hex() or 'nothing'}; expected an idx file of bytes (000008..)."
@@ -74,14 +83,23 @@ def standardised(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return scaled
 
 
-@named("mnist")
-def mnist(seed: int = 0, test_fraction: float = 0.1, validation_fraction: float = 0.0) -> Federation:
+@named("mnist", Split())
+def mnist(split: Split) -> Federation:
     """MNIST over 1000 clients; rows are 784 standardised pixels."""
-    check_seed(seed)
     images, labels = images_and_labels()
-    client = two_digits_by_power_law(labels, seed)
+    client = two_digits_by_power_law(labels, split.seed)
     pixels = standardised(images.reshape(len(images), -1).astype(np.float32))
     used = client >= 0
-    return Federation.from_arrays(
-        pixels[used], labels[used], client[used], test_fraction, seed, validation_fraction=validation_fraction
-    )
+    return Federation.from_arrays(pixels[used], labels[used], client[used], **split.options)
+
+
+DATA_SET = DataSet(
+    name="mnist",
+    title="MNIST, 70,000 handwritten digits; two digits per client, sizes by a power law (FedProx)",
+    clients=1000,
+    licence="usually distributed under CC BY-SA 3.0",
+    load=mnist,
+    files=files,
+    home="http://yann.lecun.com/exdb/mnist/",
+    remotes=tuple(Remote(f"{SERVER}/{name}.gz", md5) for name, md5 in SERVED_FILES.items()),
+)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, named
+from selffl.data.dataset import DataSet, named
+from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
-from selffl.errors import DataError, in_short
+from selffl.data.split import Split
+from selffl.errors import DataError, one_line
 
 EXPORT_TIMEOUT_S = 120
 EXPORT = """
@@ -94,7 +95,7 @@ class RTable:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 lines = list(csv.DictReader(file))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{path} cannot be read ({in_short(error)}); expected a CSV file. {again}") from None
+            raise DataError(f"{path} cannot be read ({one_line(error)}); expected a CSV file. {again}") from None
         used = dict.fromkeys(_column_of(term) for term in (self.group, self.outcome, *self.features))
         missing = [column for column in used if not lines or lines[0].get(column) is None]
         if missing:
@@ -109,7 +110,7 @@ class RTable:
         try:
             columns = [_values(lines, term) for term in (self.outcome, *self.features)]
         except ValueError as error:
-            raise DataError(f"{path} holds {in_short(error)}; expected numbers. {again}") from None
+            raise DataError(f"{path} holds {one_line(error)}; expected numbers. {again}") from None
         outcome = columns[0].astype(np.int64) if self.is_binary else columns[0]
         return GroupedRows(np.column_stack(columns[1:]), outcome, group)
 
@@ -126,7 +127,7 @@ class RTable:
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise DataError(f"{rscript} did not run to its end ({in_short(error)}); expected {path.name}.") from None
+            raise DataError(f"{rscript} did not run to its end ({one_line(error)}); expected {path.name}.") from None
         if ended.returncode or not part.is_file():
             said = " ".join(ended.stderr.split())[-200:] or f"exit code {ended.returncode}"
             raise DataError(
@@ -224,25 +225,75 @@ R_TABLES = {
 }
 
 
-def files_of(table: RTable) -> Callable[[], list[DataFile]]:
-    """A function that names the one file of a table, as the registry asks for it."""
-    return lambda: [table.file]
-
-
-def loader_of(table: RTable) -> Callable[..., Federation]:
-    """A function that makes the federation of a table; each group is a client."""
-    return named(table.name)(partial(_federation, table))
-
-
-def _federation(
-    table: RTable, seed: int = 0, test_fraction: float = 0.3, validation_fraction: float = 0.0
-) -> Federation:
+def _federation(table: RTable, split: Split) -> Federation:
+    """The federation of a table; each group is a client."""
     rows = table.load()
     return Federation.from_arrays(
         rows.features.astype(np.float32),
         rows.outcome if table.is_binary else rows.outcome.astype(np.float32),
         rows.group,
-        test_fraction,
-        seed,
-        validation_fraction=validation_fraction,
+        **split.options,
     )
+
+
+def _data_set(table: RTable, title: str, licence: str, home: str, classes: tuple[str, ...] = ()) -> DataSet:
+    """A data set that comes with an R package."""
+    return DataSet(
+        name=table.name,
+        title=title,
+        clients=table.num_groups,
+        licence=licence,
+        load=named(table.name, Split(test_fraction=0.3))(partial(_federation, table)),
+        files=lambda: [table.file],
+        classes=classes,
+        home=home,
+        write_file=table.export,
+    )
+
+
+DATA_SETS = (
+    _data_set(
+        EXAM,
+        "Examination scores of 4,059 pupils in 65 schools of Inner London; a client is a school (R: mlmRev)",
+        "GPL 2 or later (mlmRev); data of the Centre for Multilevel Modelling",
+        "https://www.bristol.ac.uk/cmm/learning/support/datasets/",
+    ),
+    _data_set(
+        MATH_ACHIEVE,
+        "Mathematics achievement of 7,185 pupils in 160 schools, High School and Beyond 1982 (R: nlme)",
+        "GPL 2 or later (nlme)",
+        "https://nces.ed.gov/surveys/hsb/",
+    ),
+    _data_set(
+        SCOTS_SEC,
+        "Attainment of 3,435 pupils of Fife from 148 primary schools; a client is a primary school (R: mlmRev)",
+        "GPL 2 or later (mlmRev); data of the Centre for Multilevel Modelling",
+        "https://www.bristol.ac.uk/cmm/learning/support/datasets/",
+    ),
+    _data_set(
+        RADON,
+        "Radon in 919 houses of 85 counties of Minnesota; a client is a county (R: rstanarm)",
+        "GPL 3 or later (rstanarm)",
+        "https://sites.stat.columbia.edu/gelman/arm/",
+    ),
+    _data_set(
+        SLEEP_STUDY,
+        "Reaction times of 18 people over ten days of little sleep; a client is a person (R: lme4)",
+        "GPL 2 or later (lme4)",
+        "https://doi.org/10.1046/j.1365-2869.2003.00337.x",
+    ),
+    _data_set(
+        CONTRACEPTION,
+        "Use of contraception by 1,934 women in 60 districts of Bangladesh; a client is a district (R: mlmRev)",
+        "GPL 2 or later (mlmRev); data of the Centre for Multilevel Modelling",
+        "https://www.bristol.ac.uk/cmm/learning/support/datasets/",
+        ("no", "yes"),
+    ),
+    _data_set(
+        IMMUNISATION,
+        "Immunisation of 2,159 children in 161 communities of Guatemala; a client is a community (R: mlmRev)",
+        "GPL 2 or later (mlmRev)",
+        "https://doi.org/10.1111/1467-985X.00206",
+        ("no", "yes"),
+    ),
+)

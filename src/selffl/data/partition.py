@@ -1,6 +1,6 @@
 """How rows with labels are dealt out to clients, as published and as commonly done; each with a seed.
 
-A partition is one client number per row, −1 for a row that nobody gets.  No row is given to two clients.
+A partition is one client number per row, −1 for a row that no client gets.  No row is given to two clients.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def five_of_ten_letters(labels: Labels, seed: int, num_clients: int = 200, class
 
     Of each of its classes a client wants max(2, int(size / classes)) rows.  The published script has 3 classes (the
     Self-FL paper says 5), and by a slip lets clients share rows; here slices are disjoint.  Where a class has
-    fewer rows than are wanted of it, every client keeps two, and what it wants beyond them is scaled down, all alike.
+    fewer rows than are wanted of it, every client keeps two, and what it wants beyond them is scaled down.
     """
     _check_number("classes_per_client", classes_per_client, 1, 10)
     _check_number("num_clients", num_clients, 1)
@@ -90,9 +90,9 @@ def five_of_ten_letters(labels: Labels, seed: int, num_clients: int = 200, class
 def dirichlet(labels: Labels, seed: int, num_clients: int, concentration: float = 0.5, least: int = 2) -> Integers:
     """Each class is divided among all clients in proportions drawn from a symmetric Dirichlet distribution.
 
-    Small concentrations give clients of few classes and very different sizes, large ones clients that are all alike
+    Small concentrations give clients of few classes and very different sizes, large ones clients that are all similar
     (Hsu, Qi and Brown 2019).  Every row is given out.  A client with fewer than ``least`` rows is mended without
-    another draw: one row at a time comes from whoever has most, of the class of which that one has most.
+    another draw: one row at a time comes from the client that has most, of the class of which that one has most.
     """
     _check_number("num_clients", num_clients, 1)
     _check_number("least", least, 0)

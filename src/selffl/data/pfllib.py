@@ -21,8 +21,8 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from selffl.data.split import LARGEST_WHOLE, Array, ClientRows, SplitRows, join_parts
-from selffl.errors import ConfigError, DataError, in_short
+from selffl.data.parts import LARGEST_WHOLE, Array, ClientRows, SplitRows, join_parts
+from selffl.errors import ConfigError, DataError, one_line
 
 PARTS = ("train", "test")
 FORM = "expected PFLlib's files, in which data is a dictionary with the arrays x and y"
@@ -76,20 +76,20 @@ def _config(path: Path) -> tuple[int | None, int | None]:
     if not path.is_file():
         return None, None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read ({in_short(error)}); expected JSON, as PFLlib writes it.") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path} holds a {type(found).__name__}; expected a dictionary, as PFLlib writes it.")
+        raise DataError(f"{path} cannot be read ({one_line(error)}); expected JSON, as PFLlib writes it.") from None
+    if not isinstance(config, dict):
+        raise DataError(f"{path} holds a {type(config).__name__}; expected a dictionary, as PFLlib writes it.")
     for key in ("num_clients", "num_classes"):
-        if not isinstance(found.get(key), int | None) or found.get(key) == 0:
-            raise DataError(f"{path}: {key} is {found[key]!r}; expected a whole number above 0.")
-    return found.get("num_clients"), found.get("num_classes")
+        if not isinstance(config.get(key), int | None) or config.get(key) == 0:
+            raise DataError(f"{path}: {key} is {config[key]!r}; expected a whole number above 0.")
+    return config.get("num_clients"), config.get("num_classes")
 
 
 def _numbers_of_clients(folder: Path, num_clients: int | None) -> Sequence[int]:
     """The clients' numbers, from 0 up without a gap, once each has both files."""
-    found: dict[str, set[int]] = {}
+    numbers: dict[str, set[int]] = {}
     for part in PARTS:
         if not (folder / part).is_dir():
             raise DataError(f"{folder} has no folder {part}; expected train and test, as PFLlib writes them.")
@@ -99,8 +99,8 @@ def _numbers_of_clients(folder: Path, num_clients: int | None) -> Sequence[int]:
         odd = next((path for path in paths if not path.stem.isdecimal() or str(int(path.stem)) != path.stem), None)
         if odd is not None:
             raise DataError(f"{odd} has no client's number for a name; expected 0.npz, 1.npz and so on.")
-        found[part] = {int(path.stem) for path in paths}
-    every = range(max(found["train"] | found["test"]) + 1)
+        numbers[part] = {int(path.stem) for path in paths}
+    every = range(max(numbers["train"] | numbers["test"]) + 1)
     if num_clients is not None and len(every) > num_clients:
         raise DataError(
             f"{folder} has files of client {every[-1]}, and config.json says that there are {num_clients} clients; "
@@ -108,7 +108,7 @@ def _numbers_of_clients(folder: Path, num_clients: int | None) -> Sequence[int]:
             "empty folder."
         )
     for number in every if num_clients is None else range(num_clients):
-        missing = next((part for part in PARTS if number not in found[part]), None)
+        missing = next((part for part in PARTS if number not in numbers[part]), None)
         if missing is not None:
             raise DataError(
                 f"{folder / missing / f'{number}.npz'} is missing; expected both files of each client, and clients "
@@ -125,12 +125,12 @@ def _read(path: Path) -> ClientRows:
             if names != ["data.npy"]:
                 raise DataError(f"{path} holds {', '.join(names) or 'nothing'}; {FORM}.")
             with archive.open("data.npy") as file:
-                found = _unpickled(path, file)
+                content = _unpickled(path, file)
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
-        raise DataError(f"{path} cannot be read ({in_short(error)}); {FORM}.") from None
-    if not isinstance(found, np.ndarray) or found.shape != () or not isinstance(found.item(), dict):
+        raise DataError(f"{path} cannot be read ({one_line(error)}); {FORM}.") from None
+    if not isinstance(content, np.ndarray) or content.shape != () or not isinstance(content.item(), dict):
         raise DataError(f"{path}: data is no dictionary; {FORM}.")
-    record = found.item()
+    record = content.item()
     missing = next((key for key in ("x", "y") if key not in record), None)
     if missing is not None:
         raise DataError(f"{path} has no {missing} among: {', '.join(map(str, record)) or 'none'}; {FORM}.")
@@ -151,22 +151,22 @@ def _unpickled(path: Path, file: IO[bytes]) -> Any:
     try:
         return ArraysOnly(file).load()
     except (pickle.UnpicklingError, LookupError, AttributeError, TypeError, OverflowError, struct.error) as error:
-        raise DataError(f"{path} cannot be read ({in_short(error)}); {FORM}.") from None
+        raise DataError(f"{path} cannot be read ({one_line(error)}); {FORM}.") from None
 
 
 def _array(path: Path, name: str, values: Any) -> Array:
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except ValueError:
         raise DataError(f"{path}: {name} has rows of different lengths; expected a table of numbers.") from None
-    if found.dtype.kind == "O" and found.ndim == 2 and found.shape[1] == 2:
+    if array.dtype.kind == "O" and array.ndim == 2 and array.shape[1] == 2:
         raise DataError(
             f"{path}: {name} holds lists of words with their lengths, as PFLlib keeps text; expected arrays of "
             "numbers. Make an array of the lists, and pass it to Federation.from_arrays."
         )
-    if found.dtype.kind not in "biuf" or found.ndim == 0:
-        raise DataError(f"{path}: {name} is of type {found.dtype}, shape {found.shape}; expected numbers, a row each.")
-    return found
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise DataError(f"{path}: {name} is of type {array.dtype}, shape {array.shape}; expected numbers, a row each.")
+    return array
 
 
 def _classes(path: Path, y: Array) -> Array:

@@ -173,7 +173,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: npt.NDArray[np.float64]) -> Moments:
-        """Of the values that are not NaN, in two passes."""
+        """Moments of the values that are not NaN, in two passes."""
         known = values[~np.isnan(values)]
         if len(known) == 0:
             return cls()
@@ -183,7 +183,7 @@ class Moments:
         return cls(len(known), mean, float(np.square(known - mean).sum()))
 
     def merge(self, other: Moments) -> Moments:
-        """Of both sets together (Chan, Golub and LeVeque 1979)."""
+        """Moments of both sets together (Chan, Golub and LeVeque 1979)."""
         count = self.count + other.count
         if 0 in (self.count, other.count):
             return self if other.count == 0 else other
@@ -217,11 +217,11 @@ class ColumnProfile:
     words: tuple[str, ...] = ()
 
     def merge(self, name: str, other: ColumnProfile) -> ColumnProfile:
-        """Of both sets of rows together."""
+        """Profile of the column in both sets of rows together."""
         if self.kind is not None and other.kind is not None and self.kind != other.kind:
             raise DataError(
                 f"column {name!r} holds {PLURAL[self.kind]} in one profile and {PLURAL[other.kind]} in another; "
-                "expected one kind. Write it alike everywhere, or leave it out."
+                "expected one kind. Write it the same way everywhere, or leave it out."
             )
         return ColumnProfile(
             self.kind or other.kind,
@@ -259,7 +259,7 @@ class Profile:
     decimal: Decimals | None = None
 
     def merge(self, other: Profile) -> Profile:
-        """Of both sets of rows together."""
+        """Profile of both sets of rows together."""
         for name in ("label", "task"):
             if getattr(self, name) != getattr(other, name):
                 raise DataError(
@@ -274,7 +274,7 @@ class Profile:
         if len({isinstance(each, str) for each in (*self.classes, *other.classes)}) > 1:
             raise DataError(
                 f"the label {self.label!r} holds words in one profile and numbers in another; expected one kind of "
-                "classes. Write them alike everywhere."
+                "classes. Write them the same way everywhere."
             )
         return Profile(
             {name: column.merge(name, other.columns[name]) for name, column in self.columns.items()},
@@ -377,27 +377,27 @@ class Profile:
     def from_json(cls, text: str) -> Profile:
         """What `to_json` has written."""
         try:
-            found = json.loads(text)
-            if found.pop("profile") != VERSION:
+            content = json.loads(text)
+            if content.pop("profile") != VERSION:
                 raise KeyError("profile")
             columns = {
                 name: ColumnProfile(
                     column["kind"], column["num_missing"], Moments(**column["moments"]), tuple(column["words"])
                 )
-                for name, column in found["columns"].items()
+                for name, column in content["columns"].items()
             }
             if not all(column.kind in (None, *PLURAL) for column in columns.values()):
                 raise KeyError("kind")
-            moments = Moments(**found["label_moments"])
+            moments = Moments(**content["label_moments"])
             return cls(
                 columns,
-                str(found["label"]),
-                _known_task(found["task"]),
-                tuple(found["classes"]),
+                str(content["label"]),
+                _known_task(content["task"]),
+                tuple(content["classes"]),
                 moments,
-                found["client"],
-                int(found["num_dropped"]),
-                _known_decimal(found.get("decimal")),
+                content["client"],
+                int(content["num_dropped"]),
+                _known_decimal(content.get("decimal")),
             )
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError):
             raise DataError("the text is no profile; expected what Profile.to_json has written.") from None
@@ -504,23 +504,23 @@ class Preparation:
         columns: list[Column] = []
         mean: list[float] = []
         scale: list[float] = []
-        for name, found in whole.columns.items():
-            if found.num_missing and missing != "impute":
+        for name, facts in whole.columns.items():
+            if facts.num_missing and missing != "impute":
                 raise DataError(
-                    f"column {name!r} lacks {found.num_missing:,} values; expected none with missing={missing!r}. Pass "
+                    f"column {name!r} lacks {facts.num_missing:,} values; expected none with missing={missing!r}. Pass "
                     f'missing="impute", or make the profiles with missing={missing!r}.'
                 )
-            if found.kind is None:
+            if facts.kind is None:
                 raise DataError(f"column {name!r} is missing in every training row; expected values. Leave it out.")
-            if len(found.words) > MAX_WORDS:
+            if len(facts.words) > MAX_WORDS:
                 raise DataError(
-                    f"column {name!r} holds {len(found.words):,} different words, such as {found.words[0]!r}; expected "
+                    f"column {name!r} holds {len(facts.words):,} different words, such as {facts.words[0]!r}; expected "
                     f"numbers, dates (2026-01-31), or at most {MAX_WORDS} words. Leave it out, or encode it as numbers."
                 )
-            column = Column(name, found.kind, found.words, missing == "impute" and found.num_missing > 0)
+            column = Column(name, facts.kind, facts.words, missing == "impute" and facts.num_missing > 0)
             columns.append(column)
-            is_scaled = found.kind != "words"
-            own = [(found.moments.mean, found.moments.scale)] if is_scaled else []
+            is_scaled = facts.kind != "words"
+            own = [(facts.moments.mean, facts.moments.scale)] if is_scaled else []
             own += [(0.0, 1.0)] * (len(column.inputs) - len(own))
             mean += [centre for centre, _ in own]
             scale += [spread for _, spread in own]
@@ -561,17 +561,17 @@ class Preparation:
         With ``release`` the table gives up each column once it is encoded, so that no number is held twice.
         """
         sizes = [len(table) if rows is None else len(rows) for rows in parts]
-        found = [np.empty((size, len(self.mean)), dtype=np.float32) for size in sizes]
-        place = 0
+        inputs = [np.empty((size, len(self.mean)), dtype=np.float32) for size in sizes]
+        number = 0
         for column in self.columns:
-            for values in self._inputs_of(table, column, self.mean[place]):
-                scaled = ((values - self.mean[place]) / self.scale[place]).astype(np.float32)
-                for part, rows in zip(found, parts, strict=True):
-                    part[:, place] = scaled if rows is None else scaled[rows]
-                place += 1
+            for values in self._inputs_of(table, column, self.mean[number]):
+                scaled = ((values - self.mean[number]) / self.scale[number]).astype(np.float32)
+                for part, rows in zip(inputs, parts, strict=True):
+                    part[:, number] = scaled if rows is None else scaled[rows]
+                number += 1
             if release:
                 table.release(column.name)
-        return found
+        return inputs
 
     def _inputs_of(self, table: Table, column: Column, mean: float) -> Iterator[Array]:
         """The inputs of a column in the user's own units: numbers, seconds, and 0 or 1 for words."""
@@ -605,13 +605,13 @@ class Preparation:
 
     def unknown_words(self, table: Table) -> dict[str, list[str]]:
         """Words of a table that the training rows did not hold, by column: they count as none of the known ones."""
-        found = {}
+        unknown = {}
         for column in self.columns:
             if column.kind == "words":
                 words = table.words(column.name).unique().drop_null().to_pylist()
                 if strange := [word for word in words if word not in column.words]:
-                    found[column.name] = strange
-        return found
+                    unknown[column.name] = strange
+        return unknown
 
     def newly_missing(self, table: Table) -> dict[str, int]:
         """Rows without a value in columns of which no training row lacked one, by column: no input says where."""
@@ -624,12 +624,12 @@ class Preparation:
 
     @property
     def means(self) -> npt.NDArray[np.float64]:
-        """Of the inputs, in the shape of a row."""
+        """Means of the inputs, in the shape of a row."""
         return np.array(self.mean).reshape(self.shape)
 
     @property
     def scales(self) -> npt.NDArray[np.float64]:
-        """Of the inputs, in the shape of a row."""
+        """Standard deviations of the inputs, in the shape of a row."""
         return np.array(self.scale).reshape(self.shape)
 
     def encode_label(self, table: Table) -> Array:
@@ -645,10 +645,10 @@ class Preparation:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Preparation:
+    def from_dict(cls, content: Mapping[str, Any]) -> Preparation:
         """What `to_dict` has made, also by way of JSON."""
         try:
-            given = dict(found)
+            given = dict(content)
             if given.pop("version") != VERSION:
                 raise KeyError("version")
             columns = tuple(Column(**{**column, "words": tuple(column["words"])}) for column in given.pop("columns"))
@@ -776,7 +776,7 @@ def encode_label(table: Table, label: Label) -> Array:
     known = {each: number for number, each in enumerate(label.classes)}
     encoded = (table.words(name) if is_words else values).dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
-    strange = next((place for place, value in enumerate(distinct) if value not in known), None)
+    strange = next((index for index, value in enumerate(distinct) if value not in known), None)
     if strange is not None:
         is_strange = np.asarray(encoded.indices) == strange
         shown = ", ".join(map(str, label.classes[:8])) + (", …" if len(label.classes) > 8 else "")

@@ -18,15 +18,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, named
+from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
+from selffl.data.split import Split
 from selffl.data.text import checked, embedding_files, encode, has_token, read_embeddings
 from selffl.errors import ConfigError, DataError
 
 SHA256 = "686458265e18777258dd97750e377b004058b16163bd261dc0e28259fd664c2b"
 COLUMNS = ("source", "document", "score", "text")  # and snippet, a number within the document
 WITH_AUTHOR = ("amazon", "nyt")
-FEWEST = 2  # rows of a client; with one there is none to test
+MIN_ROWS = 2  # rows of a client; with one there is none to test
 
 
 def read_snippets(path: Path) -> tuple[list[str], npt.NDArray[np.float64], list[str]]:
@@ -58,15 +60,8 @@ def files(embeddings: str = "glove100") -> list[DataFile]:
     return [DataFile("sentiment", ("snippets.csv.gz",), read_snippets), *embedding_files(embeddings)]
 
 
-@named("sentiment")
-def sentiment(
-    seed: int = 0,
-    test_fraction: float = 0.2,
-    validation_fraction: float = 0.0,
-    threshold: float = 0.5,
-    num_tokens: int = 25,
-    embeddings: str = "glove100",
-) -> Federation:
+@named("sentiment", Split(test_fraction=0.2))
+def sentiment(split: Split, threshold: float = 0.5, num_tokens: int = 25, embeddings: str = "glove100") -> Federation:
     """Snippets over the documents they are of; rows are the numbers of their first words (`text.encode`).
 
     Class 1 is a rating above 0.  Ratings nearer to 0 than ``threshold`` are left out, and so are texts without a word
@@ -74,7 +69,6 @@ def sentiment(
     pieces) keep 5,945 rows, of which 49.3 % are positive.  A fifth of two rows rounds to none, so that the 27 clients
     with two are trained and not tested; 209 clients have one class only.
     """
-    check_seed(seed)
     if not 0 <= threshold < math.inf:
         raise ConfigError(f"threshold is {threshold}; expected a finite rating, 0 or more.")
     snippets, *_ = files(embeddings)
@@ -82,17 +76,23 @@ def sentiment(
     ids = encode(texts, read_embeddings(embeddings), num_tokens)
     used = has_token(ids) & (np.abs(scores) >= threshold)
     _, owner, count = np.unique(np.asarray(clients)[used], return_inverse=True, return_counts=True)
-    used[used] = count[owner] >= FEWEST
+    used[used] = count[owner] >= MIN_ROWS
     if not used.any():
         raise DataError(
-            f"no client of {snippets.find()} has {FEWEST} rated texts; expected some with a rating of at least "
+            f"no client of {snippets.find()} has {MIN_ROWS} rated texts; expected some with a rating of at least "
             f"{threshold:g} or at most {-threshold:g}. Lower threshold."
         )
-    return Federation.from_arrays(
-        ids[used],
-        (scores > 0)[used],
-        np.asarray(clients)[used],
-        test_fraction,
-        seed,
-        validation_fraction=validation_fraction,
-    )
+    return Federation.from_arrays(ids[used], (scores > 0)[used], np.asarray(clients)[used], **split.options)
+
+
+DATA_SET = DataSet(
+    name="sentiment",
+    title="Rated snippets of 785 Amazon reviews and New York Times opinion pieces, a client each; 25 words a row",
+    clients=785,
+    licence="MIT (vaderSentiment's additional resources); GloVe vectors: PDDL 1.0",
+    load=sentiment,
+    files=files,
+    classes=("negative", "positive"),
+    stands_for="Sentiment140 as FedProx splits it, which sent140 reads",
+    home="https://github.com/cjhutto/vaderSentiment",
+)

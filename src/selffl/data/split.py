@@ -1,170 +1,136 @@
-"""Rows that come client by client, already divided into training and test rows, joined into arrays."""
+"""How each client's rows are divided into training, test and validation rows."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from selffl.data.columns import checked_rows
-from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.errors import ConfigError
 
-Array = npt.NDArray[Any]
-LabelKind = Literal["classes", "values"]
-LARGEST_WHOLE = 2.0**53  # from here on float64 does not hold every whole number
+Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class ClientRows:
-    """One client's rows in one part; ``place`` is what messages call them."""
+class SplitOptions(TypedDict, total=False):
+    """The fields of a `Split` as keywords, for every function that divides rows."""
 
-    place: str
-    x: Array  # [rows, ...]
-    y: Array  # [rows, ...]: numbers, or objects that are names of classes
+    test_fraction: float
+    validation_fraction: float
+    stratify: bool
+    seed: int
 
 
 @dataclass(frozen=True)
-class PartRows:
-    """One part's rows of all clients, those of one client after those of another."""
+class Split:
+    """How each client's rows are divided into training, test and validation rows.
 
-    x: Array  # [rows, ...]
-    y: Array  # [rows, ...]
-    num_examples: npt.NDArray[np.int64]  # [clients]
+    Attributes:
+        test_fraction: Share of each client's rows for testing, rounded to nearest; every client keeps at least one
+            training row, and a client with a single row has no test rows.
+        validation_fraction: Share of each client's rows for choosing a method's options; taken after the test rows,
+            which are the same whatever this is, and only as far as one training row stays.
+        stratify: Whether the shares are taken of each client's rows *of each class*, of which one stays for training.
+        seed: Of the choice of rows.
 
-
-@dataclass(frozen=True)
-class SplitRows:
-    """The rows of all clients in all parts."""
-
-    ids: list[Any]  # of the clients, sorted
-    parts: dict[str, PartRows]
-    classes: list[str] | None = None  # names of the classes, where labels had names
-    cluster: list[Hashable] | None = None  # the group of each client, where clients are grouped
-
-
-def join_parts(
-    parts: Mapping[str, Mapping[Any, ClientRows]],
-    labels: LabelKind | None = None,
-    classes: Sequence[str] | None = None,
-) -> SplitRows:
-    """Join the clients' rows of each part, in the order of the sorted ids; a client's own rows keep their order.
-
-    Features are float32 where any client's are floating-point numbers; whole numbers stay whole.
-
-    Args:
-        parts: the clients' rows by id, for each part by name.  Every client needs rows in the first part.
-        labels: whether numbers are classes or values to predict; none: whole numbers are classes, others are values,
-            and it is refused to guess where every label is a whole number written with a decimal point.
-        classes: names of the classes in the order of their numbers; none: the names that occur, sorted.
+    Examples:
+        >>> import numpy, torch
+        >>> from selffl.data.split import Split
+        >>> owner, labels = numpy.array([0, 0, 0, 1]), torch.tensor([0, 1, 0, 1])
+        >>> {part: len(rows) for part, rows in Split(test_fraction=0.3).rows_of_parts(owner, labels).items()}
+        {'train': 3, 'test': 1}
     """
-    if labels is not None and labels not in get_args(LabelKind):
-        raise unknown_name("kind of labels", str(labels), get_args(LabelKind))
-    first_part = next(iter(parts))
-    ids = sorted(parts[first_part])
-    every = [rows for clients in parts.values() for rows in clients.values()]
-    _check_alike(every)
-    names: list[str] | None = None
-    if every[0].y.dtype.kind == "O":
-        if labels == "values":
-            raise DataError(f"{every[0].place}: y holds names of classes; expected numbers, for labels is 'values'.")
-        names = _class_names(every, classes)
-        label_type: Any = np.int64
-    else:
-        label_type = _label_type(every, labels)
-    feature_type = np.result_type(*{rows.x.dtype for rows in every})
-    if feature_type.kind == "f":
-        feature_type = np.dtype(np.float32)
-    found = {}
-    for part, clients in parts.items():
-        chosen = [clients[client] for client in ids if client in clients]
-        x, y = (np.empty((sum(len(rows.y) for rows in chosen), *shape), dtype) for shape, dtype in (
-            (every[0].x.shape[1:], feature_type), (every[0].y.shape[1:], label_type)
-        ))  # fmt: skip
-        row = 0
-        for rows in chosen:
-            end = row + len(rows.y)
-            x[row:end], y[row:end] = _checked(rows, names, feature_type, label_type)
-            row = end
-        sizes = [len(clients[client].y) if client in clients else 0 for client in ids]
-        found[part] = PartRows(x, y, np.asarray(sizes, dtype=np.int64))
-    return SplitRows(ids, found, names)
+
+    test_fraction: float = 0.1
+    validation_fraction: float = 0.0
+    stratify: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_share("test_fraction", self.test_fraction)
+        check_share("validation_fraction", self.validation_fraction)
+        check_seed(self.seed)
+
+    @property
+    def options(self) -> SplitOptions:
+        """The fields as keywords."""
+        return {
+            "test_fraction": self.test_fraction,
+            "validation_fraction": self.validation_fraction,
+            "stratify": self.stratify,
+            "seed": self.seed,
+        }
+
+    def rows_of_parts(self, owner: Integers, labels: Tensor) -> dict[str, Integers]:
+        """The numbers of each part's rows, client by client and in a random order within each."""
+        lot, part = self._draw(owner, labels, (self.test_fraction, self.validation_fraction))
+        order = np.lexsort((lot, owner))
+        rows = {name: order[part[order] == number] for name, number in (("train", 2), ("test", 0))}
+        return rows | ({"validation": order[part[order] == 1]} if self.validation_fraction else {})
+
+    def is_validation(self, owner: Integers, labels: Tensor) -> npt.NDArray[np.bool_]:
+        """Whether a row is set aside for validation, where the test rows are others."""
+        _, part = self._draw(owner, labels, (self.validation_fraction,))
+        return np.equal(part, 0)
+
+    def _draw(
+        self, owner: Integers, labels: Tensor, shares: Sequence[float]
+    ) -> tuple[npt.NDArray[np.float64], Integers]:
+        """A random number for each row, and the number of its part."""
+        group = owner
+        if self.stratify:
+            if labels.is_floating_point() or labels.ndim != 1:
+                raise ConfigError(f"stratify wants classes; y is {labels.dtype} of shape {tuple(labels.shape)}.")
+            group = owner * (int(labels.max()) + 1) + labels.cpu().numpy()
+        lot = np.random.default_rng(self.seed).random(len(owner))
+        return lot, parts_by_lot(lot, group, shares)
 
 
-def _check_alike(every: Sequence[ClientRows]) -> None:
-    """Refuse rows that differ in shape, or in whether labels have names, from the first client's."""
-    first = every[0]
-    for rows in every:
-        if len(rows.x) != len(rows.y):
-            raise DataError(
-                f"{rows.place}: x has {len(rows.x)} rows and y {len(rows.y)}; expected as many of each. The file is "
-                "damaged: make it again."
-            )
-        for name, mine, others in (("x", rows.x, first.x), ("y", rows.y, first.y)):
-            if mine.shape[1:] != others.shape[1:]:
-                raise DataError(
-                    f"{rows.place}: rows of {name} have shape {mine.shape[1:]}; expected {others.shape[1:]}, as in "
-                    f"{first.place}."
-                )
-        if (rows.y.dtype.kind == "O") != (first.y.dtype.kind == "O"):
-            mine_are, others_are = ("names", "numbers") if rows.y.dtype.kind == "O" else ("numbers", "names")
-            raise DataError(
-                f"{rows.place}: labels are {mine_are}, and {others_are} in {first.place}; expected the same throughout."
-            )
+def split_of(options: SplitOptions) -> Split:
+    """The split of keywords that a user gave; those left out are as in `Split`."""
+    odd = next((name for name in options if name not in SplitOptions.__annotations__), None)
+    if odd is not None:
+        known = ", ".join(SplitOptions.__annotations__)
+        raise ConfigError(f"{odd!r} is no argument here; expected one of the function's, or of the split: {known}.")
+    return Split(**options)
 
 
-def _class_names(every: Iterable[ClientRows], classes: Sequence[str] | None) -> list[str]:
-    """The names of the classes in the order of their numbers, once every label is among them."""
-    found = {name: rows.place for rows in every for name in rows.y.tolist()}
-    if classes is None:
-        return sorted(found)
-    known = list(classes)
-    if len(set(known)) < len(known):
-        raise ConfigError("classes holds a name twice; expected names that differ.")
-    strange = next((name for name in found if name not in known), None)
-    if strange is not None:
-        raise DataError(f"{found[strange]}: {unknown_name('class', strange, known)}")
-    return known
-
-
-def _label_type(every: Sequence[ClientRows], labels: LabelKind | None) -> Any:
-    """The type of labels that are numbers: int64 for classes, float32 for values."""
-    if labels == "values":
-        return np.float32
-    fractional = next((rows for rows in every if not _is_whole(rows.y)), None)
-    if labels == "classes" and fractional is not None:
-        row = next(row for row, label in enumerate(fractional.y) if not _is_whole(label))
-        raise DataError(
-            f"{fractional.place}: y is {fractional.y[row].tolist()} in row {row}; expected classes, which are whole "
-            "numbers. Pass labels='values' for numbers to be predicted."
+def split_of_training_rows(options: SplitOptions, where: object) -> Split:
+    """The split of keywords that a user gave, for rows at ``place`` whose test rows are chosen already."""
+    if "test_fraction" in options:
+        raise ConfigError(
+            f"test_fraction is {options['test_fraction']}, and {where} is split into train and test; expected none. "
+            "Leave it out to keep that split."
         )
-    if fractional is not None:
-        return np.float32
-    written = next((rows for rows in every if rows.y.dtype.kind == "f"), None)
-    if labels is None and written is not None:
-        raise DataError(
-            f"{written.place}: y holds whole numbers written with a decimal point, and so does every other file; "
-            "expected to know what they are. Pass labels='classes', or labels='values' for numbers to be predicted."
-        )
-    return np.int64
+    return split_of(options)
 
 
-def _is_whole(y: Array) -> bool:
-    return y.dtype.kind in "biu" or bool(((np.abs(y) < LARGEST_WHOLE) & (np.trunc(y) == y)).all())
+def parts_by_lot(lot: npt.NDArray[np.float64], group: Integers, shares: Sequence[float]) -> Integers:
+    """The number of each row's part: within each group and by lot, share after share of it, and then the rest.
+
+    Shares are rounded to nearest, and one row of each group is left for the rest.
+    """
+    order = np.lexsort((lot, group))
+    _, start, position, count = np.unique(group[order], return_index=True, return_inverse=True, return_counts=True)
+    rank = np.arange(len(group)) - start[position]
+    part = np.zeros(len(group), dtype=np.int64)
+    taken = np.zeros_like(count)
+    for share in shares:
+        taken = np.minimum(taken + np.rint(share * count).astype(np.int64), count - 1)
+        part[order] += rank >= taken[position]
+    return part
 
 
-def _checked(rows: ClientRows, names: list[str] | None, feature_type: Any, label_type: Any) -> tuple[Array, Array]:
-    """One client's features and labels, finite and of these types."""
-    y = rows.y
-    if names is not None:
-        number = {name: place for place, name in enumerate(names)}
-        y = np.asarray([number[name] for name in y.tolist()], dtype=np.int64)
-    with np.errstate(over="ignore"):  # beyond float32 is infinity, which is refused
-        x, y = rows.x.astype(feature_type, copy=False), y.astype(label_type)
-    try:
-        checked_rows(x, y)
-    except DataError as error:
-        raise DataError(f"{rows.place}: {error}") from None
-    return x, y
+def check_seed(seed: int) -> None:
+    """Refuse a seed that NumPy or torch does not take."""
+    if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
+        raise ConfigError(f"seed is {seed!r}; expected a whole number, 0 or more, below 2^63.")
+
+
+def check_share(name: str, share: float) -> None:
+    """Refuse a share of rows that is no number from 0 up to, not including, 1."""
+    if not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ConfigError(f"{name} is {share!r}; expected a share from 0 up to, not including, 1.")

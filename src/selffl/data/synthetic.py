@@ -7,39 +7,34 @@ from __future__ import annotations
 
 import numpy as np
 
-from selffl.data.federation import Federation, check_seed, named
+from selffl.data.dataset import DataSet, named
+from selffl.data.federation import Federation
+from selffl.data.split import Split
 from selffl.errors import ConfigError
 
 NUM_FEATURES, NUM_CLASSES = 60, 10
 
 
-@named("synthetic")
+@named("synthetic", Split())
 def synthetic(
-    seed: int = 0,
-    test_fraction: float = 0.1,
-    validation_fraction: float = 0.0,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    num_clients: int = 30,
-    is_iid: bool = False,
+    split: Split, alpha: float = 1.0, beta: float = 1.0, num_clients: int = 30, is_iid: bool = False
 ) -> Federation:
     """Rows x in ℝ⁶⁰ with y = argmax softmax(W_k x + b_k), ten classes.
 
     Client k has u_k ~ N(0, α²) and B_k ~ N(0, β²); W_k and b_k have entries N(u_k, 1); the mean v_k of its features has
     entries N(B_k, 1); its features are x ~ N(v_k, Σ) with Σ diagonal, Σ_jj = j^(−1.2); it has int(s) + 50 rows with
     s ~ lognormal(4, 2).  α and β are standard deviations, as in the authors' script (the paper's text leaves it open).
-    u_k moves the scores of all classes alike, so that α is without effect on labels: clients' rules differ by the unit
-    entries of W_k and b_k whatever it is.
+    u_k moves the scores of all classes by as much, so that α is without effect on labels: clients' rules differ by the
+    unit entries of W_k and b_k whatever it is.
 
     With ``is_iid`` all clients have one W and b with entries N(0, 1) and v_k = 0; α and β are then unused.
     """
-    check_seed(seed)
     for name, value in (("alpha", alpha), ("beta", beta)):
         if not (np.isfinite(value) and value >= 0):
             raise ConfigError(f"{name} is {value}; expected a number, 0 or more.")
     if num_clients < 1:
         raise ConfigError(f"num_clients is {num_clients}; expected 1 or more.")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(split.seed)
     sizes = rng.lognormal(4.0, 2.0, num_clients).astype(np.int64) + 50
     deviation = np.arange(1, NUM_FEATURES + 1) ** -0.6  # of variance j^-1.2
     model = rng.standard_normal((NUM_FEATURES + 1, NUM_CLASSES))
@@ -53,10 +48,15 @@ def synthetic(
         x.append(rows.astype(np.float32))
         y.append((rows @ model[:-1] + model[-1]).argmax(1))  # softmax keeps the largest where it is
     return Federation.from_arrays(
-        np.concatenate(x),
-        np.concatenate(y),
-        np.repeat(np.arange(num_clients), sizes),
-        test_fraction,
-        seed,
-        validation_fraction=validation_fraction,
+        np.concatenate(x), np.concatenate(y), np.repeat(np.arange(num_clients), sizes), **split.options
     )
+
+
+DATA_SET = DataSet(
+    name="synthetic",
+    title="Synthetic(α, β): 60 made-up features, ten classes, models that differ between clients (FedProx)",
+    clients=30,
+    licence="made here",
+    load=synthetic,
+    home="https://arxiv.org/abs/1812.06127",
+)

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from selffl.data.estimates import csv_lines
-from selffl.errors import DataError, in_short
+from selffl.errors import DataError, one_line
 
 Array = npt.NDArray[Any]
 Kind = Literal["number", "date", "time", "words"]
@@ -41,7 +41,7 @@ NUM_SHOWN_LINES = 8  # in a message
 SEPARATORS = ",;\t|"  # between the cells of a CSV file, the likeliest first
 MIN_BLOCK_BYTES = 4 << 20  # that the CSV reader takes at once; a row has to fit
 NUM_JOINED_BLOCKS = 16  # whose columns are put together while a file is read
-MIN_RELEASED_BYTES = 1 << 20  # of a column whose pieces are worth giving back
+MIN_RELEASED_BYTES = 1 << 20  # of a column whose pieces are given back early
 
 # Regular expressions of RE2, for whole cells.
 PLAIN_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -165,15 +165,15 @@ class Table:
             raise DataError(
                 f"{self.place}: column {name!r} holds words, such as {_example(values)!r}; expected numbers."
             )
-        found = _numpy(values.cast(pa.float64(), safe=False).fill_null(float("nan"))).astype(np.float64, copy=False)
-        is_wrong = np.abs(found) > LARGEST_NUMBER
+        numbers = _numpy(values.cast(pa.float64(), safe=False).fill_null(float("nan"))).astype(np.float64, copy=False)
+        is_wrong = np.abs(numbers) > LARGEST_NUMBER
         if is_wrong.any():
-            wrong = found[is_wrong][0]
+            wrong = numbers[is_wrong][0]
             raise DataError(
                 f"{self.where(is_wrong)}: {name} is {'infinity' if np.isinf(wrong) else f'{wrong:g}'}; expected finite "
                 f"numbers, at most {LARGEST_NUMBER:g} in size."
             )
-        return found
+        return numbers
 
     def ids(self, name: str) -> Array:
         """A column of ids: whole numbers where all of them are written as such (and fit in 64 bits), else text."""
@@ -238,10 +238,8 @@ class Table:
             is_number = _matches(column, pattern)
             if is_number.sum() >= enough:
                 is_word = is_valid & ~is_number
-                advice = (
-                    "among numbers; expected numbers, written alike, or words throughout. Leave such cells empty if "
-                )
-                advice += "they are missing"
+                advice = "among numbers; expected numbers, written in one way, or words throughout. Leave such cells "
+                advice += "empty if they are missing"
                 break
         else:
             if _matches(column, f"^{DATE}$").sum() < enough:
@@ -263,7 +261,7 @@ class Table:
                 is_odd = _matches(values, f"[{sign}]")
                 raise DataError(
                     f"{self.where(is_odd)}: {name} is {values.filter(pa.array(is_odd))[0].as_py()!r}, and the decimal "
-                    f"sign is {self.decimals!r}; expected one decimal sign in a file. Write all numbers alike."
+                    f"sign is {self.decimals!r}; expected one decimal sign in a file. Write all numbers in one way."
                 )
             return self.decimals if fits[self.decimals] else None
         if all(fits.values()) and pc.any(pc.match_substring(values, ",")).as_py():
@@ -275,7 +273,7 @@ class Table:
         return next((sign for sign, is_fitting in fits.items() if is_fitting), None)
 
 
-def join_tables(place: str, tables: Sequence[Table]) -> Table:
+def join_tables(where: str, tables: Sequence[Table]) -> Table:
     """The rows of several tables with the same columns behind each other, in the order of the first's columns."""
     first = tables[0]
     for table in tables[1:]:
@@ -291,22 +289,22 @@ def join_tables(place: str, tables: Sequence[Table]) -> Table:
         raw = [table.columns[name] for table in tables]
         is_one_type = all(column.type == raw[0].type for column in raw)
         columns[name] = _join(raw) if is_one_type else known[name].values
-    return Table(place, columns, parts=tuple(tables), _known=known)
+    return Table(where, columns, parts=tuple(tables), _known=known)
 
 
 def _join_interpreted(name: str, tables: Sequence[Table]) -> Interpreted:
     """A column of several tables, which has to mean the same in all of them; where it is all missing, it may be any."""
-    found = [table.interpreted(name) for table in tables]
-    sure = [place for place, (_, values) in enumerate(found) if values.null_count < len(values)] or [0]
-    kind = found[sure[0]].kind
-    odd = next((place for place in sure if found[place].kind != kind), None)
+    columns = [table.interpreted(name) for table in tables]
+    sure = [index for index, (_, values) in enumerate(columns) if values.null_count < len(values)] or [0]
+    kind = columns[sure[0]].kind
+    odd = next((index for index in sure if columns[index].kind != kind), None)
     if odd is not None:
         raise DataError(
-            f"{tables[odd].place}: column {name!r} holds {PLURAL[found[odd].kind]}, and {PLURAL[kind]} in "
+            f"{tables[odd].place}: column {name!r} holds {PLURAL[columns[odd].kind]}, and {PLURAL[kind]} in "
             f"{tables[sure[0]].place}; expected the same in all."
         )
-    empty = found[sure[0]].values.type
-    return Interpreted(kind, _join([v if v.null_count < len(v) else pa.nulls(len(v), empty) for _, v in found]))
+    empty = columns[sure[0]].values.type
+    return Interpreted(kind, _join([v if v.null_count < len(v) else pa.nulls(len(v), empty) for _, v in columns]))
 
 
 def _join(columns: Sequence[pa.Array]) -> pa.Array:
@@ -322,8 +320,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _numpy(column: pa.Array) -> Array:
-    found: Array = column.to_numpy(zero_copy_only=False)
-    return found
+    array: Array = column.to_numpy(zero_copy_only=False)
+    return array
 
 
 def _one_chunk(column: Any) -> pa.Array:
@@ -354,9 +352,9 @@ def _are_dates(column: pa.Array) -> Array:
     """Where text is a date of the first kind that fits any of it."""
     texts = column.to_pylist()
     for kind in DATE_TYPES:
-        found = np.array([text is not None and _is_date(text, kind) for text in texts])
-        if found.any():
-            return found
+        are_dates = np.array([text is not None and _is_date(text, kind) for text in texts])
+        if are_dates.any():
+            return are_dates
     return np.zeros(len(texts), dtype=bool)
 
 
@@ -431,7 +429,7 @@ def table_of_frame(frame: Any) -> Table:
 
 
 class _Columns(Mapping[str, Any]):
-    """Columns that are converted when they are asked for: a table may hold some that nobody uses."""
+    """Columns that are converted when they are asked for: a table may hold some that are not used."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], pa.Array]) -> None:
         self._names, self._read, self._found = dict.fromkeys(names), read, {}  # type: ignore[var-annotated]
@@ -502,14 +500,14 @@ COLUMN_READERS: dict[str, Callable[[str, Any], pa.Array]] = {
 FRAME_LIBRARIES = tuple(COLUMN_READERS)
 
 
-def check_names(place: str, names: Sequence[str]) -> None:
+def check_names(where: str, names: Sequence[str]) -> None:
     """Refuse a table without columns, or with two of one name."""
     if not names:
-        raise DataError(f"{place} is empty; expected a header with the names of columns, then rows.")
+        raise DataError(f"{where} is empty; expected a header with the names of columns, then rows.")
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise DataError(f"{place}: the column {name!r} appears twice; expected names that differ.")
+            raise DataError(f"{where}: the column {name!r} appears twice; expected names that differ.")
         seen.add(name)
 
 
@@ -553,7 +551,7 @@ def _read_cells(
         ),
         "parse_options": arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
         "convert_options": arrow_csv.ConvertOptions(
-            column_types={str(place): pa.string() for place, name in enumerate(names) if name in as_text},
+            column_types={str(index): pa.string() for index, name in enumerate(names) if name in as_text},
             null_values=list(MISSING_TEXTS),
             strings_can_be_null=True,
         ),
@@ -578,9 +576,9 @@ def _read_cells(
             return {name: pa.array([], pa.string()) for name in names}
         raise _reading_error(path, separator, len(names), error) from None
     columns = {}
-    for place, name in enumerate(names):
-        columns[name] = pa.concat_arrays(pieces[place]) if pieces[place] else empty[place]
-        pieces[place] = []  # so that no column is held twice
+    for index, name in enumerate(names):
+        columns[name] = pa.concat_arrays(pieces[index]) if pieces[index] else empty[index]
+        pieces[index] = []  # so that no column is held twice
         if columns[name].nbytes > MIN_RELEASED_BYTES:
             pa.default_memory_pool().release_unused()
         if types.is_binary(columns[name].type):
@@ -626,10 +624,10 @@ def _decimals_of_file(path: Path, separator: str, columns: Mapping[str, pa.Array
         if types.is_floating(column.type):
             is_odd = _numpy(pc.not_equal(column, pc.floor(column)).fill_null(False))
             if is_odd.any():
-                place = Table(str(path), columns, path, separator).where(is_odd)
+                where = Table(str(path), columns, path, separator).where(is_odd)
                 raise DataError(
-                    f"{place}: {name} has a decimal point, and {comma} decimal commas; expected one decimal sign in a "
-                    'file. Write all numbers alike, or pass decimal="," if points separate thousands.'
+                    f"{where}: {name} has a decimal point, and {comma} decimal commas; expected one decimal sign in a "
+                    'file. Write all numbers in one way, or pass decimal="," if points separate thousands.'
                 )
     return ","
 
@@ -645,15 +643,15 @@ def _has_decimal_commas(column: pa.Array) -> bool:
 
 def _lines_of_rows(path: Path, separator: str, rows: Sequence[int]) -> list[int]:
     """The lines of a CSV file on which its rows (numbered from 0, in order) end."""
-    wanted, found, number = set(rows), [], -2  # the header comes first
+    wanted, line_numbers, number = set(rows), [], -2  # the header comes first
     with csv_lines(path, separator) as lines:
         for cells in lines:
             number += bool(cells)
             if cells and number in wanted:
-                found.append(lines.line_num)
-                if len(found) == len(wanted):
+                line_numbers.append(lines.line_num)
+                if len(line_numbers) == len(wanted):
                     break
-    return found
+    return line_numbers
 
 
 def _reading_error(path: Path, separator: str, width: int, error: Exception) -> DataError:
@@ -664,7 +662,7 @@ def _reading_error(path: Path, separator: str, width: int, error: Exception) -> 
                 return DataError(
                     f"{path}, line {lines.line_num}: {len(cells)} field(s); expected {width}, as in the header."
                 )
-    return DataError(f"{path} cannot be read as CSV ({in_short(error)}); expected comma-separated text.")
+    return DataError(f"{path} cannot be read as CSV ({one_line(error)}); expected comma-separated text.")
 
 
 def read_parquet(path: Path, as_text: frozenset[str] = frozenset(), decimals: Decimals | None = None) -> Table:
@@ -675,7 +673,7 @@ def read_parquet(path: Path, as_text: frozenset[str] = frozenset(), decimals: De
     try:
         table = parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read ({in_short(error)}); expected a Parquet file.") from None
+        raise DataError(f"{path} cannot be read ({one_line(error)}); expected a Parquet file.") from None
     names = list(table.schema.names)
     check_names(str(path), names)
     return Table(str(path), _Columns(names, lambda name: _with_nulls(table.column(name))), decimals=decimals)

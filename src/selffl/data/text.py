@@ -56,7 +56,7 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 # For what a table lacks.  Without it the compact copy would read "don't like" as "do like".
-INSTEAD = {
+REPLACEMENTS = {
     "n't": "not", "'re": "are", "'ve": "have", "'ll": "will", "'m": "am", "'d": "would", "...": "…", "--": "-",
 }  # fmt: skip
 
@@ -98,7 +98,7 @@ class Embeddings:
     @cached_property
     def number(self) -> dict[str, int]:
         """The number of each word."""
-        return {word: FIRST_WORD + place for place, word in enumerate(self.words)}
+        return {word: FIRST_WORD + index for index, word in enumerate(self.words)}
 
     def ids(self, text: str) -> Iterator[int]:
         """Numbers of a text's tokens.
@@ -108,10 +108,10 @@ class Embeddings:
         """
         number = self.number
         for token in tokens(text):
-            if (found := number.get(token)) is not None:
-                yield found
-            elif token in INSTEAD:
-                yield number.get(INSTEAD[token], UNKNOWN)
+            if (known := number.get(token)) is not None:
+                yield known
+            elif token in REPLACEMENTS:
+                yield number.get(REPLACEMENTS[token], UNKNOWN)
             else:
                 yield from (number.get(part, UNKNOWN) for part in token.split("-"))
 
@@ -131,8 +131,8 @@ def encode(texts: Sequence[str], embeddings: Embeddings, num_tokens: int = 25) -
             raise DataError(f"row {number} of texts is {text!r:.40}; expected a text, empty where there is none.")
     rows = np.full((len(texts), num_tokens), PADDING, dtype=np.int64)
     for row, text in zip(rows, texts, strict=True):
-        found = list(islice(embeddings.ids(text), num_tokens))
-        row[num_tokens - len(found) :] = found
+        ids = list(islice(embeddings.ids(text), num_tokens))
+        row[num_tokens - len(ids) :] = ids
     return rows
 
 
@@ -147,8 +147,10 @@ def checked(path: Path, sha256: str, what: str) -> bytes:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error}); expected {what}.") from None
-    if (found := hashlib.sha256(content).hexdigest()) != sha256:
-        raise DataError(f"{path} has SHA-256 {found}; expected {sha256}. It is damaged or another file: copy it again.")
+    if (digest := hashlib.sha256(content).hexdigest()) != sha256:
+        raise DataError(
+            f"{path} has SHA-256 {digest}; expected {sha256}. It is damaged or another file: copy it again."
+        )
     return content
 
 

@@ -34,10 +34,12 @@ from torch import Tensor
 
 from selffl.data import audio, devices
 from selffl.data.audio import Clips, Index
+from selffl.data.dataset import DataSet, named
 from selffl.data.devices import DEVICES, Takes
-from selffl.data.federation import Federation, Rows, check_seed, check_share, named
+from selffl.data.federation import Federation, Rows
 from selffl.data.locate import cache
 from selffl.data.spectrogram import features
+from selffl.data.split import check_seed, check_share
 from selffl.data.wakeword_rows import STATES, TEST, TRAIN, WAKE_WORD, cells, deal, shared_out, takes_of
 from selffl.errors import CheckpointError, ConfigError
 from selffl.state.checkpoint import load_tensors, save_tensors
@@ -277,3 +279,16 @@ def _keep(path: Path, key: str, codes: Tensor) -> None:
     except (OSError, SafetensorError):
         with suppress(OSError):
             own.unlink(missing_ok=True)
+
+
+DATA_SET = DataSet(
+    name="wakeword",
+    title="315 clips of “alexa” and 2,658 of other sounds, rendered for five made-up types of device",
+    clients=5,
+    licence="CC BY 4.0 (Speech Commands), Apache 2.0 (Picovoice), CC BY-NC 3.0 (ESC-50)",
+    load=wakeword,
+    files=audio.files,
+    classes=("other", "wake word"),
+    stands_for="the paper's private wake-word data of Amazon Alexa",
+    home="https://arxiv.org/abs/1804.03209",
+)

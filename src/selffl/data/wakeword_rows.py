@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selffl.data.audio import Index
-from selffl.data.devices import DEVICES, ROOMS, SAMPLES, Takes
+from selffl.data.devices import DEVICES, NUM_ROOMS, ROW_SAMPLES, Takes
 from selffl.errors import DataError
 
 Integers = npt.NDArray[np.int64]
@@ -32,11 +32,11 @@ POSITIVE_SHARE = 0.25  # of training rows; the paper does not give its own
 TEST_RENDERINGS = (3, 8)  # of each test clip in each state: of another sound, of the wake word
 # dB below full scale, of a clip's loudest half second.  Clips are not left as loud as they are: in the median, those of
 # the wake word are 3 dB quieter than those of the other wake words, which has nothing to do with what is said.
-LEVELS = (-34.0, -22.0)
-BACKGROUND = -20.0  # dB, of a clip of background noise relative to speech
-CUT = 1600  # samples, 0.1 s, that a clip may lose at either end
-NOISES = (-40.0, -14.0)  # dB below full scale, of a room; so loud that a network trained on all rows errs often enough
-SNRS = {PLAYBACK: (0.0, 15.0), ALARM: (0.0, 10.0)}  # dB: a clip's loudest half second over the bed's window
+LEVELS_DB = (-34.0, -22.0)
+BACKGROUND_DB = -20.0  # dB, of a clip of background noise relative to speech
+CUT_SAMPLES = 1600  # samples, 0.1 s, that a clip may lose at either end
+NOISES_DB = (-40.0, -14.0)  # below full scale, of a room; so loud that a network trained on all rows errs often enough
+SNRS_DB = {PLAYBACK: (0.0, 15.0), ALARM: (0.0, 10.0)}  # dB: a clip's loudest half second over the bed's window
 SPEECH_BEDS = 0.5  # share of playback rows whose bed is speech; the others' is a sound of ESC-50
 
 
@@ -142,26 +142,26 @@ def takes_of(index: Index, dealt: Deal, seed: int, cell: Cell, part: int, scale:
     clip = _clips_of_rows(dealt, cell, part, scale, rng)
     count = len(clip)
     draw = rng.random((5, count))
-    level = LEVELS[0] + (LEVELS[1] - LEVELS[0]) * draw[0]
-    place = np.floor(-CUT + (SAMPLES - index.length[clip] + 2 * CUT + 1) * draw[1]).astype(np.int64)
+    level = LEVELS_DB[0] + (LEVELS_DB[1] - LEVELS_DB[0]) * draw[0]
+    start = np.floor(-CUT_SAMPLES + (ROW_SAMPLES - index.length[clip] + 2 * CUT_SAMPLES + 1) * draw[1]).astype(np.int64)
     bed, bed_start, bed_level = np.full(count, -1), np.zeros(count, dtype=np.int64), np.full(count, -np.inf)
     if state != NORMAL:
         bed = _beds(dealt, cell, part, clip, rng)
-        spare = np.maximum(index.length[bed] - SAMPLES, 0) + 1
+        spare = np.maximum(index.length[bed] - ROW_SAMPLES, 0) + 1
         # A bed that is too short begins again within the window, wherever it has begun.
-        spare = np.where(index.length[bed] < SAMPLES, index.length[bed], spare)
+        spare = np.where(index.length[bed] < ROW_SAMPLES, index.length[bed], spare)
         bed_start = np.floor(spare * draw[2]).astype(np.int64)
-        low, high = SNRS[state]
+        low, high = SNRS_DB[state]
         bed_level = level - (low + (high - low) * draw[3])
     return Takes(
         clip=clip,
-        place=place,
-        level=level + np.where(dealt.kind[clip] == "background", BACKGROUND, 0.0),
+        place=start,
+        level=level + np.where(dealt.kind[clip] == "background", BACKGROUND_DB, 0.0),
         bed=bed,
         bed_start=bed_start,
         bed_level=bed_level,
-        room=rng.integers(ROOMS, size=count),
-        room_noise=NOISES[0] + (NOISES[1] - NOISES[0]) * draw[4],
+        room=rng.integers(NUM_ROOMS, size=count),
+        room_noise=NOISES_DB[0] + (NOISES_DB[1] - NOISES_DB[0]) * draw[4],
     )
 
 

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask, Population
+from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.options import above, at_least
-from selffl.algorithms.records import map_tensors, tensors_of
-from selffl.engines.noise import keyed, noised
-from selffl.errors import DivergedError
+from selffl.algorithms.population import Population
+from selffl.algorithms.records import map_tensors
+from selffl.engines.noise import seeded_noise
+from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
 from selffl.randomness import uniform
 from selffl.state.memory import MemoryStore
 
@@ -61,17 +62,6 @@ class Counts:
         return Counts(self.num_gradients + num_gradients, self.num_rounds + 1)
 
 
-@dataclass(frozen=True)
-class RoundReport:
-    """What happened in one round."""
-
-    round_number: int
-    clients: Tensor  # [..., C]
-    upload: Any
-    server: Any
-    num_gradients: Tensor  # evaluations in this round, [..., C]
-
-
 def cohort_size(num_clients: int, participation: float) -> int:
     """max(floor(C M), 1), Algorithm 1."""
     return max(math.floor(participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999...
@@ -90,16 +80,6 @@ def sample_cohort(seed: int | Tensor, round_number: int, num_clients: int, parti
         return everyone.expand(*seeds.shape[:-1], -1)
     lots = uniform(seeds, "cohort", round_number, everyone)
     return lots.topk(size, dim=-1, largest=False).indices.sort(dim=-1).values
-
-
-def check_finite(algorithm: Algorithm[Any, Any, Any, Any], server: Any, round_number: int) -> None:
-    """Refuse a server's state that has left the finite numbers."""
-    # NaN may stand for "unknown" outside the model; infinity never does.
-    if not server.params.isfinite().all() or any(t.isinf().any() for t in tensors_of(server).values()):
-        raise DivergedError(
-            f"the state of {algorithm.name} is not finite after round {round_number}; "
-            "expected finite numbers. Lower the learning rate, or take more clients a round."
-        )
 
 
 def _apart(memory: Any, params: Tensor) -> Any:
@@ -172,30 +152,29 @@ class CohortEngine:
         device = state.num_gradients.device
         server, store = state.server, MemoryStore(state.memory, shape, copied=not consume)
         counts = MemoryStore(Counts(state.num_gradients, state.num_rounds), shape)
-        # Row of a client in the stores: federation by federation, client by client.
+        # Place of a client in the stores: federation by federation, client by client.
         offset = num_clients * torch.arange(math.prod(shape), device=device).reshape(*shape, 1) if shape else 0
         for number in range(state.round_number + 1, state.round_number + num_rounds + 1):
             # Drawn on the CPU: who takes part is the same on every device.
             clients = sample_cohort(self.seed, number, num_clients, self.participation).to(device)
             broadcast = self.algorithm.broadcast(server, clients)
-            uploads, spent = [], []
+            gathered, spent = GatheredUploads(self.algorithm, len(shape)), []
             for part in self._chunks(clients.shape[-1]):
                 chunk = clients[..., part]
                 task = self.source.task(chunk, number)
                 of_chunk = partial(torch.narrow, dim=len(shape), start=part.start, length=chunk.shape[-1])
                 sent = map_tensors(of_chunk, broadcast)
-                rows = chunk + offset
-                upload, memory = self.algorithm.client_round(sent, store.read(rows), task)
-                store.write(rows, memory)
+                places = chunk + offset
+                upload, memory = self.algorithm.client_round(sent, store.read(places), task)
+                store.write(places, memory)
                 spent.append(task.num_gradients.reshape(chunk.shape))
-                counts.write(rows, counts.read(rows).plus(spent[-1]))
-                uploads.append(upload)
-            upload = map_tensors(lambda *parts: torch.cat(parts, dim=len(shape)), *uploads)
-            upload = noised(self.algorithm, upload, len(shape), keyed(self.seed, number))
-            server = self.algorithm.server_round(server, clients, upload)
-            check_finite(self.algorithm, server, number)
+                counts.write(places, counts.read(places).plus(spent[-1]))
+                gathered.add(upload)
+            noise, num_gradients = seeded_noise(self.seed, number), torch.cat(spent, dim=-1)
+            report = finish_round(self.algorithm, server, number, clients, gathered, num_gradients, noise)
+            server = report.server
             if on_round is not None:
-                on_round(RoundReport(number, clients, upload, server, torch.cat(spent, dim=-1)))
+                on_round(report)
         counted = counts.contents()
         return RunState(
             state.round_number + num_rounds, server, store.contents(), counted.num_gradients, counted.num_rounds

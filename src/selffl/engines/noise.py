@@ -1,7 +1,6 @@
 """Noise on a method's sums, between the clients and the server's step: what one client adds cannot be told from it.
 
-A method whose server uses nothing but sums over the cohort says how much noise each of them gets.  To a sum it does not
-matter where the noise comes in, so it is added to the first client's part.
+A method whose uploads add says how much noise each of their sums gets.
 """
 
 from __future__ import annotations
@@ -24,18 +23,17 @@ Upload = TypeVar("Upload")
 Draw = Callable[[str, torch.Size], Tensor]  # standard normal numbers for a field, of a shape
 
 
-def noised(algorithm: Algorithm[Any, Any, Any, Any], upload: Upload, axis: int, draw: Draw) -> Upload:
-    """The cohort's upload, clients on ``axis``, with the noise that the method asks for on each of its sums."""
-    found = {}
-    for name, scale in algorithm.noise_scale().items():
-        tensor = tensors_of(upload)[name].clone()
-        first = tensor.select(axis, 0)
-        first += (scale * draw(name, first.shape)).to(first)
-        found[name] = tensor
-    return replace(upload, **found) if found else upload  # type: ignore[type-var]
+def add_noise(algorithm: Algorithm[Any, Any, Any, Any], total: Upload, draw: Draw) -> Upload:
+    """The sum of a cohort's uploads, with the noise that the method asks for on each of its fields."""
+    sums = tensors_of(total)
+    noisy = {
+        name: sums[name] + (scale * draw(name, sums[name].shape)).to(sums[name])
+        for name, scale in algorithm.noise_scale().items()
+    }
+    return replace(total, **noisy) if noisy else total  # type: ignore[type-var]
 
 
-def keyed(seed: int | Tensor, round_number: int) -> Draw:
+def seeded_noise(seed: int | Tensor, round_number: int) -> Draw:
     """Numbers that a simulation can repeat.  Whoever knows the seed can take them off again: they protect nobody."""
     seeds = torch.as_tensor(seed)
 
@@ -48,7 +46,7 @@ def keyed(seed: int | Tensor, round_number: int) -> Draw:
     return draw
 
 
-def secret(name: str, shape: torch.Size) -> Tensor:
+def secure_noise(name: str, shape: torch.Size) -> Tensor:
     """Numbers from the operating system's generator, which nobody can repeat."""
     words = np.frombuffer(os.urandom(8 * shape.numel()), dtype=np.uint64) >> np.uint64(12)
     uniform = (torch.from_numpy(words.astype(np.float64)) + 0.5) * 2.0**-52

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 NUM_BINS = 15  # as most publications have
-LEAST = 1e-15  # probability that an outcome counts as having had, so that its logarithm is finite
+MIN_PROBABILITY = 1e-15  # probability that an outcome counts as having had, so that its logarithm is finite
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, num_bins: int = NUM_BINS, *, even: bool = False) -> float:
@@ -27,7 +27,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor, num_bins: int = NUM
 
 def log_loss(probabilities: Tensor, labels: Tensor) -> float:
     """Mean of -log of the probability that the label was given."""
-    chance = probabilities.double().gather(-1, labels.unsqueeze(-1)).clamp(min=LEAST)
+    chance = probabilities.double().gather(-1, labels.unsqueeze(-1)).clamp(min=MIN_PROBABILITY)
     return float(-chance.log().mean())
 
 

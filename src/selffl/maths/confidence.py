@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 PROBIT = math.pi / 8  # sigmoid(f) is about the normal distribution function of f sqrt(pi/8)
-SLIP = 1e-4  # share of rows that may be anything: for one far off its fellows, linear is not good enough
+OUTLIER_SHARE = 1e-4  # share of rows that may be anything: for one far off its fellows, linear is not good enough
 SCALES = tuple(2.0 ** (step / 8) for step in range(-32, 65))  # 1/16 to 256
-COARSE = 8  # steps between scales that are tried first: in the scale there is one best
-SHARES = (0.0, *(10.0 ** (-step / 2) for step in range(8, -1, -1)))  # 0, and 0.0001 to 1
-FINEST = 1e-12  # what is left, at least, of a variance
+COARSE_STEPS = 8  # steps between scales that are tried first: in the scale there is one best
+VARIANCE_SHARES = (0.0, *(10.0 ** (-step / 2) for step in range(8, -1, -1)))  # 0, and 0.0001 to 1
+SMALLEST_REST = 1e-12  # what is left, at least, of a variance
 
 
 class Moderation(NamedTuple):
@@ -78,7 +78,7 @@ def left_out(gram: Tensor, weights: Tensor, chance: Tensor, precision: float) ->
     At the mode a row with chance p pulls its log-odds up by (1-p) s^2, s^2 without it: v/(1 - h v) with v = u^T A^-1 u.
     """
     variance = log_odds_variance(gram.diagonal(), gram, gram, weights, precision)
-    without = variance / (1.0 - weights * variance).clamp(min=FINEST)
+    without = variance / (1.0 - weights * variance).clamp(min=SMALLEST_REST)
     return LeftOut((1.0 - chance) * without, without)
 
 
@@ -100,24 +100,24 @@ def learned_moderation(logits: Tensor, labels: Tensor, variance: Tensor) -> Mode
     rows; a few rows change little.
     """
     row = torch.arange(len(labels), device=labels.device)
-    found, least = AS_IT_STANDS, math.inf
-    for share in SHARES:
+    likeliest, smallest_loss = AS_IT_STANDS, math.inf
+    for share in VARIANCE_SHARES:
         held = moderated(logits, variance, Moderation(share=share))
 
         def loss(step: int, held: Tensor = held) -> float:
             chance = (held * SCALES[step]).softmax(-1)[row, labels]
-            nats = -((1.0 - SLIP) * chance + SLIP / logits.shape[-1]).log().sum()
+            nats = -((1.0 - OUTLIER_SHARE) * chance + OUTLIER_SHARE / logits.shape[-1]).log().sum()
             return float(nats) + math.log(SCALES[step]) ** 2 / 2.0
 
-        near = min(range(0, len(SCALES), COARSE), key=loss)
-        best = min(range(max(near - COARSE, 0), min(near + COARSE + 1, len(SCALES))), key=loss)
-        if loss(best) < least:
-            found, least = Moderation(SCALES[best], share), loss(best)
-    return found
+        near = min(range(0, len(SCALES), COARSE_STEPS), key=loss)
+        best = min(range(max(near - COARSE_STEPS, 0), min(near + COARSE_STEPS + 1, len(SCALES))), key=loss)
+        if loss(best) < smallest_loss:
+            likeliest, smallest_loss = Moderation(SCALES[best], share), loss(best)
+    return likeliest
 
 
 def log_odds(logits: Tensor, classes: Tensor) -> Tensor:
-    """Of the named class against all others, ``[...]``: ``logits [..., K]``, ``classes [...]``."""
+    """Log-odds of the named class against all others, ``[...]``: ``logits [..., K]``, ``classes [...]``."""
     is_named = torch.arange(logits.shape[-1], device=logits.device) == classes.unsqueeze(-1)
     named = torch.where(is_named, logits, 0.0).sum(-1)
     return named - torch.where(is_named, -math.inf, logits).logsumexp(-1)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-HALF = 0.5  # added to both counts of false accepts: a ratio of small counts has a value, and less bias, even at 0
+ADDED_COUNT = (
+    0.5  # added to both counts of false accepts: a ratio of small counts has a value, and less bias, even at 0
+)
 
 
 def false_accepts(scores: Tensor, labels: Tensor, rejected: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -23,20 +25,20 @@ def false_accepts(scores: Tensor, labels: Tensor, rejected: Tensor, weight: Tens
     """
     weight = torch.ones_like(scores) if weight is None else weight
     is_positive = labels > 0.5
-    # Positives that score alike are rejected together.
+    # Positives of the same score are rejected together.
     positives, group = scores[is_positive].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     counts = weight.new_zeros(*weight.shape[:-1], len(positives)).index_add_(-1, group, weight[..., is_positive])
     below = counts.cumsum(-1)  # rejected, if the threshold is just above each
     wanted = rejected.to(below).unsqueeze(-1)
-    place = torch.searchsorted(below, wanted, right=True)
-    # Nobody need be accepted: beyond the last positive there is no threshold but infinity.
+    index = torch.searchsorted(below, wanted, right=True)
+    # All may be rejected: beyond the last positive there is no threshold but infinity.
     ends = torch.cat([torch.zeros_like(below[..., :1]), below, torch.full_like(below[..., :1], torch.inf)], -1)
-    low, high = ends.gather(-1, place), ends.gather(-1, place + 1)
+    low, high = ends.gather(-1, index), ends.gather(-1, index + 1)
     thresholds = torch.cat([positives, positives.new_full((2,), torch.inf)])
     negatives, order = scores[~is_positive].sort()
     above = weight[..., ~is_positive][..., order].flip(-1).cumsum(-1).flip(-1)  # at or above each
     above = torch.cat([above, torch.zeros_like(above[..., :1])], -1)
-    more, fewer = (above.gather(-1, torch.searchsorted(negatives, thresholds[at])) for at in (place, place + 1))
+    more, fewer = (above.gather(-1, torch.searchsorted(negatives, thresholds[at])) for at in (index, index + 1))
     return torch.lerp(more, fewer, (wanted - low) / (high - low)).squeeze(-1)
 
 
@@ -50,8 +52,8 @@ def relative_false_accepts(
     """
     counted = torch.ones_like(scores) if weight is None else weight
     rejected = (counted * ((labels > 0.5) & (reference < threshold))).sum(-1)
-    ours, theirs = (false_accepts(found, labels, rejected, counted) for found in (scores, reference))
-    return (ours + HALF) / (theirs + HALF)
+    ours, theirs = (false_accepts(each, labels, rejected, counted) for each in (scores, reference))
+    return (ours + ADDED_COUNT) / (theirs + ADDED_COUNT)
 
 
 def trade_off(scores: Tensor, labels: Tensor, reject_rates: Tensor) -> Tensor:

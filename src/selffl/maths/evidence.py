@@ -12,22 +12,25 @@ import torch
 from torch import Tensor
 
 
-def decided_by(rows: Tensor, precision: Tensor) -> Tensor:
-    """gamma = tr H (H + c)^-1 with H = sum_i j_i j_i^T, of ``rows [..., R, P]`` and c ``[...]``: ``[...]``.
+def num_determined(gradients: Tensor, precision: Tensor) -> Tensor:
+    """Number of parameters that rows determine, gamma = tr H (H + c)^-1 with H = sum_i j_i j_i^T: ``[...]``.
 
-    NaN where rows are not finite.
+    From the rows' gradients j_i ``[..., R, P]`` and the prior's precision c ``[...]``; NaN where these are not finite.
     """
-    few = rows if rows.shape[-2] <= rows.shape[-1] else rows.mT  # both Gram matrices have the same spectrum
+    num_rows, num_params = gradients.shape[-2:]
+    few = gradients if num_rows <= num_params else gradients.mT  # both Gram matrices have the same spectrum
     gram = (few @ few.mT).double()
     is_finite = gram.isfinite().flatten(-2).all(-1)
-    # A client that has left the finite numbers decides nothing that can be said; LAPACK would stop everybody.
+    # Of a client that has diverged nothing is known; LAPACK would raise an error for all clients.
     spectrum = torch.linalg.eigvalsh(gram.where(is_finite[..., None, None], 0.0)).clamp(min=0.0)
     decided: Tensor = (spectrum / (spectrum + precision.double().unsqueeze(-1))).sum(-1)
     return decided.where(is_finite, torch.nan)
 
 
-def effective_parameters(rows: Tensor, num_rows: Tensor, num_examples: Tensor, precision: Tensor) -> Tensor:
-    """gamma of all N of a client's rows, from ``num_rows`` of them (further ``rows [..., R, P]`` are zeros): ``[...]``.
+def effective_parameters(gradients: Tensor, num_rows: Tensor, num_examples: Tensor, precision: Tensor) -> Tensor:
+    """gamma of all N of a client's rows, from the gradients of ``num_rows`` of them ``[..., R, P]``: ``[...]``.
+
+    Further gradients are zeros.
 
     With no fewer rows than parameters, N rows have N/n times their information.  With fewer, that about directions in
     which no row seen so far has pointed cannot be read off: multiplied by N/n, n rows decide n parameters at most.
@@ -35,14 +38,14 @@ def effective_parameters(rows: Tensor, num_rows: Tensor, num_examples: Tensor, p
     row to look at, s = 1.  Never more than there are parameters.
     """
     share = num_examples.double() / num_rows.double()
-    is_whole = rows.shape[-2] >= rows.shape[-1]
+    is_whole = gradients.shape[-2] >= gradients.shape[-1]
     # Less than 1 for a client with fewer rows than a minibatch, which meets some of them twice.
-    scaled = rows * (share if is_whole else share.clamp(max=1.0)).sqrt().to(rows)[..., None, None]
-    found = decided_by(scaled, precision)
+    scaled = gradients * (share if is_whole else share.clamp(max=1.0)).sqrt().to(gradients)[..., None, None]
+    determined = num_determined(scaled, precision)
     if is_whole:
-        return found.to(rows)
-    growth = torch.ones_like(found)
-    if rows.shape[-2] > 1:
-        half = (decided_by(scaled[..., ::2, :], precision) + decided_by(scaled[..., 1::2, :], precision)) / 2
-        growth = torch.log2(found / half.clamp(min=torch.finfo(half.dtype).tiny)).clamp(0.0, 1.0)
-    return (found * share.clamp(min=1.0) ** growth).clamp(max=rows.shape[-1]).to(rows)
+        return determined.to(gradients)
+    growth = torch.ones_like(determined)
+    if gradients.shape[-2] > 1:
+        half = (num_determined(scaled[..., ::2, :], precision) + num_determined(scaled[..., 1::2, :], precision)) / 2
+        growth = torch.log2(determined / half.clamp(min=torch.finfo(half.dtype).tiny)).clamp(0.0, 1.0)
+    return (determined * share.clamp(min=1.0) ** growth).clamp(max=gradients.shape[-1]).to(gradients)

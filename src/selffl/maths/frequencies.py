@@ -23,17 +23,17 @@ def class_shift(counts: Tensor, frequencies: Tensor, skew: Tensor) -> Tensor:
     return ((own * counts / frequencies + rest) / (own * counts.sum(-1, keepdim=True) + rest)).log()
 
 
-def rows_alike(counts: Tensor) -> Tensor:
+def same_class_rate(counts: Tensor) -> Tensor:
     """Share of the pairs of a client's rows that are of one class, of its ``counts [..., K]``; NaN without a pair."""
     pairs = counts.sum(-1) * (counts.sum(-1) - 1.0)
-    alike = (counts * (counts - 1.0)).clamp(min=0.0).sum(-1) / pairs
-    return alike.where(pairs > 0, torch.nan)
+    rate = (counts * (counts - 1.0)).clamp(min=0.0).sum(-1) / pairs
+    return rate.where(pairs > 0, torch.nan)
 
 
-def class_skew(alike: Tensor, frequencies: Tensor) -> Tensor:
+def class_skew(same_class: Tensor, frequencies: Tensor) -> Tensor:
     """rho ``[...]``, of how often two rows of one client are of one class and how often any two would be.
 
     With the frequencies pi_m of client m the former is sum_k pi_mk^2, on average sum_k pi_k^2 + rho pi_k (1 - pi_k).
     """
     by_chance = frequencies.square().sum(-1)
-    return ((alike - by_chance) / (1.0 - by_chance)).clamp(0.0, MOST_SKEW)
+    return ((same_class - by_chance) / (1.0 - by_chance)).clamp(0.0, MOST_SKEW)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from selffl.errors import DataError
-from selffl.maths.border import finite_tensor, variance_tensor
+from selffl.maths.inputs import finite_tensor, variance_tensor
 
 Floats = npt.NDArray[np.float64]
 
@@ -156,20 +156,20 @@ def read_hierarchy(
     local_estimate: Any, intra_variance: Any, covariate: Any = None, inter_variance: float | None = None
 ) -> Hierarchy:
     """Check users' arrays and scale them; where sigma_0^2 is given, as few clients as coefficients will do."""
-    found = finite_tensor("local_estimate", local_estimate).to(torch.float64)
+    given = finite_tensor("local_estimate", local_estimate).to(torch.float64)
     least = (1 if covariate is None else 2) + (inter_variance is None)
-    if found.ndim != 1 or len(found) < least:
+    if given.ndim != 1 or len(given) < least:
         raise DataError(
-            f"local_estimate has shape {tuple(found.shape)}; expected at least {_NUMBERS[least]}, one number each. "
+            f"local_estimate has shape {tuple(given.shape)}; expected at least {_NUMBERS[least]}, one number each. "
             "The spread between clients cannot be seen in fewer: give inter_variance."
         )
-    spread = variance_tensor("intra_variance", intra_variance, like=found)
-    if tuple(spread.shape) not in ((), (len(found),)):
+    spread = variance_tensor("intra_variance", intra_variance, like=given)
+    if tuple(spread.shape) not in ((), (len(given),)):
         raise DataError(
             f"intra_variance has shape {tuple(spread.shape)}; expected a scalar or one number for each of the "
-            f"{len(found)} clients."
+            f"{len(given)} clients."
         )
-    estimate, variance = found.numpy(force=True), spread.expand_as(found).numpy(force=True)
+    estimate, variance = given.numpy(force=True), spread.expand_as(given).numpy(force=True)
     half_range = float(estimate.max() / 2 - estimate.min() / 2)
     if half_range > WIDEST_RANGE / 2:
         raise DataError(
@@ -181,7 +181,7 @@ def read_hierarchy(
     centre = float(estimate[variance.argmin()])  # the surest client's, whose residual then loses no digits
     with np.errstate(over="ignore"):
         scaled = np.clip(variance / unit / unit, SMALLEST_VARIANCE, LARGEST_VARIANCE)
-    column, covariate_centre, covariate_unit = _read_covariate(covariate, len(found), int(variance.argmin()))
+    column, covariate_centre, covariate_unit = _read_covariate(covariate, len(given), int(variance.argmin()))
     return Hierarchy(
         estimate, variance, (estimate - centre) / unit, scaled, column, covariate is not None,
         centre, unit, covariate_centre, covariate_unit,
@@ -200,12 +200,12 @@ def _read_covariate(covariate: Any, num_clients: int, surest: int) -> tuple[Floa
     """The covariate less its value at the surest client, in units of its range."""
     if covariate is None:
         return np.zeros(num_clients), 0.0, 1.0
-    found = finite_tensor("covariate", covariate).to(torch.float64)
-    if tuple(found.shape) != (num_clients,):
+    given = finite_tensor("covariate", covariate).to(torch.float64)
+    if tuple(given.shape) != (num_clients,):
         raise DataError(
-            f"covariate has shape {tuple(found.shape)}; expected one number for each of {num_clients} clients."
+            f"covariate has shape {tuple(given.shape)}; expected one number for each of {num_clients} clients."
         )
-    column = found.numpy(force=True)
+    column = given.numpy(force=True)
     half_range = float(column.max() / 2 - column.min() / 2)
     if half_range == 0:
         raise DataError(f"covariate is {column[0]:g} for every client; expected at least two different values.")

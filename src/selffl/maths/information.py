@@ -83,13 +83,13 @@ def local_fit(loss: NegativeLogLikelihood, start: Any, *rows: Any) -> LocalFit:
     def hessian(point: np.ndarray) -> np.ndarray:
         return observed_information(loss, torch.from_numpy(point), *tensors).numpy()
 
-    from scipy.optimize import minimize  # here: a third of a second for every process that Flower starts
+    from scipy.optimize import minimize  # here: it takes a third of a second
 
     # A trust region finds the valley from anywhere; Newton's steps then find its bottom to the last digit.
-    found = minimize(
+    minimum = minimize(
         value_and_gradient, guess, jac=True, hess=hessian, method="trust-exact", options={"gtol": 1e-6 * num_rows}
     )
-    estimate = np.asarray(found.x, dtype=np.float64)
+    estimate = np.asarray(minimum.x, dtype=np.float64)
     for _ in range(10):
         covariance = _covariance(hessian(estimate))
         step = covariance @ value_and_gradient(estimate)[1]
@@ -121,8 +121,8 @@ def _covariance(information: np.ndarray) -> np.ndarray:
     return inverse
 
 
-def _no_minimum(found: str) -> DataError:
+def _no_minimum(reason: str) -> DataError:
     return DataError(
-        f"the likelihood has no curved minimum ({found}); expected a positive definite information. The rows do not "
+        f"the likelihood has no curved minimum ({reason}); expected a positive definite information. The rows do not "
         "determine the parameters: add a penalty to the loss or drop columns."
     )

@@ -129,10 +129,10 @@ def mixture_quantile(mean: Floats, deviation: Floats, probability: Floats, area:
     step would leave it.
     """
     own = mean + ndtri(area) * deviation
-    low, high, found = own.min(1), own.max(1), own @ probability
-    open_rows = np.arange(len(found))
+    low, high, quantile = own.min(1), own.max(1), own @ probability
+    open_rows = np.arange(len(quantile))
     for _ in range(MOST_STEPS):
-        point, width = found[open_rows], deviation[open_rows]
+        point, width = quantile[open_rows], deviation[open_rows]
         score = (point[:, None] - mean[open_rows]) / width
         surplus = ndtr(score) @ probability - area
         density = (np.exp(-0.5 * score**2) / width) @ probability / math.sqrt(2.0 * math.pi)
@@ -142,12 +142,12 @@ def mixture_quantile(mean: Floats, deviation: Floats, probability: Floats, area:
             step = point - surplus / density
         is_inside = (step > below) & (step < above)
         new = np.where(surplus == 0, point, np.where(is_inside, step, (below + above) / 2.0))
-        found[open_rows] = new
+        quantile[open_rows] = new
         # Newton's error is the square of its step: this is exact to rounding.
         open_rows = open_rows[np.abs(new - point) > 1e-9 * width.min(1) + 1e-15 * np.abs(new)]
         if not len(open_rows):
             break
-    return np.asarray(found)
+    return np.asarray(quantile)
 
 
 def gain_probability(hierarchy: Hierarchy, spread: SpreadPosterior, fit: Centre, covariate: float, own: float) -> float:

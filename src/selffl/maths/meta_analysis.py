@@ -14,7 +14,6 @@ import numpy as np
 from scipy.special import ndtri
 
 from selffl.errors import ConfigError, DataError
-from selffl.maths.border import finite_number, probability
 from selffl.maths.heterogeneity import (
     InterVarianceMethod,
     check_method,
@@ -23,6 +22,7 @@ from selffl.maths.heterogeneity import (
     restricted_log_likelihood,
 )
 from selffl.maths.hierarchy import SMALLEST_VARIANCE, CentreFit, Floats, Hierarchy, read_hierarchy
+from selffl.maths.inputs import finite_number, probability
 from selffl.maths.integration import (
     gain_probability,
     known_spread,
@@ -175,8 +175,8 @@ def meta_analysis(
     fit = clients.fit(spread)
     is_integrated = given is None and clients.degrees_of_freedom >= 2
     posterior_of_spread = spread_posterior(clients) if is_integrated else known_spread(clients, spread)
-    place = _new_place(clients, covariate, new_covariate)
-    prediction = prediction_interval(clients, fit, place, level)
+    position = _new_place(clients, covariate, new_covariate)
+    prediction = prediction_interval(clients, fit, position, level)
     scaled_own = max(clients.scale_variance(own), SMALLEST_VARIANCE)
     has_gain = own > 0 and spread + fit.mean_variance > 0
     personal = _personal(clients, fit, given)
@@ -193,8 +193,10 @@ def meta_analysis(
         level=level,
         prediction_interval=None if prediction is None else _carried(clients, prediction),
         new_variance=own,
-        new_covariate=clients.covariate_centre + clients.covariate_unit * place if clients.has_covariate else None,
-        gain_probability=gain_probability(clients, posterior_of_spread, fit, place, scaled_own) if has_gain else None,
+        new_covariate=clients.covariate_centre + clients.covariate_unit * position if clients.has_covariate else None,
+        gain_probability=gain_probability(clients, posterior_of_spread, fit, position, scaled_own)
+        if has_gain
+        else None,
         personal_interval=ends,
         is_integrated=is_integrated,
         _hierarchy=clients,
@@ -256,15 +258,15 @@ def _spread(
         if method in ("ml", "reml"):
             likelihood = log_likelihood if method == "ml" else restricted_log_likelihood
             intervals["inter_variance_profile"] = profile_likelihood(likelihood, clients, spread, level)
-        for name, found in intervals.items():
-            result[name] = Interval(*(float(clients.carry_variance_back(end)) for end in found))
+        for name, ends in intervals.items():
+            result[name] = Interval(*(float(clients.carry_variance_back(end)) for end in ends))
     return result
 
 
 def _centre(clients: Hierarchy, fit: CentreFit, level: float) -> dict[str, Any]:
     """The mean and the slope with their Hartung-Knapp intervals."""
-    place = typical_covariate(clients)
-    mean, variance = float(fit.at(place)), float(fit.variance_at(place))
+    position = typical_covariate(clients)
+    mean, variance = float(fit.at(position)), float(fit.variance_at(position))
     result: dict[str, Any] = {
         "mean": float(clients.carry_back(mean)),
         "mean_variance": float(clients.carry_variance_back(variance)),
@@ -273,9 +275,9 @@ def _centre(clients: Hierarchy, fit: CentreFit, level: float) -> dict[str, Any]:
         "slope": None,
     }
     if clients.degrees_of_freedom >= 1:
-        found = hartung_knapp(clients, fit, mean, variance, level)
-        result["mean_standard_error"] = found.standard_error * clients.unit
-        result["mean_interval"] = _carried(clients, found.interval)
+        adjusted = hartung_knapp(clients, fit, mean, variance, level)
+        result["mean_standard_error"] = adjusted.standard_error * clients.unit
+        result["mean_interval"] = _carried(clients, adjusted.interval)
         if clients.has_covariate:
             unit = clients.unit / clients.covariate_unit
             slope = hartung_knapp(clients, fit, fit.slope, fit.slope_variance, level)
@@ -292,8 +294,8 @@ def _personal(clients: Hierarchy, fit: CentreFit, given: float | None) -> dict[s
     """Every client's personal mean, its variance and the gain, at the estimated sigma_0^2."""
     if not clients.has_covariate:
         inter = float(clients.carry_variance_back(fit.inter_variance)) if given is None else given
-        found = posterior(clients.local_estimate, clients.intra_variance, inter)
-        return {name: getattr(found, name) for name in ("personal_mean", "personal_variance", "gain")}
+        known = posterior(clients.local_estimate, clients.intra_variance, inter)
+        return {name: getattr(known, name) for name in ("personal_mean", "personal_variance", "gain")}
     mean, variance = personal_moments(clients, fit)
     return {
         "personal_mean": clients.carry_back(mean),
@@ -320,7 +322,7 @@ def _left_out(analysis: MetaAnalysis) -> LeaveOneOut:
         )
     spread, mean = np.full(num_clients, np.nan), np.full(num_clients, np.nan)
     personal, surprise = np.full((num_clients, num_clients), np.nan), np.full(num_clients, np.nan)
-    place = typical_covariate(clients)
+    position = typical_covariate(clients)
     for client in range(num_clients):
         others = clients.without(client)
         if others.has_covariate and np.ptp(others.covariate) == 0:
@@ -328,7 +330,7 @@ def _left_out(analysis: MetaAnalysis) -> LeaveOneOut:
         known = clients.scale_variance(analysis.inter_variance) if analysis.method == "given" else None
         spread[client] = fitted_inter_variance(others, analysis.method) if known is None else known  # type: ignore[arg-type]
         fit = others.fit(float(spread[client]))
-        mean[client] = fit.at(place)
+        mean[client] = fit.at(position)
         personal[client] = np.insert(personal_moments(others, fit)[0], client, fit.at(clients.covariate[client]))
         total = spread[client] + clients.variance[client] + fit.variance_at(clients.covariate[client])
         surprise[client] = (clients.estimate[client] - personal[client, client]) / math.sqrt(total)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from selffl.errors import ConfigError, DataError
-from selffl.maths.border import finite_number, finite_tensor, variance_tensor
+from selffl.maths.inputs import finite_number, finite_tensor, variance_tensor
 
 Form = Literal["paper", "exact"]
 FORMS: tuple[Form, ...] = ("paper", "exact")
@@ -155,7 +155,7 @@ def initial_params(
     """Where a client's local training starts: the global model with the client's own part taken out.
 
     Self-FL, Eqs. (13) and (18): theta - (w_m / S_m)(theta_m - theta), with w_m / S_m = V_m / (sigma_0^2 + sigma_m^2).
-    A lone client (V_m infinite) starts from the global model: there is nobody else to start from.  So does a client of
+    A lone client (V_m infinite) starts from the global model: there are no others to start from.  So does a client of
     zero total variance, for which the ratio has no limit that it could know.
     """
     is_defined = (total_variance > 0) & others_variance.isfinite()
@@ -315,6 +315,6 @@ def _power_below_overflow(*values: Tensor) -> float:
 
     Means are linear in the estimates, and depend on the variances by their ratios alone.
     """
-    room = 2.0**40  # more clients than anybody has
+    headroom = 2.0**40  # more clients than any federation has
     largest = max(float(value.detach().abs().max()) for value in values if value.numel())
-    return room if largest > torch.finfo(values[0].dtype).max / room else 1.0
+    return headroom if largest > torch.finfo(values[0].dtype).max / headroom else 1.0

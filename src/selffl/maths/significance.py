@@ -45,9 +45,9 @@ def holm_p_values(p_values: Sequence[float]) -> list[float]:
     The k-th smallest of n, from k = 0, is multiplied by n - k, and none is below a smaller one's, nor above 1.  NaN
     stands for a comparison without a test: it stays, and counts for nothing.
     """
-    order = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    found, largest = [math.nan] * len(p_values), 0.0
-    for rank, (p, place) in enumerate(order):
+    order = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
+    corrected, largest = [math.nan] * len(p_values), 0.0
+    for rank, (p, index) in enumerate(order):
         largest = max(largest, min((len(order) - rank) * p, 1.0))
-        found[place] = largest
-    return found
+        corrected[index] = largest
+    return corrected

@@ -6,7 +6,9 @@ from torch import Tensor
 
 
 def largest_step(curvature: Tensor, noise: Tensor, momentum: float = 0.0) -> Tensor:
-    """Below it steps settle in the mean square: 2/(l/(1 + b) + n/(1 - b)), in each direction by itself.
+    """Largest step size below which gradient descent on a squared error converges in the mean square.
+
+    It is 2/(l/(1 + b) + n/(1 - b)) in each direction by itself.
 
     Args:
         curvature: l, the largest of the mean loss, ``[...]``.

@@ -25,19 +25,19 @@ class Spread:
 
     @classmethod
     def empty(cls, like: Tensor) -> Spread:
-        """Of nothing yet; ``like [..., P]`` gives shape, dtype and device."""
+        """Spread of no vectors yet; ``like [..., P]`` gives shape, dtype and device."""
         zero = torch.zeros_like(like[..., 0])
         return cls(zero, torch.zeros_like(like), zero)
 
     @classmethod
     def of(cls, vectors: Tensor) -> Spread:
-        """Of ``vectors [..., count, P]``, in two passes."""
+        """Spread of ``vectors [..., count, P]``, in two passes."""
         mean = vectors.sum(-2) / max(vectors.shape[-2], 1)  # of nothing: zero, as in `empty`
         count = torch.full_like(mean[..., 0], vectors.shape[-2])
         return cls(count, mean, (vectors - mean.unsqueeze(-2)).square().sum((-2, -1)))
 
     def update(self, vector: Tensor) -> Spread:
-        """With one more vector for each entry.
+        """Spread with one more vector for each entry.
 
         Self-FL, Eq. (22).  Deviation D1: the printed recursion adds (mean_t - mean_{t-1}) without its square; with
         the square it is this merge with a single vector, and equals Eq. (21).
@@ -46,7 +46,7 @@ class Spread:
         return self.merge(Spread(one, vector, torch.zeros_like(one)))
 
     def merge(self, other: Spread) -> Spread:
-        """Of both sets together, as if all vectors had been seen at one place.
+        """Spread of both sets together, as if all vectors had been seen at one place.
 
         Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
         """

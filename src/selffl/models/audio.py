@@ -13,8 +13,8 @@ from torch import nn
 from selffl.errors import ConfigError
 
 CHANNELS = (16, 32, 64, 128, 192, 336, 672)  # after each convolution
-POOLED = 4  # poolings, one after each of the first convolutions
-SMALLEST = (16, 48)  # bands, frames: less, and nothing is left to convolve
+NUM_POOLINGS = 4  # poolings, one after each of the first convolutions
+MIN_SHAPE = (16, 48)  # bands, frames: less, and nothing is left to convolve
 
 
 def wakeword_cnn(shape: tuple[int, ...], num_classes: int, width: float = 1.0) -> nn.Module:
@@ -27,10 +27,10 @@ def wakeword_cnn(shape: tuple[int, ...], num_classes: int, width: float = 1.0) -
         num_classes: of the labels.
         width: number of channels of every layer, relative to the full network's.
     """
-    if len(shape) != 3 or shape[1] < SMALLEST[0] or shape[2] < SMALLEST[1]:
+    if len(shape) != 3 or shape[1] < MIN_SHAPE[0] or shape[2] < MIN_SHAPE[1]:
         raise ConfigError(
-            f"rows have shape {shape}; expected spectrograms (channels, bands, frames) from {SMALLEST[0]} × "
-            f"{SMALLEST[1]} up."
+            f"rows have shape {shape}; expected spectrograms (channels, bands, frames) from {MIN_SHAPE[0]} × "
+            f"{MIN_SHAPE[1]} up."
         )
     if not isinstance(width, int | float) or not 0 < width < float("inf"):
         raise ConfigError(f"width is {width!r}; expected a number above 0, 1 for the full network.")
@@ -38,11 +38,11 @@ def wakeword_cnn(shape: tuple[int, ...], num_classes: int, width: float = 1.0) -
     layers: list[nn.Module] = []
     for number, (before, after) in enumerate(pairwise(channels)):
         # The sixth does not pad the time: half the positions for the layers with the most parameters.
-        padding = (1, 0) if number == POOLED + 1 else (1, 1)
+        padding = (1, 0) if number == NUM_POOLINGS + 1 else (1, 1)
         layers += [nn.Conv2d(before, after, 3, padding=padding), nn.ReLU()]
-        if number < POOLED:
+        if number < NUM_POOLINGS:
             layers.append(nn.MaxPool2d(2))
-    bands, frames = shape[1] >> POOLED, (shape[2] >> POOLED) - 2
+    bands, frames = shape[1] >> NUM_POOLINGS, (shape[2] >> NUM_POOLINGS) - 2
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * bands * frames, num_classes))
     for layer in model:
         if isinstance(layer, nn.Conv2d | nn.Linear):

@@ -65,8 +65,8 @@ class State {
   }
   /** All methods while they can be told apart; of many, the first, the shared model and training alone. */
   firstVisible() {
-    const { methods, alone } = this.data;
-    const kept = new Set([0, alone, methods.indexOf("fedavg")]);
+    const { methods, alone, shared } = this.data;
+    const kept = new Set([0, alone, shared]);
     return methods.map((_, number) => methods.length <= 3 || kept.has(number));
   }
   get seed() { return this.data?.seeds[this.seedNumber] ?? null; }
@@ -156,7 +156,7 @@ class State {
 function layout(c, more) {
   const axis = { gridcolor: c.grid, linecolor: c.line, zerolinecolor: c.line, tickcolor: c.line, automargin: true, title: { standoff: 10, font: { size: 12.5, color: c.soft } }, tickfont: { size: 12, color: c.soft } };
   const { xaxis = {}, yaxis = {}, ...rest } = more;
-  const titled = (own) => ({ ...axis, ...own, title: { ...axis.title, text: own.title ?? "" } });
+  const titled = (chosen) => ({ ...axis, ...chosen, title: { ...axis.title, text: chosen.title ?? "" } });
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: c.ink },
     margin: { l: 48, r: 14, t: 14, b: 42 }, showlegend: false, hovermode: "closest", dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,

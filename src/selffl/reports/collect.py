@@ -37,7 +37,7 @@ class RunData:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is something to tell: a round, or that the first one left the finite numbers."""
+        """Whether there is something to tell: a round, or that the first one diverged."""
         return bool(self.records.history) or self.status == "diverged"
 
     @property
@@ -73,10 +73,10 @@ class Method:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that can be held against each other: the same data, the same metric.
+    """Runs that can be compared with each other: the same data, the same metric.
 
     Attributes:
-        methods: The first is held against the others.
+        methods: The first is compared with the others.
         record: The study that the runs belong to, if there is one.
     """
 
@@ -90,7 +90,7 @@ class Group:
 
     @property
     def config(self) -> RunConfig:
-        """Of the first run."""
+        """Settings of the first run."""
         return self.methods[0].runs[0].config
 
     @property
@@ -105,7 +105,7 @@ class Group:
 
     @property
     def is_higher_better(self) -> bool:
-        """Of the metric."""
+        """Whether a higher number of the metric is better."""
         return HIGHER_IS_BETTER[self.metric]
 
     @property
@@ -163,9 +163,9 @@ def run_folders(folder: Path) -> list[Path]:
     """The folder itself if it is a run, else the runs below it: beside each other, or in the folder of a study."""
     if is_run(folder):
         return [folder]
-    below = [place for pattern in ("*", f"{RUNS}/*", f"*/{RUNS}/*") for place in sorted(folder.glob(pattern))]
+    below = [path for pattern in ("*", f"{RUNS}/*", f"*/{RUNS}/*") for path in sorted(folder.glob(pattern))]
     # What every method started from is not one of the methods.
-    return [place for place in below if is_run(place) and not place.name.startswith(f"{WARM}-")]
+    return [path for path in below if is_run(path) and not path.name.startswith(f"{WARM}-")]
 
 
 def collect(folders: Iterable[Path], *, may_wait: bool = False) -> Collection:
@@ -175,7 +175,7 @@ def collect(folders: Iterable[Path], *, may_wait: bool = False) -> Collection:
         folders: of runs, of studies, or folders of these.
         may_wait: whether a folder without any finished round is fine, because one may be on its way.
     """
-    found = Collection()
+    collection = Collection()
     loose: list[RunData] = []
     for folder in dict.fromkeys(folders):
         if not folder.is_dir():
@@ -190,36 +190,36 @@ def collect(folders: Iterable[Path], *, may_wait: bool = False) -> Collection:
                 f"{folder} holds no {RECORD} and no run; expected what `selffl run`, `selffl compare`, `selffl demo` "
                 "or `selffl paper run` has written."
             )
-        spoken_for = {place / RUNS: (place / RECORD).stat().st_mtime for place, _ in studies}
-        for place, record in studies:
-            group = None if record.id in STUDIES else _of_record(place, record)
+        spoken_for = {path / RUNS: (path / RECORD).stat().st_mtime for path, _ in studies}
+        for path, record in studies:
+            group = None if record.id in STUDIES else _of_record(path, record)
             if group is None:
-                found.studies.append((place, record))
+                collection.studies.append((path, record))
             else:
-                found.groups.append(group)
-        for place in places:
+                collection.groups.append(group)
+        for path in places:
             # A study speaks for its runs, but not for those begun since.
-            if (place / files.CONFIG).stat().st_mtime <= spoken_for.get(place.parent, 0.0):
+            if (path / files.CONFIG).stat().st_mtime <= spoken_for.get(path.parent, 0.0):
                 continue
-            run = read_run(place)
+            run = read_run(path)
             if run.has_begun:
                 loose.append(run)
             else:
-                found.waiting.append(place)
-    found.groups.extend(_grouped(loose))
-    if not found.groups and not found.studies and not may_wait and found.waiting:
+                collection.waiting.append(path)
+    collection.groups.extend(_grouped(loose))
+    if not collection.groups and not collection.studies and not may_wait and collection.waiting:
         raise DataError(
-            f"{found.waiting[0] / files.HISTORY} has no rounds yet; expected at least one. Wait for the first, or "
-            f"watch it: selffl serve {found.waiting[0]}"
+            f"{collection.waiting[0] / files.HISTORY} has no rounds yet; expected at least one. Wait for the first, or "
+            f"watch it: selffl serve {collection.waiting[0]}"
         )
-    return found
+    return collection
 
 
-def _of_record(place: Path, record: StudyRecord) -> Group | None:
+def _of_record(study_folder: Path, record: StudyRecord) -> Group | None:
     """The runs that a study names, under the names it gives them; none if they are not there (any more)."""
     methods: dict[str, list[RunData]] = {}
     for entry in record.runs:
-        folder = place / RUNS / str(entry["folder"])
+        folder = study_folder / RUNS / str(entry["folder"])
         if not is_run(folder):
             return None
         run = read_run(folder)
@@ -234,13 +234,13 @@ def _in_order(methods: Mapping[str, Sequence[RunData]]) -> tuple[Method, ...]:
 
 def _grouped(runs: Sequence[RunData]) -> list[Group]:
     """Runs on the same data by the same metric together, Self-FL first, then as they were found."""
-    alike: dict[str, list[RunData]] = {}
+    comparable: dict[str, list[RunData]] = {}
     for run in sorted(runs, key=lambda run: not run.records.clients):
         # A run that diverged at once has no clients to be known by, but rows that others may have, too.
-        twin = next((kind for kind, found in alike.items() if run.config.fingerprint in _rows(found)), None)
-        alike.setdefault(twin if twin is not None and not run.records.clients else _kind(run), []).append(run)
+        twin = next((kind for kind, similar in comparable.items() if run.config.fingerprint in _rows(similar)), None)
+        comparable.setdefault(twin if twin is not None and not run.records.clients else _kind(run), []).append(run)
     groups = []
-    for members in alike.values():
+    for members in comparable.values():
         labels = _labels(members)
         methods: dict[str, list[RunData]] = {}
         for run, label in sorted(zip(members, labels, strict=True), key=lambda pair: _rank(pair[0])):
@@ -260,7 +260,7 @@ def _rank(run: RunData) -> int:
 
 
 def _kind(run: RunData) -> str:
-    """The same for runs that can be compared: seeds, and with them splits, may differ."""
+    """A text that runs have in common if they can be compared; their seeds, and with them splits, may differ."""
     config = run.config
     source: Any = {key: value for key, value in (config.source or {}).items() if key != "seed"}
     if not source:  # rows without a name: those of the same clients
@@ -270,7 +270,7 @@ def _kind(run: RunData) -> str:
 
 def _labels(runs: Sequence[RunData]) -> list[str]:
     """The method's name, with whatever differs between runs of the same method."""
-    found = []
+    labels = []
     for run in runs:
         same = [other for other in runs if other.config.algorithm == run.config.algorithm]
         mine, others = _settings(run.config), [_settings(other.config) for other in same]
@@ -278,8 +278,8 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
         said = [f"{key.replace('_', ' ')} = {mine[key]}" for key in differing]
         twins = [other for other in same if _settings(other.config) == mine and other.config.seed == run.config.seed]
         said += [run.folder.resolve().name] if len(twins) > 1 else []
-        found.append(", ".join([run.config.algorithm, *said]))
-    return found
+        labels.append(", ".join([run.config.algorithm, *said]))
+    return labels
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

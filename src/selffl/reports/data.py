@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
+from selffl.reports.client_gains import calibration, gains, losing
 from selffl.reports.collect import Group, RunData
-from selffl.reports.course import inside, trajectories
-from selffl.reports.joining import calibration, gains, losing
-from selffl.reports.scores import PARTS, all_rounded, alone, by_round, lines, rounded, runs_of_seed, scale_of, scaled
+from selffl.reports.over_rounds import inside, trajectories
+from selffl.reports.schema import Classes, ClientColumns, SeedTable, Tables
+from selffl.reports.scores import (
+    PARTS,
+    all_rounded,
+    alone,
+    by_round,
+    lines,
+    rounded,
+    runs_of_seed,
+    scale_of,
+    scaled,
+    shared,
+)
 from selffl.runs.folder import Row
 from selffl.training.metrics import PERCENT, name_of
 
@@ -20,18 +32,18 @@ MOST_ROWS = 16_000  # clients of all methods and seeds shown
 
 
 def shown_seeds(group: Group) -> list[int]:
-    """Seeds whose clients a page can hold: the first, and more while there is room; only those with clients."""
-    found: list[int] = []
+    """Seeds whose clients are shown: the first, and more while the page can hold them; only those with clients."""
+    seeds: list[int] = []
     total = 0
     for seed in group.seeds:
         runs = [run for run in runs_of_seed(group, seed) if run is not None and run.records.clients]
         if not runs:
             continue
         total += sum(min(len(run.records.clients), MOST_CLIENTS) for run in runs)
-        if found and total > MOST_ROWS:
+        if seeds and total > MOST_ROWS:
             break
-        found.append(seed)
-    return found
+        seeds.append(seed)
+    return seeds
 
 
 def chosen_clients(runs: Sequence[RunData | None]) -> tuple[list[str], int]:
@@ -44,10 +56,11 @@ def chosen_clients(runs: Sequence[RunData | None]) -> tuple[list[str], int]:
     if len(ids) <= MOST_CLIENTS:
         return ids, len(ids)
     places = np.unique(np.linspace(0, len(ids) - 1, MOST_CLIENTS).round().astype(int))
-    return [ids[place] for place in places], len(ids)
+    return [ids[index] for index in places], len(ids)
 
 
-COLUMNS = {  # of a client with one method: what the page calls it, and the column it is in
+# Of a client with one method: what the page calls it, and the column it is in.
+COLUMNS: dict[Literal["rounds", "steps", "variance", "predicted"], str] = {
     "rounds": "rounds",
     "steps": "num_local_steps",
     "variance": "intra_variance",
@@ -55,13 +68,13 @@ COLUMNS = {  # of a client with one method: what the page calls it, and the colu
 }
 
 
-def clients_of_seed(group: Group, seed: int) -> dict[str, Any]:
+def clients_of_seed(group: Group, seed: int) -> SeedTable:
     """Every client of a seed: sizes, classes, cluster, and what each method did for it."""
     runs = runs_of_seed(group, seed)
     ids, total = chosen_clients(runs)
     scale, metric = scale_of(group.client_metric), group.client_metric
     sizes: dict[str, Row] = {}
-    methods: list[dict[str, Any] | None] = []
+    methods: list[ClientColumns | None] = []
     for run, method in zip(runs, group.methods, strict=True):
         if run is None or not run.records.clients:
             methods.append(None)
@@ -69,21 +82,21 @@ def clients_of_seed(group: Group, seed: int) -> dict[str, Any]:
         rows = {str(row["client"]): row for row in run.records.clients}
         for client, row in rows.items():
             sizes.setdefault(client, row)
-        found: dict[str, Any] = {"personal": [scaled(rows.get(c, {}).get(metric), scale) for c in ids]}
+        columns: ClientColumns = {"personal": [scaled(rows.get(c, {}).get(metric), scale) for c in ids]}
         if method.has_global_model:
-            found["global"] = [scaled(rows.get(c, {}).get(f"global_{metric}"), scale) for c in ids]
+            columns["global"] = [scaled(rows.get(c, {}).get(f"global_{metric}"), scale) for c in ids]
         if any(row.get("realised_gain") is not None for row in run.records.clients):
-            found["alone"] = [scaled(rows.get(c, {}).get(f"alone_{metric}"), scale) for c in ids]
+            columns["alone"] = [scaled(rows.get(c, {}).get(f"alone_{metric}"), scale) for c in ids]
         for name, column in COLUMNS.items():
             values = [rows.get(client, {}).get(column) for client in ids]
             if any(value is not None for value in values):
-                found[name] = all_rounded(values)
+                columns[name] = all_rounded(values)
         last = {str(row["client"]): row.get("weight") for row in run.records.participation}
         if any(value is not None for value in last.values()):
-            found["weight"] = all_rounded((last.get(client) for client in ids), 4)
-        methods.append(found)
+            columns["weight"] = all_rounded((last.get(client) for client in ids), 4)
+        methods.append(columns)
     clusters = [sizes[client].get("cluster") for client in ids]
-    table = {
+    table: SeedTable = {
         "seed": seed,
         "clients": ids,
         "total": total,
@@ -103,17 +116,17 @@ def clients_of_seed(group: Group, seed: int) -> dict[str, Any]:
     return table
 
 
-def partition(runs: Sequence[RunData | None], ids: Sequence[str]) -> dict[str, Any] | None:
+def partition(runs: Sequence[RunData | None], ids: Sequence[str]) -> Classes | None:
     """Training rows by client and class, where a run has noted them; only the cells that are not empty."""
     rows = next((run.partition for run in runs if run is not None and run.partition), None)
     if rows is None:
         return None
     names = sorted({str(row["class"]) for row in rows}, key=_as_number)
-    place, number = {client: i for i, client in enumerate(ids)}, {name: i for i, name in enumerate(names)}
+    position, number = {client: i for i, client in enumerate(ids)}, {name: i for i, name in enumerate(names)}
     cells = [
-        (place[row["client"]], number[str(row["class"])], int(row["num_train"]))
+        (position[row["client"]], number[str(row["class"])], int(row["num_train"]))
         for row in rows
-        if row["client"] in place and row["num_train"]
+        if row["client"] in position and row["num_train"]
     ]
     cells.sort()
     return {
@@ -131,7 +144,7 @@ def _as_number(name: str) -> tuple[int, float, str]:
         return 1, 0.0, name
 
 
-def tables(group: Group) -> dict[str, Any]:
+def tables(group: Group) -> Tables:
     """Everything that the charts of a group are drawn from, as JSON takes it."""
     seed_tables = [clients_of_seed(group, seed) for seed in shown_seeds(group)]
     return {
@@ -142,12 +155,13 @@ def tables(group: Group) -> dict[str, Any]:
         "parts": PARTS,
         "methods": [method.label for method in group.methods],
         "alone": alone(group),
+        "shared": shared(group),
         "scores": [
             {part: [rounded(e.mean), rounded(e.error)] for part, e in line.scores.items()} for line in lines(group)
         ],
         "rounds": {part: by_round(group, part) for part in PARTS},
         "seeds": seed_tables,
         "allSeeds": group.seeds,
-        "inside": [found for number in range(len(group.methods)) if (found := inside(group, number)) is not None],
+        "inside": [one for number in range(len(group.methods)) if (one := inside(group, number)) is not None],
         "paths": trajectories(group, seed_tables),
     }

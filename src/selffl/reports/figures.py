@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,26 +18,23 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
 
+from selffl.algorithms import ALGORITHMS
 from selffl.studies.result import Chart, Figure, Series
 
 INK = "#26292e"
-# Okabe and Ito's palette, which colour-blind readers can tell apart; the methods keep theirs in every figure.
-METHOD_COLOURS = {
-    "self-fl-auto": "#8a6fb3",
-    "self-fl": "#d55e00",
-    "self-fl-exact": "#0072b2",
-    "self-fl-augmented": "#cc79a7",
-    "fedavg": "#7f7f7f",
-    "ditto": "#009e73",
-    "pfedme": "#e69f00",
-    "perfedavg": "#56b4e9",
-    "local": "#3d3d3d",
+# Okabe and Ito's palette, which colour-blind readers can tell apart.  A method keeps its colour in every figure, that
+# of its position in the registry, counted round and round.
+METHOD_COLOURS = (
+    *("#8a6fb3", "#d55e00", "#0072b2", "#cc79a7", "#3d3d3d", "#56b4e9", "#e69f00", "#009e73"),
+    *("#8c5a2b", "#7f7f7f"),
+)
+LIMIT_COLOURS = {  # of lines that methods tend to: the colour of the method, or ink
     "limit, paper posterior": "#d55e00",
     "limit, exact posterior": "#0072b2",
     "limit, posterior mean": INK,
 }
 # On a page, darker or lighter where a colour would be faint on its ground: (light, dark).
-ON_PAGE = {
+PAGE_COLOURS = {
     "#d55e00": ("#d05a00", "#ff8f45"),
     "#0072b2": ("#0069a8", "#4fa3ea"),
     "#009e73": ("#008a64", "#34cf9f"),
@@ -128,7 +126,7 @@ def draw(figure: Figure, width: Width | None = None) -> Canvas:
 
 def page_palette(labels: Sequence[str]) -> list[tuple[str, str]]:
     """Colours of the methods on a light page and on a dark one."""
-    return [ON_PAGE.get(colour, (colour, colour)) for colour in _named_colours(labels).values()]
+    return [PAGE_COLOURS.get(colour, (colour, colour)) for colour in _named_colours(labels).values()]
 
 
 def _colours(charts: Sequence[Chart]) -> dict[str, str]:
@@ -136,11 +134,16 @@ def _colours(charts: Sequence[Chart]) -> dict[str, str]:
 
 
 def _named_colours(labels: Sequence[str]) -> dict[str, str]:
+    """A colour for each name: a method's own, unless a method before it in the registry has it; else one left over."""
     names = list(dict.fromkeys(labels))
-    taken = {METHOD_COLOURS.get(name) for name in names}
-    free = [colour for colour in OTHER_COLOURS if colour not in taken]
-    spare = iter(free * (1 + len(names) // len(free)))
-    return {name: METHOD_COLOURS.get(name) or next(spare) for name in names}
+    own: dict[str, str] = {}
+    for name, colour in zip(ALGORITHMS, cycle(METHOD_COLOURS), strict=False):
+        if name in names and colour not in own.values():
+            own[name] = colour
+    own |= {name: colour for name, colour in LIMIT_COLOURS.items() if name in names}
+    free = [colour for colour in OTHER_COLOURS if colour not in own.values()] or list(OTHER_COLOURS)
+    spare = cycle(free)
+    return {name: own.get(name) or next(spare) for name in names}
 
 
 def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
@@ -149,7 +152,7 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
         shift = chart.dodge * (index - len(chart.series) / 2)
         if chart.kind == "bars":
             width = 0.9 / len(chart.series)
-            places = [place + width * (index + 0.5) - 0.45 for place in range(len(series.x))]
+            places = [position + width * (index + 0.5) - 0.45 for position in range(len(series.x))]
             axis.bar(places, series.y, width, yerr=series.error, color=colours[series.name], label=series.name)
             axis.set_xticks(range(len(series.x)), [f"{value:g}" for value in series.x])
             continue
@@ -172,9 +175,9 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
         axis.xaxis.set_minor_locator(NullLocator())
 
 
-def _mark_round_numbers(axis: Axis, found: Sequence[float]) -> None:
+def _mark_round_numbers(axis: Axis, shown: Sequence[float]) -> None:
     """Less than a decade and a half has too few powers of ten to read: mark round numbers instead."""
-    values = [value for value in found if value > 0 and math.isfinite(value)]
+    values = [value for value in shown if value > 0 and math.isfinite(value)]
     if values and max(values) / min(values) < 30:
         axis.set_major_locator(FixedLocator(_round_numbers(min(values), max(values))))
         axis.set_major_formatter(ScalarFormatter())
@@ -213,16 +216,16 @@ def save(canvas: Canvas, stem: Path, formats: Sequence[str] = ("png", "svg")) ->
 
 def plain(figure: Figure) -> dict[str, Any]:
     """What a figure shows, as JSON takes it; `of_plain` makes it a figure again."""
-    found = asdict(figure)
-    for chart in found["charts"]:
+    content = asdict(figure)
+    for chart in content["charts"]:
         chart["x_ticks"] = None if chart["x_ticks"] is None else [float(tick) for tick in chart["x_ticks"]]
         for series in chart["series"]:
             for name in ("x", "y", "error"):
                 series[name] = None if series[name] is None else [float(value) for value in series[name]]
-    return found
+    return content
 
 
-def of_plain(found: Mapping[str, Any]) -> Figure:
+def of_plain(content: Mapping[str, Any]) -> Figure:
     """The figure that `plain` wrote down."""
-    charts = [Chart(**chart | {"series": [Series(**one) for one in chart["series"]]}) for chart in found["charts"]]
-    return Figure(found["name"], found["caption"], charts)
+    charts = [Chart(**chart | {"series": [Series(**one) for one in chart["series"]]}) for chart in content["charts"]]
+    return Figure(content["name"], content["caption"], charts)

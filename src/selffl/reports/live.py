@@ -40,7 +40,7 @@ class Watched:
         digest = hashlib.sha256()
         for folder in self.folders:
             paths = [*folder.glob(RECORD), *folder.glob(f"*/{RECORD}")]
-            paths += [place / name for place in run_folders(folder) for name in WATCHED]
+            paths += [run_folder / name for run_folder in run_folders(folder) for name in WATCHED]
             for path in sorted(paths):
                 try:
                     about = path.stat()
@@ -62,9 +62,9 @@ class Watched:
             return tag, self._found
 
 
-def state(found: Collection) -> str:
+def state(collection: Collection) -> str:
     """How far the runs are, in a few words."""
-    runs = [run for group in found.groups for run in group.runs]
+    runs = [run for group in collection.groups for run in group.runs]
     if not runs:
         return "waiting for the first round"
     if len(runs) == 1:
@@ -89,14 +89,14 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in ("/", "/data.json"):
             self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here; the report is at /\n", "text/plain")
             return
-        tag, found = self.server.watched.look()
+        tag, collection = self.server.watched.look()
         if path == "/":
-            text = page.render(found, tag=tag, state=state(found))
+            text = page.render(collection, tag=tag, state=state(collection))
             self._answer(HTTPStatus.OK, text.encode(), "text/html; charset=utf-8", tag)
         elif self.headers.get("If-None-Match") == tag:
             self._answer(HTTPStatus.NOT_MODIFIED, b"", "application/json", tag)
         else:
-            self._answer(HTTPStatus.OK, page.news(found, state(found)), "application/json", tag)
+            self._answer(HTTPStatus.OK, page.news(collection, state(collection)), "application/json", tag)
 
     do_HEAD = do_GET  # noqa: N815 (likewise)
 
@@ -157,7 +157,7 @@ class ReportServer(ThreadingHTTPServer):
         return ipaddress.ip_address(str(self.server_address[0])).is_loopback
 
     def is_own_name(self, asked: str) -> bool:
-        """Whether a Host header names this server: by address, or by a name that nobody else can point here."""
+        """Whether a Host header names this server: by address, or by a name that no other machine can point here."""
         name = asked.rpartition(":")[0] if not asked.endswith("]") and ":" in asked else asked
         name = name.strip("[]").lower()
         if name in ("localhost", self.host.lower()) or (

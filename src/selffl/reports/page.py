@@ -15,10 +15,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
-from selffl.errors import ConfigError, DataError
-from selffl.reports import data, figures, joining, scores, words
+from selffl.errors import DataError
+from selffl.reports import client_gains, data, figures, scores, sentences
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
+from selffl.reports.schema import Payload, Tables
 from selffl.studies import STUDIES
 from selffl.training.metrics import PERCENT, name_of
 
@@ -40,7 +41,7 @@ SECTIONS = {  # of a group, with the chart that has to be there for it
 }
 
 
-def render(found: Collection, title: str = TITLE, *, tag: str | None = None, state: str = "") -> str:
+def render(collection: Collection, title: str = TITLE, *, tag: str | None = None, state: str = "") -> str:
     """The page of a collection, which needs no network; with a ``tag``, one that asks its server for later numbers."""
     shown = [
         {
@@ -53,10 +54,10 @@ def render(found: Collection, title: str = TITLE, *, tag: str | None = None, sta
             "config": json.dumps(record.config, indent=1, ensure_ascii=False),
             "reading": reading(record),
         }
-        for folder, record, anchor in _anchored(found.studies)
+        for folder, record, anchor in _anchored(collection.studies)
     ]
-    groups = [_view(group, f"g{number}") for number, group in enumerate(found.groups)]
-    content = payload(groups, len(shown), len(found.waiting))
+    groups = [_view(group, f"g{number}") for number, group in enumerate(collection.groups)]
+    content = payload(groups, len(shown), len(collection.waiting))
     if tag is not None:
         content |= {"tag": tag, "every": POLL_MILLISECONDS, "state": state}
     for entry in content["groups"]:  # they are on the page already
@@ -66,10 +67,10 @@ def render(found: Collection, title: str = TITLE, *, tag: str | None = None, sta
         .get_template("page.html.j2")
         .render(
             title=groups[0]["group"].title if len(groups) == 1 and not shown else title,
-            lead=lead(found.studies) if shown else "",
+            lead=lead(collection.studies) if shown else "",
             groups=groups,
             studies=shown,
-            waiting=_waiting(found) if tag is not None and not groups and not shown else "",
+            waiting=_waiting(collection) if tag is not None and not groups and not shown else "",
             live=tag is not None,
             data=_json(content),
             css=_text("report.css"),
@@ -80,13 +81,13 @@ def render(found: Collection, title: str = TITLE, *, tag: str | None = None, sta
     )
 
 
-def news(found: Collection, state: str) -> bytes:
+def news(collection: Collection, state: str) -> bytes:
     """What a live page asks for: all numbers and sentences, and the shape of the page they are for."""
-    groups = [_view(group, f"g{number}") for number, group in enumerate(found.groups)]
-    return _json(payload(groups, len(found.studies), len(found.waiting)) | {"state": state}).encode()
+    groups = [_view(group, f"g{number}") for number, group in enumerate(collection.groups)]
+    return _json(payload(groups, len(collection.studies), len(collection.waiting)) | {"state": state}).encode()
 
 
-def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int) -> dict[str, Any]:
+def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int) -> Payload:
     """What the script of the page works on."""
     parts = _templates().get_template("parts.html.j2").module
     shape = json.dumps(
@@ -119,11 +120,11 @@ def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int
 
 def _anchored(studies: Recorded) -> list[tuple[Path, StudyRecord, str]]:
     """Each with an id of its own: the same study may be there twice, say from two folders."""
-    found = []
+    anchored = []
     for number, (folder, record) in enumerate(studies):
         first = all(earlier.id != record.id for _, earlier in studies[:number])
-        found.append((folder, record, record.id if first else f"{record.id}-{number}"))
-    return found
+        anchored.append((folder, record, record.id if first else f"{record.id}-{number}"))
+    return anchored
 
 
 @cache
@@ -143,12 +144,8 @@ def _text(name: str) -> str:
 @cache
 def _plotly() -> str:
     """The plotting library's script; imported here, since nothing else needs it."""
-    try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-    except ImportError:
-        raise ConfigError(
-            "the page is drawn by plotly, which is not installed; install it: pip install plotly."
-        ) from None
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
     text: str = get_plotlyjs()
     return text.replace("</script", "<\\/script")
 
@@ -159,10 +156,10 @@ def _json(content: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _waiting(found: Collection) -> str:
-    if not found.waiting:
+def _waiting(collection: Collection) -> str:
+    if not collection.waiting:
         return "There is no run here yet"
-    return f"{words.counted(len(found.waiting), 'run')} begun, none with a finished round"
+    return f"{sentences.counted(len(collection.waiting), 'run')} begun, none with a finished round"
 
 
 # ------------------------------------------------------------------------------------------------------- one group
@@ -170,50 +167,54 @@ def _waiting(found: Collection) -> str:
 
 def _view(group: Group, identity: str) -> dict[str, Any]:
     """What the templates show of a group."""
-    found = data.tables(group)
-    charts = _charts(found)
-    text = words.takeaways(group, found)
-    gain = joining.gains(group, found["seeds"][0], 0)[1] if found["seeds"] else ""
+    tables = data.tables(group)
+    charts = _charts(tables)
+    text = sentences.takeaways(group, tables)
+    gain = client_gains.gains(group, tables["seeds"][0], 0)[1] if tables["seeds"] else ""
     rows, columns = _table(group)
-    text |= {"headline": words.headline(group), "majority": words.majority(group), "test": words.tested_by(group)}
-    text |= {"facts": _facts(group, found), "seeds": _seeds(found)}
+    text |= {
+        "headline": sentences.headline(group),
+        "majority": sentences.majority(group),
+        "test": sentences.tested_by(group),
+    }
+    text |= {"facts": _facts(group, tables), "seeds": _seeds(tables)}
     return {
         "id": identity,
         "group": group,
-        "tables": found,
-        "palette": figures.page_palette(found["methods"]),
+        "tables": tables,
+        "palette": figures.page_palette(tables["methods"]),
         "charts": charts,
         "sections": [(key, name) for key, (name, needed) in SECTIONS.items() if needed is None or needed in charts],
         "text": text,
-        "parts": {part: name for part, name in scores.PARTS.items() if any(found["rounds"][part])},
+        "parts": {part: name for part, name in scores.PARTS.items() if any(tables["rounds"][part])},
         "labels": _labels(name_of(group.metric), name_of(group.client_metric), gain),
         "rows": rows,
         "columns": columns,
         "caption": caption(group) + (" The best of each column is underlined." if len(group.methods) > 1 else ""),
         "claims": group.record.claims if group.record is not None else [],
-        "has_clients": bool(found["seeds"]),
+        "has_clients": bool(tables["seeds"]),
         "joining": _joining(group),
-        "shown_seeds": [table["seed"] for table in found["seeds"]],
+        "shown_seeds": [table["seed"] for table in tables["seeds"]],
         "reproduce": _reproduce(group),
     }
 
 
-def _charts(found: dict[str, Any]) -> list[str]:
+def _charts(tables: Tables) -> list[str]:
     """The charts that there are numbers for."""
-    seeds, inside = found["seeds"], found["inside"]
+    seeds, inside = tables["seeds"], tables["inside"]
     methods = [method for table in seeds for method in table["methods"] if method is not None]
     has_gain = any("losing" in method or "global" in method for method in methods)
     there = {
-        "rounds": any(curve for curves in found["rounds"].values() for curve in curves),
+        "rounds": any(curve for curves in tables["rounds"].values() for curve in curves),
         "clients": bool(seeds),
-        "tails": any("worst10" in known for known in found["scores"]),
+        "tails": any("worst10" in known for known in tables["scores"]),
         "gains": bool(methods) and has_gain,
         "predicted": any("predicted" in method and "losing" in method for method in methods),
         "variances": any(value is not None for one in inside for value in (*one["inter"], *one["intra"])),
         "weights": any(one["weight"] is not None for one in inside),
         "steps": any(one["steps"] is not None for one in inside),
         "histogram": any(one["counts"] is not None for one in inside),
-        "trajectory": any(steps is not None for path in found["paths"] for steps in path["steps"]),
+        "trajectory": any(steps is not None for path in tables["paths"] for steps in path["steps"]),
         "clusters": any(table["cluster"] is not None for table in seeds),
         "partition": bool(seeds),
     }
@@ -237,37 +238,37 @@ def _labels(metric: str, of_client: str, gain: str) -> dict[str, str]:
     }
 
 
-def _facts(group: Group, found: dict[str, Any]) -> str:
+def _facts(group: Group, tables: Tables) -> str:
     """What was done, in a line."""
     run = group.runs[0]
     clients = max((int(r.records.summary.get("clients") or 0) for r in group.runs), default=0)
     ends = {r.round_number for r in group.runs}
     done = max(ends)
-    rounds = words.counted(done, "round")
+    rounds = sentences.counted(done, "round")
     if any(r.status == "running" for r in group.runs):
         rounds = f"{min(ends):,} to {rounds}" if len(ends) > 1 else rounds
         rounds += f" of {run.config.rounds:,}, still running"
     parts = [
         capfirst(group.data),
-        words.counted(clients, "client") if clients else "",
+        sentences.counted(clients, "client") if clients else "",
         rounds,
-        words.counted(len(group.seeds), "seed") if len(group.seeds) > 1 else f"seed {group.seeds[0]}",
-        words.counted(len(group.methods), "method") if len(group.methods) > 1 else "",
+        sentences.counted(len(group.seeds), "seed") if len(group.seeds) > 1 else f"seed {group.seeds[0]}",
+        sentences.counted(len(group.methods), "method") if len(group.methods) > 1 else "",
         "clients at their own sites" if run.config.device == "remote" else "",
         "quick run" if group.record is not None and group.record.is_quick else "",
     ]
     return " · ".join(part for part in parts if part)
 
 
-def _seeds(found: dict[str, Any]) -> str:
+def _seeds(tables: Tables) -> str:
     """Which seeds' clients the page holds."""
-    shown = [str(table["seed"]) for table in found["seeds"]]
-    if not shown or len(found["allSeeds"]) == 1:
+    shown = [str(table["seed"]) for table in tables["seeds"]]
+    if not shown or len(tables["allSeeds"]) == 1:
         return ""
     text = "Clients are shown of one seed at a time: a seed has a split of its own."
-    if len(shown) < len(found["allSeeds"]):
-        text += f" This page holds those of {words.counted(len(shown), 'seed')} ({', '.join(shown)}) of "
-        text += f"{len(found['allSeeds'])}."
+    if len(shown) < len(tables["allSeeds"]):
+        text += f" This page holds those of {sentences.counted(len(shown), 'seed')} ({', '.join(shown)}) of "
+        text += f"{len(tables['allSeeds'])}."
     return text
 
 
@@ -281,8 +282,8 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
     }
     has_rivals = len(lines) > 1
     has_tests = any(line.p_value is not None for line in lines)
-    beside = [name for name in scores.BESIDE if any(name in line.beside for line in lines)]
-    columns = ["method", *(scores.PARTS[part] for part in parts), *(scores.BESIDE[name] for name in beside)]
+    beside = [name for name in scores.SECOND_METRICS if any(name in line.beside for line in lines)]
+    columns = ["method", *(scores.PARTS[part] for part in parts), *(scores.SECOND_METRICS[name] for name in beside)]
     columns += [f"against {lines[0].method}"] if has_rivals else []
     columns += ["p"] if has_tests else []  # after Holm's correction
     columns += ["gradients"]
@@ -294,18 +295,18 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
             lost = part == "weighted" and score is None and line.num_diverged
             is_best = score is not None and part in best and score.mean == best[part]
             cells.append(
-                {"text": "diverged" if lost else words.with_error(score, metric), "kind": "top" if is_best else ""}
+                {"text": "diverged" if lost else sentences.with_error(score, metric), "kind": "top" if is_best else ""}
             )
         for name in beside:
-            text = words.with_error(line.beside.get(name), name.removeprefix("weighted_"))
+            text = sentences.with_error(line.beside.get(name), name.removeprefix("weighted_"))
             cells.append({"text": text, "kind": ""})
         if has_rivals:
             kind = {"better": "good", "worse": "bad"}.get(line.verdict, "")
             said = {"better": ", better", "worse": ", worse"}.get(line.verdict, "")
-            text = words.with_error(line.difference, metric, signed=True) + said
+            text = sentences.with_error(line.difference, metric, signed=True) + said
             cells.append({"text": "" if line.verdict == "first" else text, "kind": kind})
         if has_tests:
-            cells.append({"text": "" if line.verdict == "first" else words.p_shown(line.p_value), "kind": ""})
+            cells.append({"text": "" if line.verdict == "first" else sentences.p_shown(line.p_value), "kind": ""})
         gradients = "–" if line.gradients is None else f"{line.gradients:,.0f}"
         cells.append({"text": gradients, "kind": ""})
         rows.append(cells)
@@ -314,14 +315,14 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
 
 def _joining(group: Group) -> list[dict[str, str]]:
     """Who loses by joining, method by method; columns that no method has are left out."""
-    rows, metric = joining.by_joining(group), group.client_metric
+    rows, metric = client_gains.by_joining(group), group.client_metric
     unit = ", points" if metric in PERCENT else ""
     return [
-        {"method": row.method, "losing, %": words.with_error(row.losing, "accuracy")}
-        | ({"beyond chance, %": words.with_error(row.beyond, "accuracy")} if any(r.beyond for r in rows) else {})
-        | {f"mean gain{unit}": words.with_error(row.gain, metric, signed=True)}
+        {"method": row.method, "losing, %": sentences.with_error(row.losing, "accuracy")}
+        | ({"beyond chance, %": sentences.with_error(row.beyond, "accuracy")} if any(r.beyond for r in rows) else {})
+        | {f"mean gain{unit}": sentences.with_error(row.gain, metric, signed=True)}
         | (
-            {"rank correlation": words.with_error(row.correlation, "correlation", signed=True)}
+            {"rank correlation": sentences.with_error(row.correlation, "correlation", signed=True)}
             if any(r.correlation for r in rows)
             else {}
         )
@@ -342,7 +343,7 @@ def caption(group: Group) -> str:
     unit = " in %" if group.metric in PERCENT else ""
     text = f"{capfirst(name_of(group.metric))}{unit}, {on}" + ("; mean ± standard error over seeds" if many else "")
     if len(group.methods) > 1:
-        test = words.tested_by(group)
+        test = sentences.tested_by(group)
         text += f". Better and worse: statistically significant. {test}" if test else ". Differences are not tested."
     return text.removesuffix(".") + ". Gradients: evaluations per client and round, in training."
 
@@ -353,7 +354,7 @@ def _reproduce(group: Group) -> dict[str, Any]:
     calls = [
         {
             "title": f"{method.label} in Python" + (f", seed {run.config.seed}" if len(group.seeds) > 1 else ""),
-            "text": words.call(run.config),
+            "text": sentences.call(run.config),
         }
         for method in group.methods
         for run in method.runs[:1]
@@ -409,13 +410,13 @@ def verdicts(count: Counter[str]) -> str:
     """How many statements were put to the test, and what came of them."""
     if not count:
         return "No claims were put to the test here."
-    words = {
+    endings = {
         "holds": ("holds", "hold"),
         "holds in part": ("holds in part", "hold in part"),
         "not decided": ("is not decided", "are not decided"),
         "does not hold": ("does not hold", "do not hold"),
     }
-    parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in words.items() if count[verdict]]
+    parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in endings.items() if count[verdict]]
     return (
         f"Of {count.total()} statements put to the test: {', '.join(parts)}. Not decided means inconclusive: no "
         "difference at the 5 % level."

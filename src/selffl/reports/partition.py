@@ -21,15 +21,15 @@ from selffl.reports.shrinkage import check_ending
 
 Counts = npt.NDArray[np.int64]
 
-PER_STRIP = 250  # clients side by side: more, and a column is too thin to see
-MOST = 1000  # clients in one picture
-NAMED = 40  # clients that have room for their ids
-NUMBERED = 24  # clients whose cells have room for a number
+CLIENTS_PER_STRIP = 250  # side by side: more, and a column is too thin to see
+MAX_CLIENTS = 1000  # in one picture
+MAX_NAMED_CLIENTS = 40  # beyond which ids do not fit
+MAX_NUMBERED_CLIENTS = 24  # beyond which numbers do not fit into cells
 
-# From the palette's light blue through its blue into the dark; what nobody has is left to the ground.
+# From the palette's light blue through its blue into the dark; what no client has is left to the ground.
 COLOURS = LinearSegmentedColormap.from_list("rows", ["#b5d9f0", "#56b4e9", "#0072b2", "#08304f"])
-NOTHING = "#8a8f981a"  # with its alpha: on a light page and on a dark one
-BAR = "#a9afb8"
+EMPTY_COLOUR = "#8a8f981a"  # with its alpha: on a light page and on a dark one
+BAR_COLOUR = "#a9afb8"
 
 
 def partition_plot(
@@ -43,16 +43,16 @@ def partition_plot(
     Args:
         counts: rows ``[clients, classes]``, as `Federation.class_counts` has them.
         title: of the picture.
-        clients: their ids, shown where there is room; without them, their numbers.
+        clients: their ids, shown where they fit; without them, their numbers.
         classes: their names; without them, their numbers.
     """
     every = np.asarray(counts).astype(np.int64)
     order = np.argsort(-every.sum(1), kind="stable")
-    if len(order) > MOST:
-        order = order[np.unique(np.linspace(0, len(order) - 1, MOST).round().astype(int))]
+    if len(order) > MAX_CLIENTS:
+        order = order[np.unique(np.linspace(0, len(order) - 1, MAX_CLIENTS).round().astype(int))]
         title += f" ({len(order):,} of {len(every):,} clients, evenly chosen by size)"
     shown = every[order]
-    num_strips = math.ceil(len(shown) / PER_STRIP)
+    num_strips = math.ceil(len(shown) / CLIENTS_PER_STRIP)
     strips = np.array_split(np.arange(len(shown)), num_strips)
     ids = [str(clients[i] if len(clients) else i) for i in order]
     names = list(classes) if len(classes) else [str(label) for label in range(every.shape[1])]
@@ -80,7 +80,8 @@ def partition_plot(
             _draw_heat(heat, shown[strip], norm, names)
             _draw_classes(beside, shown[strip].sum(0), most_of_a_class, is_last=number == num_strips - 1)
             _name_clients(heat, [ids[i] for i in strip], int(strip[0]), len(shown))
-        axes[-1, 0].set_xlabel("client, largest first" if len(shown) <= NAMED else "clients by size, largest first")
+        is_named = len(shown) <= MAX_NAMED_CLIENTS
+        axes[-1, 0].set_xlabel("client, largest first" if is_named else "clients by size, largest first")
         bar = canvas.colorbar(
             axes[-1, 0].collections[-1],
             ax=axes,
@@ -106,7 +107,8 @@ def _plain(value: float, _: int | None = None) -> str:
 
 def _draw_sizes(axis: Axes, sizes: Counts, every: Counts) -> None:
     """Rows of each client, on one logarithmic scale for all strips."""
-    axis.bar(np.arange(len(sizes)), sizes, width=0.86 if len(sizes) <= NAMED else 1.0, color=BAR, linewidth=0)
+    width = 0.86 if len(sizes) <= MAX_NAMED_CLIENTS else 1.0
+    axis.bar(np.arange(len(sizes)), sizes, width=width, color=BAR_COLOUR, linewidth=0)
     low, high = max(int(every.min()), 1), int(every.max())
     if high > 8 * low:
         axis.set_yscale("log")
@@ -126,20 +128,20 @@ def _draw_sizes(axis: Axes, sizes: Counts, every: Counts) -> None:
 def _draw_heat(axis: Axes, counts: Counts, norm: LogNorm, names: Sequence[str]) -> None:
     """Cells of clients (across) and classes (down)."""
     num_clients, num_classes = counts.shape
-    across = _edges(num_clients, 0.08 if num_clients <= 2 * NAMED else 0.0)
+    across = _edges(num_clients, 0.08 if num_clients <= 2 * MAX_NAMED_CLIENTS else 0.0)
     down = _edges(num_classes, 0.06)
     cells = np.full((len(down) - 1, len(across) - 1), np.nan)
     inside = np.s_[:: 2 if len(down) > num_classes + 1 else 1, :: 2 if len(across) > num_clients + 1 else 1]
     cells[inside] = counts.T  # gaps stay empty, so that whatever the ground is shows through
     layers: list[tuple[Any, dict[str, Any]]] = [
-        (cells == 0, {"cmap": ListedColormap([NOTHING])}),
+        (cells == 0, {"cmap": ListedColormap([EMPTY_COLOUR])}),
         (cells > 0, {"cmap": COLOURS, "norm": norm}),
     ]
     for which, options in layers:
         values = np.where(which, cells, np.nan)
         # As pixels, also in an SVG: thousands of small shapes make a slow page.
         axis.pcolormesh(across, down, values, rasterized=True, **options)
-    if num_clients <= NUMBERED and num_classes <= NUMBERED:
+    if num_clients <= MAX_NUMBERED_CLIENTS and num_classes <= MAX_NUMBERED_CLIENTS:
         for client, label in np.argwhere(counts):
             count = int(counts[client, label])
             dark = norm(count) > 0.45
@@ -172,7 +174,7 @@ def _ticks(low: int, high: int) -> list[int]:
 
 def _draw_classes(axis: Axes, sizes: Counts, most: int, *, is_last: bool) -> None:
     """Rows of each class within the strip."""
-    axis.barh(np.arange(len(sizes)), sizes, height=0.86, color=BAR, linewidth=0)
+    axis.barh(np.arange(len(sizes)), sizes, height=0.86, color=BAR_COLOUR, linewidth=0)
     axis.set_ylim(len(sizes) - 0.5, -0.5)
     axis.set_xlim(0, 1.05 * max(most, 1))
     axis.grid(visible=False)
@@ -183,16 +185,16 @@ def _draw_classes(axis: Axes, sizes: Counts, most: int, *, is_last: bool) -> Non
 
 
 def _name_clients(axis: Axes, ids: Sequence[str], first: int, total: int) -> None:
-    """Ids where they have room, else places in the order."""
-    if total <= NAMED:
-        turned = max(map(len, ids)) > (4 if len(ids) <= NUMBERED else 2)
+    """Ids where they fit, else positions in the order."""
+    if total <= MAX_NAMED_CLIENTS:
+        turned = max(map(len, ids)) > (4 if len(ids) <= MAX_NUMBERED_CLIENTS else 2)
         axis.set_xticks(range(len(ids)), ids, rotation=90 if turned else 0, fontsize=7.5, parse_math=False)
         return
     step = next(step for step in (5, 10, 20, 25, 50, 100) if len(ids) / step <= 11 or step == 100)
     places = [0, *range(step - 1 - first % step, len(ids), step)]
     if len(places) > 1 and places[1] < step / 3:
         del places[1]
-    axis.set_xticks(places, [_plain(first + place + 1) for place in places], fontsize=8)
+    axis.set_xticks(places, [_plain(first + index + 1) for index in places], fontsize=8)
 
 
 def draw_partition(fed: Federation, path: Path, title: str, classes: Sequence[str] = ()) -> None:

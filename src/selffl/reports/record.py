@@ -81,8 +81,8 @@ def load_studies(folder: Path) -> list[tuple[Path, StudyRecord]]:
             f"{folder} holds no {RECORD}; expected what `selffl paper run`, `selffl compare` or `selffl demo` has "
             "written."
         )
-    found = [(path.parent, _load(path)) for path in paths]
-    return sorted(found, key=lambda entry: place_of(entry[1].id))
+    studies = [(path.parent, _load(path)) for path in paths]
+    return sorted(studies, key=lambda entry: place_of(entry[1].id))
 
 
 def place_of(study_id: str) -> int:

@@ -273,10 +273,10 @@ document.addEventListener("click", async (event) => {
 // The link of the section in view.
 const links = new Map([...document.querySelectorAll(".bar nav a")].map((link) => [link.hash.slice(1), link]));
 const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (!entry.isIntersecting) continue;
+  for (const crossing of entries) {
+    if (!crossing.isIntersecting) continue;
     links.forEach((link) => link.removeAttribute("aria-current"));
-    links.get(entry.target.id)?.setAttribute("aria-current", "true");
+    links.get(crossing.target.id)?.setAttribute("aria-current", "true");
   }
 }, { rootMargin: "-20% 0px -70% 0px" });
 links.forEach((_, id) => { const target = document.getElementById(id); if (target) seen.observe(target); });

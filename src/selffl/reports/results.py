@@ -34,31 +34,31 @@ def results_page(studies: Recorded, figure_folder: str, before: Path | None = No
 
     ``before`` is the page as it was, if there was one: sections of studies that are not among these stay as they are.
     """
-    found = _sections(before) if before is not None and before.is_file() else {}
+    sections = _sections(before) if before is not None and before.is_file() else {}
     count: Counter[str] = Counter()
     places: dict[str, Path] = {}
-    for place, record in studies:
+    for folder, record in studies:
         if record.id in places:
             raise DataError(
-                f"{places[record.id]} and {place} both hold the study {record.id}; expected one record of it. "
+                f"{places[record.id]} and {folder} both hold the study {record.id}; expected one record of it. "
                 "Give a folder with one of them."
             )
-        if record.is_quick and QUICK not in found.get(record.id, QUICK):
+        if record.is_quick and QUICK not in sections.get(record.id, QUICK):
             raise DataError(
-                f"{place} holds a quick run of {record.id}, of which {before} has a whole one; expected a whole run. "
+                f"{folder} holds a quick run of {record.id}, of which {before} has a whole one; expected a whole run. "
                 "Leave it out, or give another file."
             )
-        places[record.id] = place
-        found[record.id] = _section(record, figure_folder)
+        places[record.id] = folder
+        sections[record.id] = _section(record, figure_folder)
         count.update(claim["verdict"] for claim in record.claims)
-    for name in found.keys() - places.keys():
-        count.update(verdict.lower() for verdict in _VERDICT.findall(found[name]))
+    for name in sections.keys() - places.keys():
+        count.update(verdict.lower() for verdict in _VERDICT.findall(sections[name]))
     top = (
         f"{OPENING}; its numbers and verdicts come from the records. Every ± is a standard error over repeats. "
         "Gradients are evaluations per client and round in training; steps of fine-tuning or adaptation before a test "
         "come on top."
     )
-    parts = [found[name] for name in sorted(found, key=lambda name: (place_of(name), name))]
+    parts = [sections[name] for name in sorted(sections, key=lambda name: (place_of(name), name))]
     said = verdicts(count) + (f" {UNSAID}" if any(TEST not in part for part in parts) else "")
     return "\n\n".join([top, said, *parts]) + "\n"
 
@@ -71,7 +71,7 @@ def _sections(page: Path) -> dict[str, str]:
             f"{page} does not begin as a results page; expected one that `selffl paper page` has written, to bring it "
             "up to date. Give another file."
         )
-    found = {}
+    sections = {}
     for part in re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]:
         begins = _STUDY.match(part)
         if begins is None:
@@ -79,8 +79,8 @@ def _sections(page: Path) -> dict[str, str]:
                 f"the section {part.splitlines()[0][3:]!r} of {page} names no study; expected what `selffl paper page` "
                 "has written. Take it out, or give another file."
             )
-        found[begins.group(1)] = part.strip()
-    return found
+        sections[begins.group(1)] = part.strip()
+    return sections
 
 
 def _section(record: StudyRecord, figure_folder: str) -> str:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from selffl.algorithms import ALGORITHMS
 from selffl.maths.significance import LEVEL, holm_p_values
 from selffl.reports.collect import Group, Method, RunData
+from selffl.reports.schema import Curve
 from selffl.studies.result import Estimate, split_ratio
 from selffl.training.metrics import PERCENT
 
-DIGITS = 5  # significant
+SIGNIFICANT_DIGITS = 5  # significant
 PARTS = {
     "weighted": "all clients",
     "worst10": "worst 10 %",
@@ -25,7 +27,7 @@ PARTS = {
     "global": "global model",
 }
 
-BESIDE = {"pooled_auc": "AUC", "weighted_accuracy": "accuracy"}
+SECOND_METRICS = {"pooled_auc": "AUC", "weighted_accuracy": "accuracy"}
 
 ASSUMED_TEST_PER_TRAIN = 1 / 9  # where a run has not recorded its rows: a tenth of them to test on, as is usual here
 
@@ -37,7 +39,7 @@ def scale_of(metric: str) -> float:
     return 100.0 if metric in PERCENT else 1.0
 
 
-def rounded(value: float | None, digits: int = DIGITS) -> float | int | None:
+def rounded(value: float | None, digits: int = SIGNIFICANT_DIGITS) -> float | int | None:
     """To so many significant digits; what is no number is None, and whole numbers have no point."""
     if value is None or not math.isfinite(value):
         return None
@@ -47,7 +49,7 @@ def rounded(value: float | None, digits: int = DIGITS) -> float | int | None:
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
-def all_rounded(values: Iterable[float | None], digits: int = DIGITS) -> list[float | int | None]:
+def all_rounded(values: Iterable[float | None], digits: int = SIGNIFICANT_DIGITS) -> list[float | int | None]:
     """Each of them."""
     return [rounded(value, digits) for value in values]
 
@@ -64,9 +66,9 @@ class Line:
     Attributes:
         method: Its label.
         num_seeds: Runs with a score.
-        num_diverged: Runs without one, because they left the finite numbers.
+        num_diverged: Runs without one, because they diverged.
         scores: By part of `PARTS`, mean and standard error over seeds; parts without a number are left out.
-        beside: The same of what stands beside balanced accuracy, by `BESIDE`.
+        beside: The same of what stands beside balanced accuracy, by `SECOND_METRICS`.
         difference: Method minus first, paired over the seeds that both have.
         p_value: Of no difference, by the corrected resampled t test and after Holm's correction over the methods; none
             with fewer than two seeds.
@@ -97,7 +99,7 @@ def lines(group: Group) -> list[Line]:
         None if method is first else difference(group, method, first, f"weighted_{group.metric}")
         for method in group.methods
     ]
-    found = []
+    rows = []
     for method, gap, p in zip(group.methods, gaps, p_values(gaps), strict=True):
         scores = {}
         for part in PARTS:
@@ -106,7 +108,7 @@ def lines(group: Group) -> list[Line]:
             values = [score for run in method.runs if (score := run.score(f"{part}_{group.metric}")) is not None]
             if values:
                 scores[part] = over_seeds([scale * value for value in values])
-        found.append(
+        rows.append(
             Line(
                 method.label,
                 scores["weighted"].count if "weighted" in scores else 0,
@@ -119,22 +121,22 @@ def lines(group: Group) -> list[Line]:
                 _gradients(method),
             )
         )
-    return found
+    return rows
 
 
 def _beside(group: Group, method: Method) -> dict[str, Estimate]:
     """What stands beside balanced accuracy; nothing where another metric leads."""
-    found = {}
-    for name in BESIDE if group.metric == "balanced_accuracy" else ():
+    estimates = {}
+    for name in SECOND_METRICS if group.metric == "balanced_accuracy" else ():
         scale = scale_of(name.removeprefix("weighted_"))
         values = [scale * score for run in method.runs if (score := run.score(name)) is not None]
         if values:
-            found[name] = over_seeds(values)
-    return found
+            estimates[name] = over_seeds(values)
+    return estimates
 
 
 def difference(group: Group, method: Method, other: Method, name: str) -> Estimate | None:
-    """Of a score, method minus other, over the seeds that both have."""
+    """Difference of a score, method minus other, over the seeds that both have."""
     theirs = {run.config.seed: run.score(name) for run in other.runs}
     gaps = [
         scale_of(group.metric) * (mine - theirs[run.config.seed])  # type: ignore[operator]
@@ -166,8 +168,8 @@ def has_one_split(group: Group) -> bool:
 
 def p_values(gaps: Sequence[Estimate | None]) -> list[float | None]:
     """Two-sided, after Holm's correction over all that can be tested; none where there is no test."""
-    found = holm_p_values([math.nan if gap is None else gap.p_value for gap in gaps])
-    return [None if math.isnan(p) else p for p in found]
+    corrected = holm_p_values([math.nan if gap is None else gap.p_value for gap in gaps])
+    return [None if math.isnan(p) else p for p in corrected]
 
 
 def verdict(gap: Estimate | None, p: float | None, is_higher_better: bool) -> Verdict:
@@ -192,13 +194,13 @@ def _gradients(method: Method) -> float | None:
     return sum(per_run) / len(per_run) if per_run else None
 
 
-def by_round(group: Group, part: str) -> list[dict[str, Any] | None]:
+def by_round(group: Group, part: str) -> list[Curve | None]:
     """A score of each method at the rounds that all its runs have evaluated: mean and standard error over seeds."""
     name, scale = f"{part}_{group.metric}", scale_of(group.metric)
-    found: list[dict[str, Any] | None] = []
+    scores: list[Curve | None] = []
     for method in group.methods:
         if part == "global" and not method.has_global_model:
-            found.append(None)
+            scores.append(None)
             continue
         curves = [
             {row["round"]: scale * row[name] for row in run.records.history if row.get(name) is not None}
@@ -207,7 +209,7 @@ def by_round(group: Group, part: str) -> list[dict[str, Any] | None]:
         curves = [curve for curve in curves if curve]  # a run that is just beginning takes no rounds from the others
         rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
         estimates = [over_seeds([curve[number] for curve in curves]) for number in rounds]
-        found.append(
+        scores.append(
             {
                 "x": rounds,
                 "y": all_rounded(e.mean for e in estimates),
@@ -216,7 +218,7 @@ def by_round(group: Group, part: str) -> list[dict[str, Any] | None]:
             if rounds
             else None
         )
-    return found
+    return scores
 
 
 def runs_of_seed(group: Group, seed: int) -> list[RunData | None]:
@@ -227,3 +229,10 @@ def runs_of_seed(group: Group, seed: int) -> list[RunData | None]:
 def alone(group: Group) -> int | None:
     """Which method is training alone, if it is there."""
     return next((i for i, method in enumerate(group.methods) if not method.runs[0].config.is_federated), None)
+
+
+def shared(group: Group) -> int | None:
+    """Which method is the first that gives all clients one model, if there is one."""
+    names = [method.runs[0].config.algorithm for method in group.methods]
+    known = [ALGORITHMS[name]().personalises if name in ALGORITHMS else None for name in names]
+    return known.index("nothing") if "nothing" in known else None

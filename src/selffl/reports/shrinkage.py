@@ -23,7 +23,7 @@ from selffl.reports import figures, forest
 
 Floats = npt.NDArray[np.float64]
 
-ALONE = 1.05  # a gain below this is not worth a federation
+MIN_GAIN = 1.05  # below which a client alone is as good
 MOST_LEFT_OUT = 500  # clients; each is one more analysis
 BLOCK_ROWS = 10_000
 SOURCES = {
@@ -46,7 +46,7 @@ def verdict(gain: float, variance: float = 1.0, width: float = 0.0) -> str:
     """Say in plain words what a client with this gain and this variance of its own has from the others.
 
     ``width`` is that of its interval: where one client is certain and σ₀² is estimated as 0, the others' gain has no
-    bound, and yet nobody knows that σ₀² is 0.
+    bound, and yet it is not known that σ₀² is 0.
 
     Examples:
         >>> verdict(3.14), verdict(1.01), verdict(1.0, variance=0.0)
@@ -56,7 +56,7 @@ def verdict(gain: float, variance: float = 1.0, width: float = 0.0) -> str:
         return "exact from itself"
     if math.isinf(gain):
         return "exact from others" if width == 0 else "exact if σ₀² is 0"
-    return "alone is as good" if gain < ALONE else f"gains {gain:.1f}×" if gain < 1000 else f"gains {gain:.0e}×"
+    return "alone is as good" if gain < MIN_GAIN else f"gains {gain:.1f}×" if gain < 1000 else f"gains {gain:.0e}×"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Shrinkage:
         new_variance: float | None = None,
     ) -> Shrinkage:
         """With sigma_0^2 given, or estimated by ``method``."""
-        found = meta_analysis(
+        analysis = meta_analysis(
             table.estimate,
             table.variance,
             method=method,
@@ -91,12 +91,12 @@ class Shrinkage:
             level=level,
         )
         if form == "exact":
-            return cls(table, found, form, found.personal_mean, found.personal_interval, found.gain)
+            return cls(table, analysis, form, analysis.personal_mean, analysis.personal_interval, analysis.gain)
         if table.covariate is not None:
             raise ConfigError("the paper's form knows no covariate; use the exact form, or leave the covariate out.")
-        paper = posterior(table.estimate, table.variance, found.inter_variance, form)
+        paper = posterior(table.estimate, table.variance, analysis.inter_variance, form)
         ends = _interval(paper.personal_mean, paper.personal_variance, level)
-        return cls(table, found, form, paper.personal_mean, ends, paper.gain)
+        return cls(table, analysis, form, paper.personal_mean, ends, paper.gain)
 
     @property
     def is_integrated(self) -> bool:
@@ -145,18 +145,18 @@ class Shrinkage:
     @property
     def summary(self) -> dict[str, Any]:
         """The whole in a few numbers; what cannot be told is None."""
-        found, test, slope = self.analysis, self.analysis.heterogeneity, self.analysis.slope
+        analysis, test, slope = self.analysis, self.analysis.heterogeneity, self.analysis.slope
         return {
-            "clients": found.num_clients,
+            "clients": analysis.num_clients,
             "form": self.form,
-            "level": found.level,
-            "inter_variance": found.inter_variance,
-            "inter_variance_source": SOURCES[found.method],
-            "inter_variance_q_profile": _pair(found.inter_variance_interval),
-            "inter_variance_profile_likelihood": _pair(found.inter_variance_profile),
-            "mean": found.mean,
-            "mean_standard_error": found.mean_standard_error,
-            "mean_interval": _pair(found.mean_interval),
+            "level": analysis.level,
+            "inter_variance": analysis.inter_variance,
+            "inter_variance_source": SOURCES[analysis.method],
+            "inter_variance_q_profile": _pair(analysis.inter_variance_interval),
+            "inter_variance_profile_likelihood": _pair(analysis.inter_variance_profile),
+            "mean": analysis.mean,
+            "mean_standard_error": analysis.mean_standard_error,
+            "mean_interval": _pair(analysis.mean_interval),
             "slope": None if slope is None else slope.value,
             "slope_interval": None if slope is None else _pair(slope.interval),
             "slope_p_value": None if slope is None else slope.p_value,
@@ -165,13 +165,13 @@ class Shrinkage:
             "q_p_value": None if test is None else test.p_value,
             "i_squared": None if test is None else test.i_squared,
             "h_squared": None if test is None else test.h_squared,
-            "prediction_interval": _pair(found.prediction_interval),
-            "new_variance": found.new_variance,
-            "new_covariate": found.new_covariate,
-            "gain_probability": found.gain_probability,
+            "prediction_interval": _pair(analysis.prediction_interval),
+            "new_variance": analysis.new_variance,
+            "new_covariate": analysis.new_covariate,
+            "gain_probability": analysis.gain_probability,
             "is_integrated": self.is_integrated,
             "median_gain": float(np.median(self.gain)),
-            "alone_is_as_good": int((self.gain < ALONE).sum()),
+            "alone_is_as_good": int((self.gain < MIN_GAIN).sum()),
         }
 
     def save(self, path: Path) -> None:
@@ -184,19 +184,19 @@ class Shrinkage:
     def plot(self, path: Path) -> None:
         """Draw a forest plot in the format of the file's ending."""
         check_ending(path)
-        found, left = self.analysis, self.without_each
+        analysis, left = self.analysis, self.without_each
         canvas = forest.draw(
             forest.Forest(
                 clients=self.table.client,
                 estimate=self.table.estimate,
-                own_interval=_interval(self.table.estimate, self.table.variance, found.level),
+                own_interval=_interval(self.table.estimate, self.table.variance, analysis.level),
                 personal=self.personal_mean,
                 personal_interval=self.personal_interval,
-                mean=found.mean,
-                mean_interval=found.mean_interval,
-                prediction_interval=found.prediction_interval,
+                mean=analysis.mean,
+                mean_interval=analysis.mean_interval,
+                prediction_interval=analysis.prediction_interval,
                 mean_without=None if left is None else left.mean,
-                title=f"Each client alone and with the others, {100 * found.level:g} % intervals",
+                title=f"Each client alone and with the others, {100 * analysis.level:g} % intervals",
                 notes=self._notes(),
             )
         )
@@ -205,22 +205,24 @@ class Shrinkage:
 
     def _notes(self) -> list[str]:
         """What stands under the forest plot."""
-        found, summary = self.analysis, self.summary
-        spread = f"variance between clients σ₀² = {found.inter_variance:.3g} ({summary['inter_variance_source']})"
-        if found.inter_variance_interval is not None:
-            spread += f", Q-profile {found.inter_variance_interval.low:.3g} to {found.inter_variance_interval.high:.3g}"
+        analysis, summary = self.analysis, self.summary
+        spread = f"variance between clients σ₀² = {analysis.inter_variance:.3g} ({summary['inter_variance_source']})"
+        if analysis.inter_variance_interval is not None:
+            spread += (
+                f", Q-profile {analysis.inter_variance_interval.low:.3g} to {analysis.inter_variance_interval.high:.3g}"
+            )
         notes = [spread]
-        if (test := found.heterogeneity) is not None:
+        if (test := analysis.heterogeneity) is not None:
             notes.append(
                 f"Q = {test.statistic:.1f}, {test.degrees_of_freedom} degrees of freedom, p = {test.p_value:.2g}; "
                 f"I² = {100 * test.i_squared:.0f} %"
             )
-        if found.slope is not None:
-            notes.append(f"clients are shrunk towards a line; its slope is {found.slope.value:.3g}")
-        if found.gain_probability is not None:
+        if analysis.slope is not None:
+            notes.append(f"clients are shrunk towards a line; its slope is {analysis.slope.value:.3g}")
+        if analysis.gain_probability is not None:
             notes.append(
-                f"probability that the next client gains: {found.gain_probability:.2f}, if the variance of its own "
-                f"estimate is {found.new_variance:.3g}"
+                f"probability that the next client gains: {analysis.gain_probability:.2f}, if the variance of its own "
+                f"estimate is {analysis.new_variance:.3g}"
             )
         return notes
 

@@ -81,7 +81,7 @@ def latex(rows: Sequence[Mapping[str, str]], caption: str = "") -> str:
 
 def escaped(text: str) -> str:
     """Text as LaTeX sets it: its special signs as signs, the paper's symbols as formulas."""
-    return _SPECIAL.sub(lambda found: LATEX[found.group()], " ".join(text.split()))
+    return _SPECIAL.sub(lambda match: LATEX[match.group()], " ".join(text.split()))
 
 
 def _row(cells: Sequence[str]) -> str:

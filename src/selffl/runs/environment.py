@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from selffl._version import __version__
-from selffl.errors import ConfigError, in_short
+from selffl.errors import ConfigError, one_line
 
 
 def environment() -> dict[str, str]:
@@ -45,4 +45,4 @@ def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device).tolist()
     except (RuntimeError, NotImplementedError) as error:
-        raise ConfigError(f"device is {device!r}, which cannot be used here ({in_short(error)}); use 'cpu'.") from None
+        raise ConfigError(f"device is {device!r}, which cannot be used here ({one_line(error)}); use 'cpu'.") from None

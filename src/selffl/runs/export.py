@@ -36,7 +36,7 @@ from selffl.models.layers import build_layers
 from selffl.runs.folder import Row
 from selffl.runs.predict import Predictor
 from selffl.state.checkpoint import load_tensors, save_tensors
-from selffl.state.files import replacing
+from selffl.state.files import atomic_write
 from selffl.training.answers import LabelScale, present_model, trained_module
 from selffl.training.flat import check_entries
 
@@ -254,7 +254,7 @@ def save_state_dict(path: Path, state: Mapping[str, Tensor], about: Mapping[str,
         )
     # Each a copy of its own: tied entries share memory, which safetensors does not store.
     plain = {name: entry.detach().cpu().clone(memory_format=torch.contiguous_format) for name, entry in state.items()}
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         if path.suffix == ".pt":
             torch.save(plain, partial)
         else:

@@ -20,12 +20,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from selffl.algorithms.contract import Population
-from selffl.engines.cohort import RoundReport, RunState
+from selffl.algorithms.population import Population
+from selffl.engines.cohort import RunState
 from selffl.engines.flower.answers import Scores
 from selffl.engines.flower.client import VIEWS, algorithm_of
 from selffl.engines.flower.server import Server, numbered
 from selffl.engines.flower.strategy import Settings
+from selffl.engines.rounds import RoundReport
 from selffl.errors import CheckpointError, ConfigError, DivergedError
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation

@@ -33,7 +33,7 @@ from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import RunState
 from selffl.errors import CheckpointError
 from selffl.runs.environment import environment
-from selffl.state.checkpoint import filled, load_tensors, save_tensors
+from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
 from selffl.state.files import append_csv, read_csv, write_csv, write_json, write_parquet
 from selffl.training.blocks import Gradients
 
@@ -183,7 +183,7 @@ def read_records(path: Path) -> Records:
 def read_checkpoint(path: Path, template: RunState) -> tuple[RunState, float]:
     """The state a run goes on from, and the seconds spent until then; ``template`` is the state of its beginning."""
     tensors, about = load_tensors(path / CHECKPOINT)
-    state = filled(template, tensors)
+    state = fill_record(template, tensors)
     return replace(state, round_number=int(about["round"])), float(about["seconds"])
 
 

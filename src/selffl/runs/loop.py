@@ -18,15 +18,17 @@ from selffl.algorithms import Algorithm
 from selffl.algorithms.local import training_alone
 from selffl.algorithms.optimisers import check_optimiser, optimiser_of
 from selffl.algorithms.records import map_tensors
+from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
-from selffl.engines.cohort import CohortEngine, RoundReport, RunState
+from selffl.engines.cohort import CohortEngine, RunState
+from selffl.engines.rounds import RoundReport
 from selffl.errors import ConfigError, DataError, DivergedError
 from selffl.runs.evaluation import Evaluation, evaluate, of_clients, or_none, score_names
 from selffl.runs.folder import REPORTED, Records, Row, RunConfig, RunFolder
 from selffl.runs.gain import gain_columns, gain_scores
 from selffl.runs.predict import inputs_of_rows
 from selffl.training.answers import LabelScale, present_model
-from selffl.training.blocks import Loss, repeatable
+from selffl.training.blocks import Loss, deterministic_cudnn
 from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel, check_parameters
 from selffl.training.losses import name_of
@@ -36,12 +38,8 @@ from selffl.training.model import ModelSource
 Method = Algorithm[Any, Any, Any, Any]
 OnRound = Callable[[Row], None]
 
-COPIES = 4  # of its parameters that a client in training takes: start, model, gradient, next model
-CACHE_BYTES = 4 << 20  # what clients that train at once should take on a CPU: a block in the cache trains faster
-MEMORY_BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}  # and what they may take
 LOST_SECONDS = 60.0  # of training, at most, between two checkpoints
 SMALL = 1 << 17  # parameters of a model that one thread trains best
-FEWEST = 32  # clients of a block, if the memory allows: with fewer the cost of each call shows
 
 
 class Training:
@@ -156,11 +154,8 @@ class Training:
 
     def _chunk_size(self) -> int:
         """Clients that train at once, where nobody has said: as many as the cache holds, or on a GPU the memory."""
-        copies = COPIES + self.source.optimiser.num_states
-        each, kind = copies * self.model.params.nbytes, torch.device(self.config.device).type
-        most = MEMORY_BYTES.get(kind, MEMORY_BYTES["cpu"]) // each
-        wanted = max(CACHE_BYTES // each, FEWEST) if kind == "cpu" else most
-        return max(min(wanted, most), 1)
+        budget = budget_of(torch.device(self.config.device))
+        return budget.clients_in_training(self.model.params.nbytes, self.source.optimiser.num_states)
 
     def next_stop(self, round_number: int) -> int:
         """The next round after which something is written or evaluated."""
@@ -189,7 +184,7 @@ def few_threads(training: Training) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@repeatable()
+@deterministic_cudnn()
 def go_on(
     training: Training,
     state: RunState,
@@ -286,15 +281,18 @@ def rows_of(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> tup
         row["inter_variance"] = float(inter)
     if not method.recorded:
         return row, []
-    found = {name: getattr(report.upload, name) for name in method.recorded}
-    if (intra := method.intra_variance(report.server)) is not None:
-        found["intra_variance"] = intra.gather(-1, report.clients)
+    found = dict(report.recorded)
+    intra = method.intra_variance(report.server, report.clients, report.recorded)
+    if intra is not None:
+        found["intra_variance"] = intra
         known = found["intra_variance"][~found["intra_variance"].isnan()]
         row["intra_variance"] = float(known.double().mean()) if len(known) else None
     if "num_local_steps" in found:
         row["num_local_steps"] = float(found["num_local_steps"].double().mean())
     if (weight := method.weights(report.server, report.clients, report.upload)) is not None:
-        found["weight"] = weight.double() / weight.double().sum()
+        found["weight"] = weight
+    if "weight" in found:
+        found["weight"] = found["weight"].double() / found["weight"].double().sum()
     cells = {name: _or_none(values) for name, values in found.items()}
     return row, [
         {
@@ -336,8 +334,8 @@ def client_rows(
         last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
         for name in ("num_local_steps", "intra_variance"):
             columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
-    if (gains := method.gains(state.server)) is not None:
-        columns["predicted_gain"] = _or_none(gains)
+    if (gains := method.gains(state.server, num_train.to(state.server.params.device))) is not None:
+        columns["predicted_gain"] = _or_none(gains.masked_fill(state.num_rounds == 0, torch.nan))
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

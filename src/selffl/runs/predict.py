@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from selffl.data.columns import column_of
 from selffl.data.preparation import Preparation, unknown_column
 from selffl.data.tables import FRAME_LIBRARIES, Table, read_table, table_of_frame
-from selffl.errors import ConfigError, DataError, in_short
+from selffl.errors import ConfigError, DataError, one_line
 from selffl.training.answers import LabelScale
 
 Array = npt.NDArray[Any]
@@ -69,7 +69,7 @@ def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: Sequence[i
     try:
         given = rows if isinstance(rows, Tensor) else torch.as_tensor(np.asarray(rows))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"features are no array of numbers: {in_short(error)}; expected one row each.") from None
+        raise DataError(f"features are no array of numbers: {one_line(error)}; expected one row each.") from None
     if tuple(given.shape[1:]) != tuple(shape) or given.ndim != len(shape) + 1:
         raise DataError(
             f"features have shape {tuple(given.shape)}; expected rows of shape {tuple(shape)}, as those that were "

@@ -149,8 +149,8 @@ class Run:
             >>> import selffl
             >>> from selffl.data import load
             >>> fed = load("digits", num_clients=12, seed=0)
-            >>> run = selffl.train("softmax", fed.only(range(11)), "self-fl-auto", rounds=10, participation=0.5)
-            >>> stranger = fed.only([11])
+            >>> run = selffl.train("softmax", fed.subset(range(11)), "self-fl-auto", rounds=10, participation=0.5)
+            >>> stranger = fed.subset([11])
             >>> run.welcome((stranger.train.features, stranger.train.labels))
             Linear(in_features=64, out_features=10, bias=True)
         """

@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from selffl.errors import CheckpointError, ConfigError, DivergedError, in_short, unknown_name
+from selffl.errors import CheckpointError, ConfigError, DivergedError, one_line, unknown_name
 from selffl.runs.folder import Records, Row
 from selffl.state.files import write_json
 
@@ -249,7 +249,7 @@ def tracked(
             except Exception as error:  # a tracker is somebody else's code
                 live.remove(tracker)
                 warnings.warn(
-                    f"the tracker {type(tracker).__name__} failed in {what} ({in_short(error)}); the run goes on "
+                    f"the tracker {type(tracker).__name__} failed in {what} ({one_line(error)}); the run goes on "
                     "without it.",
                     stacklevel=2,
                 )

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, Algorithm, algorithm
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.options import above, at_least, one_of, true_or_false
-from selffl.data.federation import Federation, check_seed
+from selffl.data.federation import Federation
+from selffl.data.split import check_seed
 from selffl.errors import ConfigError
 from selffl.models import build
 from selffl.runs import folder as files

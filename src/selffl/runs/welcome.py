@@ -25,7 +25,7 @@ from selffl.errors import DataError, DivergedError
 from selffl.runs.loop import Training, few_threads
 from selffl.runs.predict import is_table, read_rows
 from selffl.state.memory import MemoryStore
-from selffl.training.blocks import repeatable
+from selffl.training.blocks import deterministic_cudnn
 from selffl.training.evaluation import check_rows
 from selffl.training.model import ModelTask
 
@@ -39,7 +39,7 @@ def rows_of_newcomer(training: Training, rows: Any) -> Rows:
     """A new client's rows as the model takes them, once they are seen to be of the kind that the run was trained on."""
     known = training.federation.train
     features, labels = _features_and_labels(training, rows)
-    found = Rows.of_one(features, labels)
+    found = Rows.single_client(features, labels)
     if len(found.labels) == 0:
         return found
     found = Rows(_as(found.features, known.features), _as(found.labels, known.labels), found.offset)
@@ -127,7 +127,7 @@ def _as(values: Tensor, known: Tensor) -> Tensor:
     return values if is_float and not bool((values == values.round()).all()) else values.to(known.dtype)
 
 
-@repeatable()
+@deterministic_cudnn()
 def welcomed(training: Training, state: RunState, rows: Rows) -> Tensor:
     """Personal models ``[C, P]`` of C newcomers with ``rows``, each by itself; the global one for who has none.
 
@@ -141,7 +141,7 @@ def welcomed(training: Training, state: RunState, rows: Rows) -> Tensor:
         for size in set(rows.num_examples.tolist()) - {0}:
             alike = (rows.num_examples == size).nonzero().flatten()
             for some in alike.split(most):
-                found[some] = _settled(training, state, sent, rows.only(some))
+                found[some] = _settled(training, state, sent, rows.subset(some))
     if not found.norm(dim=-1).isfinite().all():
         raise DivergedError(
             f"the newcomer's model by {training.method.name} is not finite; expected finite numbers. Scale its rows as "

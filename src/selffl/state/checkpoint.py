@@ -18,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from selffl.algorithms.records import EARLIER_NAME
 from selffl.errors import CheckpointError
-from selffl.state.files import replacing
+from selffl.state.files import atomic_write
 
 VERSION = 1
 
@@ -34,7 +35,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     }
     text = json.dumps(about, sort_keys=True)
     header = {"format": "selffl", "version": str(VERSION), "about": text, "sha256": _checksum(plain, text)}
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         save_file(plain, partial, header)
 
 
@@ -71,10 +72,10 @@ def load_about(path: Path) -> dict[str, Any]:
     """The JSON object of such a file alone, unchecked: for one that `load_tensors` has seen a moment ago."""
     try:
         with safe_open(path, framework="pt") as file:
-            found: dict[str, Any] = json.loads((file.metadata() or {})["about"])
+            about: dict[str, Any] = json.loads((file.metadata() or {})["about"])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); expected a whole checkpoint.") from None
-    return found
+    return about
 
 
 def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
@@ -86,22 +87,23 @@ def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
     return digest.hexdigest()
 
 
-def filled(template: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> Record:
+def fill_record(template: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> Record:
     """The record with its tensors taken from ``tensors`` by their dotted names, as ``tensors_of`` gives them."""
     if isinstance(template, Tensor):
         if prefix not in tensors:
             raise CheckpointError(f"the checkpoint lacks {prefix!r}; expected the state of the same method.")
-        found = tensors[prefix]
-        if found.shape != template.shape or found.dtype != template.dtype:
+        tensor = tensors[prefix]
+        if tensor.shape != template.shape or tensor.dtype != template.dtype:
             raise CheckpointError(
-                f"the checkpoint's {prefix!r} is {found.dtype} {tuple(found.shape)}; expected {template.dtype} "
+                f"the checkpoint's {prefix!r} is {tensor.dtype} {tuple(tensor.shape)}; expected {template.dtype} "
                 f"{tuple(template.shape)}, as the model and the federation have it."
             )
-        return found.to(template.device)  # type: ignore[return-value]
+        return tensor.to(template.device)  # type: ignore[return-value]
     if not is_dataclass(template) or isinstance(template, type):
         return template
-    parts = {
-        f.name: filled(getattr(template, f.name), tensors, f"{prefix}.{f.name}" if prefix else f.name)
-        for f in fields(template)
-    }
+    start, parts = f"{prefix}." if prefix else "", {}
+    for field in fields(template):
+        earlier = field.metadata.get(EARLIER_NAME, field.name)
+        name = earlier if f"{start}{earlier}" in tensors else field.name
+        parts[field.name] = fill_record(getattr(template, field.name), tensors, f"{start}{name}")
     return type(template)(**parts)

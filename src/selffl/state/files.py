@@ -21,7 +21,7 @@ try:
 except ImportError:  # not on Windows, where nothing keeps two processes apart
     fcntl = None  # type: ignore[assignment]
 
-STALE_SECONDS = 24 * 3600.0  # after which nobody is still writing a file
+STALE_SECONDS = 24 * 3600.0  # after which no process is still writing a file
 LOCK = ".lock"
 
 
@@ -39,7 +39,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def in_turn(path: Path) -> Iterator[None]:
+def exclusive_lock(path: Path) -> Iterator[None]:
     """Wait until no other process is between these lines for the same file, which need not exist yet."""
     with path.with_name(path.name + LOCK).open("w") as file:
         if fcntl is not None:
@@ -48,7 +48,7 @@ def in_turn(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary file beside ``path`` to write into; it takes the place of ``path`` once it is safe on the disk.
 
     Each writer has its own: of two at once the later one wins, and neither publishes half of the other's.
@@ -78,14 +78,14 @@ def _sync(path: Path) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file, all or nothing."""
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
     """Write a table, all or nothing; the columns are all keys in the order of first sight, unless they are given."""
     names = columns or list(dict.fromkeys(key for row in rows for key in row))
-    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -111,7 +111,7 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             columns[name] = pa.array(cells if is_plain else _as_text(cells), None if kinds else pa.float64())
         except (pa.ArrowInvalid, OverflowError):  # ids of 64 bits without a sign
             columns[name] = pa.array(_as_text(cells))
-    with replacing(path) as partial:
+    with atomic_write(path) as partial:
         parquet.write_table(pa.table(columns), partial)
 
 

@@ -20,21 +20,21 @@ class MemoryStore(Generic[Memory]):
 
     def __init__(self, memory: Memory, shape: tuple[int, ...], *, copied: bool = True) -> None:
         def flat(tensor: Tensor) -> Tensor:
-            rows = tensor.flatten(0, len(shape))
-            return rows.clone() if copied else rows.contiguous()  # an expanded tensor cannot be written into
+            clients = tensor.flatten(0, len(shape))
+            return clients.clone() if copied else clients.contiguous()  # an expanded tensor cannot be written into
 
         self._shape = shape
         self._flat = map_tensors(flat, memory)
 
-    def read(self, rows: Tensor) -> Memory:
-        """Memories of the clients at ``rows [*shape, C]``, with fields ``[*shape, C, ...]``."""
-        return map_tensors(lambda tensor: tensor[rows], self._flat)
+    def read(self, clients: Tensor) -> Memory:
+        """Memories of the clients at ``clients [*shape, C]``, with fields ``[*shape, C, ...]``."""
+        return map_tensors(lambda tensor: tensor[clients], self._flat)
 
-    def write(self, rows: Tensor, memory: Memory) -> None:
-        """Replace the memories of those clients."""
+    def write(self, clients: Tensor, memory: Memory) -> None:
+        """Replace the memories of the clients at ``clients [*shape, C]``."""
 
         def put(store: Tensor, new: Tensor) -> Tensor:
-            store[rows] = new
+            store[clients] = new
             return store
 
         map_tensors(put, self._flat, memory)

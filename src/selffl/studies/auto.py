@@ -17,7 +17,8 @@ from torch import Tensor
 
 from selffl.algorithms import Algorithm, SelfFLAuto, algorithm
 from selffl.algorithms.records import tensors_of
-from selffl.engines.cohort import CohortEngine, RoundReport
+from selffl.engines.cohort import CohortEngine
+from selffl.engines.rounds import RoundReport
 from selffl.runs.folder import Row
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.comparison import (

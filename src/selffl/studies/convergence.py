@@ -13,7 +13,8 @@ from scipy.stats import linregress
 from torch import Tensor
 
 from selffl.algorithms import SelfFL
-from selffl.engines.cohort import CohortEngine, RoundReport
+from selffl.engines.cohort import CohortEngine
+from selffl.engines.rounds import RoundReport
 from selffl.maths.posterior import global_posterior, others_variance, personal_posterior
 from selffl.randomness import normal, uniform
 from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from selffl.algorithms import Ditto, FedAvg, Local, PerFedAvg, PFedMe, SelfFL
 from selffl.algorithms.contract import Algorithm
-from selffl.engines.cohort import CohortEngine, RoundReport, cohort_size
+from selffl.engines.cohort import CohortEngine, cohort_size
+from selffl.engines.rounds import RoundReport
 from selffl.maths.posterior import Form, global_posterior, personal_posterior
 from selffl.studies.result import Estimate, Progress
 from selffl.training.gaussian import GaussianFederation

@@ -56,12 +56,12 @@ class WithNewcomers(Problem):
         """Those that take part."""
         whole = super().federation(seed, validation_fraction)
         late = set(self._late(whole, seed))
-        return whole.only([client for client in whole.clients if client not in late])
+        return whole.subset([client for client in whole.clients if client not in late])
 
     def newcomers(self, seed: int) -> Federation:
         """Those that do not."""
         whole = super().federation(seed)
-        return whole.only(self._late(whole, seed))
+        return whole.subset(self._late(whole, seed))
 
     def _late(self, whole: Federation, seed: int) -> list[Any]:
         number = max(round(self.share * whole.num_clients), 1)

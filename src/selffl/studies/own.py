@@ -25,7 +25,7 @@ from selffl.algorithms.optimisers import OPTIMISERS
 from selffl.algorithms.options import above, at_least
 from selffl.data import DATA_SETS
 from selffl.data.federation import Federation
-from selffl.errors import ConfigError, SelfFLError, in_short, unknown_name
+from selffl.errors import ConfigError, SelfFLError, one_line, unknown_name
 from selffl.models import MODELS
 from selffl.studies.problems import METHODS, NUM_SEEDS, Problem
 from selffl.training.blocks import Loss
@@ -341,7 +341,7 @@ def _as_mistake(path: Path, where: str, error: Exception) -> ConfigError:
     ]
     line = error.lineno if isinstance(error, SyntaxError) else own[-1] if own else None
     at = f", line {line}" if line else ""
-    return ConfigError(f"{where} failed ({path}{at}): {type(error).__name__}: {in_short(error)}. Mend it there.")
+    return ConfigError(f"{where} failed ({path}{at}): {type(error).__name__}: {one_line(error)}. Mend it there.")
 
 
 @lru_cache(maxsize=2)  # runs of one seed follow each other

@@ -159,7 +159,7 @@ class Problem:
             "evaluate_every": warm.rounds,
         }
         method = self.method("fedavg", num_local_steps=warm.num_local_steps, num_local_epochs=self.num_local_epochs)
-        whole = federation.pooled() if warm.is_pooled else federation
+        whole = federation.pool() if warm.is_pooled else federation
         return train(self.module(whole, seed), whole, method, seed=seed, **settings | training)
 
     @property

@@ -57,7 +57,7 @@ LSTM_LOOP_FROM = 1_000
 def quickest_way(model: FlatModel, params: Tensor, features: Tensor) -> Way:
     """How to compute a block ``params [n, P]``, ``features [n, B, ...]``: a rule, so that a run can be repeated.
 
-    A lone client by the loop (vmap takes 2 to 3 times as long: its overhead is shared with nobody), and so recurrent
+    A lone client by the loop (vmap takes 2 to 3 times as long: its overhead is shared with no other), and so recurrent
     layers other than plain LSTMs, which have no kernel under vmap.  LSTMs by the loop unless the clients are many
     (`LSTM_CLIENTS`) and, on a CPU, their blocks small (`LSTM_LOOP_FROM`), and wherever vmap cannot follow the rest of
     the module.  Convolutions by the loop on a CPU if they are work enough (`LOOP_FROM`): the libraries run a grouped
@@ -90,8 +90,8 @@ def rows_at(rows: Rows, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without cuDNN's remark, at every call, that it has to gather recurrent weights that lie in a larger vector."""
+def silence_rnn_warning() -> Iterator[None]:
+    """Silence cuDNN's warning, at every call, that it has to gather recurrent weights that lie in a larger vector."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
         yield
@@ -110,19 +110,19 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
         def mean_loss(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
             return loss(model(params, features), labels)
 
-        found: Tensor = _vectorised(torch.func.grad(mean_loss), model, params, features, labels)
-        return found
+        gradients: Tensor = _vectorised(torch.func.grad(mean_loss), model, params, features, labels)
+        return gradients
 
     def by_loop(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        found = params.new_empty(params.shape)
-        with model.borrowed() as leaves, torch.enable_grad(), quiet():
+        gradients = params.new_empty(params.shape)
+        with model.borrowed() as leaves, torch.enable_grad(), silence_rnn_warning():
             for client, own in enumerate(params.detach()):
                 for leaf, part in zip(leaves, model.parts(own).values(), strict=True):
                     leaf.data = part
                 value = loss(model.module(model.protect_rows(features[client])), labels[client])
                 slopes = torch.autograd.grad(value, leaves, materialize_grads=True)
-                torch.cat([slope.reshape(-1) for slope in slopes], out=found[client])
-        return found
+                torch.cat([slope.reshape(-1) for slope in slopes], out=gradients[client])
+        return gradients
 
     def gradient(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         # The closed form is for classes, one per row; cross-entropy takes probabilities, too.
@@ -141,19 +141,19 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
 def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> Tensor:
     """Outputs ``[n, B, ...]`` for ``features [n, B, ...]`` at ``params [n, P]``."""
     if way == "loop":
-        with quiet():
+        with silence_rnn_warning():
             return torch.stack([model(own, rows) for own, rows in zip(params, features, strict=True)])
     if _is_linear(model) and features.ndim == 3:
         weight, bias = _weight_and_bias(params, features.shape[-1])
         return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
-    found: Tensor = _vectorised(model.unfolded if way == "unfold" else model.vectorised, model, params, features)
-    return found
+    outputs: Tensor = _vectorised(model.unfolded if way == "unfold" else model.vectorised, model, params, features)
+    return outputs
 
 
 def _vectorised(function: Callable[..., Tensor], model: FlatModel, *arguments: Tensor) -> Tensor:
     """``function`` of all clients at once."""
     try:
-        found: Tensor = torch.func.vmap(function, randomness="error")(*arguments)
+        outputs: Tensor = torch.func.vmap(function, randomness="error")(*arguments)
     except RuntimeError as error:
         if not str(error).startswith(("vmap:", "Batching rule not implemented")):
             raise
@@ -162,7 +162,7 @@ def _vectorised(function: Callable[..., Tensor], model: FlatModel, *arguments: T
             f"{type(model.module).__name__} cannot be computed for many clients at once ({reason}). Train it with "
             "gradients='loop'."
         ) from error
-    return found
+    return outputs
 
 
 def _is_linear(model: FlatModel) -> bool:
@@ -172,7 +172,7 @@ def _is_linear(model: FlatModel) -> bool:
 
 
 def _weight_and_bias(params: Tensor, num_features: int) -> tuple[Tensor, Tensor]:
-    """Of linear layers, ``[n, classes, features]`` and ``[n, classes]``."""
+    """Weights and biases of linear layers, ``[n, classes, features]`` and ``[n, classes]``."""
     num_classes = params.shape[1] // (num_features + 1)
     return params[:, :-num_classes].view(-1, num_classes, num_features), params[:, -num_classes:]
 
@@ -189,7 +189,7 @@ def softmax_regression_gradient(params: Tensor, features: Tensor, labels: Tensor
 
 
 @contextmanager
-def repeatable() -> Iterator[None]:
+def deterministic_cudnn() -> Iterator[None]:
     """Ask cuDNN for convolutions that sum in one order: with others the same seed gives other numbers each time."""
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True

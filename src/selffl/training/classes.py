@@ -27,8 +27,8 @@ def class_counts(model: FlatModel, loss: Loss, rows: Rows, clients: Tensor, num_
         return none
     size = rows.num_examples[clients]
     owner = torch.arange(len(clients), device=size.device).repeat_interleave(size)
-    place = torch.arange(len(owner), device=size.device) - (size.cumsum(0) - size)[owner]
-    labels = rows.labels[rows.offset[clients][owner] + place]
+    index = torch.arange(len(owner), device=size.device) - (size.cumsum(0) - size)[owner]
+    labels = rows.labels[rows.offset[clients][owner] + index]
     if is_one and labels.numel() == len(owner):
         share = labels.reshape(-1).to(none).clamp(0.0, 1.0)  # a soft label is a part of a row of each
         return none.index_add(0, owner, torch.stack([1.0 - share, share], dim=-1))

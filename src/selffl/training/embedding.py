@@ -29,5 +29,5 @@ def guard_embeddings(module: nn.Module) -> None:
 def looked_up(forward: Callable[[Tensor], Tensor], num_embeddings: int, numbers: Tensor) -> Tensor:
     """Rows of the table for ``numbers``, those within it."""
     is_there = (numbers >= 0) & (numbers < num_embeddings)
-    found = forward(torch.where(is_there, numbers, 0))
-    return torch.where(is_there.unsqueeze(-1), found, torch.nan)
+    vectors = forward(torch.where(is_there, numbers, 0))
+    return torch.where(is_there.unsqueeze(-1), vectors, torch.nan)

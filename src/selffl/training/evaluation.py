@@ -9,19 +9,16 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from selffl.budget import Budget, budget_of
 from selffl.data.federation import Rows
 from selffl.data.preparation import Preparation
-from selffl.errors import ConfigError, DataError, in_short
+from selffl.errors import ConfigError, DataError, one_line
 from selffl.training.blocks import Gradients, Loss, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
 from selffl.training.flat import FlatModel
 from selffl.training.losses import check_fit, count_loss, default_loss
 from selffl.training.metrics import ONE_LOGIT, ONE_PROBABILITY, Measure, measure_of
 
-# Numbers of features, and of parameters, that are evaluated at once.  What a network makes of them within itself can
-# take ten times as much: 2^26 took 10 GB of a GPU with spectrograms and 16 channels.
-ROOM = {"cpu": 1 << 21, "cuda": 1 << 24}
-LARGE = 1e3  # output of a classifier, a log-odds: nobody is as sure as that
-FEWEST = 64  # features that a row counts as: of a few words, say, a model makes far more within itself
+MAX_FIRST_OUTPUT = 1e3  # of a classifier before training, a log-odds: no model should be as sure as that
 
 
 OnClient = Callable[[int, Tensor, Tensor], None]  # (position, outputs [rows, ...], labels [rows, ...])
@@ -44,7 +41,7 @@ class _ByClient:
             waiting.append(piece)
             low, high = self._bounds[client : client + 2]
             if sum(map(len, waiting)) == high - low:
-                # Copies: whoever turns labels of 0 into -1 in place should not alter the rows.
+                # Copies: a metric that turns labels of 0 into -1 in place should not alter the rows.
                 self._on_client(client, torch.cat(self._waiting.pop(client)), self._rows.labels[low:high].clone())
 
 
@@ -63,28 +60,28 @@ def numbers_of_rows(
     in no particular order of clients.
     """
     check_gradients(gradients)
-    room = ROOM.get(params.device.type, ROOM["cpu"])
+    budget = budget_of(params.device)
     gathered = None if on_client is None else _ByClient(rows, on_client)
     with torch.no_grad():
         if params.ndim == 1:
-            found = _of_one_model(model, params, rows, measure, room, gathered)
+            numbers = _of_one_model(model, params, rows, measure, budget, gathered)
         else:
-            found = _of_own_models(model, params, rows, measure, gradients, room, gathered)
-    return found
+            numbers = _of_own_models(model, params, rows, measure, gradients, budget, gathered)
+    return numbers
 
 
 def _of_one_model(
-    model: FlatModel, params: Tensor, rows: Rows, measure: Measure, room: int, gathered: _ByClient | None
+    model: FlatModel, params: Tensor, rows: Rows, measure: Measure, budget: Budget, gathered: _ByClient | None
 ) -> tuple[Tensor, ...]:
-    """With one model nobody need be kept apart: as many rows at a time as there is room for."""
-    step = max(room // max(rows.features[:1].numel(), FEWEST), 1)
-    found = []
+    """One model on all rows, as many at a time as the memory holds, whatever client they are of."""
+    step = budget.rows_evaluated(rows.features[:1].numel())
+    numbers = []
     for start in range(0, len(rows.labels), step):
         outputs = model(params, rows.features[start : start + step])
-        found.append(measure.of_rows(outputs, rows.labels[start : start + step]))
+        numbers.append(measure.of_rows(outputs, rows.labels[start : start + step]))
         if gathered is not None:
             gathered.add(torch.arange(start, start + len(outputs), device=outputs.device), outputs)
-    return tuple(map(torch.cat, zip(*found, strict=True))) if found else _of_no_rows(params, measure)
+    return tuple(map(torch.cat, zip(*numbers, strict=True))) if numbers else _of_no_rows(params, measure)
 
 
 def _of_own_models(
@@ -93,37 +90,38 @@ def _of_own_models(
     rows: Rows,
     measure: Measure,
     gradients: Gradients,
-    room: int,
+    budget: Budget,
     gathered: _ByClient | None,
 ) -> tuple[Tensor, ...]:
     """Every client with its own model, block by block."""
-    found: tuple[Tensor, ...] | None = None
+    every_number: tuple[Tensor, ...] | None = None
     if len(rows.labels) == 0:
         return _of_no_rows(params, measure)
-    per_row = max(rows.features[:1].numel(), FEWEST)
+    num_features = rows.features[:1].numel()
     sizes, order = rows.num_examples.sort(descending=True, stable=True)
     alone = {"auto": rows_for_loop(model, params[0], rows.features), "loop": 0.0}.get(gradients, math.inf)
-    for low, high in _blocks(sizes.tolist(), room // params.shape[1], room // per_row, alone):
+    max_clients, max_rows = budget.evaluated_numbers // params.shape[1], budget.rows_evaluated(num_features)
+    for low, high in _blocks(sizes.tolist(), max_clients, max_rows, alone):
         clients, size = order[low:high], sizes[low:high].unsqueeze(-1)
         own = params[clients]
-        widest, step = int(size[0]), max(room // (per_row * len(clients)), 1)
+        widest, step = int(size[0]), budget.rows_evaluated(num_features, len(clients))
         for start in range(0, widest, step):
             # Clients with fewer rows than the first of their block look at their last row again, which is not kept.
-            place = torch.arange(start, min(start + step, widest), device=size.device)
-            index = rows.offset[clients].unsqueeze(-1) + torch.minimum(place, size - 1)
+            column_index = torch.arange(start, min(start + step, widest), device=size.device)
+            index = rows.offset[clients].unsqueeze(-1) + torch.minimum(column_index, size - 1)
             features, labels = rows_at(rows, index)
             chosen = quickest_way(model, own, features) if gradients == "auto" else gradients
             outputs = outputs_of(model, own, features, chosen).flatten(0, 1)
             numbers = measure.of_rows(outputs, labels.flatten(0, 1))
-            if found is None:
-                found = tuple(each.new_empty(len(rows.labels)) for each in numbers)
-            is_own = (place < size).flatten()
-            for kept, each in zip(found, numbers, strict=True):
-                kept[index.flatten()[is_own]] = each[is_own]
+            if every_number is None:
+                every_number = tuple(each.new_empty(len(rows.labels)) for each in numbers)
+            is_own = (column_index < size).flatten()
+            for column, each in zip(every_number, numbers, strict=True):
+                column[index.flatten()[is_own]] = each[is_own]
             if gathered is not None:
                 gathered.add(index.flatten()[is_own], outputs[is_own])
-    assert found is not None
-    return found
+    assert every_number is not None
+    return every_number
 
 
 def _of_no_rows(params: Tensor, measure: Measure) -> tuple[Tensor, ...]:
@@ -166,14 +164,14 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
         wrong = (rows.labels < 0) | (rows.labels >= num_outputs)
         if wrong.any():
             row = int(wrong.nonzero()[0])
-            place = int(torch.searchsorted(rows.offset, row, right=True)) - 1
-            who = repr(clients[place]) if clients else f"number {place}"
+            position = int(torch.searchsorted(rows.offset, row, right=True)) - 1
+            who = repr(clients[position]) if clients else f"number {position}"
             raise DataError(
                 f"client {who} has the label {int(rows.labels[row])}, and {kind} has {num_outputs} outputs; expected "
                 f"labels from 0 to {num_outputs - 1}. Number the classes anew, or give the model more outputs."
             )
         largest = float(outputs.abs().max())
-        if largest > LARGE:
+        if largest > MAX_FIRST_OUTPUT:
             warnings.warn(
                 f"before training, outputs of {kind} reach {largest:.2g}: rows hold numbers too large for steps of a "
                 "usual size. Put selffl.models.Standardise.of(training rows) first in the model, or scale the rows.",
@@ -191,7 +189,7 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
 
 
 def loss_for(model: FlatModel, rows: Rows, preparation: Preparation | None = None) -> Loss:
-    """The loss that follows from the rows' labels and the model's outputs, where nobody has given one."""
+    """The loss that follows from the rows' labels and the model's outputs, where none is given."""
     if len(rows.labels) == 0:
         raise DataError("there are no rows; expected at least one.")
     few = Rows(rows.features[:2], rows.labels[:2], rows.offset).to(model.params.device, model.params.dtype)
@@ -227,7 +225,7 @@ def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise DataError(
             f"{kind} cannot take a row of shape {tuple(features.shape[1:])} and type {features.dtype}: "
-            f"{in_short(error)}. Reshape or cast the rows; the model has parameters of type {params.dtype}."
+            f"{one_line(error)}. Reshape or cast the rows; the model has parameters of type {params.dtype}."
         ) from None
     if not all(torch.equal(old, generator.get_state()) for old, generator in zip(before, generators, strict=True)):
         raise ConfigError(
@@ -246,18 +244,18 @@ def _check_loss(loss: Loss, outputs: Tensor, labels: Tensor, all_labels: Tensor)
         with warnings.catch_warnings(record=True) as said, torch.enable_grad():
             warnings.simplefilter("always")
             leaf = outputs.detach().clone().requires_grad_()
-            found = loss(leaf, labels.clone())
-            if isinstance(found, Tensor) and found.ndim == 0:
-                torch.autograd.grad(found, leaf)
+            value = loss(leaf, labels.clone())
+            if isinstance(value, Tensor) and value.ndim == 0:
+                torch.autograd.grad(value, leaf)
     except Exception as error:  # a loss is the user's code
         raise DataError(
-            f"the loss cannot take {shapes}: {in_short(error)}. For classes pass whole numbers from 0, one per row; "
+            f"the loss cannot take {shapes}: {one_line(error)}. For classes pass whole numbers from 0, one per row; "
             "for binary cross-entropy floating-point labels of the outputs' shape; for anything else a loss that fits."
         ) from None
-    # torch's losses broadcast [B, 1] against [B] to [B, B], and warn: every row would be held against every other.
+    # torch's losses broadcast [B, 1] against [B] to [B, B], and warn: every row would be compared with every other.
     is_crossed = any("different to the input size" in str(warning.message) for warning in said)
-    if not isinstance(found, Tensor) or found.ndim > 0:
-        what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(value, Tensor) or value.ndim > 0:
+        what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ConfigError(f"the loss of {shapes} is of {what}; expected one number, the mean over the rows.")
     kind = _reduction(loss, outputs, labels, all_labels)
     if is_crossed or kind == "pairs":

@@ -16,7 +16,7 @@ from selffl.training.embedding import guard_embeddings, is_trained
 from selffl.training.recurrent import convert_lstms, is_convertible
 from selffl.training.unfold import unfold_convolutions
 
-CLOSE = 1e-3  # that a bias is added to an output is seen on numbers between 1 and 2
+BIAS_TOLERANCE = 1e-3  # that a bias is added to an output is seen on numbers between 1 and 2
 
 
 class FlatModel:
@@ -74,16 +74,16 @@ class FlatModel:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """Trained parameters by the module that owns them (weight and bias together), in the order they lie."""
-        found: list[Layer] = []
+        layers: list[Layer] = []
         start = 0
         for name, size in zip(self._shapes, self._sizes, strict=True):
             owner = name.rpartition(".")[0]
-            if found and found[-1].name == owner:
-                found[-1] = found[-1]._replace(stop=start + size)
+            if layers and layers[-1].name == owner:
+                layers[-1] = layers[-1]._replace(stop=start + size)
             else:
-                found.append(Layer(owner, start, start + size))
+                layers.append(Layer(owner, start, start + size))
             start += size
-        return tuple(found)
+        return tuple(layers)
 
     @cached_property
     def class_bias(self) -> ClassBias | None:
@@ -114,7 +114,7 @@ class FlatModel:
             # Softmax leaves a number open that is added to all.
             error = (change - expected) if is_same else expected
             is_added = error if width == 1 else error - error[:, :1]
-            self._adds_bias[kind] = bool((is_added.abs() < CLOSE).all())
+            self._adds_bias[kind] = bool((is_added.abs() < BIAS_TOLERANCE).all())
         return self._adds_bias[kind]
 
     def parts(self, params: Tensor) -> dict[str, Tensor]:
@@ -173,7 +173,7 @@ class FlatModel:
         """A ``state_dict`` of such a module as ``[P]``, whatever the order of its entries.
 
         Entries of frozen parameters may be left out; given, they have to be those of the module, for they are not
-        trained and nobody would send them.
+        trained and never sent.
         """
         own = self.module.state_dict()
         check_entries(self.module, state, self._trained)
@@ -207,13 +207,13 @@ class FlatModel:
 
     @cached_property
     def vectorised(self) -> FlatModel:
-        """The same function for vmap: LSTMs by kernels that take many clients, embeddings with their ends."""
+        """The model for vmap: LSTMs by kernels that take many clients, embeddings that give NaN out of range."""
         is_other = self.lstm_width or any(map(is_trained, self.module.modules()))
         return self._twin(convert_lstms, guard_embeddings) if is_other else self
 
     @cached_property
     def unfolded(self) -> FlatModel:
-        """The same function for vmap, its convolutions as products of matrices."""
+        """The model for vmap, with its convolutions as products of matrices."""
         return self._twin(convert_lstms, guard_embeddings, unfold_convolutions)
 
     def _twin(self, *changes: Callable[[nn.Module], None]) -> FlatModel:
@@ -240,10 +240,10 @@ class FlatModel:
     def convolution_work(self, params: Tensor, features: Tensor) -> int:
         """Multiplications that convolutions take in one pass over ``features`` at ``params [P]``."""
         if self._convolutions and features.shape not in self._work:
-            found = []
+            products = []
 
             def count(layer: nn.modules.conv._ConvNd, _: tuple[Tensor, ...], outputs: Tensor) -> None:
-                found.append(outputs.numel() * layer.weight[0].numel())
+                products.append(outputs.numel() * layer.weight[0].numel())
 
             hooks = [layer.register_forward_hook(count) for layer in self._convolutions]
             try:
@@ -252,7 +252,7 @@ class FlatModel:
             finally:
                 for hook in hooks:
                     hook.remove()
-            self._work[features.shape] = sum(found)
+            self._work[features.shape] = sum(products)
         return self._work.get(features.shape, 0)
 
 

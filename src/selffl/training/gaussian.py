@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Population
+from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowGradients, RowwiseTask
 from selffl.randomness import integers, normal
 
@@ -51,7 +51,7 @@ class GaussianTask(RowwiseTask):
     def batch_row_gradients(
         self, params: Tensor, batch: tuple[Tensor, Tensor], slots: Tensor, most: int
     ) -> RowGradients:
-        """Of all rows, where they were drawn; else of as many as there are coordinates, each as sure as z_m is of one.
+        """Gradients of all rows where rows were drawn, else of one row a coordinate, each as certain as z_m is of one.
 
         A row x has the loss (theta - x)^2 / (2 N_m sigma_m^2): their sum is Eq. (4), up to a constant.
         """
@@ -125,9 +125,9 @@ class GaussianFederation:
         estimate = personal + variance.sqrt() * normal(seed, "local_estimate", client)
         data = None
         if with_rows:
-            place = torch.arange(high)
-            noise = normal(seed.unsqueeze(-1), "rows", client.unsqueeze(-1), place)
-            is_there = (place < count.unsqueeze(-1)).to(noise)
+            index = torch.arange(high)
+            noise = normal(seed.unsqueeze(-1), "rows", client.unsqueeze(-1), index)
+            is_there = (index < count.unsqueeze(-1)).to(noise)
             noise = (noise - (noise * is_there).sum(-1, keepdim=True) / count.unsqueeze(-1)) * is_there
             data = (estimate.unsqueeze(-1) + row_variance**0.5 * noise).unsqueeze(-1).to(dtype)
         return cls(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from selffl.errors import ConfigError
 from selffl.training.blocks import Loss
 
-WITHIN = 1e-3  # of 1, the sum of class probabilities
+SUM_TOLERANCE = 1e-3  # of 1, the sum of class probabilities
 
 
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -29,22 +29,27 @@ def count_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.poisson_nll_loss(outputs.reshape(labels.shape), labels)
 
 
-OWN: dict[str, Loss] = {"squared_error": squared_error, "logistic_loss": logistic_loss, "count_loss": count_loss}
+OWN_LOSSES: dict[str, Loss] = {"squared_error": squared_error, "logistic_loss": logistic_loss, "count_loss": count_loss}
 NAMES = tuple(
-    sorted([*OWN, *(name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits")))])
+    sorted(
+        [
+            *OWN_LOSSES,
+            *(name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits"))),
+        ]
+    )
 )
 
 
 def loss_named(name: str) -> Loss:
     """The loss of that name: selffl's own, or a function of torch.nn.functional; AttributeError if there is none."""
-    found: Loss = OWN[name] if name in OWN else getattr(nn.functional, name)
-    return found
+    loss: Loss = OWN_LOSSES[name] if name in OWN_LOSSES else getattr(nn.functional, name)
+    return loss
 
 
 def name_of(loss: Loss) -> str | None:
     """The name by which `loss_named` finds a loss again; none for one of the user's own."""
     name = getattr(loss, "__name__", None) or "?"
-    return name if OWN.get(name, getattr(nn.functional, name, None)) is loss else None
+    return name if OWN_LOSSES.get(name, getattr(nn.functional, name, None)) is loss else None
 
 
 # --------------------------------------------------------------------------------------------------------------- kinds
@@ -135,29 +140,29 @@ def default_loss(outputs: Tensor, labels: Tensor) -> Loss:
 
 def check_fit(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     """Refuse a loss of torch's that computes something else than is meant, of outputs for a few rows and all labels."""
-    found, name = _described(outputs, labels), getattr(loss, "__name__", type(loss).__name__)
+    task, name = _described(outputs, labels), getattr(loss, "__name__", type(loss).__name__)
     is_float = labels.is_floating_point()
     if is_cross_entropy(loss):
         if outputs.ndim < 2 or outputs.shape[1] < 2:
             raise ConfigError(
-                f"{name} cannot fit {found}: it needs one output for each class. Give the model more outputs, or leave "
+                f"{name} cannot fit {task}: it needs one output for each class. Give the model more outputs, or leave "
                 "loss out, and it follows from the labels."
             )
         if is_float and (labels.shape[1:] != outputs.shape[1:] or not _are_probabilities(labels)):
             raise ConfigError(
-                f"{name} cannot fit {found}: it needs whole numbers, or probabilities of the outputs' shape. Cast "
+                f"{name} cannot fit {task}: it needs whole numbers, or probabilities of the outputs' shape. Cast "
                 "labels of classes to whole numbers; for values leave loss out, or pass torch.nn.functional.mse_loss."
             )
     if not _compares_values(loss):
         return
     if not is_float and labels.ndim == 1 and outputs.ndim > 1 and outputs[0].numel() > 1:
         raise ConfigError(
-            f"{name} cannot fit {found}: it needs labels of the outputs' shape. For classes leave loss out, or pass "
+            f"{name} cannot fit {task}: it needs labels of the outputs' shape. For classes leave loss out, or pass "
             "torch.nn.functional.cross_entropy."
         )
     if outputs.shape[1:] != labels.shape[1:]:
         raise ConfigError(
-            f"{name} cannot fit {found}: it would compare each row's output with other rows' labels; expected the same "
+            f"{name} cannot fit {task}: it would compare each row's output with other rows' labels; expected the same "
             "shape of both. Give the model a squeeze(-1), or the labels a last axis of 1; or leave loss out."
         )
 
@@ -169,7 +174,7 @@ def _is_single(outputs: Tensor, labels: Tensor) -> bool:
 
 def _are_probabilities(labels: Tensor) -> bool:
     """Whether rows ``[n, K, ...]`` are shares of K classes that add up to 1."""
-    return bool((labels >= 0).all() and ((labels.sum(1) - 1.0).abs() <= WITHIN).all())
+    return bool((labels >= 0).all() and ((labels.sum(1) - 1.0).abs() <= SUM_TOLERANCE).all())
 
 
 def _described(outputs: Tensor, labels: Tensor) -> str:

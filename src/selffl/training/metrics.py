@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from selffl.data.federation import Rows
-from selffl.errors import ConfigError, in_short
+from selffl.errors import ConfigError, one_line
 from selffl.training.blocks import Loss
 from selffl.training.losses import is_logistic, is_loss, is_of_log_rates
 from selffl.training.losses import name_of as name_of_loss
@@ -108,11 +108,9 @@ def balanced_accuracy(is_right: Tensor, classes: Tensor, group: Tensor, num_grou
     be an accuracy that the constant answer has in full.
     """
     num_classes = int(classes.max()) + 1 if len(classes) else 1
-    cells, place = (group * num_classes + classes).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    cells, cell = (group * num_classes + classes).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     of_cell = torch.zeros(len(cells), dtype=torch.float64)
-    recall = of_cell.index_add(0, place, is_right.double()) / of_cell.index_add(
-        0, place, torch.ones_like(place).double()
-    )
+    recall = of_cell.index_add(0, cell, is_right.double()) / of_cell.index_add(0, cell, torch.ones_like(cell).double())
     owner = cells // num_classes
     of_group = torch.zeros(num_groups, dtype=torch.float64)
     held = of_group.index_add(0, owner, torch.ones_like(recall))
@@ -153,8 +151,8 @@ class Majority:
         own[holders[is_first]] = cells[order][is_first] % len(counts)
 
         def right(of_rows: Tensor) -> Tensor:
-            found = torch.zeros(num_clients, dtype=torch.float64)
-            return found.index_add(0, of_tested, (answers == of_rows).double())
+            counts = torch.zeros(num_clients, dtype=torch.float64)
+            return counts.index_add(0, of_tested, (answers == of_rows).double())
 
         return cls(right(own[of_tested]), right(torch.tensor(largest)), int(counts[largest]) / len(labels))
 
@@ -168,9 +166,9 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     ones, zeros = int(is_one.sum()), int((~is_one).sum())
     if ones == 0 or zeros == 0 or bool(scores.isnan().any()):
         return float("nan")
-    _, place, count = scores.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+    _, index, count = scores.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
     rank = count.cumsum(0).double() - (count - 1) / 2  # equal scores share the mean of their ranks
-    return float((rank[place[is_one]].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+    return float((rank[index[is_one]].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,7 @@ class Metric:
         return all(callable(getattr(self.function, name, None)) for name in ("reset", "update", "compute"))
 
     def own(self) -> Metric:
-        """The same with a state of its own, whatever the user does with it later."""
+        """A copy of the metric with a state of its own, whatever the user does with theirs later."""
         return Metric(copy.deepcopy(self.function), self.higher_is_better) if self._is_stateful else self
 
     def of_client(self, name: str, client: Hashable, outputs: Tensor, labels: Tensor) -> float:
@@ -213,10 +211,10 @@ class Metric:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                found = self._computed(outputs, labels)
+                value = self._computed(outputs, labels)
             except Exception as error:  # a metric is the user's code
                 raise ConfigError(
-                    f"metric {name!r} fails for client {client!r} ({type(error).__name__}: {in_short(error)}); "
+                    f"metric {name!r} fails for client {client!r} ({type(error).__name__}: {one_line(error)}); "
                     f"expected one number of {shapes}."
                 ) from None
         # torchmetrics warns that an AUROC of one class only is meaningless, and returns 0.
@@ -224,9 +222,9 @@ class Metric:
         for warning in said if not is_undefined else ():
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         try:
-            return float("nan") if is_undefined else float(found)
+            return float("nan") if is_undefined else float(value)
         except (TypeError, ValueError, RuntimeError):
-            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r}"[:80]
+            what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r}"[:80]
             raise ConfigError(
                 f"metric {name!r} of client {client!r} is {what}; expected one number of {shapes}. Average it."
             ) from None
@@ -234,18 +232,18 @@ class Metric:
     def _computed(self, outputs: Tensor, labels: Tensor) -> Any:
         if not self._is_stateful:
             return self.function(outputs, labels)
-        place = getattr(self.function, "device", None)
-        if isinstance(place, torch.device) and place != outputs.device:
+        device = getattr(self.function, "device", None)
+        if isinstance(device, torch.device) and device != outputs.device:
             self.function.to(outputs.device)
         self.function.reset()
         self.function.update(outputs, labels)
-        found = self.function.compute()
+        value = self.function.compute()
         self.function.reset()  # it keeps nothing of a client
-        return found
+        return value
 
 
 # Columns that a run's records have anyway, and how the names of scores begin.
-TAKEN = (
+RESERVED_NAMES = (
     "client", "cluster", "predicted_gain", "realised_gain", "rounds", "round", "clients", "seconds",
     "gradient_evaluations", "majority_accuracy", "federation_majority_accuracy", "largest_class_share",
 )  # fmt: skip
@@ -256,14 +254,14 @@ def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:
     """The metrics that a user gives by name, once their names can be columns."""
     if not isinstance(given or {}, Mapping):
         raise ConfigError(f"metrics is a {type(given).__name__}; expected a dictionary, such as {{'f1': function}}.")
-    found = {}
+    metrics = {}
     for name, metric in (given or {}).items():
         if not (isinstance(name, str) and name.isidentifier()):
             raise ConfigError(f"a metric is called {name!r}; expected letters, digits and underscores, such as 'f1'.")
-        if name in HIGHER_IS_BETTER or name in TAKEN or name.startswith(PREFIXES) or name.endswith("variance"):
+        if name in HIGHER_IS_BETTER or name in RESERVED_NAMES or name.startswith(PREFIXES) or name.endswith("variance"):
             raise ConfigError(f"a metric is called {name!r}, as something else in a run's records is; rename it.")
-        found[name] = (metric if isinstance(metric, Metric) else Metric(metric)).own()
-    return found
+        metrics[name] = (metric if isinstance(metric, Metric) else Metric(metric)).own()
+    return metrics
 
 
 def _of_classes(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Population
 from selffl.algorithms.optimisers import SGD, Optimiser
+from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowGradients, RowwiseTask
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import uniform
@@ -17,7 +17,7 @@ from selffl.training.classes import class_counts
 from selffl.training.flat import FlatModel
 from selffl.training.row_gradients import row_gradients_of
 
-AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
+BATCHES_AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
 
 
 class ModelTask(RowwiseTask):
@@ -48,34 +48,34 @@ class ModelTask(RowwiseTask):
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Features ``[n, B, ...]`` and labels ``[n, B]``."""
-        block = draw // AHEAD
+        block = draw // BATCHES_AHEAD
         if self._ahead is None or self._ahead[0] != block:
             self._ahead = block, self._index(block)
-        index = self._ahead[1][slots, draw % AHEAD]  # [n, B]
+        index = self._ahead[1][slots, draw % BATCHES_AHEAD]  # [n, B]
         return rows_at(self._rows, index)
 
     def _index(self, block: int) -> Tensor:
-        """Row numbers of ``AHEAD`` minibatches of every client: ``[clients, AHEAD, B]``."""
-        width = AHEAD * self.batch_size
+        """Row numbers of ``BATCHES_AHEAD`` minibatches of every client: ``[clients, BATCHES_AHEAD, B]``."""
+        width = BATCHES_AHEAD * self.batch_size
         size, begin = self.num_examples, self._rows.offset[self._clients]
         # Only the epochs that these minibatches touch are shuffled: first .. last of each client.
         first, last = block * width // size, (block * width + width - 1) // size
         total = (last - first + 1) * size  # rows to shuffle, by client
         start = total.cumsum(0) - total
         owner = torch.arange(len(size), device=size.device).repeat_interleave(total)
-        place = torch.arange(len(owner), device=size.device) - start[owner]
-        epoch, row = first[owner] + place // size[owner], place % size[owner]
+        index = torch.arange(len(owner), device=size.device) - start[owner]
+        epoch, row = first[owner] + index // size[owner], index % size[owner]
         lots = uniform(self._seed, "batch", self._round, self._keys[owner], epoch, row)
         # Sorted by lot, then by client and epoch: every epoch of every client is shuffled at once.  Both sorts are
         # stable, so that equal lots fall the same way on every device.
-        turn = place // size[owner] + ((last - first + 1).cumsum(0) - (last - first + 1))[owner]
+        turn = index // size[owner] + ((last - first + 1).cumsum(0) - (last - first + 1))[owner]
         by_lot = lots.argsort(stable=True)
         shuffled = (begin[owner] + row)[by_lot[turn[by_lot].argsort(stable=True)]]
         wanted = torch.arange(width, device=size.device) + (start + block * width - first * size).unsqueeze(-1)
-        return shuffled[wanted].reshape(len(size), AHEAD, self.batch_size)
+        return shuffled[wanted].reshape(len(size), BATCHES_AHEAD, self.batch_size)
 
     def class_counts(self, num_classes: int) -> Tensor:
-        """Of the training rows, where the loss is that of classes."""
+        """Training rows of each class, where the loss is that of classes."""
         return class_counts(self._model, self._loss, self._rows, self._clients, num_classes)
 
     def batch_gradient(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -15,8 +15,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from selffl.budget import budget_of
+
 States = tuple[Tensor, Tensor]
-ROOM = 1 << 22  # numbers, of the gates of so many steps as are computed at once when none are kept
 
 
 def is_convertible(part: nn.Module) -> TypeGuard[nn.LSTM]:
@@ -39,8 +40,8 @@ def convert_lstms(module: nn.Module) -> None:
 def lstm(layer: nn.LSTM, inputs: Tensor, hx: States | None = None) -> tuple[Tensor, States]:
     """What ``layer`` makes of ``inputs [B, T, I]`` (``[T, B, I]`` unless ``batch_first``), or of one row ``[T, I]``."""
     if not isinstance(inputs, Tensor) or inputs.ndim not in (2, 3):  # packed rows, or what `nn.LSTM` refuses
-        found: tuple[Tensor, States] = nn.LSTM.forward(layer, inputs, hx)
-        return found
+        result: tuple[Tensor, States] = nn.LSTM.forward(layer, inputs, hx)
+        return result
     rows = 0 if layer.batch_first else 1
     if inputs.ndim == 2:
         hx = None if hx is None else (hx[0].unsqueeze(1), hx[1].unsqueeze(1))
@@ -80,10 +81,10 @@ class _Layer(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         clients = inputs.shape[:-3]
         given = [_flat(tensor, clients) for tensor in (inputs, weight_in, weight_hidden, bias, hidden, cell)]
-        found, last, gates, cells = (
+        outputs, last, gates, cells = (
             tensor.view(*clients, *tensor.shape[1:]) for tensor in _forward(*given, is_kept=is_kept)
         )
-        return found, last, gates, cells
+        return outputs, last, gates, cells
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -98,8 +99,8 @@ class _Layer(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[:6])
         if by_found is None:
             by_found = torch.zeros_like(ctx.saved_tensors[5])
-        found = iter(_apply(_Slopes, by_found, by_cell, *ctx.saved_tensors, needs))
-        return (*(next(found) if need else None for need in needs), None)
+        slopes = iter(_apply(_Slopes, by_found, by_cell, *ctx.saved_tensors, needs))
+        return (*(next(slopes) if need else None for need in needs), None)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
@@ -112,10 +113,10 @@ class _Slopes(torch.autograd.Function):
     @staticmethod
     def forward(
         by_found: Tensor, by_cell: Tensor | None, inputs: Tensor, weight_in: Tensor, weight_hidden: Tensor,
-        hidden: Tensor, cell: Tensor, found: Tensor, gates: Tensor, cells: Tensor, needs: tuple[bool, ...],
+        hidden: Tensor, cell: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, needs: tuple[bool, ...],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         clients = inputs.shape[:-3]
-        given = (by_found, by_cell, inputs, weight_in, weight_hidden, hidden, cell, found, gates, cells)
+        given = (by_found, by_cell, inputs, weight_in, weight_hidden, hidden, cell, outputs, gates, cells)
         slopes = _backward(*(_flat(tensor, clients) for tensor in given), needs=needs)
         return tuple(tensor.view(*clients, *tensor.shape[1:]) for tensor in slopes)
 
@@ -125,13 +126,13 @@ class _Slopes(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        found = _apply(_Slopes, *_in_front(info.batch_size, in_dims, given))
-        return found, (0,) * len(found)
+        slopes = _apply(_Slopes, *_in_front(info.batch_size, in_dims, given))
+        return slopes, (0,) * len(slopes)
 
 
 def _apply(function: type[torch.autograd.Function], *given: Any) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = function.apply(*given)  # type: ignore[no-untyped-call]
-    return found
+    results: tuple[Tensor, ...] = function.apply(*given)  # type: ignore[no-untyped-call]
+    return results
 
 
 def _in_front(num_clients: int, dims: tuple[int | None, ...], given: tuple[Any, ...]) -> list[Any]:
@@ -157,9 +158,10 @@ def _forward(
     n, num_steps, num_rows, num_inputs = inputs.shape
     size = hidden.shape[-1]
     weight_in, weight_hidden = weight_in.transpose(1, 2), weight_hidden.transpose(1, 2)
-    found = inputs.new_empty(n, num_steps, num_rows, size)
-    squashed, room = torch.empty_like(cell), _room(inputs, n, num_rows, 4 * size)
-    at_once = num_steps if is_kept else max(ROOM // max(n * num_rows * 4 * size, 1), 1)
+    outputs = inputs.new_empty(n, num_steps, num_rows, size)
+    squashed, buffer = torch.empty_like(cell), _buffer(inputs, n, num_rows, 4 * size)
+    most = budget_of(inputs.device).gate_numbers
+    at_once = num_steps if is_kept else max(most // max(n * num_rows * 4 * size, 1), 1)
     for start in range(0, num_steps, at_once):
         some = min(at_once, num_steps - start)
         flat = inputs[:, start : start + some].reshape(n, some * num_rows, num_inputs)
@@ -167,13 +169,13 @@ def _forward(
         gates = gates.view(n, some, num_rows, 4 * size)
         cells = inputs.new_empty(n, some, num_rows, size)
         # Views of all steps at once: taken step by step they cost as much as the arithmetic of a small block.
-        views = (gates, gates[..., : 2 * size], *gates.chunk(4, -1), cells, found[:, start : start + some])
+        views = (gates, gates[..., : 2 * size], *gates.chunk(4, -1), cells, outputs[:, start : start + some])
         steps = zip(*(view.unbind(1) for view in views), strict=True)
         for every, first_two, entry, forget, new, out, cell_now, hidden_now in steps:
-            if room is None:
+            if buffer is None:
                 every.baddbmm_(hidden, weight_hidden)
             else:
-                every.add_(torch.bmm(hidden, weight_hidden, out=room))
+                every.add_(torch.bmm(hidden, weight_hidden, out=buffer))
             first_two.sigmoid_()
             new.tanh_()
             out.sigmoid_()
@@ -182,19 +184,19 @@ def _forward(
             hidden, cell = hidden_now, cell_now
     if not is_kept:
         gates = cells = inputs.new_empty(n, 0)
-    return found, cell.clone(), gates, cells
+    return outputs, cell.clone(), gates, cells
 
 
 def _backward(
     by_found: Tensor, by_cell: Tensor | None, inputs: Tensor, weight_in: Tensor, weight_hidden: Tensor,
-    hidden: Tensor, cell: Tensor, found: Tensor, gates: Tensor, cells: Tensor, *, needs: tuple[bool, ...],
+    hidden: Tensor, cell: Tensor, outputs: Tensor, gates: Tensor, cells: Tensor, *, needs: tuple[bool, ...],
 ) -> list[Tensor]:  # fmt: skip
     """`_Slopes` with one axis of clients, ``n``."""
-    n, num_steps, num_rows, size = found.shape
+    n, num_steps, num_rows, size = outputs.shape
     entry, forget, new, out = gates.chunk(4, -1)
     # What the slopes by cell and by hidden state are multiplied by, all steps at once.  By cell: the forget gate, which
     # gives the slope by the cell before, and what gives those by the gates entry, forget and new; by hidden state: out.
-    slab = found.new_empty(n, num_steps, num_rows, 5, size)
+    slab = outputs.new_empty(n, num_steps, num_rows, 5, size)
     of_sigmoid, of_tanh = torch.ops.aten.sigmoid_backward.grad_input, torch.ops.aten.tanh_backward.grad_input
     squashed = cells.tanh()
     slab[..., 0, :] = forget
@@ -206,8 +208,8 @@ def _backward(
     through = of_tanh(out, squashed, grad_input=squashed)  # slope of the hidden state by the cell
 
     by_gates = slab.view(n, num_steps, num_rows, 5 * size)[..., size:]
-    room = _room(found, n, num_rows, size)
-    by_hidden = by_found if room is not None else by_found.clone(memory_format=torch.contiguous_format)
+    buffer = _buffer(outputs, n, num_rows, size)
+    by_hidden = by_found if buffer is not None else by_found.clone(memory_format=torch.contiguous_format)
     by_earlier = torch.zeros_like(cell) if by_cell is None else by_cell
     by_now = torch.empty_like(cell)
     views = (by_hidden, through, slab[..., :4, :], slab[..., 0, :], slab[..., 4, :], by_gates)
@@ -215,10 +217,10 @@ def _backward(
     later: Tensor | None = None
     for slope, factor, first_four, first, out, gate in steps:
         if later is not None:
-            if room is None:
+            if buffer is None:
                 slope.baddbmm_(later, weight_hidden)
             else:
-                slope = torch.bmm(later, weight_hidden, out=room).add_(slope)
+                slope = torch.bmm(later, weight_hidden, out=buffer).add_(slope)
         first_four.mul_(torch.addcmul(by_earlier, slope, factor, out=by_now).unsqueeze(-2))
         out.mul_(slope)
         by_earlier, later = first, gate
@@ -227,7 +229,7 @@ def _backward(
     slopes: tuple[Callable[[], Tensor], ...] = (
         lambda: torch.bmm(by_gates, weight_in).view(inputs.shape),
         lambda: torch.bmm(across, inputs.flatten(1, 2)),
-        lambda: torch.bmm(across, torch.cat([hidden.unsqueeze(1), found[:, :-1]], dim=1).flatten(1, 2)),
+        lambda: torch.bmm(across, torch.cat([hidden.unsqueeze(1), outputs[:, :-1]], dim=1).flatten(1, 2)),
         lambda: by_gates.sum(1),
         lambda: torch.bmm(by_gates[:, :num_rows], weight_hidden),
         by_earlier.contiguous,
@@ -235,6 +237,6 @@ def _backward(
     return [slope() for slope, need in zip(slopes, needs, strict=True) if need]
 
 
-def _room(like: Tensor, *shape: int) -> Tensor | None:
+def _buffer(like: Tensor, *shape: int) -> Tensor | None:
     """Where a product is written before it is added: on a CPU, one into a part of a tensor goes client by client."""
     return like.new_empty(shape) if like.device.type == "cpu" else None

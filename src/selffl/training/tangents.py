@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selffl.algorithms.self_fl_auto import ROOM
+from selffl.budget import budget_of
 from selffl.errors import ConfigError
 from selffl.maths.confidence import log_odds
 from selffl.training.blocks import Gradients, Loss, gradient_of
-from selffl.training.evaluation import FEWEST
-from selffl.training.evaluation import ROOM as ROOM_OF_ROWS
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_cross_entropy
 from selffl.training.metrics import CLASSES, ONE_LOGIT, ONE_PROBABILITY, TWO_CLASSES, Measure
@@ -53,9 +51,8 @@ class Tangents:
         self._gradient = gradient_of(model, loss, gradients)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Of classes ``[rows, K]``, in double precision."""
-        room = ROOM_OF_ROWS.get(features.device.type, ROOM_OF_ROWS["cpu"])
-        size = max(room // max(features[:1].numel(), FEWEST), 1)
+        """Logits of classes ``[rows, K]``, in double precision."""
+        size = budget_of(features.device).rows_evaluated(features[:1].numel())
         with torch.no_grad():
             parts = [self._model(self._params, part) for part in features.split(size)]  # type: ignore[no-untyped-call]
         return class_logits(torch.cat(parts), self._measure).double()
@@ -68,17 +65,17 @@ class Tangents:
     def products(self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """u_i . u_j of rows of both sides ``[n, m]``, and u_j . u_j ``[m]``; a side is features and classes.
 
-        Gradients that there is no room for are computed again for every block of the other side.
+        Gradients that the memory does not hold are computed again for every block of the other side.
         """
-        size = max(ROOM // (2 * len(self._params)), 1)
+        size = max(budget_of(self._params.device).gradient_numbers // (2 * len(self._params)), 1)
         num_left, num_right = len(left[1]), len(right[1])
-        found = torch.empty(num_left, num_right, dtype=torch.float64, device=self._params.device)
-        squares = found.new_empty(num_right)
+        products = torch.empty(num_left, num_right, dtype=torch.float64, device=self._params.device)
+        squares = products.new_empty(num_right)
         for begin in range(0, num_right, size):
             part = slice(begin, begin + size)
             these = self.rows(right[0][part], right[1][part])
             squares[part] = these.square().sum(-1)
             for start in range(0, num_left, size):
                 block = slice(start, start + size)
-                found[block, part] = self.rows(left[0][block], left[1][block]) @ these.mT
-        return found, squares
+                products[block, part] = self.rows(left[0][block], left[1][block]) @ these.mT
+        return products, squares

@@ -103,8 +103,8 @@ def spent(small):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (tensor("num_examples", 101.0), "num_examples is 101; expected 1 to max_examples, 100."),
-        (tensor("num_examples", 3e38), "num_examples is 3e+38; expected 1 to max_examples"),
+        (tensor("num_examples", 101.0), "num_examples is 101; expected 1 to 100."),
+        (tensor("num_examples", 3e38), "num_examples is 3e+38; expected 1 to 100."),
         (tensor("num_examples", math.inf), "num_examples holds NaN or infinity"),
         (tensor("params", 1e17), "params measures 3.87298e+17; expected at most"),
         (tensor("params", -3e38), "params measures"),
@@ -127,12 +127,12 @@ def test_what_a_client_can_just_have_counts(change, small, heard):
     assert not heard()
 
 
-@pytest.mark.parametrize(("each", "is_left_out"), [(2.0, False), (2.9, True)])  # the victim has eight rows
-def test_a_client_has_no_more_rows_of_all_classes_than_rows(each, is_left_out, tmp_path, heard):
+@pytest.mark.parametrize(("each", "is_left_out"), [(7.9, False), (8.7, True)])  # the victim has eight rows
+def test_no_class_of_a_client_weighs_more_than_the_client(each, is_left_out, tmp_path, heard):
     small = Small(tmp_path, "self-fl-auto")
-    found = small.serve(small.grid(of_client(tensor("class_counts", each))), rounds=1)
+    found = small.serve(small.grid(of_client(tensor("class_weights", each))), rounds=1)
     assert took_part(found, 1) == (REST if is_left_out else list(Small.clients))
-    reason = f"round 1: client {VICTIM} is left out: class_counts are 8.7 rows; expected at most num_examples, 8."
+    reason = f"round 1: client {VICTIM} is left out: class_weights is 8.7; expected 0 to 8."
     assert heard() == [reason] * is_left_out
 
 

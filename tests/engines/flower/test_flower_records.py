@@ -15,7 +15,7 @@ from wire import WireGrid, over_the_wire, sealed
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.flower.messages import Answer, Order, fingerprint, options_of, read, write
-from selffl.engines.flower.records import pack, stacked, templates, unpack, upload_template
+from selffl.engines.flower.records import pack, templates, unpack, upload_template
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
@@ -58,7 +58,7 @@ def test_a_client_of_a_cohort_arrives_with_its_bits():
     whole = record()
     template = map_tensors(lambda tensor: torch.zeros_like(tensor[:1]), whole)
     parts = [unpack(template, sent(pack(whole, client))) for client in range(3)]
-    for name, tensor in tensors_of(stacked(parts)).items():
+    for name, tensor in tensors_of(map_tensors(lambda *tensors: torch.cat(tensors), *parts)).items():
         expected = tensors_of(whole)[name]
         assert tensor.dtype == expected.dtype
         assert tensor.shape == expected.shape

@@ -15,7 +15,7 @@ from flwr.app import Array, Context, Error, Message, RecordDict
 from wire import RUN, WireGrid, over_the_wire, set_numbers
 
 from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm
-from selffl.algorithms.contract import Population
+from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.data import load
 from selffl.data.federation import Federation, Rows
@@ -133,7 +133,7 @@ def test_a_federation_of_one_client_is_data_too(federation, tmp_path):
 
     def own(client):
         x_train, y_train, x_test, y_test = of_client(federation, client)
-        return Federation([client], Rows.of_one(x_train, y_train), Rows.of_one(x_test, y_test))
+        return Federation([client], Rows.single_client(x_train, y_train), Rows.single_client(x_test, y_test))
 
     app = client_app(setting.module, own, "self-fl", memory_dir=tmp_path / "clients")
     assert_same((setting.run(WireGrid(app, NODES)), setting.personal()), setting.cohort(), bits=True)
@@ -308,7 +308,7 @@ FAULTS = {
     "negative variance": (entry("intra_variance", -0.5), r"intra_variance is -0\.5"),
     "infinite variance": (entry("intra_variance", math.inf), "intra_variance holds NaN or infinity"),
     "no examples": (entry("num_examples", 0.0), "num_examples is 0"),
-    "more examples than may be": (entry("num_examples", 2e9), "num_examples is 2e.09; expected 1 to max_examples"),
+    "more examples than may be": (entry("num_examples", 2e9), "num_examples is 2e.09; expected 1 to 1e.09"),
     "a model too long to square": (entry("params", 1e20), "params measures 1e.20; expected at most"),
     "absurd cost": (note(num_gradients=2**62), "num_gradients is 4611686018427387904; expected 0 to"),
     "NaN examples": (entry("num_examples", math.nan), "num_examples holds NaN"),

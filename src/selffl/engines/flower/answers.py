@@ -24,7 +24,7 @@ from selffl.training.metrics import HIGHER_IS_BETTER
 
 MOST_GRADIENTS = 10**12  # that a client may say it has spent in a round
 MOST_LOSS = 1e15  # of a client's rows together: beyond that their sum could leave the finite numbers
-ROUNDED = 1.001  # times its rows that a client may have of all classes: soft labels are parts of rows
+ROUNDED = 1.001  # times its bound that a number may be: soft labels are parts of rows, and sums of them round
 
 
 @dataclass(frozen=True)
@@ -70,34 +70,25 @@ class Bounds:
         upload = unpack(self.template, arrays_of(content))
         models = models_of(upload, self.params.shape[-1])
         # Squares of models are summed over coordinates and clients, and have to stay finite.
-        most = math.sqrt(torch.finfo(self.params.dtype).max / max(self.num_clients, 1)) / 100.0
+        longest = math.sqrt(torch.finfo(self.params.dtype).max / max(self.num_clients, 1)) / 100.0
         for name, tensor in tensors_of(upload).items():
             field = name.rpartition(".")[2]
             if tensor.isinf().any() or (tensor.isnan().any() and field not in self.algorithm.may_be_unknown):
                 raise DataError(f"{name} holds NaN or infinity; expected finite numbers.")
             if name in models:
                 length = float(tensor.double().norm())
-                if length > most:
-                    raise DataError(f"{name} measures {length:g}; expected at most {most:g}, for squares to be finite.")
+                if length > longest:
+                    raise DataError(
+                        f"{name} measures {length:g}; expected at most {longest:g}, for squares to be finite."
+                    )
             elif (tensor < 0).any():  # variances, counts, weights
                 raise DataError(f"{name} is {float(tensor.min()):g}; expected 0 or more.")
-        self._check_counts(upload)
+        for name, (least, most) in self.algorithm.bounds(upload, self.max_examples).items():
+            sent = tensors_of(upload)[name]
+            if not ((sent >= torch.as_tensor(least) / ROUNDED) & (sent <= torch.as_tensor(most) * ROUNDED)).all():
+                low, high = float(torch.as_tensor(least).min()), float(torch.as_tensor(most).max())
+                raise DataError(f"{name} is {float(sent.max()):g}; expected {low:g} to {high:g}.")
         return upload, read(Answer, content).num_gradients
-
-    def _check_counts(self, upload: Any) -> None:
-        """Refuse numbers of rows that cannot be: none or too many in all, or more of one kind than in all."""
-        if not self.algorithm.row_counts:
-            return
-        first, *parts = self.algorithm.row_counts
-        number = getattr(upload, first)
-        if not ((number >= 1) & (number <= self.max_examples)).all():
-            raise DataError(f"{first} is {float(number.max()):g}; expected 1 to max_examples, {self.max_examples}.")
-        for name in parts:
-            counts = getattr(upload, name)
-            if (counts.sum(-1) > ROUNDED * number).any():
-                raise DataError(
-                    f"{name} are {float(counts.sum()):g} rows; expected at most {first}, {float(number.sum()):g}."
-                )
 
     def scores(self, content: RecordDict) -> Scores:
         """What a client found, once it is seen to be possible."""

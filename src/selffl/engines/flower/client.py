@@ -46,7 +46,7 @@ from selffl.engines.flower.records import Templates, check_dtype, is_finite, mod
 from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.training.answers import LabelScale, present_model
-from selffl.training.blocks import Gradients, Loss, check_gradients, repeatable
+from selffl.training.blocks import Gradients, Loss, check_gradients, deterministic_cudnn
 from selffl.training.evaluation import check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel, check_parameters
 from selffl.training.metrics import Measure, auc, by_loss
@@ -215,7 +215,7 @@ class Site:
         else:
             preparation = None
             x_train, y_train, x_test, y_test = data
-            data = Federation([client], Rows.of_one(x_train, y_train), Rows.of_one(x_test, y_test))
+            data = Federation([client], Rows.single_client(x_train, y_train), Rows.single_client(x_test, y_test))
         loss = self.loss or loss_for(self.model, data.train, preparation)
         label_scale = LabelScale.of(preparation, loss)
         scaled = label_scale.scale_rows(data)
@@ -334,7 +334,7 @@ def discreet(handler: Callable[[Message, Context], Message]) -> Callable[[Messag
     @functools.wraps(handler)
     def handled(message: Message, context: Context) -> Message:
         try:
-            with repeatable():
+            with deterministic_cudnn():
                 return handler(message, context)
         except (RefusedError, DivergedError):  # of our own words
             raise

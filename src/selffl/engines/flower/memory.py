@@ -19,8 +19,8 @@ from urllib.parse import quote, unquote
 
 from selffl.algorithms.records import tensors_of
 from selffl.errors import CheckpointError, RefusedError
-from selffl.state.checkpoint import filled, load_about, load_tensors, save_tensors
-from selffl.state.files import in_turn
+from selffl.state.checkpoint import fill_record, load_about, load_tensors, save_tensors
+from selffl.state.files import exclusive_lock
 
 
 def file_name(name: str) -> str:
@@ -92,7 +92,7 @@ class ClientMemory:
         """Remember what round ``round_number`` started from and what it left."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         about = {"experiment": self.experiment, "client": self.client, "round": round_number, "run": self.run}
-        with in_turn(self.path):
+        with exclusive_lock(self.path):
             kept: dict[str, Any] = load_about(self.path) if self.path.exists() else {"round": 0, "run": self.run}
             self._check_run(kept)
             last = int(kept["round"])
@@ -117,7 +117,7 @@ class ClientMemory:
                 f"{self.client} in experiment {self.experiment}."
             )
         self._check_run(about)
-        return filled(_Both(self.newcomer, self.newcomer), tensors), round_number
+        return fill_record(_Both(self.newcomer, self.newcomer), tensors), round_number
 
     def _check_run(self, about: dict[str, Any]) -> None:
         if about.get("run", "") != self.run:

@@ -6,7 +6,7 @@ cohort of one.  What arrives is held against a template, for it comes from anoth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,12 +14,13 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, Population
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.algorithms.rowwise import RowGradients, RowwiseTask
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
-from selffl.state.checkpoint import filled
+from selffl.state.checkpoint import fill_record
 from selffl.training.flat import FlatModel
 
 Record = TypeVar("Record")
@@ -91,12 +92,7 @@ def unpack(template: Record, arrays: ArrayRecord) -> Record:
                 f"{name!r} is {shown(str(seen[0]))[1:-1]} {shown(seen[1])}; expected {dtype} {tuple(wanted.shape)}."
             )
         found[name] = tensor
-    return filled(template, _apart(tensors_of(template), found))
-
-
-def stacked(parts: Sequence[Record]) -> Record:
-    """A cohort's record from the slices of its clients, in their order."""
-    return map_tensors(lambda *tensors: torch.cat(tensors, dim=0), *parts)
+    return fill_record(template, _apart(tensors_of(template), found))
 
 
 def is_finite(params: Tensor) -> bool:

@@ -16,7 +16,7 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from selffl.algorithms.contract import Population
+from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import RunState
 from selffl.engines.flower.client import Shared
@@ -28,7 +28,7 @@ from selffl.engines.flower.records import check_dtype, pack
 from selffl.engines.flower.roster import wait_for_clients
 from selffl.engines.flower.strategy import Method, Names, SelfFLStrategy, Settings, Watcher
 from selffl.errors import ConfigError
-from selffl.state.checkpoint import filled, load_tensors, save_tensors
+from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
 from selffl.state.files import locked
 from selffl.training.flat import FlatModel
 
@@ -57,7 +57,7 @@ class Checkpoint:
                 )
         self._began -= float(about["seconds"])
         names = Names(str(about["experiment"]), str(about["run"]), int(about["cohort_seed"]))
-        return replace(filled(template, tensors), round_number=int(about["round"])), names
+        return replace(fill_record(template, tensors), round_number=int(about["round"])), names
 
     def save(self, state: RunState, names: Names) -> None:
         """Keep the state, all or nothing."""

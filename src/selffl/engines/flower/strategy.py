@@ -32,8 +32,8 @@ from torch import Tensor
 
 from selffl.algorithms import Algorithm
 from selffl.algorithms.options import above, at_least, one_of
-from selffl.data.federation import check_seed
-from selffl.engines.cohort import RoundReport, RunState, check_finite, sample_cohort
+from selffl.data.split import check_seed
+from selffl.engines.cohort import RunState, sample_cohort
 from selffl.engines.flower.answers import Bounds, Scores, check_answer
 from selffl.engines.flower.client import VIEWS, Shared
 from selffl.engines.flower.messages import (
@@ -46,9 +46,10 @@ from selffl.engines.flower.messages import (
     shown,
     write,
 )
-from selffl.engines.flower.records import pack, stacked, upload_template
+from selffl.engines.flower.records import pack, upload_template
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
-from selffl.engines.noise import noised, secret
+from selffl.engines.noise import secure_noise
+from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
 from selffl.errors import ConfigError, DataError, QuorumError
 from selffl.training.flat import FlatModel
 
@@ -234,23 +235,23 @@ class SelfFLStrategy(Strategy):
             self._saved()
             return None, None
         clients = self._at(sorted(found))
-        upload = stacked([found[client][0] for client in sorted(found)])
+        gathered = GatheredUploads(self._algorithm, axis=0)
+        for client in sorted(found):
+            gathered.add(found[client][0])
         spent = self._at([found[client][1] for client in sorted(found)])
-        upload = noised(self._algorithm, upload, 0, secret)
-        server = self._algorithm.server_round(self.state.server, clients, upload)
-        check_finite(self._algorithm, server, number)
+        report = finish_round(self._algorithm, self.state.server, number, clients, gathered, spent, secure_noise)
         self.state = RunState(
             number,
-            server,
+            report.server,
             None,
             self.state.num_gradients.index_add(0, clients, spent),
             self.state.num_rounds.index_add(0, clients, torch.ones_like(clients)),
         )
         if self._watcher is not None:
-            self._watcher.trained(RoundReport(number, clients, upload, server, spent), self.state)
+            self._watcher.trained(report, self.state)
         self._saved()
         metrics = {"round": number, "clients": len(found), "gradient-evaluations": int(spent.sum())}
-        return pack(Shared(server.params)), MetricRecord(metrics)  # type: ignore[arg-type]
+        return pack(Shared(report.server.params)), MetricRecord(metrics)  # type: ignore[arg-type]
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -1,4 +1,4 @@
-"""The border of the maths: arrays and numbers of any kind in, finite tensors and floats on."""
+"""What users hand to the maths, checked: arrays and numbers of any kind become finite tensors and floats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def finite_tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
 
 
 def variance_tensor(name: str, value: Any, like: Tensor) -> Tensor:
-    """The same for variances, none of which may be negative."""
+    """An array-like of variances, none of them negative, as a finite tensor like ``like``."""
     tensor = finite_tensor(name, value, like)
     if (tensor < 0).any():
         raise DataError(f"{name} is {float(tensor.min()):.6g} at its smallest; expected 0 or more. Check the rows.")

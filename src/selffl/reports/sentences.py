@@ -9,13 +9,14 @@ from typing import Any
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.optimisers import OPTIMISERS
-from selffl.reports import joining, scores
+from selffl.reports import client_gains, scores
 from selffl.reports.collect import Group
+from selffl.reports.schema import Inside, SeedTable, Tables
 from selffl.runs.evaluation import majority_sentence
 from selffl.runs.folder import RunConfig
 from selffl.runs.train import train
 from selffl.studies.result import Estimate
-from selffl.training.losses import OWN as OWN_LOSSES
+from selffl.training.losses import OWN_LOSSES
 from selffl.training.metrics import PERCENT, name_of, plain_number
 
 
@@ -41,17 +42,17 @@ def gap_shown(value: float, metric: str) -> str:
     return f"{abs(value):.1f} points" if metric in PERCENT else plain_number(abs(value), 3)
 
 
-def with_error(found: Estimate | None, metric: str, *, signed: bool = False) -> str:
+def with_error(estimate: Estimate | None, metric: str, *, signed: bool = False) -> str:
     """Mean ± standard error for the table, whose heading has the unit."""
-    if found is None or math.isnan(found.mean):
+    if estimate is None or math.isnan(estimate.mean):
         return "–"
     form = ".1f" if metric in PERCENT else {"correlation": ".2f", "pooled_auc": ".3f"}.get(metric)
     if form is None:
-        mean = plain_number(found.mean + 0.0, signed=signed)
-        return mean if math.isnan(found.error) else f"{mean} ± {plain_number(found.error, 2)}"
+        mean = plain_number(estimate.mean + 0.0, signed=signed)
+        return mean if math.isnan(estimate.error) else f"{mean} ± {plain_number(estimate.error, 2)}"
     # A minus sign as wide as a plus; nothing rounds to minus nothing.
-    mean = format(found.mean + 0.0, ("+" if signed else "") + form).replace("-", "−")
-    return mean if math.isnan(found.error) else f"{mean} ± {found.error:{form}}"
+    mean = format(estimate.mean + 0.0, ("+" if signed else "") + form).replace("-", "−")
+    return mean if math.isnan(estimate.error) else f"{mean} ± {estimate.error:{form}}"
 
 
 def p_shown(p: float | None) -> str:
@@ -65,7 +66,7 @@ def headline(group: Group) -> str:
     first = rows[0]
     score = first.scores.get("weighted")
     if score is None:
-        what = "left the finite numbers" if first.num_diverged else "has not been evaluated yet"
+        what = "diverged (NaN or infinity)" if first.num_diverged else "has not been evaluated yet"
         return f"{first.method} {what}."
     name, value = name_of(metric), shown(score.mean, metric)
     how = f"{value} {name}" if metric in PERCENT else f"{name} {value}"
@@ -91,7 +92,7 @@ def headline(group: Group) -> str:
         if key in by
     ]
     lost = [row.method for row in rows[1:] if row.num_diverged and "weighted" not in row.scores]
-    end = f"; {listed(lost)} left the finite numbers." if lost else "."
+    end = f"; {listed(lost)} diverged (NaN or infinity)." if lost else "."
     if not parts:
         return reached + end
     ground = "" if any(row.p_value is not None for row in rows) else " (one seed: nothing is tested)"
@@ -135,19 +136,19 @@ def _beside(line: scores.Line, metric: str) -> str:
     return "".join(f", {part}" for part in said)
 
 
-def takeaways(group: Group, tables: dict[str, Any]) -> dict[str, str]:
+def takeaways(group: Group, tables: Tables) -> dict[str, str]:
     """A sentence over each picture."""
-    found = {"rounds": _of_rounds(group), "tails": _of_tails(group)}
+    takeaway = {"rounds": _of_rounds(group), "tails": _of_tails(group)}
     if tables["seeds"]:
         table = tables["seeds"][0]
-        found["clients"] = _of_clients(group, table)
-        found["gains"] = _of_gains(group, table)
-        found["predicted"] = _of_predicted(group, table)
-        found["partition"] = _of_partition(table)
-        found["clusters"] = _of_clusters(table)
+        takeaway["clients"] = _of_clients(group, table)
+        takeaway["gains"] = _of_gains(group, table)
+        takeaway["predicted"] = _of_predicted(group, table)
+        takeaway["partition"] = _of_partition(table)
+        takeaway["clusters"] = _of_clusters(table)
     if tables["inside"]:
-        found["inside"] = " ".join(filter(None, (_of_inside(group, tables["inside"][0]), _thinned(group, tables))))
-    return found
+        takeaway["inside"] = " ".join(filter(None, (_of_inside(group, tables["inside"][0]), _thinned(group, tables))))
+    return takeaway
 
 
 def _of_rounds(group: Group) -> str:
@@ -156,8 +157,8 @@ def _of_rounds(group: Group) -> str:
         if curve is None:
             continue
         pick = max if group.is_higher_better else min
-        place = pick(range(len(curve["y"])), key=lambda i: curve["y"][i])
-        best.append((method.label, curve["y"][place], curve["x"][place], curve["y"][-1], curve["x"][-1]))
+        index = pick(range(len(curve["y"])), key=lambda i: curve["y"][i])
+        best.append((method.label, curve["y"][index], curve["x"][index], curve["y"][-1], curve["x"][-1]))
     if not best:
         return "No round has been evaluated yet."
     name, top, at, last, end = best[0]
@@ -182,7 +183,7 @@ def _of_tails(group: Group) -> str:
     return text + "."
 
 
-def _of_clients(group: Group, table: dict[str, Any]) -> str:
+def _of_clients(group: Group, table: SeedTable) -> str:
     sizes = [size for size in table["train"] if size is not None]
     low, high = min(sizes), max(sizes)
     each = counted(high, "training row") if low == high else f"from {low:,} to {counted(high, 'training row')}"
@@ -192,9 +193,9 @@ def _of_clients(group: Group, table: dict[str, Any]) -> str:
     return text
 
 
-def _of_gains(group: Group, table: dict[str, Any]) -> str:
-    found, base = joining.gains(group, table, 0)
-    known = [value for value in found if value is not None]
+def _of_gains(group: Group, table: SeedTable) -> str:
+    gains, base = client_gains.gains(group, table, 0)
+    known = [value for value in gains if value is not None]
     if not known:
         return "There is nothing to hold the personal models against."
     up, down = sum(value > 0 for value in known), sum(value < 0 for value in known)
@@ -204,22 +205,22 @@ def _of_gains(group: Group, table: dict[str, Any]) -> str:
         f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
         f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.client_metric)}."
-        + ("" if base == joining.ALONE else " Trained with gain=True, a run is held against training alone.")
+        + ("" if base == client_gains.ALONE else " Trained with gain=True, a run is compared with training alone.")
     )
 
 
-def _of_predicted(group: Group, table: dict[str, Any]) -> str:
+def _of_predicted(group: Group, table: SeedTable) -> str:
     for number, columns in enumerate(table["methods"]):
         if columns is None or "predicted" not in columns:
             continue
-        realised, base = joining.gains(group, table, number)
-        if base != joining.ALONE:
+        realised, base = client_gains.gains(group, table, number)
+        if base != client_gains.ALONE:
             continue
-        found = joining.rank_correlation(columns["predicted"], realised)
+        correlation = client_gains.rank_correlation(columns["predicted"], realised)
         name = group.methods[number].label
-        if found is None:
+        if correlation is None:
             return f"The gains of {name} do not vary enough to say whether its predictions order them."
-        rho, p, count = found
+        rho, p, count = correlation
         how = "orders" if rho > 0 and p < 0.05 else "does not order"
         sign = "−" if rho < 0 else ""
         which = f" in seed {group.seeds[0]}" if len(group.seeds) > 1 else ""
@@ -230,7 +231,7 @@ def _of_predicted(group: Group, table: dict[str, Any]) -> str:
     return ""
 
 
-def _of_partition(table: dict[str, Any]) -> str:
+def _of_partition(table: SeedTable) -> str:
     classes = table["classes"]
     if classes is None:
         return ""
@@ -242,32 +243,32 @@ def _of_partition(table: dict[str, Any]) -> str:
     return f"Each client holds {each} of {counted(len(classes['names']), 'class').replace('classs', 'classes')}."
 
 
-def _of_clusters(table: dict[str, Any]) -> str:
+def _of_clusters(table: SeedTable) -> str:
     if table["cluster"] is None:
         return ""
     named = [value for value in table["cluster"] if value is not None]
     return f"{counted(len(set(named)), 'cluster')} over {counted(len(named), 'client')}."
 
 
-def _of_inside(group: Group, found: dict[str, Any]) -> str:
-    name = group.methods[found["method"]].label
+def _of_inside(group: Group, inside: Inside) -> str:
+    name = group.methods[inside["method"]].label
     parts = []
-    known = [(i, j) for i, j in zip(found["inter"], found["intra"], strict=True) if i is not None and j is not None]
+    known = [(i, j) for i, j in zip(inside["inter"], inside["intra"], strict=True) if i is not None and j is not None]
     if known:
         inter, intra = known[-1]
         parts.append(f"{name} ends with a variance of {inter:.3g} between clients and {intra:.3g} within one")
-    if found["counts"] and found["most"]:
-        over = sum(n for low, n in zip(found["bins"], found["counts"], strict=True) if low >= found["most"])
-        is_edge = found["most"] in found["bins"]
-        total = sum(found["counts"])
+    if inside["counts"] and inside["most"]:
+        over = sum(n for low, n in zip(inside["bins"], inside["counts"], strict=True) if low >= inside["most"])
+        is_edge = inside["most"] in inside["bins"]
+        total = sum(inside["counts"])
         if is_edge:
             of = f"the {counted(total, 'client-round')} it has chosen steps for"
-            parts.append(f"{100 * over / total:.0f} % of {of} want ℓ_max = {found['most']} or more")
+            parts.append(f"{100 * over / total:.0f} % of {of} want ℓ_max = {inside['most']} or more")
     return f"{'; '.join(parts)}." if parts else ""
 
 
-def _thinned(group: Group, tables: dict[str, Any]) -> str:
-    """What of the rounds and of the client-rounds a page has no room for."""
+def _thinned(group: Group, tables: Tables) -> str:
+    """What of the rounds and of the client-rounds a page does not hold."""
     parts = []
     total = max(one["totalRounds"] for one in tables["inside"])
     if len(tables["inside"][0]["rounds"]) < total:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from selffl.reports.collect import Group, RunData
+from selffl.reports.schema import Bands, Inside, SeedTable, Trajectory
 from selffl.reports.scores import all_rounded, rounded, runs_of_seed
 from selffl.runs.folder import Row
 
@@ -24,7 +24,7 @@ def has_variances(run: RunData) -> bool:
     return bool(run.records.participation) or any(row.get("inter_variance") is not None for row in run.records.history)
 
 
-def inside(group: Group, number: int) -> dict[str, Any] | None:
+def inside(group: Group, number: int) -> Inside | None:
     """Variances, weights and steps of a method over rounds, all its seeds together; none where it has none of them."""
     runs = [run for run in group.methods[number].runs if has_variances(run)]
     if not runs:
@@ -63,7 +63,7 @@ def _thinned(rounds: Sequence[int]) -> list[int]:
     if len(rounds) <= MOST_ROUNDS:
         return list(rounds)
     places = np.unique(np.linspace(0, len(rounds) - 1, MOST_ROUNDS).round().astype(int))
-    return [rounds[place] for place in places]
+    return [rounds[index] for index in places]
 
 
 def _mean(history: Sequence[Row], column: str, rounds: Sequence[int]) -> list[float | None]:
@@ -77,15 +77,15 @@ def _mean_of(values: Iterable[float | None]) -> float | int | None:
 
 
 def _by_round(runs: Sequence[RunData], column: str) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for run in runs:
         for row in run.records.participation:
             if row.get(column) is not None:
-                found.setdefault(row["round"], []).append(float(row[column]))
-    return found
+                values.setdefault(row["round"], []).append(float(row[column]))
+    return values
 
 
-def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> dict[str, Any] | None:
+def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> Bands | None:
     """The tenth, the middle and the ninth tenth of clients in each round."""
     kept = [number for number in rounds if number in values]
     if not kept:
@@ -94,17 +94,17 @@ def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> dict[str, A
     return {"x": kept, "low": all_rounded(low, 4), "middle": all_rounded(middle, 4), "high": all_rounded(high, 4)}
 
 
-def trajectories(group: Group, seed_tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Client by client, the rounds it took part in: of the first method and seed, and of more while there is room."""
-    found: list[dict[str, Any]] = []
+def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Trajectory]:
+    """The rounds that clients took part in: of the first method and seed, and of more while the page can hold them."""
+    paths: list[Trajectory] = []
     left = MOST_POINTS
     for table in seed_tables:
-        place = {client: i for i, client in enumerate(table["clients"])}
+        position = {client: i for i, client in enumerate(table["clients"])}
         for number, run in enumerate(runs_of_seed(group, table["seed"])):
             if run is None or not run.records.participation:
                 continue
-            rows = [row for row in run.records.participation if str(row["client"]) in place]
-            if found and len(rows) > left:
+            rows = [row for row in run.records.participation if str(row["client"]) in position]
+            if paths and len(rows) > left:
                 continue
             every = math.ceil(len(rows) / MOST_POINTS)  # of each client's rounds
             seen: dict[str, int] = {}
@@ -114,12 +114,12 @@ def trajectories(group: Group, seed_tables: Sequence[dict[str, Any]]) -> list[di
                 if count % max(every, 1) == 0:
                     kept.append(row)
             left -= len(kept)
-            found.append(
+            paths.append(
                 {
                     "seed": table["seed"],
                     "method": number,
                     "every": max(every, 1),
-                    "client": [place[str(row["client"])] for row in kept],
+                    "client": [position[str(row["client"])] for row in kept],
                     "round": [row["round"] for row in kept],
                     "steps": [row.get("num_local_steps") for row in kept],
                     "wanted": all_rounded((row.get("wanted_steps") for row in kept), 3),
@@ -127,4 +127,4 @@ def trajectories(group: Group, seed_tables: Sequence[dict[str, Any]]) -> list[di
                     "weight": all_rounded((row.get("weight") for row in kept), 3),
                 }
             )
-    return found
+    return paths

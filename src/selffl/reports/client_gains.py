@@ -9,11 +9,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from scipy.stats import spearmanr
 
 from selffl.reports.collect import Group
+from selffl.reports.schema import Bins, Losing, SeedTable
 from selffl.reports.scores import all_rounded, alone, over_seeds, runs_of_seed, scale_of, scaled
 from selffl.runs.folder import Row
 from selffl.runs.gain import gain_rows, losers
@@ -24,7 +24,7 @@ MOST_LOSERS = 10  # clients named that lose by joining
 MOST_BINS, FEWEST_IN_BIN = 6, 5  # of clients, on the picture of predicted and realised gains
 
 
-def gains(group: Group, seed_table: dict[str, Any], method: int) -> tuple[list[float | None], str]:
+def gains(group: Group, seed_table: SeedTable, method: int) -> tuple[list[float | None], str]:
     """What each client gains by joining, and over what.
 
     Over its own training alone, as the run itself has measured it or as a run of ``local`` with that seed has; else
@@ -33,16 +33,17 @@ def gains(group: Group, seed_table: dict[str, Any], method: int) -> tuple[list[f
     table = seed_table["methods"][method]
     base_of, name = alone(group), ALONE
     base = None if table is None else table.get("alone")
-    if base is None and base_of is not None and base_of != method and seed_table["methods"][base_of] is not None:
-        base = seed_table["methods"][base_of]["personal"]
+    other = seed_table["methods"][base_of] if base_of is not None and base_of != method else None
+    if base is None and other is not None:
+        base = other["personal"]
     elif base is None and table is not None:
         base, name = table.get("global"), "the global model"
     if table is None or base is None:
         return [None] * len(seed_table["clients"]), name
     sign = 1.0 if group.is_higher_better else -1.0
     return [
-        None if mine is None or other is None else sign * (mine - other)
-        for mine, other in zip(table["personal"], base, strict=True)
+        None if mine is None or theirs is None else sign * (mine - theirs)
+        for mine, theirs in zip(table["personal"], base, strict=True)
     ], name
 
 
@@ -56,12 +57,12 @@ def joined(group: Group, seed: int, method: int) -> list[Row]:
     other = runs[base] if base is not None and base != method else None
     theirs = {} if other is None else {str(row["client"]): row.get(metric) for row in other.records.clients}
     sign = 1.0 if group.is_higher_better else -1.0
-    found = []
+    rows_with_base = []
     for row in rows:
         mine, own = row.get(metric), theirs.get(str(row["client"]))
         gain = None if mine is None or own is None else sign * (mine - own)
-        found.append(row | {f"alone_{metric}": own, "realised_gain": gain})
-    return found if theirs else []
+        rows_with_base.append(row | {f"alone_{metric}": own, "realised_gain": gain})
+    return rows_with_base if theirs else []
 
 
 def joining(group: Group, seed: int, method: int) -> list[Row]:
@@ -90,8 +91,8 @@ class Joining:
 
 
 def by_joining(group: Group) -> list[Joining]:
-    """Of each method that is held against training alone."""
-    found = []
+    """What joining does to the clients of each method that can be compared with training alone."""
+    summaries = []
     for number, method in enumerate(group.methods):
         shares, beyond, means, correlations = [], [], [], []
         for seed in group.seeds:
@@ -107,7 +108,7 @@ def by_joining(group: Group) -> list[Joining]:
             related = rank_correlation([row["predicted_gain"] for row in rows], [row["realised_gain"] for row in rows])
             correlations += [related[0]] if related is not None else []
         if shares:
-            found.append(
+            summaries.append(
                 Joining(
                     method.label,
                     over_seeds(shares),
@@ -116,11 +117,11 @@ def by_joining(group: Group) -> list[Joining]:
                     over_seeds(correlations) if correlations else None,
                 )
             )
-    return found
+    return summaries
 
 
-def losing(group: Group, seed: int, method: int) -> dict[str, Any] | None:
-    """How many lose, of how many; who loses most, and why.  None where nobody's training alone is known."""
+def losing(group: Group, seed: int, method: int) -> Losing | None:
+    """How many lose, of how many; who loses most, and why.  None where training alone is not known."""
     rows = [row for row in joining(group, seed, method) if row["realised_gain"] is not None]
     if not rows:
         return None
@@ -141,7 +142,7 @@ def losing(group: Group, seed: int, method: int) -> dict[str, Any] | None:
     }
 
 
-def calibration(predicted: Sequence[float | None], realised: Sequence[float | None]) -> dict[str, Any] | None:
+def calibration(predicted: Sequence[float | None], realised: Sequence[float | None]) -> Bins | None:
     """Clients in bins of about equal counts by what was predicted: where a bin lies, and its mean realised gain.
 
     Clients of the same prediction are never parted.  None with too few clients.
@@ -170,5 +171,5 @@ def rank_correlation(one: Sequence[float | None], other: Sequence[float | None])
     pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     if len(pairs) < 3 or len({a for a, _ in pairs}) < 2 or len({b for _, b in pairs}) < 2:
         return None
-    found = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
-    return float(found.statistic), float(found.pvalue), len(pairs)
+    test = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
+    return float(test.statistic), float(test.pvalue), len(pairs)

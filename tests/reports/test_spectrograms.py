@@ -7,7 +7,7 @@ import torch
 from selffl.data.federation import Federation, Rows
 from selffl.data.wakeword import Description, RowTable
 from selffl.errors import ConfigError
-from selffl.reports import clips as module
+from selffl.reports import spectrograms as module
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_it_is_written(made_up, tmp_path, monkeypatch, ending):
     monkeypatch.setattr(module, "wakeword", lambda *_, **__: fed)
     monkeypatch.setattr(module, "describe", lambda *_, **__: about)
     path = tmp_path / f"clips.{ending}"
-    module.draw_clips(path)
+    module.draw_spectrograms(path)
     assert path.stat().st_size > 10_000
     with pytest.raises(ConfigError, match=r"cannot be drawn"):
-        module.draw_clips(tmp_path / "clips.txt")
+        module.draw_spectrograms(tmp_path / "clips.txt")

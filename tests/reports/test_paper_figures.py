@@ -14,7 +14,7 @@ from selffl.data import load
 from selffl.errors import ConfigError, DataError
 from selffl.reports import figures, tables
 from selffl.reports.collect import collect
-from selffl.reports.plates import figures_of, save_plates
+from selffl.reports.paper_figures import figures_of, save_paper_figures
 from selffl.reports.record import save_study
 from selffl.studies.result import Chart, Figure, Series, Study, StudyResult
 
@@ -32,26 +32,26 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def plates(folder, tmp_path_factory):
+def drawn(folder, tmp_path_factory):
     """Every figure, as wide as both columns of a paper, in every format, and the tables."""
-    return save_plates([folder], tmp_path_factory.mktemp("plates"))
+    return save_paper_figures([folder], tmp_path_factory.mktemp("drawn"))
 
 
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 NAMES = ("rounds", "clients", "gains", "variances", "steps", "partition")
 
 
-def test_every_figure_in_every_format_and_both_tables(plates):
+def test_every_figure_in_every_format_and_both_tables(drawn):
     expected = {f"{name}.{ending}" for name in NAMES for ending in MAGIC} | {"table.tex", "table.md"}
-    assert {path.name for path in plates} == {path.name for path in plates[0].parent.iterdir()} == expected
-    for path in plates:
+    assert {path.name for path in drawn} == {path.name for path in drawn[0].parent.iterdir()} == expected
+    for path in drawn:
         if path.suffix[1:] in MAGIC:
             assert path.read_bytes().startswith(MAGIC[path.suffix[1:]])
 
 
-def test_drawn_again_it_is_the_same_file_without_dates_or_random_ids(folder, plates, tmp_path):
-    first = {path.name: path for path in plates}
-    for path in save_plates([folder], tmp_path):
+def test_drawn_again_it_is_the_same_file_without_dates_or_random_ids(folder, drawn, tmp_path):
+    first = {path.name: path for path in drawn}
+    for path in save_paper_figures([folder], tmp_path):
         assert path.read_bytes() == first[path.name].read_bytes(), path.name
 
 
@@ -71,10 +71,10 @@ def test_figures_hold_the_numbers_of_the_records(folder):
 
 
 @pytest.mark.parametrize(("width", "inches"), [("single", 3.35), ("double", 7.0)])
-def test_widths_are_those_of_a_papers_columns(width, inches, folder, plates, tmp_path):
-    place = plates[0].parent if width == "double" else tmp_path
+def test_widths_are_those_of_a_papers_columns(width, inches, folder, drawn, tmp_path):
+    place = drawn[0].parent if width == "double" else tmp_path
     if width == "single":
-        save_plates([folder], place, formats=("png", "pdf"), width=width)
+        save_paper_figures([folder], place, formats=("png", "pdf"), width=width)
     for name in NAMES[:5]:
         content = (place / f"{name}.png").read_bytes()
         pixels = int.from_bytes(content[16:20], "big")
@@ -109,7 +109,7 @@ def test_a_study_is_drawn_again_from_what_it_noted(tmp_path):
     assert list(chart.series[0].y[:2]) == [1.0, 2.5]
     assert chart.x_ticks == [0.0, 1.0]
     assert chart.kind == result.figures[0].charts[0].kind
-    written = save_plates([tmp_path / "study"], tmp_path / "out", formats=("pdf",), width="single")
+    written = save_paper_figures([tmp_path / "study"], tmp_path / "out", formats=("pdf",), width="single")
     assert sorted(path.name for path in written) == ["errors.pdf", "table.md", "table.tex"]
     assert r"\caption{Limits \& more}" in (tmp_path / "out" / "table.tex").read_text(encoding="utf-8")
 
@@ -117,16 +117,16 @@ def test_a_study_is_drawn_again_from_what_it_noted(tmp_path):
 def test_a_study_of_an_earlier_version_has_the_files_it_has(tmp_path):
     study(tmp_path / "study")
     (tmp_path / "study" / "figures.json").unlink()
-    written = save_plates([tmp_path / "study"], tmp_path / "out", formats=("png", "svg"))
+    written = save_paper_figures([tmp_path / "study"], tmp_path / "out", formats=("png", "svg"))
     assert (tmp_path / "out" / "errors.svg").read_bytes() == (tmp_path / "study" / "errors.svg").read_bytes()
     assert len(written) == 4
     with pytest.raises(DataError, match=r"holds neither figures\.json nor errors\.pdf"):
-        save_plates([tmp_path / "study"], tmp_path / "out", formats=("pdf",))
+        save_paper_figures([tmp_path / "study"], tmp_path / "out", formats=("pdf",))
 
 
 def test_several_things_have_names_of_their_own(folder, tmp_path):
     study(tmp_path / "study")
-    written = save_plates([folder, tmp_path / "study"], tmp_path / "out", formats=("svg",))
+    written = save_paper_figures([folder, tmp_path / "study"], tmp_path / "out", formats=("svg",))
     names = {path.name for path in written}
     assert {"runs-1-rounds.svg", "runs-1-table.tex", "limits-errors.svg", "limits-table.md"} <= names
 
@@ -165,8 +165,8 @@ def test_a_latex_table():
     )
 
 
-def test_the_table_has_the_numbers_of_the_summaries(folder, plates):
-    lines = (plates[0].parent / "table.md").read_text(encoding="utf-8").splitlines()
+def test_the_table_has_the_numbers_of_the_summaries(folder, drawn):
+    lines = (drawn[0].parent / "table.md").read_text(encoding="utf-8").splitlines()
     values = [
         100 * json.loads((folder / f"local-{s}" / "summary.json").read_text())["weighted_accuracy"] for s in (0, 1)
     ]
@@ -194,4 +194,4 @@ def test_what_cannot_be_drawn_is_said_in_one_line(folder, tmp_path, monkeypatch,
 
 def test_python_is_told_too(folder, tmp_path):
     with pytest.raises(ConfigError, match="unknown format 'jpg'"):
-        save_plates([folder], tmp_path, formats=("jpg",))
+        save_paper_figures([folder], tmp_path, formats=("jpg",))

@@ -13,17 +13,17 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import NullLocator
 
-from selffl.data.audio import RATE
+from selffl.data.audio import RATE_HZ
 from selffl.data.devices import DEVICES
 from selffl.data.federation import Federation
-from selffl.data.spectrogram import HOP, RANGE, band_centres
+from selffl.data.spectrogram import HOP_SAMPLES, RANGE_DB, band_centres
 from selffl.data.wakeword import Description, describe, wakeword
 from selffl.data.wakeword_rows import STATES
 from selffl.reports.figures import INK, style
 from selffl.reports.shrinkage import check_ending
 
 COLOURS = "magma"
-MARKS = (100, 300, 1000, 3000)  # Hz
+MARKED_HZ = (100, 300, 1000, 3000)  # Hz
 
 
 def chosen_rows(about: Description) -> npt.NDArray[np.int64]:
@@ -56,12 +56,12 @@ def clips_plot(fed: Federation, about: Description, title: str) -> Canvas:
         canvas = Canvas(figsize=(9.2, 9.6), layout=ConstrainedLayoutEngine(h_pad=0.05, w_pad=0.05))
         axes: Any = canvas.subplots(rows.shape[0], rows.shape[1], sharex=True, sharey=True, squeeze=False)
         pictures = []
-        for place, row in np.ndenumerate(rows):
-            axis = axes[place[0], place[1]]
+        for position, row in np.ndenumerate(rows):
+            axis = axes[position[0], position[1]]
             if row < 0:
                 _draw_nothing(axis)
             else:
-                decibels = (fed.test.features[row, 0].cpu().numpy() - 1) * (RANGE / 2)
+                decibels = (fed.test.features[row, 0].cpu().numpy() - 1) * (RANGE_DB / 2)
                 pictures.append(_draw_spectrogram(axis, decibels))
         for state, name in enumerate(STATES):
             axes[0, state].set_title(name, fontsize=10, pad=18)
@@ -82,12 +82,12 @@ def clips_plot(fed: Federation, about: Description, title: str) -> Canvas:
 def _draw_spectrogram(axis: Axes, decibels: npt.NDArray[np.floating]) -> QuadMesh:
     """Bands of equal height, as a model sees them, marked with their frequencies."""
     num_bands, num_frames = decibels.shape
-    seconds = (np.arange(num_frames + 1) - 0.5) * HOP / RATE
+    seconds = (np.arange(num_frames + 1) - 0.5) * HOP_SAMPLES / RATE_HZ
     picture = axis.pcolormesh(
-        seconds, np.arange(num_bands + 1) - 0.5, decibels, cmap=COLOURS, vmin=-RANGE, vmax=0, rasterized=True
+        seconds, np.arange(num_bands + 1) - 0.5, decibels, cmap=COLOURS, vmin=-RANGE_DB, vmax=0, rasterized=True
     )
     centres = band_centres().numpy()
-    axis.set_yticks(np.interp(MARKS, centres, np.arange(num_bands)), [f"{mark / 1000:g}" for mark in MARKS])
+    axis.set_yticks(np.interp(MARKED_HZ, centres, np.arange(num_bands)), [f"{mark / 1000:g}" for mark in MARKED_HZ])
     axis.yaxis.set_minor_locator(NullLocator())
     axis.set_xticks([0, 0.5, 1.0, 1.5])
     axis.set_xlim(0, 1.5)
@@ -104,7 +104,7 @@ def _draw_nothing(axis: Axes) -> None:
     axis.tick_params(length=0)
 
 
-def draw_clips(path: Path | str, seed: int = 0, scale: float = 1 / 32) -> None:
+def draw_spectrograms(path: Path | str, seed: int = 0, scale: float = 1 / 32) -> None:
     """The picture of the federation of a seed, in the format of the file's ending."""
     check_ending(Path(path))
     canvas = clips_plot(wakeword(seed, scale=scale), describe(seed, scale=scale), "What five devices hear of “alexa”")

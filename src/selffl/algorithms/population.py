@@ -1,0 +1,30 @@
+"""A federation before training, as a method sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from selffl.algorithms.layers import ClassBias, Layer
+
+
+@dataclass(frozen=True)
+class Population:
+    """What is known of a federation and its model before training.
+
+    Attributes:
+        num_clients: M.
+        intra_variance: σₘ² ``[..., M]``, where it is known.
+        inter_variance: σ₀² ``[...]``, where it is known.
+        cluster: Number of each client's cluster ``[M]``, from 0 up, where the federation names clusters.
+        layers: The model's layers, in the order in which their parameters lie; empty where it has none.
+        class_bias: What is added to its scores, where the model ends in such numbers.
+    """
+
+    num_clients: int
+    intra_variance: Tensor | None = None
+    inter_variance: Tensor | None = None
+    cluster: Tensor | None = None
+    layers: tuple[Layer, ...] = ()
+    class_bias: ClassBias | None = None

@@ -1,0 +1,118 @@
+"""SCAFFOLD: FedAvg whose local steps are corrected for what tells a client's gradients from everybody's.
+
+Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, Algorithm 1, with
+option II for the new control variates.  Personalises nothing.  The server and every client keep a control variate, an
+estimate of the gradient at the global model; both begin at zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, move
+from selffl.algorithms.contract import Algorithm, LocalTask, Personalises
+from selffl.algorithms.options import above
+from selffl.algorithms.population import Population
+from selffl.algorithms.solver import iterate, rate_of
+
+
+@dataclass(frozen=True)
+class ControlServer(ModelServer):
+    """What the server knows."""
+
+    control: Tensor  # c [..., P]
+    num_clients: Tensor  # N [...]
+
+
+@dataclass(frozen=True)
+class ControlBroadcast(ModelBroadcast):
+    """What a client is sent: the global model and everybody's control variate."""
+
+    control: Tensor  # c [..., C, P]
+
+
+@dataclass(frozen=True)
+class ControlMemory:
+    """What a client keeps: its own control variate."""
+
+    control: Tensor  # c_i [..., C, P]
+
+
+@dataclass(frozen=True)
+class ControlUpload(ModelUpload):
+    """What a client adds to the sums: its changes to the model and to its control variate."""
+
+    control_change: Tensor  # c_i^+ - c_i [..., C, P]
+
+
+@dataclass(frozen=True)
+class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, ControlMemory, ControlUpload]):
+    """Options of SCAFFOLD.
+
+    Attributes:
+        num_local_steps: K, the steps a client takes in a round.
+        global_learning_rate: η_g, the share of the cohort's mean change that the server takes.
+    """
+
+    name: ClassVar[str] = "scaffold"
+    personalises: ClassVar[Personalises] = "nothing"
+    only_sgd: ClassVar[str | None] = "its control variates are gradients, read off the way that these go"
+
+    global_learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above("global_learning_rate", self.global_learning_rate, 0.0)
+
+    def start(self, params: Tensor, population: Population) -> ControlServer:
+        """The initial model; nothing to correct yet."""
+        return ControlServer(
+            params, torch.zeros_like(params), torch.full_like(params[..., 0], float(population.num_clients))
+        )
+
+    def newcomer(self, params: Tensor) -> ControlMemory:
+        """Nothing to correct yet."""
+        return ControlMemory(torch.zeros_like(params))
+
+    def broadcast(self, server: ControlServer, clients: Tensor) -> ControlBroadcast:
+        """The same for everybody."""
+        shape = (*clients.shape, server.params.shape[-1])
+        return ControlBroadcast(server.params.unsqueeze(-2).expand(shape), server.control.unsqueeze(-2).expand(shape))
+
+    def client_round(
+        self, broadcast: ControlBroadcast, memory: ControlMemory, task: LocalTask
+    ) -> tuple[ControlUpload, ControlMemory]:
+        """K times y <- y - eta (g(y) - c_i + c) from the global model x; then c_i^+ = c_i - c + (x - y)/(K eta)."""
+        start, correction = broadcast.params, broadcast.control - memory.control
+        flat = (tensor.reshape(-1, start.shape[-1]) for tensor in (start, correction))
+
+        def step(draw: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            params, shift = states
+            gradient = task.gradient(params, task.batch(draw, slots), slots)
+            return params - rate_of(task, slots) * (gradient + shift), shift
+
+        trained = iterate(task, self.steps(task), step, *flat)[0].reshape_as(start)
+        num_steps = torch.as_tensor(self.steps(task), dtype=start.dtype, device=start.device)  # K
+        change, way = trained - start, (num_steps * task.learning_rate).expand(task.shape)
+        control_change = -change / way.unsqueeze(-1) - broadcast.control
+        upload = ControlUpload(change, torch.ones_like(change[..., 0]), control_change)
+        return upload, ControlMemory(memory.control + control_change)
+
+    def server_round(self, server: ControlServer, clients: Tensor, upload: ControlUpload) -> ControlServer:
+        """x <- x + eta_g mean(y_i - x) over the cohort; c <- c + sum(c_i^+ - c_i)/N."""
+        control = server.control + upload.control_change / server.num_clients.unsqueeze(-1)
+        params = move(server.params, upload.change, upload.weight, self.global_learning_rate)
+        return ControlServer(params, control.to(server.control), server.num_clients)
+
+    def bounds(self, upload: ControlUpload, max_examples: int) -> Mapping[str, tuple[float, float]]:
+        """All clients weigh the same."""
+        return {"weight": (1.0, 1.0)}
+
+    def personal(self, global_params: Tensor, memory: ControlMemory, task: LocalTask) -> Tensor:
+        """The global model, for everybody."""
+        return global_params.unsqueeze(-2).expand(*task.shape, -1)

@@ -1,0 +1,180 @@
+"""Rows of arrays, tables and files, divided into parts and put behind each other client by client."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selffl.data.columns import checked_rows, cluster_of_client, column_of, numbered
+from selffl.data.parts import SplitRows
+from selffl.data.preparation import (
+    Label,
+    MissingRule,
+    Moments,
+    Preparation,
+    Profile,
+    Roles,
+    Task,
+    check_table,
+    encode_label,
+    label_of,
+    prepare_array,
+    settle_missing,
+)
+from selffl.data.rows import Rows
+from selffl.data.split import Integers, Split
+from selffl.data.tables import Table
+from selffl.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The fields of a federation that has no source; see `selffl.Federation`."""
+
+    clients: Sequence[Hashable]
+    train: Rows
+    test: Rows
+    validation: Rows | None = None
+    cluster: Tensor | None = None
+    classes: Sequence[Any] | None = None
+    preparation: Preparation | None = None
+
+
+def pack_arrays(x: Any, y: Any, client: Any, split: Split, cluster: Any = None, standardise: bool = False) -> Packed:
+    """Rows of arrays with one client id each; the arguments are those of `selffl.Federation.from_arrays`."""
+    column = column_of(client)
+    features, labels = checked_rows(x, y, column)
+    if len(column) == 0:
+        raise DataError("there are no rows; expected at least one.")
+    ids, owner = numbered("client", column)
+    parts = split.rows_of_parts(owner, labels)
+    preparation = None
+    if standardise:
+        wide = features.double().numpy()
+        known = labels[torch.from_numpy(parts["train"])].double().numpy()
+        moments = Moments.of(known) if labels.is_floating_point() else Moments()
+        label = Label("label", "values", (), moments.mean, moments.scale)
+        if not labels.is_floating_point():
+            label = Label("label", "classes", tuple(range(int(labels.max()) + 1)))
+        preparation = prepare_array(wide[parts["train"]], label)
+        features = torch.from_numpy(preparation.scale_array(wide))
+    groups = None if cluster is None else cluster_of_client(cluster, owner, ids)
+    inputs = {part: features[rows] for part, rows in parts.items()}
+    return _pack(ids, owner, labels, parts, inputs, cluster=groups, preparation=preparation)
+
+
+def pack_table(
+    table: Table,
+    roles: Roles,
+    split: Split,
+    *,
+    ids: Any = None,
+    x: Tensor | None = None,
+    label: Label | None = None,
+    task: Task | None = None,
+    missing: MissingRule = "refuse",
+    preparation: Preparation | None = None,
+) -> Packed:
+    """Rows of a table; ``ids`` are their clients and ``x`` their features where these are no columns of it."""
+    check_table(table, roles)
+    if preparation is not None:
+        _check_given(preparation, roles, task, missing)
+        roles = replace(roles, features=[column.name for column in preparation.columns], exclude=None)
+        label, missing = preparation.label, preparation.missing
+    features = roles.features_of(table) if x is None else []
+    table, num_dropped = settle_missing(table, roles, features, missing)
+    label = label or label_of(table, str(roles.label), task)
+    labels = torch.from_numpy(encode_label(table, label).copy())
+    column = table.ids(str(roles.client)) if ids is None else np.asarray(ids, dtype=object)
+    column = column if ids is None else column[table.rows_of_source()]
+    names, owner = numbered("client", column)
+    parts = split.rows_of_parts(owner, labels)
+    groups = None if roles.cluster is None else cluster_of_client(table.ids(str(roles.cluster)), owner, names)
+    # Classes that are numbered from 0 are their own names.
+    classes = None if label.classes == tuple(range(len(label.classes))) else list(label.classes)
+    if x is not None:
+        inputs = {part: x[table.rows_of_source(rows)] for part, rows in parts.items()}
+        return _pack(names, owner, labels, parts, inputs, cluster=groups, classes=classes)
+    if preparation is None:
+        whose = None if roles.client is None else str(roles.client)
+        profile = Profile.of_rows(table, features, label, whose, num_dropped, parts["train"])
+        preparation = Preparation.fit(profile, missing=missing)
+    for name in roles.by_name.values():
+        table.release(name)
+    encoded = preparation.encode_parts(table, list(parts.values()), release=True)
+    inputs = {part: torch.from_numpy(rows) for part, rows in zip(parts, encoded, strict=True)}
+    return _pack(names, owner, labels, parts, inputs, cluster=groups, classes=classes, preparation=preparation)
+
+
+def pack_parts(rows: SplitRows, split: Split) -> Packed:
+    """Rows that are divided already, with a share of the training rows set aside for validation."""
+    if split.validation_fraction and "validation" in rows.parts:
+        raise ConfigError(
+            f"validation_fraction is {split.validation_fraction}, and the rows have a validation part; expected 0."
+        )
+    parts: dict[str, Any] = {
+        name: Rows(
+            torch.from_numpy(part.x),
+            torch.from_numpy(part.y),
+            torch.from_numpy(np.concatenate([[0], np.cumsum(part.num_examples)])),
+        )
+        for name, part in rows.parts.items()
+    }
+    if split.validation_fraction:
+        train, owner = parts["train"], parts["train"].owner
+        is_validation = torch.from_numpy(split.is_validation(owner.numpy(), train.labels))
+        for name, chosen in (("train", ~is_validation), ("validation", is_validation)):
+            sizes = torch.bincount(owner[chosen], minlength=len(rows.ids))
+            offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+            parts[name] = Rows(train.features[chosen], train.labels[chosen], offset)
+    cluster = None
+    if rows.cluster is not None:
+        cluster = torch.from_numpy(numbered("cluster", column_of(rows.cluster))[1])
+    return Packed(rows.ids, cluster=cluster, classes=rows.classes, **parts)
+
+
+def pack_whole(rows: SplitRows, whole: str, split: Split) -> Packed:
+    """Rows that come client by client in one part of the name ``whole``, divided here."""
+    part = rows.parts[whole]
+    client = np.repeat(column_of(rows.ids), part.num_examples)
+    cluster = None if rows.cluster is None else np.repeat(column_of(rows.cluster), part.num_examples)
+    return replace(pack_arrays(part.x, part.y, client, split, cluster), classes=rows.classes)
+
+
+def _pack(
+    ids: Sequence[Hashable],
+    owner: Integers,
+    labels: Tensor,
+    parts: Mapping[str, Integers],
+    features: Mapping[str, Tensor],
+    **known: Any,
+) -> Packed:
+    """Put the rows of each part behind each other, client by client; ``known`` are further fields."""
+
+    def pack(part: str) -> Rows:
+        chosen = parts[part]
+        offset = np.concatenate([[0], np.cumsum(np.bincount(owner[chosen], minlength=len(ids)))])
+        return Rows(features[part], labels[torch.from_numpy(chosen)], torch.from_numpy(offset))
+
+    return Packed(ids, **{part: pack(part) for part in parts} | known)
+
+
+def _check_given(preparation: Preparation, roles: Roles, task: Task | None, missing: MissingRule) -> None:
+    """Refuse options that a preparation has settled otherwise."""
+    label = preparation.label
+    if roles.label != label.name:
+        raise ConfigError(
+            f"label is {roles.label!r}, and the preparation's is {label.name!r}; expected the same. Pass "
+            f"label={label.name!r}."
+        )
+    given = {"features": roles.features, "exclude": roles.exclude}
+    given |= {"task": task if task != label.task else None}
+    given |= {"missing": missing if missing not in ("refuse", preparation.missing) else None}
+    odd = next((name for name, value in given.items() if value is not None), None)
+    if odd is not None:
+        raise ConfigError(f"{odd} is given, and the preparation has its own; expected one of them. Leave {odd} out.")

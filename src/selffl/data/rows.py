@@ -1,0 +1,53 @@
+"""Rows of clients behind each other in one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selffl.data.columns import checked_rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of all clients behind each other: client m has rows ``offset[m]`` to ``offset[m + 1] - 1``."""
+
+    features: Tensor  # [rows, ...]
+    labels: Tensor  # [rows]
+    offset: Tensor  # [clients + 1]
+
+    @property
+    def num_examples(self) -> Tensor:
+        """Rows of each client, ``[clients]``."""
+        return self.offset.diff()
+
+    @property
+    def owner(self) -> Tensor:
+        """Position of each row's client, ``[rows]``."""
+        clients = torch.arange(len(self.offset) - 1, device=self.offset.device)
+        return clients.repeat_interleave(self.num_examples)
+
+    @classmethod
+    def single_client(cls, x: Any, y: Any) -> Rows:
+        """The rows of a single client, in the order given; the rest as in `Federation.from_arrays`."""
+        features, labels = checked_rows(x, y)
+        return cls(features, labels, torch.tensor([0, len(labels)]))
+
+    def subset(self, clients: Tensor) -> Rows:
+        """The rows of the clients at these positions, in their order."""
+        sizes = self.num_examples[clients]
+        offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        first = (self.offset[clients] - offset[:-1]).repeat_interleave(sizes)
+        index = first + torch.arange(len(first), device=first.device)
+        return Rows(self.features[index], self.labels[index], offset)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
+        """The same rows on a device, features (and targets that are not classes) in a precision, if one is given."""
+
+        def moved(values: Tensor) -> Tensor:
+            return values.to(device, dtype if values.is_floating_point() else None)
+
+        return Rows(moved(self.features), moved(self.labels), self.offset.to(device))

@@ -1,0 +1,91 @@
+"""The server's half of a round, the same for every engine: gather uploads, add noise, take the method's step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.engines.noise import Draw, add_noise
+from selffl.errors import DivergedError
+
+Method = Algorithm[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in one round."""
+
+    round_number: int
+    clients: Tensor  # [..., C]
+    upload: Any  # what the server's step was given: the cohort's sum, or what every client sent
+    recorded: Mapping[str, Tensor]  # the fields that the method has recorded, client by client [..., C]
+    server: Any
+    num_gradients: Tensor  # evaluations in this round, [..., C]
+
+
+class GatheredUploads:
+    """The uploads of a cohort, part by part: their sum where the method's uploads add, else all of them."""
+
+    def __init__(self, algorithm: Method, axis: int) -> None:
+        self._algorithm, self._axis = algorithm, axis  # that of the clients
+        self._total: Any = None
+        self._parts: list[Any] = []
+        self._recorded: dict[str, list[Tensor]] = {name: [] for name in algorithm.recorded}
+
+    def add(self, upload: Any) -> None:
+        """Take in the upload of some more clients."""
+        for name, parts in self._recorded.items():
+            parts.append(getattr(upload, name))
+        if not self._algorithm.uploads_add:
+            self._parts.append(upload)
+            return
+        part = map_tensors(self._sum, upload)
+        self._total = part if self._total is None else map_tensors(Tensor.add_, self._total, part)
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """The sum over clients in double precision, so that their order and number cost no digits of a model."""
+        precise = torch.float32 if tensor.device.type == "mps" else torch.float64  # which that device lacks
+        return tensor.sum(self._axis, dtype=precise)
+
+    def upload(self) -> Any:
+        """What the server's step is given."""
+        return self._total if self._algorithm.uploads_add else self._join(self._parts)
+
+    def recorded(self) -> dict[str, Tensor]:
+        """The recorded fields, client by client."""
+        return {name: self._join(parts) for name, parts in self._recorded.items()}
+
+    def _join(self, parts: list[Any]) -> Any:
+        return map_tensors(lambda *tensors: torch.cat(tensors, dim=self._axis), *parts)
+
+
+def finish_round(
+    algorithm: Method,
+    server: Any,
+    round_number: int,
+    clients: Tensor,
+    gathered: GatheredUploads,
+    num_gradients: Tensor,
+    draw: Draw,
+) -> RoundReport:
+    """The round once its cohort ``clients`` has answered; ``draw`` gives the noise that the method asks for."""
+    upload = add_noise(algorithm, gathered.upload(), draw)
+    after = algorithm.server_round(server, clients, upload)
+    check_finite(algorithm, after, round_number)
+    return RoundReport(round_number, clients, upload, gathered.recorded(), after, num_gradients)
+
+
+def check_finite(algorithm: Method, server: Any, round_number: int) -> None:
+    """Refuse a server's state with NaN or infinity in it."""
+    # NaN may stand for "unknown" outside the model; infinity never does.
+    if not server.params.isfinite().all() or any(t.isinf().any() for t in tensors_of(server).values()):
+        raise DivergedError(
+            f"the state of {algorithm.name} is not finite after round {round_number}; "
+            "expected finite numbers. Lower the learning rate, or take more clients a round."
+        )
