@@ -47,7 +47,7 @@ pictures: $(VENV)/.installed-dev
 # The engine on Flower, whose pins clash with ours: in an environment of its own.
 FLOWER := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1 .venv-flower/bin
 
-# Deployments come first: they take longest, and mostly wait, so that two other files go on beside them.
+# Deployments come first: they take longest, and wait half of the time, so that two other files go on beside them.
 flower: .venv-flower/.installed
 	$(FLOWER)/python -m pytest -q --numprocesses=3 --dist=loadfile --no-loadscope-reorder tests/deploy tests/engines/flower tests/runs/test_flower.py \
 		tests/runs/test_flower_kills.py tests/test_cli_flower.py tests/test_dependencies.py \
