@@ -36,7 +36,7 @@ def test_a_fifth_of_the_clients_take_no_part_and_others_with_another_seed():
         assert not late[seed] & set(problem.federation(seed).clients)
     whole = SHORT.federation(0)
     for client in late[0]:
-        alone, same = whole.subset([client]), problem.newcomers(0).only([client])
+        alone, same = whole.subset([client]), problem.newcomers(0).subset([client])
         assert torch.equal(alone.train.features, same.train.features)
         assert torch.equal(alone.test.labels, same.test.labels)
 
