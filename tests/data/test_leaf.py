@@ -252,7 +252,7 @@ def test_a_split_by_user_is_recognised(tmp_path):
         Federation.from_leaf(tmp_path)
     fed = Federation.from_leaf(tmp_path / "train", test_fraction=0.2)
     run = selffl.train(nn.Linear(4, 3), fed, "self-fl-auto", rounds=2, learning_rate=0.1, seed=0)
-    newcomer = run.welcome(Federation.from_leaf(tmp_path / "test").only([three]))  # what the message says to do
+    newcomer = run.welcome(Federation.from_leaf(tmp_path / "test").subset([three]))  # what the message says to do
     assert newcomer(torch.zeros(1, 4)).shape == (1, 3)
     write(tmp_path / "test" / "a.json", {three: rows[three], one: rows[one]})
     with pytest.raises(DataError, match=rf"a.json: user '{three}' has no rows in .*train; expected training rows"):
