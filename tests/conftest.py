@@ -1,6 +1,7 @@
 """What tests of several folders share."""
 
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ def worked_file(tmp_path, monkeypatch):
         return module
 
     return load
+
+
+@pytest.fixture(autouse=True)
+def one_core(monkeypatch):
+    """Comparisons train in the process of the test unless it asks for more: another spends four seconds on imports."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ TINY = {
         "--hidden", "4", "--ways", "auto", "vmap", "loop", "--turns", "1", "--threads", "1",
     ],
     "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
-    "large_tables": ["--tables", "60x5", "10x20"],
+    "large_tables": ["--tables", "60x5"],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
     "interval_coverage": ["--clients", "4", "--inter-variances", "0.5", "--repeats", "3"],
     "calibration": [
@@ -36,7 +36,7 @@ ROWS = {
     ],
     "lstm_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
     "flower_rounds": ["Flower FedAvg, softmax"],
-    "large_tables": ["60x5", "10x20"],
+    "large_tables": ["60x5"],
     "memory": ["import torch", "whole run, above it"],
     "interval_coverage": ["| personal, integrated over σ₀² |", "| mean, Hartung–Knapp |", "| σ₀², Q-profile |"],
     "calibration": [

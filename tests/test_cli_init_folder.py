@@ -44,7 +44,7 @@ def write_pfllib(folder, shape, whole=False, num_clients=12):
 
 def write_study(folder, study):
     """The files of a study, as `selffl init` fills them in."""
-    values = {**study.values, "model": "model", "model_reason": [], "rounds": 10}
+    values = {**study.values, "model": "model", "model_reason": [], "rounds": 5}
     folder.mkdir(parents=True)
     for name, text in study_files(folder, "study_folder.py", values, study.num_clients).items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -82,7 +82,7 @@ def test_a_study_of_a_folder_runs_as_it_is_written(case, command_line, tmp_path)
     assert run.federation.train.features.is_floating_point()
     assert run.summary["weighted_accuracy"] > 0.8
     assert sum(len(rows.labels) for rows in run.federation.parts.values()) == 192
-    code, _, err = command_line("run", "deep/mine", "--out", "out", "--rounds", "11", "--resume")
+    code, _, err = command_line("run", "deep/mine", "--out", "out", "--rounds", "6", "--resume")
     assert code == 0, err
 
 

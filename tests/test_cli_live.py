@@ -337,10 +337,12 @@ RUN = ("run", "digits", "--rounds", "60", "--out", "here")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 40])
-def test_a_run_on_a_terminal_leaves_its_summary_and_nothing_else(tmp_path, columns):
-    code, text = on_a_terminal(*RUN, cwd=tmp_path, columns=columns, resize_to=columns + 10)
+@pytest.mark.parametrize(("columns", "environment"), [(80, {}), (40, {"NO_COLOR": "1"})])
+def test_a_run_on_a_terminal_leaves_its_summary_and_nothing_else(tmp_path, columns, environment):
+    code, text = on_a_terminal(*RUN, cwd=tmp_path, columns=columns, resize_to=columns + 10, **environment)
     assert code == 0
+    is_coloured = re.search(r"\x1b\[(?:\d+;)*3[0-8](?:;\d+)*m", text) is not None
+    assert is_coloured == (not environment)  # colours are off where nobody wants them
     assert "self-fl-auto on digits, seed 0" in text
     assert re.search(r"\d+ of 60", text)
     assert text.count("\x1b[?25h") == text.count("\x1b[?25l") == 1  # the cursor is back
@@ -358,14 +360,6 @@ def test_a_run_that_fails_on_a_terminal_leaves_one_line(tmp_path):
     left = screen_of(text)
     assert len(left) == 1
     assert left[0].startswith("selffl: ")
-
-
-@pytest.mark.slow
-def test_colours_are_off_where_nobody_wants_them(tmp_path):
-    coloured = r"\x1b\[(?:\d+;)*3[0-8](?:;\d+)*m"
-    words = ("run", "digits", "--rounds", "30")
-    assert re.search(coloured, on_a_terminal(*words, "--out", "a", cwd=tmp_path)[1])
-    assert not re.search(coloured, on_a_terminal(*words, "--out", "b", cwd=tmp_path, NO_COLOR="1")[1])
 
 
 @pytest.mark.slow

@@ -43,11 +43,12 @@ def commands_of(code):
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-LONG = ("index", "howto/report", "howto/scale", "howto/studies")  # that train several methods
+LONG = ("howto/report", "howto/scale", "howto/studies")  # that train several methods
+LOOKED_AT = ("index", "tasks", "README")  # each has a test below that looks at what its blocks do
 RUN = [
     pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if name_of(page) in LONG else [])
     for page in PAGES
-    if blocks_of(page)
+    if blocks_of(page) and name_of(page) not in LOOKED_AT
 ]
 
 
@@ -76,17 +77,31 @@ def selffl_command(monkeypatch):
     signal.signal(signal.SIGTERM, handler)
 
 
-@pytest.mark.parametrize("page", RUN)
-def test_the_blocks_of_a_page_run_as_they_stand_in_one_folder(page, tmp_path, monkeypatch, selffl_command):
+@pytest.fixture
+def run_blocks(tmp_path, monkeypatch, capsys, selffl_command):
+    """A function that runs the blocks of a page in one folder: of each its code, what it printed and its names."""
     monkeypatch.chdir(tmp_path)
-    for number, (language, code) in enumerate(blocks_of(page)):
-        if "selffl.flower" in code:
-            pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
-        if language == "python":  # each with names of its own: a reader may copy any of them
-            exec(compile(code, f"{name_of(page)}, block {number}", "exec"), {"__name__": "documentation"})
-        else:
-            for words in commands_of(code):
-                selffl_command(words)
+
+    def call(page):
+        found = []
+        for number, (language, code) in enumerate(blocks_of(page)):
+            if "selffl.flower" in code:
+                pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
+            names = {"__name__": "documentation"}  # of its own: a reader may copy any block
+            if language == "python":
+                exec(compile(code, f"{name_of(page)}, block {number}", "exec"), names)
+            else:
+                for words in commands_of(code):
+                    selffl_command(words)
+            found.append((code, capsys.readouterr().out, names))
+        return found
+
+    return call
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_blocks_of_a_page_run_as_they_stand_in_one_folder(page, run_blocks):
+    assert run_blocks(page)
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name_of(page)) for page in PAGES if page.name != "README.md"])
@@ -107,13 +122,11 @@ def test_few_blocks_are_left_out():
     assert len(left_out) <= 8
 
 
-def test_the_worked_example_prints_what_the_page_says(capsys):
-    page = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
-    code, said = re.search(r"^```python\n(.*?)^```\n.*?^```\n(.*?)^```", page, re.M | re.S).groups()
-    exec(compile(code, "documentation", "exec"), {"__name__": "documentation"})
-    found, expected = (
-        [re.split(r"[:,]? ", line) for line in text.splitlines()] for text in (capsys.readouterr().out, said)
-    )
+def test_the_worked_example_prints_what_the_page_says(run_blocks):
+    page = ROOT / "docs" / "tasks.md"
+    said = re.search(r"^```python\n.*?^```\n.*?^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)[1]
+    printed = run_blocks(page)[0][1]
+    found, expected = ([re.split(r"[:,]? ", line) for line in text.splitlines()] for text in (printed, said))
     assert [[word for word in line if not word[0].isdigit()] for line in found] == [
         [word for word in line if not word[0].isdigit()] for line in expected
     ]
@@ -350,12 +363,10 @@ def test_the_readme_counts_the_other_methods():
     assert "and nine other methods behind one interface" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_scikit_learn_example_of_the_readme_prints_what_it_says(capsys):
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-    code = next(block for block in blocks if "SelfFLClassifier" in block)
+def test_the_blocks_of_the_readme_run_and_its_scikit_learn_example_prints_what_it_says(run_blocks):
+    code, out = next((code, out) for code, out, _ in run_blocks(ROOT / "README.md") if "SelfFLClassifier" in code)
     assert "_test" in code
-    exec(compile(code, "README", "exec"), {"__name__": "documentation"})
-    printed = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    printed = [float(line.split()[1]) for line in out.splitlines()]
     said = [float(word) for word in re.search(r"# ([\d., ]+):", code)[1].split(",")]
     assert printed == pytest.approx(said, abs=0.01)
 
@@ -369,17 +380,8 @@ def test_the_tutorial_names_the_files_of_a_new_study():
 
 
 @pytest.mark.slow
-def test_the_tutorial_in_python_is_the_run_of_its_commands(tmp_path, monkeypatch, selffl_command):
-    monkeypatch.chdir(tmp_path)
-    blocks = blocks_of(ROOT / "docs" / "index.md")
-    python = [code for language, code in blocks if language == "python"]
-    exec(compile(python[0], "index", "exec"), {"__name__": "documentation"})
-    for language, code in blocks:
-        for words in commands_of(code) if language == "sh" else ():
-            if words[1] in ("init", "run"):
-                selffl_command(words)
-    names = {"__name__": "documentation"}
-    exec(compile(python[-1], "index", "exec"), names)
+def test_the_tutorial_runs_and_in_python_it_is_the_run_of_its_commands(tmp_path, run_blocks):
+    *_, (_, _, names) = run_blocks(ROOT / "docs" / "index.md")
     expected = selffl.load(tmp_path / "runs" / "my-study-self-fl-auto-0").summary
     found = {name: value for name, value in names["run"].summary.items() if "accuracy" in name}
     assert len(found) > 3

@@ -27,11 +27,12 @@ from selffl.models import build
 # Checks that cannot hold, each with its reason; there are none.
 EXPECTED_FAILURES: dict[str, str] = {}
 
-OPTIONS = {"rounds": 15, "batch_size": 10}
+OPTIONS = {"rounds": 6, "batch_size": 10}
 
 
-@pytest.mark.slow
-@parametrize_with_checks([SelfFLClassifier(), SelfFLRegressor()], expected_failed_checks=lambda _: EXPECTED_FAILURES)
+@parametrize_with_checks(
+    [SelfFLClassifier(rounds=3), SelfFLRegressor(rounds=5)], expected_failed_checks=lambda _: EXPECTED_FAILURES
+)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
@@ -83,7 +84,7 @@ def test_the_models_are_those_of_the_run(fitted):
         assert fitted.predict_proba(x[own], client=client[own]) == pytest.approx(expected, abs=1e-9)
     fed = selffl.Federation.from_arrays(rows.float(), (y == "well").astype(int), client, 0.0)
     same = selffl.train(
-        "softmax", fed, DEFAULT_ALGORITHM, rounds=15, batch_size=10, participation=1.0, learning_rate=0.1
+        "softmax", fed, DEFAULT_ALGORITHM, rounds=OPTIONS["rounds"], batch_size=10, participation=1.0, learning_rate=0.1
     )
     own = fitted.run_.personal_model("ward 2").module
     torch.testing.assert_close(same.personal_model("ward 2").weight, own.weight.float())
@@ -140,7 +141,7 @@ def along_a_line(num_clients=8):
 def test_linear_regression_takes_steps_that_its_rows_bear(batch_size, algorithm):
     x, y, client, held_out = along_a_line()
     rows, asked = (x[~held_out], y[~held_out]), (x[held_out], y[held_out])
-    model = SelfFLRegressor(algorithm=algorithm, batch_size=batch_size)
+    model = SelfFLRegressor(algorithm=algorithm, batch_size=batch_size, rounds=20)
     model.fit(*rows, client=client[~held_out])
     assert model.score(*asked, client=client[held_out]) > 0.3
 
@@ -150,7 +151,9 @@ def test_linear_regression_settles_where_rows_have_many_features_for_a_minibatch
     """Ten times smaller with momentum: with half of what plain steps bear R² is −7·10¹⁵, −4·10¹⁰ and −10⁶."""
     x, y = make_regression(num_rows, num_features, noise=1.0, random_state=0)
     client = np.arange(num_rows) % 5
-    plain, heavy = (SelfFLRegressor(algorithm=name, batch_size=batch_size) for name in ("fedavg", DEFAULT_ALGORITHM))
+    plain, heavy = (
+        SelfFLRegressor(algorithm=name, batch_size=batch_size, rounds=20) for name in ("fedavg", DEFAULT_ALGORITHM)
+    )
     assert plain.fit(x, y, client=client).score(x, y, client=client) > 0.95
     assert heavy.fit(x, y, client=client).score(x, y, client=client) > 0.95
     assert heavy.run_.config.learning_rate < plain.run_.config.learning_rate < 0.1
@@ -167,7 +170,7 @@ def test_plain_steps_are_half_of_the_largest_that_settle():
     calm = SelfFLRegressor(algorithm="local", batch_size=40, learning_rate=1.9 / largest).fit(x, y)
     assert calm.score(x, y) > 0.99
     with pytest.raises(DivergedError):
-        SelfFLRegressor(algorithm="local", batch_size=40, learning_rate=2.2 / largest, rounds=400).fit(x, y).score(x, y)
+        SelfFLRegressor(algorithm="local", batch_size=40, learning_rate=2.2 / largest, rounds=60).fit(x, y).score(x, y)
 
 
 def test_rows_that_bear_the_usual_steps_get_them():

@@ -87,7 +87,7 @@ def test_a_network_is_within_1e_5_whatever_the_chunk(name):
     torch.manual_seed(3)
     source = digits(Body())
     start = source.model.params
-    one, seven, every = (after(source, algorithm(name), size, start, 3) for size in CHUNKS)
+    one, seven, every = (after(source, algorithm(name), size, start, 2) for size in CHUNKS)
     for found in (one, seven):
         for key in ("server.params", "personal"):
             torch.testing.assert_close(found[key], every[key], rtol=1e-5, atol=1e-5)

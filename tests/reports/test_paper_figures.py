@@ -25,26 +25,34 @@ def folder(tmp_path_factory):
     for name in ("self-fl", "local"):
         for seed in (0, 1):
             selffl.train(
-                "softmax", load("digits", seed=seed), name, rounds=8, participation=0.5, evaluate_every=2, seed=seed,
-                out=place / f"{name}-{seed}",
+                "softmax", load("digits", num_clients=12, seed=seed), name, rounds=8, participation=0.5,
+                evaluate_every=2, seed=seed, out=place / f"{name}-{seed}",
             )  # fmt: skip
     return place
+
+
+@pytest.fixture(scope="module")
+def drawn(folder, tmp_path_factory):
+    """Every figure, as wide as both columns of a paper, in every format, and the tables."""
+    return save_paper_figures([folder], tmp_path_factory.mktemp("drawn"))
 
 
 MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 NAMES = ("rounds", "clients", "gains", "variances", "steps", "partition")
 
 
-def test_every_figure_in_every_format_and_both_tables(folder, tmp_path):
-    written = save_paper_figures([folder], tmp_path / "out")
+def test_every_figure_in_every_format_and_both_tables(drawn):
     expected = {f"{name}.{ending}" for name in NAMES for ending in MAGIC} | {"table.tex", "table.md"}
-    assert {path.name for path in written} == {path.name for path in (tmp_path / "out").iterdir()} == expected
-    for path in written:
+    assert {path.name for path in drawn} == {path.name for path in drawn[0].parent.iterdir()} == expected
+    for path in drawn:
         if path.suffix[1:] in MAGIC:
             assert path.read_bytes().startswith(MAGIC[path.suffix[1:]])
-    again = save_paper_figures([folder], tmp_path / "again")
-    for one, two in zip(written, again, strict=True):
-        assert one.read_bytes() == two.read_bytes(), one.name  # no dates, no random ids
+
+
+def test_drawn_again_it_is_the_same_file_without_dates_or_random_ids(folder, drawn, tmp_path):
+    first = {path.name: path for path in drawn}
+    for path in save_paper_figures([folder], tmp_path):
+        assert path.read_bytes() == first[path.name].read_bytes(), path.name
 
 
 def test_figures_hold_the_numbers_of_the_records(folder):
@@ -63,13 +71,15 @@ def test_figures_hold_the_numbers_of_the_records(folder):
 
 
 @pytest.mark.parametrize(("width", "inches"), [("single", 3.35), ("double", 7.0)])
-def test_widths_are_those_of_a_papers_columns(width, inches, folder, tmp_path):
-    save_paper_figures([folder], tmp_path, formats=("png", "pdf"), width=width)
+def test_widths_are_those_of_a_papers_columns(width, inches, folder, drawn, tmp_path):
+    place = drawn[0].parent if width == "double" else tmp_path
+    if width == "single":
+        save_paper_figures([folder], place, formats=("png", "pdf"), width=width)
     for name in NAMES[:5]:
-        content = (tmp_path / f"{name}.png").read_bytes()
+        content = (place / f"{name}.png").read_bytes()
         pixels = int.from_bytes(content[16:20], "big")
         assert pixels == pytest.approx(300 * inches, abs=2)
-        (box,) = re.findall(rb"/MediaBox \[ ?0 0 ([\d.]+) ", (tmp_path / f"{name}.pdf").read_bytes())
+        (box,) = re.findall(rb"/MediaBox \[ ?0 0 ([\d.]+) ", (place / f"{name}.pdf").read_bytes())
         assert float(box) == pytest.approx(72 * inches, abs=1)
 
 
@@ -155,9 +165,8 @@ def test_a_latex_table():
     )
 
 
-def test_the_table_has_the_numbers_of_the_summaries(folder, tmp_path):
-    save_paper_figures([folder], tmp_path, formats=("svg",))
-    lines = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()
+def test_the_table_has_the_numbers_of_the_summaries(folder, drawn):
+    lines = (drawn[0].parent / "table.md").read_text(encoding="utf-8").splitlines()
     values = [
         100 * json.loads((folder / f"local-{s}" / "summary.json").read_text())["weighted_accuracy"] for s in (0, 1)
     ]

@@ -125,6 +125,22 @@ class Watch:
         self.page.wait_for_selector("html[data-ready=yes]", timeout=60_000)
         return self
 
+    def reset(self):
+        """Let go of what was chosen."""
+        page = self.page
+        page.mouse.move(0, 0)
+        for name in ("focus", "seed"):
+            if page.locator(f"[data-{name}]").evaluate("one => one.selectedIndex"):
+                page.select_option(f"[data-{name}]", index=0)
+        if page.locator("[data-part]").first.get_attribute("aria-pressed") == "false":
+            page.locator("[data-part]").first.click()
+        if page.input_value("[data-client]"):
+            page.fill("[data-client]", "")
+            page.keyboard.press("Enter")
+        page.evaluate("document.querySelectorAll('[data-numbers]').forEach((one) => { one.open = false; })")
+        page.evaluate("scrollTo({ top: 0, behavior: 'instant' })")
+        self.said.clear()
+
     def numbers(self, chart):
         """Lines of a picture's table, opened; they are filled in by an event that follows the click."""
         self.page.locator(f"[data-numbers={chart}] summary").click()
@@ -161,8 +177,24 @@ class Watch:
         return self.page.locator("[data-card]").inner_text()
 
 
+@pytest.fixture(scope="module")
+def opened(browser, file):
+    """The page, opened once: that takes seconds, and what is done to it can be undone."""
+    made = Watch(browser).open(file)
+    yield made
+    made.context.close()
+
+
 @pytest.fixture
-def watch(browser, file):
+def watch(opened):
+    """The page with nothing chosen."""
+    yield opened
+    opened.reset()
+
+
+@pytest.fixture
+def fresh(browser, file):
+    """A page of the test's own, for what cannot be undone."""
     made = Watch(browser).open(file)
     yield made
     made.context.close()
@@ -176,10 +208,10 @@ ALL = ["rounds", "clients", "tails", "gains", "predicted", "variances", "weights
        "clusters", "partition"]  # fmt: skip
 
 
-def test_it_loads_from_disk_without_a_word_and_asks_for_nothing(watch, file):
-    assert watch.charts == ALL
-    assert watch.said == []
-    assert watch.asked == [file.as_uri()]
+def test_it_loads_from_disk_without_a_word_and_asks_for_nothing(fresh, file):
+    assert fresh.charts == ALL
+    assert fresh.said == []
+    assert fresh.asked == [file.as_uri()]
     assert file.stat().st_size < 6_000_000
 
 
@@ -511,8 +543,7 @@ def test_where_a_method_chooses_no_steps_pictures_of_them_say_so(browser, tmp_pa
     watch.context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_no_serious_fault_and_the_page_does_not_scroll_sideways(browser, axe, file, scheme, width):
     watch = Watch(browser, width, scheme).open(file)
     for client in ("", "site 30"):
@@ -530,29 +561,29 @@ def test_axe_finds_no_serious_fault_and_the_page_does_not_scroll_sideways(browse
     watch.context.close()
 
 
-def test_headings_are_in_order_and_the_charts_have_names(watch):
-    levels = watch.page.eval_on_selector_all("h1, h2, h3, h4, h5, h6", "all => all.map(one => Number(one.tagName[1]))")
+def test_headings_are_in_order_and_the_charts_have_names(fresh):
+    levels = fresh.page.eval_on_selector_all("h1, h2, h3, h4, h5, h6", "all => all.map(one => Number(one.tagName[1]))")
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-    names = watch.page.eval_on_selector_all(
+    names = fresh.page.eval_on_selector_all(
         "[data-chart]", "all => all.map(one => [one.getAttribute('role'), one.ariaLabel])"
     )
     assert all(role == "img" and len(name) > 20 for role, name in names)
-    watch.page.keyboard.press("Tab")
-    assert watch.page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    fresh.page.keyboard.press("Tab")
+    assert fresh.page.evaluate("document.activeElement.textContent") == "Skip to the content"
 
 
-def test_the_colours_follow_the_button_and_stay(watch):
+def test_the_colours_follow_the_button_and_stay(fresh):
     ground = "getComputedStyle(document.body).backgroundColor"
-    light = watch.page.evaluate(ground)
-    watch.page.click("#theme")  # light
-    watch.page.click("#theme")  # dark
-    assert watch.page.evaluate(ground) != light
-    watch.page.reload()
-    watch.page.wait_for_selector("html[data-ready=yes]")
-    assert watch.page.evaluate(ground) != light
-    assert watch.page.get_attribute("#theme", "aria-label") == "Colours: dark"
+    light = fresh.page.evaluate(ground)
+    fresh.page.click("#theme")  # light
+    fresh.page.click("#theme")  # dark
+    assert fresh.page.evaluate(ground) != light
+    fresh.page.reload()
+    fresh.page.wait_for_selector("html[data-ready=yes]")
+    assert fresh.page.evaluate(ground) != light
+    assert fresh.page.get_attribute("#theme", "aria-label") == "Colours: dark"
 
 
 def test_it_prints(watch, tmp_path):

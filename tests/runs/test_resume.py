@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -28,15 +27,24 @@ import torch
 import selffl
 from selffl.data import load
 torch.set_num_threads(1)
-out, algorithm, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
-
-def on_round(row):
-    if row["round"] == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-
 fed = load("digits", num_clients=12, seed=1, test_fraction=0.3)
-selffl.train("softmax", fed, algorithm, rounds=60, participation=0.5, evaluate_every=10, out=out, on_round=on_round)
+
+def train(last):
+    def on_round(row):
+        if row["round"] == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    out = f"{sys.argv[1]}/{last}"
+    selffl.train("softmax", fed, "self-fl", rounds=60, participation=0.5, evaluate_every=10, out=out, on_round=on_round)
+
+for last in map(int, sys.argv[2:]):  # each in a process of its own, which need not import everything again
+    child = os.fork()
+    if child == 0:
+        train(last)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, last
 """
+KILLED_IN = (37, 1, 10, 11, 59)
 
 QUICK = {"self-fl-augmented": {"max_convergence_steps": 50}}  # instead of 2,000
 
@@ -48,10 +56,40 @@ def train(out, algorithm="self-fl", rounds=ROUNDS, **options):
     )
 
 
-def kill(out, algorithm, in_round):
-    """Train in a process of its own that kills itself, as kill -9 would, in that round."""
-    done = subprocess.run([sys.executable, "-c", KILLED, str(out), algorithm, str(in_round)], check=False)
-    assert done.returncode == -signal.SIGKILL
+@pytest.fixture(scope="module")
+def killed_once(tmp_path_factory):
+    """Runs that killed themselves, as kill -9 would, in the round that their folder is named after; to be copied."""
+    place = tmp_path_factory.mktemp("killed")
+    subprocess.run([sys.executable, "-c", KILLED, str(place), *map(str, KILLED_IN)], check=True)
+    return place
+
+
+@pytest.fixture
+def killed(killed_once, tmp_path):
+    """A copy of a run that was killed in round 37."""
+    return shutil.copytree(killed_once / "37", tmp_path / "killed")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same run, left alone."""
+    place = tmp_path_factory.mktemp("whole") / "run"
+    train(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory):
+    """A run of ten rounds, to be copied."""
+    place = tmp_path_factory.mktemp("finished") / "run"
+    train(place, rounds=10)
+    return place
+
+
+@pytest.fixture
+def finished(finished_once, tmp_path):
+    """A copy of a run of ten rounds."""
+    return shutil.copytree(finished_once, tmp_path / "run")
 
 
 def without_time(content):
@@ -72,26 +110,21 @@ def assert_same(found: Path, expected: Path):
         assert torch.equal(tensor.reshape(-1).view(torch.uint8), others[name].reshape(-1).view(torch.uint8)), name
 
 
-@pytest.mark.parametrize("algorithm", ["self-fl", "ditto"])
-def test_killed_in_round_37_of_60(tmp_path, algorithm):
-    kill(tmp_path / "killed", algorithm, 37)
-    interrupted = read_records(tmp_path / "killed")
+def test_killed_in_round_37_of_60(killed, whole):
+    interrupted = read_records(killed)
     assert interrupted.history[-1]["round"] in (36, 37)  # an interrupted run can be reported on
     assert interrupted.summary["status"] == "running"
-    run = selffl.resume(tmp_path / "killed")
-    train(tmp_path / "whole", algorithm)
-    assert_same(tmp_path / "killed", tmp_path / "whole")
-    assert run.summary == read_records(tmp_path / "killed").summary
+    run = selffl.resume(killed)
+    assert_same(killed, whole)
+    assert run.summary == read_records(killed).summary
     assert [row["round"] for row in run.history] == list(range(1, ROUNDS + 1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("in_round", [1, 10, 11, 59])
-def test_killed_in_other_rounds(tmp_path, in_round):
-    kill(tmp_path / "killed", "self-fl", in_round)
+@pytest.mark.parametrize("in_round", KILLED_IN[1:])
+def test_killed_in_other_rounds(tmp_path, killed_once, whole, in_round):
+    shutil.copytree(killed_once / str(in_round), tmp_path / "killed")
     selffl.resume(tmp_path / "killed")
-    train(tmp_path / "whole")
-    assert_same(tmp_path / "killed", tmp_path / "whole")
+    assert_same(tmp_path / "killed", whole)
 
 
 SLOW = """
@@ -110,7 +143,7 @@ else:
 
 
 @pytest.mark.slow
-def test_killed_from_outside_at_moments_that_nobody_chose(tmp_path):
+def test_killed_from_outside_at_moments_that_nobody_chose(tmp_path, whole):
     """Begun, killed, resumed, killed, resumed, killed, and at last let through."""
     out = tmp_path / "killed"
     for what, seconds in (("begin", 0.3), ("resume", 0.37), ("resume", 0.11)):
@@ -121,8 +154,7 @@ def test_killed_from_outside_at_moments_that_nobody_chose(tmp_path):
             time.sleep(seconds)
             process.kill()
     selffl.resume(out)
-    train(tmp_path / "whole")
-    assert_same(out, tmp_path / "whole")
+    assert_same(out, whole)
 
 
 def stamp(folder):
@@ -134,9 +166,9 @@ def stamp(folder):
 def test_every_method_goes_on_from_a_checkpoint(tmp_path, algorithm):
     """The state of the middle is all that is needed: the files of a longer run, cut back to its round 10."""
     method = selffl.algorithm(algorithm, **QUICK.get(algorithm, {}))
-    train(tmp_path / "whole", method, 20)
+    train(tmp_path / "whole", method, 14)
     train(tmp_path / "half", method, 10)
-    run = selffl.resume(tmp_path / "half", rounds=20)
+    run = selffl.resume(tmp_path / "half", rounds=14)
     whole = selffl.load(tmp_path / "whole")
     assert without_time(run.history) == without_time(whole.history)
     assert without_time(run.summary) == without_time(whole.summary)
@@ -145,23 +177,19 @@ def test_every_method_goes_on_from_a_checkpoint(tmp_path, algorithm):
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_a_finished_run_is_returned_as_it_is(tmp_path):
-    run = train(tmp_path / "run", rounds=10)
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
-    again = selffl.resume(tmp_path / "run")
-    assert again.summary == run.summary
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()} == before
+def test_a_finished_run_is_returned_as_it_is(finished):
+    before = {path.name: path.stat().st_mtime_ns for path in finished.iterdir()}
+    assert selffl.resume(finished).summary == read_records(finished).summary
+    assert {path.name: path.stat().st_mtime_ns for path in finished.iterdir()} == before
 
 
-def test_a_line_that_the_kill_cut_off_is_no_obstacle(tmp_path):
-    kill(tmp_path / "killed", "self-fl", 37)
+def test_a_line_that_the_kill_cut_off_is_no_obstacle(killed, whole):
     for name in ("history.csv", "participation.csv"):
-        with (tmp_path / "killed" / name).open("a", encoding="utf-8") as file:
+        with (killed / name).open("a", encoding="utf-8") as file:
             file.write("38,6,12")
-    (tmp_path / "killed" / "checkpoint.safetensors.part").write_bytes(b"half")
-    selffl.resume(tmp_path / "killed")
-    train(tmp_path / "whole")
-    assert_same(tmp_path / "killed", tmp_path / "whole")
+    (killed / "checkpoint.safetensors.part").write_bytes(b"half")
+    selffl.resume(killed)
+    assert_same(killed, whole)
 
 
 def test_a_run_is_loaded_as_of_its_checkpoint(tmp_path):
@@ -189,14 +217,13 @@ def test_a_run_is_loaded_as_of_its_checkpoint(tmp_path):
     assert found.summary["weighted_accuracy"] == right / len(fed.test.labels)
 
 
-def test_two_processes_cannot_write_one_run(tmp_path):
+def test_two_processes_cannot_write_one_run(killed):
     """The second is refused while the first holds the folder, and may once it is gone."""
-    kill(tmp_path / "run", "self-fl", 37)
-    before = (tmp_path / "run" / "history.csv").read_bytes()
-    with locked(tmp_path / "run"), pytest.raises(ConfigError, match="another process is writing"):
-        selffl.resume(tmp_path / "run")
-    assert (tmp_path / "run" / "history.csv").read_bytes() == before
-    assert selffl.resume(tmp_path / "run").summary["status"] == "finished"
+    before = (killed / "history.csv").read_bytes()
+    with locked(killed), pytest.raises(ConfigError, match="another process is writing"):
+        selffl.resume(killed)
+    assert (killed / "history.csv").read_bytes() == before
+    assert selffl.resume(killed).summary["status"] == "finished"
 
 
 def test_a_long_run_is_saved_by_the_clock(tmp_path, monkeypatch):
@@ -236,10 +263,9 @@ def test_a_run_saved_late_goes_on_and_is_saved_again(tmp_path):
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_other_rows_are_refused_also_for_a_named_data_set(tmp_path):
-    train(tmp_path / "run", rounds=10)
+def test_other_rows_are_refused_also_for_a_named_data_set(finished):
     with pytest.raises(ConfigError, match="not the one"):
-        selffl.resume(tmp_path / "run", rounds=20, federation=load_data("digits", num_clients=12, seed=9))
+        selffl.resume(finished, rounds=20, federation=load_data("digits", num_clients=12, seed=9))
 
 
 @pytest.mark.parametrize(
@@ -258,27 +284,24 @@ def test_other_rows_are_refused_also_for_a_named_data_set(tmp_path):
         ("config.json", lambda text: text.replace('"num_classes"', '"classes"')),
     ],
 )
-def test_damaged_records_are_one_clear_line(tmp_path, name, edit):
-    train(tmp_path / "run", rounds=10)
-    path = tmp_path / "run" / name
+def test_damaged_records_are_one_clear_line(finished, name, edit):
+    path = finished / name
     changed = edit(path.read_text(encoding="utf-8"))
     assert changed != path.read_text(encoding="utf-8")
     path.write_text(changed, encoding="utf-8")
     with pytest.raises(CheckpointError) as caught:
-        selffl.resume(tmp_path / "run", rounds=20)
+        selffl.resume(finished, rounds=20)
     assert "\n" not in str(caught.value)
 
 
-def test_a_history_with_a_hole_is_not_gone_on_with(tmp_path):
-    train(tmp_path / "run", rounds=10)
-    (tmp_path / "run" / "history.csv").unlink()
+def test_a_history_with_a_hole_is_not_gone_on_with(finished):
+    (finished / "history.csv").unlink()
     with pytest.raises(CheckpointError, match="lacks rounds"):
-        selffl.resume(tmp_path / "run", rounds=20)
+        selffl.resume(finished, rounds=20)
 
 
-def test_a_corrupt_checkpoint_is_one_clear_line_and_touches_nothing(tmp_path):
-    out = tmp_path / "run"
-    train(out, rounds=10)
+def test_a_corrupt_checkpoint_is_one_clear_line_and_touches_nothing(finished):
+    out = finished
     path = out / "checkpoint.safetensors"
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
@@ -304,12 +327,11 @@ def test_a_corrupt_configuration_is_one_clear_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_of_another_method_is_refused(tmp_path):
-    train(tmp_path / "a", "self-fl", 10)
+def test_a_checkpoint_of_another_method_is_refused(tmp_path, finished):
     train(tmp_path / "b", "fedavg", 10)
-    shutil.copy(tmp_path / "b" / "checkpoint.safetensors", tmp_path / "a" / "checkpoint.safetensors")
+    shutil.copy(tmp_path / "b" / "checkpoint.safetensors", finished / "checkpoint.safetensors")
     with pytest.raises(CheckpointError, match="lacks"):
-        selffl.load(tmp_path / "a")
+        selffl.load(finished)
 
 
 def test_the_summary_on_disk_is_valid_json_all_along(tmp_path):

@@ -1,8 +1,8 @@
 """The image studies: settings as the paper has them, arms that are run once, honest choices, verdicts that follow."""
 
+import ast
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -96,6 +96,16 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
     monkeypatch.setattr(arms, "source_digest", lambda: "edited")
     run_arms(SMALL, work((0,)), job, 0, 2)
     assert len(list((tmp_path / "runs").glob("[!.]*"))) == 8
+
+
+def test_words_about_code_make_no_other_run():
+    def digest(source):
+        return ast.dump(arms._without_docstrings(source))
+
+    code = 'class A:\n    """What."""\n\n    def f(self):\n        """Why."""\n        return 1  # one\n'
+    assert digest(code) == digest("class A:\n    def f(self):\n        # first\n        return (1)\n")
+    assert digest(code) != digest(code.replace("return 1", "return 2"))
+    assert digest('x = "What."') != digest('x = "Why."')
 
 
 def test_a_run_that_was_cut_off_is_made_again(tmp_path):
@@ -264,31 +274,26 @@ def test_within_a_point_is_decided_by_the_interval(values, verdict):
 # ---------------------------------------------------------------------------------------------------- the other studies
 
 
-@pytest.fixture
-def small_problems(monkeypatch):
-    monkeypatch.setattr(images, "MNIST", replace(SMALL, rounds=40))
-    monkeypatch.setattr(images, "femnist", lambda: replace(SMALL, rounds=20))
-    monkeypatch.setattr(images, "LETTERS", SimpleNamespace())
-    monkeypatch.setattr(images, "MANY", 3)
+LONGER = replace(SMALL, rounds=16, participation=1.0)  # for steps over rounds
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "claims", "lines"),
+    ("study_of", "problems", "claims", "lines"),
     [
-        ("femnist-ablation", 1, 5),
-        ("augmented-images", 2, 4),
-        ("mnist-sparse", 4, 6),
-        ("step-histogram", 2, 2),
-        ("step-trajectory", 2, 2),
+        (images.ablation_study, [SMALL], 1, 5),
+        (images.augmented_study, [SMALL, replace(SMALL, name="letters")], 2, 4),
+        (images.sparse_study, [SMALL], 4, 6),
+        (images.histogram_study, [LONGER], 2, 2),
+        (images.trajectory_study, [LONGER], 2, 2),
     ],
 )
-def test_every_image_study_runs(small_problems, name, claims, lines, tmp_path):
-    result = STUDIES[name].run(Job(folder=tmp_path, num_seeds=2))
+def test_every_image_study_runs(study_of, problems, claims, lines, tmp_path):
+    result = study_of(*problems, Job(folder=tmp_path, num_seeds=2))
     assert len(result.claims) == claims
     assert len(result.table) == lines
     assert result.rows
     assert result.figures
+    assert "diverged" not in str(result.table)
 
 
 def test_the_ablation_switches_one_component_at_a_time():
@@ -303,7 +308,7 @@ def test_the_ablation_switches_one_component_at_a_time():
     assert on["none (FedAvg, smoothed)"] == []
 
 
-def test_the_histogram_counts_the_steps_of_one_round(small_problems, monkeypatch):
+def test_the_histogram_counts_the_steps_of_one_round(monkeypatch):
     def made_up(problem, pairs, job, done, total):
         found = {}
         for arm, seed in pairs:
@@ -315,8 +320,8 @@ def test_the_histogram_counts_the_steps_of_one_round(small_problems, monkeypatch
             found.setdefault(arm.label, []).append(replace(outcome(seed), participation=rows))
         return found
 
-    monkeypatch.setattr(images, "run_arms", made_up)
-    result = STUDIES["step-histogram"].run(Job())
+    monkeypatch.setattr(comparison, "run_arms", made_up)
+    result = images.histogram_study(replace(SMALL, rounds=40), Job())
     bars = dict(zip(images.BINS, result.figures[0].charts[0].series[0].y, strict=True))
     sixth = 100 / 6
     assert bars == pytest.approx(
@@ -326,7 +331,7 @@ def test_the_histogram_counts_the_steps_of_one_round(small_problems, monkeypatch
     assert result.claims[0].verdict == "holds"
 
 
-def test_the_trajectory_sees_a_decreasing_trend(small_problems, monkeypatch):
+def test_the_trajectory_sees_a_decreasing_trend(monkeypatch):
     def made_up(problem, pairs, job, done, total):
         found = {}
         for arm, seed in pairs:
@@ -339,8 +344,8 @@ def test_the_trajectory_sees_a_decreasing_trend(small_problems, monkeypatch):
             found.setdefault(arm.label, []).append(replace(outcome(seed), participation=rows))
         return found
 
-    monkeypatch.setattr(images, "run_arms", made_up)
-    result = STUDIES["step-trajectory"].run(Job())
+    monkeypatch.setattr(comparison, "run_arms", made_up)
+    result = images.trajectory_study(replace(SMALL, rounds=40), Job())
     assert [claim.verdict for claim in result.claims] == ["holds", "does not hold"]
     assert "−0.5" in result.claims[0].evidence
 

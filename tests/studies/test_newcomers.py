@@ -9,12 +9,13 @@ from torch.nn.functional import cross_entropy
 
 from selffl.data.federation import Rows
 from selffl.runs import welcome
-from selffl.studies import STUDIES, newcomers
-from selffl.studies.newcomers import COUNTS, SIZES, WithNewcomers, first_rows, together, view
+from selffl.studies import newcomers
+from selffl.studies.newcomers import COUNTS, SIZES, WithNewcomers, first_rows, newcomers_study, together, view
 from selffl.studies.problems import DIGITS
 from selffl.studies.result import Job
 
 SHORT = replace(DIGITS, rounds=10)
+LOOK = replace(DIGITS, rounds=2)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,9 +63,7 @@ def test_a_newcomer_is_given_rows_of_its_own_more_of_them_the_same_and_more():
 def found(tmp_path_factory):
     """The whole study on a short problem, with two seeds; and where its runs lie."""
     place = tmp_path_factory.mktemp("newcomers")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(newcomers, "DIGITS", SHORT)
-        return STUDIES["newcomers"].run(Job(folder=place, num_seeds=2, quick=True)), place
+    return newcomers_study((LOOK,), Job(folder=place, num_seeds=2)), place
 
 
 @pytest.mark.slow
@@ -128,15 +127,12 @@ def test_fine_tuning_is_plain_descent_from_the_global_model():
 def test_runs_keep_no_rows_and_are_not_made_again(found, monkeypatch):
     result, place = found
     assert not list(place.rglob("federation.safetensors"))
-    monkeypatch.setattr(newcomers, "DIGITS", SHORT)
     monkeypatch.setattr(WithNewcomers, "run", lambda *_, **__: pytest.fail("it is there already"))
-    assert STUDIES["newcomers"].run(Job(folder=place, num_seeds=2, quick=True)).rows == result.rows
+    assert newcomers_study((LOOK,), Job(folder=place, num_seeds=2)).rows == result.rows
 
 
-def test_in_full_it_is_on_letters_and_mnist(monkeypatch, tmp_path):
-    monkeypatch.setattr(newcomers, "MNIST", replace(SHORT, rounds=2, name="mnist"))
-    monkeypatch.setattr(newcomers, "femnist", lambda: replace(SHORT, rounds=2))
+def test_two_problems_are_one_below_the_other(monkeypatch, tmp_path):
     monkeypatch.setattr(newcomers, "COUNTS", (0, 1, 2))
-    result = STUDIES["newcomers"].run(Job(folder=tmp_path, num_seeds=1))
+    result = newcomers_study((LOOK, replace(LOOK, name="mnist")), Job(folder=tmp_path, num_seeds=1))
     assert [line["problem"] for line in result.table] == ["digits"] * 7 + ["mnist"] * 7
     assert [chart.title for chart in result.figures[0].charts] == ["digits", "mnist"]

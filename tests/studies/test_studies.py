@@ -567,7 +567,7 @@ def assert_the_record_lies_there(folder, record):
 @pytest.mark.parametrize("name", [name for name in STUDIES if "synthetic" in name])
 def test_every_synthetic_study_leaves_a_record(name, tmp_path, monkeypatch):
     """At a size that takes a moment; the others are quick enough for the runner."""
-    monkeypatch.setattr(synthetic, "quick_setting", lambda setting: tiny(setting))
+    monkeypatch.setattr(synthetic, "quick_setting", tiny)
     steps = []
     result = STUDIES[name].run(Job(quick=True, progress=lambda *step: steps.append(step)))
     assert [done for done, _, _ in steps] == list(range(steps[-1][1] + 1))

@@ -5,21 +5,15 @@ from dataclasses import replace
 import pytest
 
 from selffl.privacy import epsilon
-from selffl.studies import STUDIES, sums
+from selffl.studies import sums
 from selffl.studies.problems import DIGITS
 from selffl.studies.result import Job
 
 SHORT = replace(DIGITS, rounds=12)
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setattr(sums, "MNIST", SHORT)
-    monkeypatch.setattr(sums, "femnist", lambda: replace(SHORT, name="letters"))
-
-
 def test_plain_and_summed_are_held_against_each_other(tmp_path):
-    found = STUDIES["sums"].run(Job(folder=tmp_path, num_seeds=2))
+    found = sums.sums_study(SHORT, replace(SHORT, name="letters"), Job(folder=tmp_path, num_seeds=2))
     assert [line["problem"] for line in found.table] == ["digits"] * 4 + ["letters"] * 4
     assert len(found.claims) == 4
     first, second = (float(line["personal models"].split()[0]) for line in found.table[:2])
@@ -28,7 +22,7 @@ def test_plain_and_summed_are_held_against_each_other(tmp_path):
 
 
 def test_noise_is_priced_in_accuracy_and_in_epsilon(tmp_path):
-    found = STUDIES["sums-noise"].run(Job(folder=tmp_path, num_seeds=2))
+    found = sums.noise_study(SHORT, Job(folder=tmp_path, num_seeds=2))
     lines = {line["method"]: line for line in found.table}
     assert list(lines) == ["self-fl-sums", "bounded, no noise", "local", "z = 0.5", "z = 1", "z = 2", "z = 4"]
     expected = epsilon(2.0, num_clients=40, participation=0.25, rounds=12, delta=sums.DELTA)

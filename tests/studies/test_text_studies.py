@@ -12,7 +12,7 @@ import selffl
 from selffl.data import sentiment, text
 from selffl.errors import ConfigError
 from selffl.state.files import locked
-from selffl.studies import STUDIES, comparison, problems
+from selffl.studies import STUDIES, problems
 from selffl.studies import text as module
 from selffl.studies.arms import Arm, run_arms
 from selffl.studies.problems import SENTIMENT, WarmUp
@@ -47,9 +47,6 @@ def small(tmp_path, monkeypatch):
     quick = replace(
         SENTIMENT, rounds=4, participation=0.5, warm_up=WarmUp(rounds=4), model_options={"hidden": 6, "num_layers": 1}
     )
-    monkeypatch.setattr(module, "sent140", lambda: quick)
-    monkeypatch.setattr(module, "SENTIMENT", quick)
-    monkeypatch.setattr(comparison, "NUM_SEEDS", 2)
     yield quick
     problems._load.cache_clear()
 
@@ -110,7 +107,7 @@ def test_steps_that_are_asked_for_take_the_place_of_the_problems_epochs(small):
 
 def test_a_method_that_diverges_does_not_take_the_study_down(small, monkeypatch):
     monkeypatch.setitem(module.ARMS, "pfedme", ("pfedme", {"penalty": 1e6}))
-    result = module._sent140(Job())
+    result = module.methods_study(small, Job(num_seeds=2))
     table = {line["method"]: line for line in result.table}
     assert table["pfedme"]["test rows"] == "diverged"
     assert "±" in table["ditto"]["test rows"]
@@ -138,7 +135,7 @@ def test_a_problem_without_a_warm_start_has_none_to_train(small):
 
 
 def test_the_second_stage_shows_fedavgs_local_models_and_its_own(small):
-    result = module._sent140(Job())
+    result = module.methods_study(small, Job(num_seeds=2))
     assert list(dict.fromkeys(row["method"] for row in result.rows)) == list(module.ARMS)
     table = {line["method"]: line for line in result.table}
     assert table["local"]["global model"] == "–"
@@ -152,7 +149,7 @@ def test_the_second_stage_shows_fedavgs_local_models_and_its_own(small):
 
 
 def test_the_first_stage_is_fedavg_from_scratch(small):
-    result = module._warm_start(Job())
+    result = module.warm_start_study(small, Job(num_seeds=2))
     fed = small.federation(0)
     run = selffl.train(
         "lstm", fed, selffl.algorithm("fedavg", num_local_epochs=2), model_options=small.model_options,
@@ -175,10 +172,10 @@ def test_the_first_stage_is_fedavg_from_scratch(small):
 
 
 def test_a_quick_look_is_smaller(small):
-    found, problem, seeds = module._settled(Job(quick=True))
-    assert found is small
+    problem, warm_up = module.settled(replace(small, rounds=40, warm_up=WarmUp(rounds=20)), Job(quick=True))
     assert problem.model_options["hidden"] == 32
-    assert len(seeds) == 2
+    assert (problem.rounds, warm_up.rounds) == (2, 1)
+    assert problem.warm_up is warm_up
 
 
 def test_every_title_names_the_stand_in_and_the_original_is_taken_where_it_is_found(monkeypatch):

@@ -442,8 +442,8 @@ def test_a_federation_of_tokens_is_trained_the_same_either_way(make):
     module = seeded(make)
     ways = ["auto", "loop", *(["vmap"] if not FlatModel(module).needs_loop and type(module) is Reader else [])]
     runs = [
-        selffl.train(module, fed, "fedavg", rounds=3, participation=1.0, learning_rate=0.5, batch_size=4,
-                     dtype=torch.float64, gradients=way)
+        selffl.train(module, fed, selffl.algorithm("fedavg", num_local_steps=8), rounds=2, participation=1.0,
+                     learning_rate=0.5, batch_size=4, dtype=torch.float64, gradients=way)
         for way in ways
     ]  # fmt: skip
     params = [FlatModel(run.global_model()).params for run in runs]

@@ -12,8 +12,8 @@ from torch import Tensor
 from selffl.data.devices import DEVICES
 from selffl.data.wakeword import RowTable, describe
 from selffl.data.wakeword_rows import NORMAL, STATES
-from selffl.studies.arms import Arm, Outcomes, ratio_of, run_arms
-from selffl.studies.comparison import NUM_SEEDS, seeds_of, sign, within
+from selffl.studies.arms import Arm, Outcomes, ratio_of
+from selffl.studies.comparison import NUM_SEEDS, run_each, seeds_of, sign, within
 from selffl.studies.detection import Cell, Relative, as_ratio, average, curves, line, relative, size, spread
 from selffl.studies.problems import WAKEWORD, Problem, WarmUp
 from selffl.studies.result import OVER_SPLITS, Claim, Estimate, Figure, Job, Study, StudyResult, above_zero
@@ -98,8 +98,7 @@ class Found:
 
 def _run(problem: Problem, arms: Sequence[Arm], job: Job, done: int = 0, total: int | None = None) -> Found:
     chosen, seeds = _settled(problem, job)
-    work = [(arm, seed) for seed in seeds for arm in arms]
-    outcomes = run_arms(chosen, work, job, done, total or len(work))
+    outcomes = run_each(chosen, arms, seeds, job, done, total)
     tables = [describe(seed=seed, **chosen.data_options).test for seed in seeds]
     return Found(chosen, seeds, outcomes, tables)
 
@@ -213,17 +212,18 @@ def _fewer(
     return claims
 
 
-def _full(job: Job) -> Found:
+def _full(problem: Problem, job: Job) -> Found:
     """All methods with full participation; FedAvg's local models are those after L steps more."""
-    steps = _settled(WAKEWORD, job)[0].num_local_steps
+    steps = _settled(problem, job)[0].num_local_steps
     arms = [
         _arm(label, *chosen, fine_tune=(steps,) if label == "fedavg-e" else ()) for label, chosen in METHODS.items()
     ]
-    return _run(WAKEWORD, arms, job)
+    return _run(problem, arms, job)
 
 
-def _global(job: Job) -> StudyResult:
-    found = _full(job)
+def global_study(problem: Problem, job: Job) -> StudyResult:
+    """Table 3: the global model."""
+    found = _full(problem, job)
     views = dict.fromkeys(GLOBAL_PAPER, "global")
     results = {label: found.relative(label, view) for label, view in views.items()}
     texts = {
@@ -245,8 +245,9 @@ def _global(job: Job) -> StudyResult:
     return _result(found, results, views, _normal(results, GLOBAL_PAPER), claims, "Wake words: the global model")
 
 
-def _personal(job: Job) -> StudyResult:
-    found = _full(job)
+def personal_study(problem: Problem, job: Job) -> StudyResult:
+    """Table 4: the personal models."""
+    found = _full(problem, job)
     views = dict.fromkeys((*PERSONAL_PAPER, "local"), "personal")
     views["fedavg-e"] = f"global+{found.problem.num_local_steps}"
     results = {label: found.relative(label, view) for label, view in views.items()}
@@ -267,12 +268,13 @@ def _personal(job: Job) -> StudyResult:
     return _result(found, results, views, _normal(results, PERSONAL_PAPER), claims, "Wake words: personal models")
 
 
-def _augmented(job: Job) -> StudyResult:
+def augmented_study(problem: Problem, job: Job) -> StudyResult:
+    """Table 6: Algorithm 1 against Algorithm 2."""
     arms = [
         _arm("Algorithm 1", "self-fl"),
         _arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": MAX_CONVERGENCE}),
     ]
-    found = _run(WAKEWORD, arms, job)
+    found = _run(problem, arms, job)
     views = {arm.label: "global" for arm in arms}
     results = {label: found.relative(label, view) for label, view in views.items()}
     gap = found.tested(average(results["Algorithm 2"], NORMAL) - average(results["Algorithm 1"], NORMAL))
@@ -286,13 +288,14 @@ def _augmented(job: Job) -> StudyResult:
     return _result(found, results, views, table, [claim], "Wake words: Algorithm 1 against Algorithm 2")
 
 
-def _clusters(job: Job) -> StudyResult:
+def clusters_study(problem: Problem, job: Job) -> StudyResult:
+    """Table 7: client level against cluster level."""
     arms = [
         _arm("client level", "self-fl"),
         _arm("clusters by device type", "self-fl-cluster"),
         _arm("clusters by variance", "self-fl-cluster", {"clusters": "variance"}),
     ]
-    found = _run(SAMPLED, arms, job)
+    found = _run(problem, arms, job)
     views = {arm.label: "global" for arm in arms}
     results = {label: found.relative(label, view) for label, view in views.items()}
     claims = []
@@ -317,12 +320,13 @@ def _clusters(job: Job) -> StudyResult:
     return _result(found, results, views, table, claims, "Wake words: client level against cluster level")
 
 
-def _participation(job: Job) -> StudyResult:
+def participation_study(problem: Problem, job: Job) -> StudyResult:
+    """Table 8: how many take part in a round."""
     shares = {"C = 0.25": 0.25, "C = 0.1": 0.1}
-    num_seeds = len(_settled(SAMPLED, job)[1])
+    num_seeds = len(_settled(problem, job)[1])
     parts = {
         label: _run(
-            replace(SAMPLED, participation=share),
+            replace(problem, participation=share),
             [_arm(label, "self-fl")],
             job,
             done * num_seeds,
@@ -368,7 +372,7 @@ AUDIO = (
         f"Wake words: the global model ({MADE_UP})",
         "section 4.3, table 3",
         f"{WAKEWORD.setting}; {NUM_SEEDS} seeds",
-        _global,
+        partial(global_study, WAKEWORD),
         "Every method but PerFedAvg makes the pre-trained model better, by about 15 % fewer false accepts, and these "
         "cannot be told from each other; Self-FL has the lowest mean by two to four per cent. That weighting by sample "
         "size makes the global model worse, four- to thirteenfold in the paper, does not come out: here it does no "
@@ -380,7 +384,7 @@ AUDIO = (
         f"Wake words: personal models ({MADE_UP})",
         "section 4.3, table 4",
         f"{WAKEWORD.setting}; {NUM_SEEDS} seeds",
-        _personal,
+        partial(personal_study, WAKEWORD),
         "On the mean over types Self-FL's personal models have fewer false accepts than FedAvg's after ten local steps "
         "and than PerFedAvg's, and cannot be told from DITTO's. By type the lead over FedAvg is that of D and E; for A "
         "FedAvg is better. How many rows a type has does not explain it: B, with half of A's, gains and A does not. On "
@@ -393,7 +397,7 @@ AUDIO = (
         f"Wake words: Algorithm 1 against Algorithm 2 ({MADE_UP})",
         "appendix, table 6",
         f"{WAKEWORD.setting}; local optima after at most {MAX_CONVERGENCE} steps a round; {NUM_SEEDS} seeds",
-        _augmented,
+        partial(augmented_study, WAKEWORD),
         "The two are alike, as the paper says." + NOISE,
     ),
     Study(
@@ -401,7 +405,7 @@ AUDIO = (
         f"Wake words: client level against cluster level ({MADE_UP})",
         "appendix, table 7",
         f"{SAMPLED.setting}; {NUM_SEEDS} seeds",
-        _clusters,
+        partial(clusters_study, SAMPLED),
         "The two levels give nearly the same global model, with either kind of cluster. Every cluster has been heard "
         "after a few rounds, and the smoothing average keeps the client level from forgetting as well. The one large "
         "number of the paper's table, 1.80 for C in playback at client level, does not appear." + NOISE,
@@ -411,7 +415,7 @@ AUDIO = (
         f"Wake words: two activity rates ({MADE_UP})",
         "appendix, table 8",
         f"{SAMPLED.setting}; and C = 0.1; {NUM_SEEDS} seeds",
-        _participation,
+        partial(participation_study, SAMPLED),
         "No difference between five and two clients a round is seen here, in any state. The paper's own table is "
         "mixed: C = 0.25 is better or as good in four of five types in the normal state, C = 0.1 is better in three of "
         "five in playback, and better or as good in all in the alarm state." + NOISE,

@@ -20,7 +20,7 @@ from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.rounds import RoundReport
 from selffl.runs.folder import Row
-from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of, run_arms
+from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.comparison import (
     FINE_TUNE,
     METRICS,
@@ -32,8 +32,11 @@ from selffl.studies.comparison import (
     by_round,
     fine_tuned,
     history,
+    mean_gradients,
     or_least,
     points,
+    run_each,
+    runs_of,
     sign,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, WAKEWORD, Problem, femnist, sent140
@@ -124,16 +127,14 @@ def _run(entry: Field, job: Job) -> StudyResult:
         Arm("fedavg", "fedavg", {}, entry.fine_tune)
     ]
     total = len(trials) * len(choosing) + (len(plain) + len(grids)) * len(seeds)
-    tried = run_arms(problem, [(arm, seed) for seed in choosing for arm in trials], job, 0, total)
+    tried = run_each(problem, trials, choosing, job, 0, total)
     penalties = {
         name: max(grid, key=lambda penalty: sum(map(or_least, tried[f"{name} {penalty:g}"])))
         for name, grid in grids.items()
     }
     steps = best_steps(tried["fedavg choosing"], entry.fine_tune)
     tuned = [Arm(chosen_label(name), name, {"penalty": penalty}) for name, penalty in penalties.items()]
-    outcomes = run_arms(
-        problem, [(arm, seed) for seed in seeds for arm in (*plain, *tuned)], job, len(trials) * len(choosing), total
-    )
+    outcomes = run_each(problem, [*plain, *tuned], seeds, job, len(trials) * len(choosing), total)
     outcomes[TUNED_FEDAVG] = [fine_tuned(outcome, steps) for outcome in outcomes["fedavg"]]
     notes = {chosen_label(name): f"λ = {penalty:g}" for name, penalty in penalties.items()}
     notes[TUNED_FEDAVG] = f"k = {steps}"
@@ -157,7 +158,7 @@ def _report(
             is_void = name.startswith("global_") and not group[0].has_global_model
             line[title] = "–" if is_void else points(estimate(group, name))
         line[SHARE] = points(Estimate.of(losing[label])) + " %" if label in losing else "–"
-        line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.1f}"
+        line["gradients"] = f"{mean_gradients(group):.1f}"
         line["chosen"] = notes.get(label, "–")
         table.append(line)
     num_seeds = len(outcomes[AUTO])
@@ -170,12 +171,6 @@ def _report(
             by_round(outcomes, shown, "worst10_accuracy", "Worst tenth of clients"),
         ],
     )
-    runs = [
-        {"method": label, "seed": outcome.seed, "folder": outcome.folder}
-        for label, group in outcomes.items()
-        for outcome in group
-        if outcome.folder is not None
-    ]
     return StudyResult(
         history(outcomes),
         table,
@@ -184,7 +179,7 @@ def _report(
         asdict(problem) | {"num_seeds": num_seeds, "num_choosing": num_choosing},
         title=_title(problem),
         setting=f"{problem.setting}; {num_seeds} seeds, rivals tuned on {num_choosing}",
-        runs=runs,
+        runs=runs_of(outcomes),
         decided_by=OVER_SPLITS,
     )
 
@@ -235,28 +230,28 @@ def _claims(outcomes: Outcomes, losing: Mapping[str, Tensor]) -> list[Claim]:
         Claim(
             "Accuracy above that of every other method.",
             all_above_zero(list(lead.values())),
-            f"{_gap(lead[least(lead)])} points against {least(lead)}, the best ({paired}).",
+            f"{lead[least(lead)].signed} points against {least(lead)}, the best ({paired}).",
         ),
         Claim(
             "The worst tenth of clients above every other method's.",
             all_above_zero(list(low.values())),
-            f"{_gap(low[least(low)])} points against {least(low)}, the best there ({paired}).",
+            f"{low[least(low)].signed} points against {least(low)}, the best there ({paired}).",
         ),
         Claim(
             "The worst tenth of clients above local training's.",
             sign(alone),
-            f"{_gap(alone)} points against local ({paired}).",
+            f"{alone.signed} points against local ({paired}).",
         ),
         Claim(
             "The top tenth by size better than alone.",
             sign(top),
-            f"{_gap(top)} points against local ({paired}).",
+            f"{top.signed} points against local ({paired}).",
         ),
         Claim(
             "A smaller share of clients is worse than alone than with any other method.",
             all_above_zero(list(shares.values())),
             f"{points(Estimate.of(losing[AUTO]))} %; the least of the others {points(Estimate.of(losing[fewest]))} % "
-            f"({fewest}); {_gap(shares[fewest])} points fewer ({paired}).",
+            f"({fewest}); {shares[fewest].signed} points fewer ({paired}).",
         ),
         Claim(
             f"At most {BUDGET:g} times FedAvg's gradient evaluations and bytes a round.",
@@ -264,10 +259,6 @@ def _claims(outcomes: Outcomes, losing: Mapping[str, Tensor]) -> list[Claim]:
             f"{gradients:.2f} times the gradients, {traffic:.2f} times the numbers sent: counted, not tested.",
         ),
     ]
-
-
-def _gap(found: Estimate) -> str:
-    return f"{found.mean:+.2f} ± {found.error:.2f}"
 
 
 def numbers_sent(method: Algorithm[object, object, object, object], num_params: int = 1_000) -> float:

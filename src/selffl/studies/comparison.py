@@ -92,6 +92,14 @@ def _more_steps(label: str, steps: int) -> str:
     return f"{label}, L = {steps}"
 
 
+def run_each(
+    problem: Problem, arms: Sequence[Arm], seeds: Sequence[int], job: Job, done: int = 0, total: int | None = None
+) -> Outcomes:
+    """Every arm with every seed, seed by seed, as part of ``total`` runs of which ``done`` came before."""
+    work = [(arm, seed) for seed in seeds for arm in arms]
+    return run_arms(problem, work, job, done, total or len(work))
+
+
 def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     """All arms; and, by label, a word on what was chosen."""
     problem, seeds = comparison.problem, range(comparison.num_seeds)
@@ -107,18 +115,18 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
         ]
     base += [Arm(label, comparison.methods[0], options) for label, options in comparison.variants.items()]
     if not comparison.is_tuned:
-        return run_arms(problem, [(arm, seed) for seed in seeds for arm in base], job, 0, len(base) * len(seeds)), {}
+        return run_each(problem, base, seeds, job), {}
 
     choosing = [
         Arm(f"ditto {penalty:g}", "ditto", {"penalty": penalty}, (), "validation", VALIDATION) for penalty in PENALTIES
     ] + [Arm("fedavg choosing", "fedavg", {}, FINE_TUNE, "validation", VALIDATION)]
     equal = [name for name in comparison.methods if name in GRADIENTS_PER_STEP]
     total = (len(base) + len(choosing) + len(equal) + 1) * len(seeds)
-    outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in (*base, *choosing)], job, 0, total)
+    outcomes = run_each(problem, [*base, *choosing], seeds, job, 0, total)
 
     penalties = [max(PENALTIES, key=lambda penalty: or_least(outcomes[f"ditto {penalty:g}"][seed])) for seed in seeds]
     steps = [best_steps(outcomes["fedavg choosing"][seed : seed + 1]) for seed in seeds]
-    budget = sum(outcome.num_gradients for outcome in outcomes[comparison.methods[0]]) / len(seeds)
+    budget = mean_gradients(outcomes[comparison.methods[0]])
     spending = {name: max(round(budget / GRADIENTS_PER_STEP[name]), 1) for name in equal}
     second = [(Arm(TUNED_DITTO, "ditto", {"penalty": penalties[seed]}), seed) for seed in seeds]
     second += [(Arm(_same_steps(name), name, {"num_local_steps": spending[name]}), s) for s in seeds for name in equal]
@@ -185,19 +193,13 @@ def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str])
     )
     rivals = {label for label in outcomes if label != first}
     claims = better(outcomes, first, {other: text for other, text in comparison.claims.items() if other in rivals})
-    runs = [
-        {"method": label, "seed": outcome.seed, "folder": outcome.folder}
-        for label, group in outcomes.items()
-        for outcome in group
-        if outcome.folder is not None
-    ]
     return StudyResult(
         rows,
         table(comparison, outcomes, notes),
         [figure],
         claims,
         asdict(comparison),
-        runs=runs,
+        runs=runs_of(outcomes),
         decided_by=OVER_SPLITS,
     )
 
@@ -211,7 +213,7 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
             is_void = name.startswith("global_") and not group[0].has_global_model
             is_void |= all(o.summary.get(name) is None and o.summary.get("status") != "diverged" for o in group)
             line[title] = "–" if is_void else points(estimate(group, name), "auc" if name == "pooled_auc" else metric)
-        line["gradients"] = f"{sum(o.num_gradients for o in group) / len(group):.0f}"
+        line["gradients"] = f"{mean_gradients(group):.0f}"
         has_cap = comparison.problem.num_local_epochs is None
         at_cap = [
             share
@@ -260,6 +262,38 @@ def by_round(outcomes: Outcomes, labels: Sequence[str], metric: str, title: str,
     which = {"global": "the global model", "train": "the personal models on training rows"}
     label = f"{name_of(what)} of {which.get(part, 'the personal models')}" + (", %" if what in PERCENT else "")
     return Chart(title, "round", label, lines, dodge=max((x for line in lines for x in line.x), default=0) / 170)
+
+
+def runs_of(outcomes: Outcomes) -> list[dict[str, Any]]:
+    """Method, seed and folder of each run, for a report that looks inside."""
+    return [
+        {"method": label, "seed": outcome.seed, "folder": outcome.folder}
+        for label, group in outcomes.items()
+        for outcome in group
+        if outcome.folder is not None
+    ]
+
+
+def mean_gradients(group: Sequence[Outcome]) -> float:
+    """In training, per client and round it took part in, over seeds."""
+    return sum(outcome.num_gradients for outcome in group) / len(group)
+
+
+def result_of(
+    outcomes: Outcomes,
+    table: Sequence[dict[str, str]],
+    claims: Sequence[Claim],
+    problem: Problem,
+    caption: str,
+    panels: Mapping[str, str],
+    first: int = 0,
+) -> StudyResult:
+    """What a study of one problem found, with a picture by round: ``panels`` are metrics and what to call them."""
+    charts = [by_round(outcomes, list(outcomes), metric, title, first) for metric, title in panels.items()]
+    num_seeds = len(next(iter(outcomes.values())))
+    config = asdict(problem) | {"num_seeds": num_seeds}
+    figure = Figure("accuracy", caption, charts)
+    return StudyResult(history(outcomes), table, [figure], claims, config, decided_by=OVER_SPLITS)
 
 
 def history(outcomes: Outcomes) -> list[dict[str, object]]:
@@ -331,7 +365,7 @@ def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Cla
 def _gap(gap: Estimate, metric: str) -> str:
     """A difference with its sign and its standard error."""
     if metric in PERCENT:
-        return f"{gap.mean:+.2f} ± {gap.error:.2f}"
+        return gap.signed
     return f"{plain_number(gap.mean, 3, signed=True)} ± {plain_number(gap.error, 3)}"
 
 

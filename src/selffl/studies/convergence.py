@@ -145,149 +145,144 @@ def bound_verdict(slopes: Sequence[Slope]) -> Verdict:
     return "does not hold" if any(slope.low > -0.5 for slope in slopes) else "not decided"
 
 
-def _run(job: Job) -> StudyResult:
-    setting = Setting(num_clients=(20, 60, 200), num_repeats=20) if job.quick else Setting()
-    sizes = list(setting.num_clients)
+Found = dict[tuple[str, int], Trajectory]  # by regime and number of clients
+KINDS = {"personal": r"$\max_m|\theta_m-\theta_m^{FL}|$", "global": r"$|\theta-\theta^G|$"}  # of what remains
+
+
+def convergence_study(setting: Setting, job: Job) -> StudyResult:
+    """Measure every regime at every size, fit the slopes, and decide."""
+    sizes = setting.num_clients
     total = len(REGIMES) * len(sizes)
-    found: dict[tuple[str, int], Trajectory] = {}
+    found: Found = {}
     for regime in REGIMES:
         for size in sizes:
             job.progress(len(found), total, f"{REGIMES[regime]}, M = {size}")
             found[regime, size] = measure(setting, regime, size)
     job.progress(total, total, "done")
-
-    rows: list[dict[str, Any]] = []
-    table: list[dict[str, str]] = []
-    for (regime, size), run in found.items():
-        decay, floor, centre = Estimate.of(run.decay), Estimate.of(run.personal_floor), Estimate.of(run.global_floor)
-        rows.append(
-            {
-                "regime": regime,
-                "num_clients": size,
-                "q": float(run.contraction.mean()),
-                "fitted_decay": decay.mean,
-                "fitted_decay_se": decay.error,
-                "share_within_q": float((run.decay <= run.contraction).double().mean()),
-                "remaining_personal_error": floor.mean,
-                "remaining_personal_error_se": floor.error,
-                "remaining_global_error": centre.mean,
-                "remaining_global_error_se": centre.error,
-                "rounds_watched": len(run.errors),
-                "repeats": setting.num_repeats,
-            }
-        )
-        table.append(
-            {
-                "regime": REGIMES[regime],
-                "M": str(size),
-                "q": f"{float(run.contraction.mean()):.5f}",
-                "fitted decay per round": f"{decay.mean:.5f} ± {decay.error:.5f}",
-                "decay ≤ q": f"{int((run.decay <= run.contraction).sum())} of {setting.num_repeats}",
-                "remaining error, personal": str(floor),
-                "personal × √M": f"{floor.mean * math.sqrt(size):.3f}",
-                "remaining error, global": str(centre),
-                "global × √M": f"{centre.mean * math.sqrt(size):.3f}",
-            }
-        )
-
-    charts: list[Chart] = []
-    claims: list[Claim] = []
-    larger = sizes[len(sizes) // 2 :]
-    slopes = {
-        (regime, kind, part): Slope.of(part, [getattr(found[regime, size], f"{kind}_floor") for size in part])
-        for regime in REGIMES
-        for kind in ("personal", "global")
-        for part in (tuple(sizes), tuple(larger))
-    }
-    for regime, text in REGIMES.items():
-        lines = []
-        for kind, label in (("personal", r"$\max_m|\theta_m-\theta_m^{FL}|$"), ("global", r"$|\theta-\theta^G|$")):
-            points = [Estimate.of(getattr(found[regime, size], f"{kind}_floor")) for size in sizes]
-            lines.append(
-                Series(
-                    label,
-                    sizes,
-                    [p.mean for p in points],
-                    [p.error for p in points],
-                )
-            )
-        envelope = max(Estimate.of(found[regime, size].personal_floor).mean * math.sqrt(size) for size in sizes)
-        lines.append(
-            Series(r"envelope $\propto M^{-1/2}$", sizes, [envelope / math.sqrt(s) for s in sizes], is_reference=True)
-        )
-        charts.append(Chart(text, "clients M", "remaining error", lines, log_x=True, log_y=True, x_ticks=sizes))
-    by_round = []
-    for regime, text in REGIMES.items():
-        lines = []
-        for size in sizes[::2]:
-            run = found[regime, size]
-            rounds = range(1, len(run.errors) + 1)
-            lines.append(Series(f"M = {size}", list(rounds), run.errors.tolist()))
-            q, first = float(run.contraction.mean()), float(run.errors[0])
-            floor_level = float(run.personal_floor.mean())
-            lines.append(
-                Series(
-                    rf"bound $C\,q^t$ + floor, M = {size}",
-                    list(rounds),
-                    [(first - floor_level) * q ** (r - 1) + floor_level for r in rounds],
-                    is_reference=True,
-                )
-            )
-        by_round.append(Chart(text, "round t", r"$\max_m|\theta_m^t-\theta_m^{FL}|$", lines, log_y=True))
-
-    all_within = all(bool((run.decay <= run.contraction).all()) for run in found.values())
-    spread = [
-        max(float((run.decay - run.contraction).max()) for (name, _), run in found.items() if name == regime)
-        for regime in REGIMES
-    ]
-    claims.append(
-        Claim(
-            "The distance to the fixed point shrinks by a factor of at most q a round, as fitted over rounds.",
-            "holds" if all_within else "does not hold",
-            f"Fitted decay ≤ q in {sum(int((r.decay <= r.contraction).sum()) for r in found.values())} of "
-            f"{len(found) * setting.num_repeats} runs, M = {sizes[0]} … {sizes[-1]}; largest fitted decay − q: "
-            f"{spread[0]:.1e} (σₘ² constant), {spread[1]:.1e} (σₘ² ∝ 1/M).",
-        )
-    )
-    for regime, text in REGIMES.items():
-        late = [slopes[regime, kind, tuple(larger)] for kind in ("personal", "global")]
-        whole = [slopes[regime, kind, tuple(sizes)] for kind in ("personal", "global")]
-        claims.append(
-            Claim(
-                f"What remains is O(M^(−1/2)); {text}.",
-                bound_verdict(late),
-                "Decided by the 95 % intervals over the larger sizes: holds if both lie below −1/2, does not if one "
-                "lies above, and is not decided otherwise. "
-                f"Slope of log error against log M with its interval, {setting.num_repeats} repeats of each size: "
-                f"personal {whole[0]}, global {whole[1]} over M = {sizes[0]} … {sizes[-1]}; personal {late[0]}, global "
-                f"{late[1]} over M = {larger[0]} … {larger[-1]}. What remains is the difference between weighting "
-                "clients by w_m and by w_m(1 − a_m), where a_m is the right side of Eq. (8): it vanishes where all a_m "
-                "are equal, and its size times √M settles once the a_m's relative spread does, which with σₘ² constant "
-                "takes until S_m is far above 1/σₘ².",
-            )
-        )
     return StudyResult(
-        rows,
-        table,
+        [_row(*key, run) for key, run in found.items()],
+        [_line(*key, run) for key, run in found.items()],
         [
-            Figure("remaining-error", "What is left after convergence against the number of clients.", charts),
+            Figure(
+                "remaining-error",
+                "What is left after convergence against the number of clients.",
+                [_chart_of_floors(found, regime, sizes) for regime in REGIMES],
+            ),
             Figure(
                 "error-by-round",
                 "Largest personal error by round (solid), and C·qᵗ + floor (dashed) with C and the floor as measured.",
-                by_round,
+                [_chart_by_round(found, regime, sizes[::2]) for regime in REGIMES],
             ),
         ],
-        claims,
+        [_claim_on_decay(found, sizes), *(_claim_on_floors(found, regime, sizes) for regime in REGIMES)],
         asdict(setting) | {"regimes": REGIMES},
         decided_by="Slopes are decided by their 95 % intervals over independent repeats; other statements by the bound "
         "that they name.",
     )
 
 
+def _row(regime: str, size: int, run: Trajectory) -> dict[str, Any]:
+    """A line of the long table."""
+    decay, floor, centre = Estimate.of(run.decay), Estimate.of(run.personal_floor), Estimate.of(run.global_floor)
+    return {
+        "regime": regime,
+        "num_clients": size,
+        "q": float(run.contraction.mean()),
+        "fitted_decay": decay.mean,
+        "fitted_decay_se": decay.error,
+        "share_within_q": float((run.decay <= run.contraction).double().mean()),
+        "remaining_personal_error": floor.mean,
+        "remaining_personal_error_se": floor.error,
+        "remaining_global_error": centre.mean,
+        "remaining_global_error_se": centre.error,
+        "rounds_watched": len(run.errors),
+        "repeats": len(run.decay),
+    }
+
+
+def _line(regime: str, size: int, run: Trajectory) -> dict[str, str]:
+    """A line of the table that is shown."""
+    decay, floor, centre = Estimate.of(run.decay), Estimate.of(run.personal_floor), Estimate.of(run.global_floor)
+    return {
+        "regime": REGIMES[regime],
+        "M": str(size),
+        "q": f"{float(run.contraction.mean()):.5f}",
+        "fitted decay per round": f"{decay.mean:.5f} ± {decay.error:.5f}",
+        "decay ≤ q": f"{int((run.decay <= run.contraction).sum())} of {len(run.decay)}",
+        "remaining error, personal": str(floor),
+        "personal × √M": f"{floor.mean * math.sqrt(size):.3f}",
+        "remaining error, global": str(centre),
+        "global × √M": f"{centre.mean * math.sqrt(size):.3f}",
+    }
+
+
+def _floors(found: Found, regime: str, kind: str, sizes: Sequence[int]) -> list[Tensor]:
+    """What remains at each size, by repeat."""
+    return [getattr(found[regime, size], f"{kind}_floor") for size in sizes]
+
+
+def _chart_of_floors(found: Found, regime: str, sizes: Sequence[int]) -> Chart:
+    lines = []
+    for kind, label in KINDS.items():
+        points = [Estimate.of(floor) for floor in _floors(found, regime, kind, sizes)]
+        lines.append(Series(label, sizes, [p.mean for p in points], [p.error for p in points]))
+    personal = lines[0].y
+    envelope = max(mean * math.sqrt(size) for mean, size in zip(personal, sizes, strict=True))
+    bound = [envelope / math.sqrt(size) for size in sizes]
+    lines.append(Series(r"envelope $\propto M^{-1/2}$", sizes, bound, is_reference=True))
+    return Chart(REGIMES[regime], "clients M", "remaining error", lines, log_x=True, log_y=True, x_ticks=sizes)
+
+
+def _chart_by_round(found: Found, regime: str, sizes: Sequence[int]) -> Chart:
+    lines = []
+    for size in sizes:
+        run = found[regime, size]
+        rounds = range(1, len(run.errors) + 1)
+        q, first, floor = float(run.contraction.mean()), float(run.errors[0]), float(run.personal_floor.mean())
+        bound = [(first - floor) * q ** (r - 1) + floor for r in rounds]
+        lines.append(Series(f"M = {size}", list(rounds), run.errors.tolist()))
+        lines.append(Series(rf"bound $C\,q^t$ + floor, M = {size}", list(rounds), bound, is_reference=True))
+    return Chart(REGIMES[regime], "round t", r"$\max_m|\theta_m^t-\theta_m^{FL}|$", lines, log_y=True)
+
+
+def _claim_on_decay(found: Found, sizes: Sequence[int]) -> Claim:
+    within = [run.decay <= run.contraction for run in found.values()]
+    spread = [
+        max(float((run.decay - run.contraction).max()) for (name, _), run in found.items() if name == regime)
+        for regime in REGIMES
+    ]
+    return Claim(
+        "The distance to the fixed point shrinks by a factor of at most q a round, as fitted over rounds.",
+        "holds" if all(bool(each.all()) for each in within) else "does not hold",
+        f"Fitted decay ≤ q in {sum(int(each.sum()) for each in within)} of {sum(map(len, within))} runs, "
+        f"M = {sizes[0]} … {sizes[-1]}; largest fitted decay − q: "
+        f"{spread[0]:.1e} (σₘ² constant), {spread[1]:.1e} (σₘ² ∝ 1/M).",
+    )
+
+
+def _claim_on_floors(found: Found, regime: str, sizes: Sequence[int]) -> Claim:
+    larger = sizes[len(sizes) // 2 :]
+    whole, late = ([Slope.of(part, _floors(found, regime, kind, part)) for kind in KINDS] for part in (sizes, larger))
+    return Claim(
+        f"What remains is O(M^(−1/2)); {REGIMES[regime]}.",
+        bound_verdict(late),
+        "Decided by the 95 % intervals over the larger sizes: holds if both lie below −1/2, does not if one "
+        "lies above, and is not decided otherwise. "
+        f"Slope of log error against log M with its interval, {len(found[regime, sizes[0]].decay)} repeats of each "
+        f"size: personal {whole[0]}, global {whole[1]} over M = {sizes[0]} … {sizes[-1]}; personal {late[0]}, global "
+        f"{late[1]} over M = {larger[0]} … {larger[-1]}. What remains is the difference between weighting "
+        "clients by w_m and by w_m(1 − a_m), where a_m is the right side of Eq. (8): it vanishes where all a_m "
+        "are equal, and its size times √M settles once the a_m's relative spread does, which with σₘ² constant "
+        "takes until S_m is far above 1/σₘ².",
+    )
+
+
+QUICK = Setting(num_clients=(20, 60, 200), num_repeats=20)
+
 CONVERGENCE = Study(
     "convergence",
     "Proposition 3.1: convergence of Self-FL",
     "section 3.1, proposition 3.1; appendix F",
     "two-level Gaussian model, variances known, full participation, M = 20 … 2000, one exact local step per round",
-    _run,
+    lambda job: convergence_study(QUICK if job.quick else Setting(), job),
 )

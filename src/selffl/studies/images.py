@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from selffl.errors import DivergedError
-from selffl.studies.arms import Arm, Outcome, difference, estimate, ratio_of, run_arms
+from selffl.studies.arms import Arm, Outcomes, difference, estimate, ratio_of
 from selffl.studies.comparison import (
     NUM_SEEDS,
     TUNED_DITTO,
@@ -17,7 +17,10 @@ from selffl.studies.comparison import (
     Comparison,
     by_round,
     history,
+    mean_gradients,
     points,
+    result_of,
+    run_each,
     shortened,
     sign,
     study,
@@ -84,8 +87,8 @@ FEMNIST_CLAIMS = _rivals("figure 1b") | {
 }
 
 
-def _femnist(job: Job) -> StudyResult:
-    problem = femnist()
+def letters_study(problem: Problem, job: Job) -> StudyResult:
+    """Figure 1b and table 1: every method, also with more local steps, and Self-FL with other settings."""
     comparison = Comparison(
         problem,
         FEMNIST_CLAIMS,
@@ -93,8 +96,7 @@ def _femnist(job: Job) -> StudyResult:
         more_steps=40,
         variants={"self-fl, no smoothing": {"smoothing": 1.0}, "self-fl, ℓ_max = 400": {"max_local_steps": 400}},
     )
-    result = study(comparison, job)
-    return _named(result, f"Letters over two hundred clients{_source(problem)}", problem)
+    return _named(study(comparison, job), f"Letters over two hundred clients{_source(problem)}", problem)
 
 
 def _named(result: StudyResult, title: str, problem: Problem) -> StudyResult:
@@ -103,7 +105,7 @@ def _named(result: StudyResult, title: str, problem: Problem) -> StudyResult:
 
 
 def _source(problem: Problem) -> str:
-    return " (OCR letters, a stand-in for FEMNIST)" if problem is LETTERS else " (EMNIST)"
+    return " (OCR letters, a stand-in for FEMNIST)" if problem.data == LETTERS.data else " (EMNIST)"
 
 
 # ------------------------------------------------------------------------------------------------------------ ablation
@@ -118,45 +120,32 @@ ABLATION = {
 }
 
 
-def _ablation(job: Job) -> StudyResult:
-    whole = femnist()
+def ablation_study(whole: Problem, job: Job) -> StudyResult:
+    """Figure 2b: one component of Self-FL at a time."""
     problem, seeds = shortened(whole, job)
-    arms = [Arm(label, "self-fl", options) for label, options in ABLATION.items()]
-    total = len(arms) * len(seeds)
-    outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, 0, total)
-    labels = list(ABLATION)
+    outcomes = run_each(problem, [Arm(label, "self-fl", options) for label, options in ABLATION.items()], seeds, job)
     table = [
         {
             "components": label,
-            "global model": points(estimate(outcomes[label], "global_accuracy")),
-            "personal models": points(estimate(outcomes[label], "weighted_accuracy")),
-            "worst 10 %": points(estimate(outcomes[label], "worst10_accuracy")),
-            "gradients": f"{sum(o.num_gradients for o in outcomes[label]) / len(seeds):.0f}",
+            "global model": points(estimate(group, "global_accuracy")),
+            "personal models": points(estimate(group, "weighted_accuracy")),
+            "worst 10 %": points(estimate(group, "worst10_accuracy")),
+            "gradients": f"{mean_gradients(group):.0f}",
         }
-        for label in labels
+        for label, group in outcomes.items()
     ]
-    single = labels[1:4]
-    means = {label: estimate(outcomes[label], "global_accuracy").mean for label in single}
-    best = max(means, key=lambda label: means[label])
-    lead = [difference(outcomes[labels[1]], outcomes[other], "global_accuracy") for other in single[1:]]
-    gaps = "; ".join(
-        f"{gap.mean:+.2f} ± {gap.error:.2f} against {other}" for gap, other in zip(lead, single[1:], strict=True)
-    )
+    start, *others = single = list(ABLATION)[1:4]
+    best = max(single, key=lambda label: estimate(outcomes[label], "global_accuracy").mean)
+    lead = [difference(outcomes[start], outcomes[other], "global_accuracy") for other in others]
+    gaps = "; ".join(f"{gap.signed} against {other}" for gap, other in zip(lead, others, strict=True))
     claim = Claim(
         "Of the three components alone, the adjusted initialisation gives the best global model (figure 2b).",
         all_above_zero(lead),
         f"Best alone: {best}. Accuracy of the global model with initialisation only: {gaps} points.",
     )
-    figure = Figure(
-        "accuracy",
-        f"One component of Self-FL at a time; mean over {len(seeds)} seeds, bars ± s.e.",
-        [
-            by_round(outcomes, labels, "global_accuracy", "Global model"),
-            by_round(outcomes, labels, "weighted_accuracy", "Personal models"),
-        ],
-    )
-    config = asdict(problem) | {"num_seeds": len(seeds)}
-    result = StudyResult(history(outcomes), table, [figure], [claim], config, decided_by=OVER_SPLITS)
+    caption = f"One component of Self-FL at a time; mean over {len(seeds)} seeds, bars ± s.e."
+    panels = {"global_accuracy": "Global model", "weighted_accuracy": "Personal models"}
+    result = result_of(outcomes, table, [claim], problem, caption, panels)
     return _named(result, f"One component of Self-FL at a time{_source(whole)}", whole)
 
 
@@ -168,31 +157,30 @@ def _ablation(job: Job) -> StudyResult:
 MAX_CONVERGENCE = 100
 
 
-def _augmented(job: Job) -> StudyResult:
-    letters = femnist()
-    problems = [shortened(problem, job) for problem in (MNIST, letters)]
+def augmented_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
+    """Figure 6: Algorithm 1 against Algorithm 2, on two problems."""
+    problems = [shortened(problem, job)[0] for problem in (digits, letters)]
+    seeds = shortened(digits, job)[1]
     arms = [
         Arm("Algorithm 1", "self-fl", evaluate_train=True),
         Arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": MAX_CONVERGENCE}, evaluate_train=True),
     ]
-    total = sum(len(arms) * len(seeds) for _, seeds in problems)
     table, charts, claims, rows = [], [], [], []
-    done = 0
-    for problem, seeds in problems:
-        outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, done, total)
-        done += len(arms) * len(seeds)
+    for place, problem in enumerate(problems):
+        num_runs = len(arms) * len(seeds)
+        outcomes = run_each(problem, arms, seeds, job, place * num_runs, len(problems) * num_runs)
         rows += [{"problem": problem.name} | row for row in history(outcomes)]
-        for label, group in outcomes.items():
-            table.append(
-                {
-                    "problem": problem.name,
-                    "method": label,
-                    "training rows": points(estimate(group, "train_accuracy")),
-                    "test rows": points(estimate(group, "weighted_accuracy")),
-                    "worst 10 %, test": points(estimate(group, "worst10_accuracy")),
-                    "gradients": f"{sum(o.num_gradients for o in group) / len(group):.0f}",
-                }
-            )
+        table += [
+            {
+                "problem": problem.name,
+                "method": label,
+                "training rows": points(estimate(group, "train_accuracy")),
+                "test rows": points(estimate(group, "weighted_accuracy")),
+                "worst 10 %, test": points(estimate(group, "worst10_accuracy")),
+                "gradients": f"{mean_gradients(group):.0f}",
+            }
+            for label, group in outcomes.items()
+        ]
         charts.append(by_round(outcomes, list(outcomes), "train_accuracy", problem.title.split(" over")[0]))
         gap, test = (
             difference(outcomes["Algorithm 2"], outcomes["Algorithm 1"], metric)
@@ -202,20 +190,19 @@ def _augmented(job: Job) -> StudyResult:
             Claim(
                 f"The two algorithms differ by less than a point in training accuracy ({problem.name}, figure 6).",
                 within(gap, 1.0),
-                f"Algorithm 2 − Algorithm 1: training rows {gap.mean:+.2f} ± {gap.error:.2f} points, test rows "
-                f"{test.mean:+.2f} ± {test.error:.2f} (paired over {len(seeds)} seeds).",
+                f"Algorithm 2 − Algorithm 1: training rows {gap.signed} points, test rows {test.signed} "
+                f"(paired over {len(seeds)} seeds).",
             )
         )
     caption = f"Algorithm 1 against Algorithm 2 on training rows; mean over {len(seeds)} seeds, bars ± s.e."
-    config = {problem.name: asdict(problem) for problem, _ in problems} | {"num_seeds": len(seeds)}
     return StudyResult(
         rows,
         table,
         [Figure("accuracy", caption, charts)],
         claims,
-        config,
+        {problem.name: asdict(problem) for problem in problems} | {"num_seeds": len(seeds)},
         title=f"Algorithm 1 against Algorithm 2 on MNIST and on letters{_source(letters)}",
-        setting=f"{MNIST.setting}; and {letters.setting}; local optima after at most {MAX_CONVERGENCE} steps a round; "
+        setting=f"{digits.setting}; and {letters.setting}; local optima after at most {MAX_CONVERGENCE} steps a round; "
         f"{len(seeds)} seeds",
         decided_by=OVER_SPLITS,
     )
@@ -233,46 +220,38 @@ SPARSE = {
 }
 
 
-def _sparse(job: Job) -> StudyResult:
-    problem, seeds = shortened(replace(MNIST, participation=0.02), job)
+def sparse_study(digits: Problem, job: Job) -> StudyResult:
+    """Figure 9: few clients a round."""
+    problem, seeds = shortened(replace(digits, participation=0.02), job)
     arms = [Arm(label, name, options) for label, (name, options) in SPARSE.items()]
-    outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, 0, len(arms) * len(seeds))
-    labels = list(SPARSE)
+    outcomes = run_each(problem, arms, seeds, job)
     half_round = problem.rounds // 2
     half = {label: [outcome.at(half_round) for outcome in group] for label, group in outcomes.items()}
     table = [
         {
             "method": label,
             f"accuracy in round {half_round}": points(estimate(half[label], "weighted_accuracy")),
-            "accuracy at the end": points(estimate(outcomes[label], "weighted_accuracy")),
-            "global model at the end": points(estimate(outcomes[label], "global_accuracy")),
-            "worst 10 %": points(estimate(outcomes[label], "worst10_accuracy")),
+            "accuracy at the end": points(estimate(group, "weighted_accuracy")),
+            "global model at the end": points(estimate(group, "global_accuracy")),
+            "worst 10 %": points(estimate(group, "worst10_accuracy")),
         }
-        for label in labels
+        for label, group in outcomes.items()
     ]
     claims = []
-    others = {"fedavg": "FedAvg", "ditto": "DITTO"}
+    ours, others = next(iter(SPARSE)), {"fedavg": "FedAvg", "ditto": "DITTO"}
     for model, metric in (("personal models", "weighted_accuracy"), ("global model", "global_accuracy")):
-        gaps = [difference(half[rival], half[labels[0]], metric) for rival in others]
-        for (rival, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True):
-            claims.append(
-                Claim(
-                    f"Smoothed by C = 0.02, Self-FL converges slower than {name} (figure 9; {model}).",
-                    verdict,
-                    f"In round {half_round}: {rival} − self-fl {gap.mean:+.2f} ± {gap.error:.2f} points "
-                    f"(paired over {len(seeds)} seeds).",
-                )
+        gaps = [difference(half[rival], half[ours], metric) for rival in others]
+        claims += [
+            Claim(
+                f"Smoothed by C = 0.02, Self-FL converges slower than {name} (figure 9; {model}).",
+                verdict,
+                f"In round {half_round}: {rival} − self-fl {gap.signed} points (paired over {len(seeds)} seeds).",
             )
-    figure = Figure(
-        "accuracy",
-        f"MNIST with C = {problem.participation:g}; mean over {len(seeds)} seeds, bars ± s.e.",
-        [
-            by_round(outcomes, labels, "weighted_accuracy", "Personal models"),
-            by_round(outcomes, labels, "global_accuracy", "Global model"),
-        ],
-    )
-    config = asdict(problem) | {"num_seeds": len(seeds)}
-    return StudyResult(history(outcomes), table, [figure], claims, config, decided_by=OVER_SPLITS)
+            for (rival, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True)
+        ]
+    caption = f"MNIST with C = {problem.participation:g}; mean over {len(seeds)} seeds, bars ± s.e."
+    panels = {"weighted_accuracy": "Personal models", "global_accuracy": "Global model"}
+    return result_of(outcomes, table, claims, problem, caption, panels)
 
 
 # -------------------------------------------------------------------------------------------------------- local steps
@@ -281,12 +260,10 @@ def _sparse(job: Job) -> StudyResult:
 BINS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)  # lower ends
 
 
-def _steps(job: Job) -> tuple[Problem, dict[str, list[Outcome]]]:
+def _steps(digits: Problem, job: Job) -> tuple[Problem, Outcomes]:
     """Self-FL on MNIST in both forms: the steps that each client wants, before ℓ_max."""
-    problem, seeds = shortened(MNIST, job)
-    arms = [Arm("self-fl", "self-fl"), Arm("self-fl-exact", "self-fl-exact")]
-    work = [(arm, seed) for seed in seeds for arm in arms]
-    outcomes = run_arms(problem, work, job, 0, len(work))
+    problem, seeds = shortened(digits, job)
+    outcomes = run_each(problem, [Arm("self-fl", "self-fl"), Arm("self-fl-exact", "self-fl-exact")], seeds, job)
     for label, group in outcomes.items():
         for outcome in group:
             if outcome.summary["status"] == "diverged":
@@ -294,8 +271,9 @@ def _steps(job: Job) -> tuple[Problem, dict[str, list[Outcome]]]:
     return problem, outcomes
 
 
-def _histogram(job: Job) -> StudyResult:
-    problem, outcomes = _steps(job)
+def histogram_study(digits: Problem, job: Job) -> StudyResult:
+    """Figure 10: the steps that clients want in one round."""
+    problem, outcomes = _steps(digits, job)
     moment = problem.rounds // 2
     rows = [
         {"form": label, "seed": outcome.seed, **row}
@@ -349,8 +327,12 @@ def _histogram(job: Job) -> StudyResult:
     return StudyResult(rows, table, [Figure("steps", caption, charts)], claims, config, decided_by=OVER_SPLITS)
 
 
-def _trajectory(job: Job) -> StudyResult:
-    problem, outcomes = _steps(job)
+MANY = 20  # rounds of a client, to be called a trajectory
+
+
+def trajectory_study(digits: Problem, job: Job) -> StudyResult:
+    """Figure 11: the steps that one client wants, over the rounds."""
+    problem, outcomes = _steps(digits, job)
     late = problem.rounds * 3 // 4
     rows: list[dict[str, object]] = []
     table, lines, claims = [], [], []
@@ -396,8 +378,6 @@ def _trajectory(job: Job) -> StudyResult:
     return StudyResult(rows, table, [Figure("steps", caption, [chart])], claims, config, decided_by=OVER_SPLITS)
 
 
-MANY = 20  # rounds of a client, to be called a trajectory
-
 DEMO = Study(
     "demo",
     "Handwritten digits over forty clients",
@@ -426,7 +406,7 @@ IMAGES = (
         f"Letters over two hundred clients ({_LETTERS})",
         "section 4.2, figure 1b, table 1",
         f"{LETTERS.setting}; {NUM_SEEDS} seeds",
-        _femnist,
+        lambda job: letters_study(femnist(), job),
         "On the stand-in figure 1b does not come out: Self-FL is above local training and below all other rivals, "
         "also at L = 40 and, but for pFedMe, at equal gradients. The cause found is the smoothing average: with C "
         "= 0.1 the global model moves a tenth of the way in each round, and at this learning rate it is still "
@@ -442,7 +422,7 @@ IMAGES = (
         f"One component of Self-FL at a time ({_LETTERS})",
         "section 4.2, figure 2b",
         f"{LETTERS.setting}; {NUM_SEEDS} seeds",
-        _ablation,
+        lambda job: ablation_study(femnist(), job),
         "On the stand-in it is the steps, not the initialisation: the two other components alone are no better "
         "than FedAvg with the same smoothing. Variances differ little between clients, so that weights are nearly "
         "equal and the start is nearly the global model. And the adaptive steps are mostly more steps: they sit "
@@ -467,7 +447,7 @@ IMAGES = (
         f"Algorithm 1 against Algorithm 2 on images ({_LETTERS})",
         "appendix, figure 6",
         f"{MNIST.setting}; and {LETTERS.setting}; {NUM_SEEDS} seeds",
-        _augmented,
+        lambda job: augmented_study(MNIST, femnist(), job),
         "The two are close, as the paper says, and closer on training rows than on test rows: on letters the "
         "further local training moves the global model on faster and pays there, on MNIST it does not. Local "
         "optima are not reached to the method's tolerance: nearly every client stops at the bound on steps, and "
@@ -478,7 +458,7 @@ IMAGES = (
         "MNIST with one client in fifty a round",
         "appendix, figure 9",
         f"{replace(MNIST, participation=0.02).setting}; {NUM_SEEDS} seeds",
-        _sparse,
+        partial(sparse_study, MNIST),
         "Smoothing by C slows the global model, as the paper says, and the remedy is the one it hints at: a "
         "larger share. The personal models do not wait for it: with 40 steps of their own from wherever the "
         "global model is they are ahead of FedAvg's and DITTO's in round 100, and at the end the slowest global "
@@ -489,7 +469,7 @@ IMAGES = (
         "Local steps that clients want in one round",
         "appendix, figure 10",
         f"{MNIST.setting}; {NUM_SEEDS} seeds",
-        _histogram,
+        partial(histogram_study, MNIST),
         "σₘ² is the spread of θₘ over rounds, which contains the drift of the global model, and little of the "
         "client's size shows in it: within one form clients want nearly the same number of steps. In the paper's "
         "form that number lies around ℓ_max = 40, in the exact form, whose prior is weaker, far above it; so "
@@ -500,7 +480,7 @@ IMAGES = (
         "Local steps of one client over the rounds",
         "appendix, figure 11",
         f"{MNIST.setting}; {NUM_SEEDS} seeds",
-        _trajectory,
+        partial(trajectory_study, MNIST),
         "The spread of θₘ over rounds includes the way it has come from the first model and does not shrink late "
         "in training here, so that no decrease is seen; the paper shows one client of one run.",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,70 +163,36 @@ def sweep(form: Form) -> list[Series]:
     return [*lines, Series(r"$\theta^G$", grid.tolist(), centre, is_reference=True)]
 
 
-def _run(job: Job) -> StudyResult:
+CLAIMS = {
+    "2.1": "Remark 2.1: the posterior in the extreme cases of σ₀² and σ₁².",
+    "2.2": "Remark 2.2: the right start and number of steps end at θ₁ᶠᴸ.",
+    "2.3": "Remark 2.3: the choice of η and ℓ in three extreme cases.",
+}
+
+
+def limits_study(job: Job) -> StudyResult:
+    """Every remark in both forms of the posterior."""
     total = len(FORMS) * len(REMARKS)
     checks: list[Check] = []
     for step, (form, examine) in enumerate((f, e) for f in FORMS for e in REMARKS):
         job.progress(step, total, f"{examine.__name__.replace('_', ' ')}, {form} form")
         checks += examine(form)
     job.progress(total, total, "done")
-    rows = [
-        {
-            "remark": c.remark,
-            "case": c.case,
-            "quantity": c.quantity,
-            "form": c.form,
-            "found": c.found,
-            "expected": c.expected,
-            "relative_gap": c.gap,
-            "tolerance": c.tolerance,
-            "holds": c.holds,
-        }
-        for c in checks
-    ]
-    table = [
-        {
-            "remark": c.remark,
-            "case": c.case,
-            "quantity": c.quantity,
-            "form": c.form,
-            "found": f"{c.found:.6g}",
-            "remark says": f"{c.expected:.6g}",
-            "relative gap": f"{c.gap:.1e}",
-            "holds": "yes" if c.holds else "no",
-        }
-        for c in checks
-    ]
-    claims = []
-    for remark, text in {
-        "2.1": "Remark 2.1: the posterior in the extreme cases of σ₀² and σ₁².",
-        "2.2": "Remark 2.2: the right start and number of steps end at θ₁ᶠᴸ.",
-        "2.3": "Remark 2.3: the choice of η and ℓ in three extreme cases.",
-    }.items():
-        # The remarks are about the paper's form; how the exact one behaves in the same cases is in the table.
-        mine = [c for c in checks if c.remark == remark and c.form == "paper"]
-        wrong = [c for c in mine if not c.holds]
-        named = "; ".join(f"{c.case}: {c.quantity}, {c.found:.4g} for {c.expected:.4g}" for c in wrong)
-        exact = [c for c in checks if c.remark == remark and c.form == "exact"]
-        claims.append(
-            Claim(
-                text,
-                "holds" if not wrong else "holds in part" if len(wrong) < len(mine) else "does not hold",
-                f"{len(mine) - len(wrong)} of {len(mine)} checks."
-                + (f" Not: {named}." if wrong else "")
-                + f" Of the exact form the same is true in {sum(c.holds for c in exact)} of {len(exact)}.",
-            )
+    rows, table = [], []
+    for c in checks:
+        about = {"remark": c.remark, "case": c.case, "quantity": c.quantity, "form": c.form}
+        rows.append(
+            about
+            | {"found": c.found, "expected": c.expected, "relative_gap": c.gap, "tolerance": c.tolerance}
+            | {"holds": c.holds}
         )
-    charts = [
-        Chart(
-            f"{form} form",
-            r"inter-client variance $\sigma_0^2$",
-            r"personal mean $\theta_m^{FL}$",
-            sweep(form),
-            log_x=True,
+        table.append(
+            about
+            | {"found": f"{c.found:.6g}", "remark says": f"{c.expected:.6g}", "relative gap": f"{c.gap:.1e}"}
+            | {"holds": "yes" if c.holds else "no"}
         )
-        for form in FORMS
-    ]
+    x_label, y_label = r"inter-client variance $\sigma_0^2$", r"personal mean $\theta_m^{FL}$"
+    charts = [Chart(f"{form} form", x_label, y_label, sweep(form), log_x=True) for form in FORMS]
     caption = (
         "Six clients between one shared answer (left) and each its own (right). In the paper's form the pull of the "
         "others lasts long after the clients have nothing in common; the exact form lets go when σ₀² passes σₘ²."
@@ -235,9 +201,23 @@ def _run(job: Job) -> StudyResult:
         rows,
         table,
         [Figure("shrinkage", caption, charts)],
-        claims,
+        [_claim(checks, remark) for remark in CLAIMS],
         {"seed": RNG_SEED},
         decided_by="None: closed forms are compared with the limits that the statements name.",
+    )
+
+
+def _claim(checks: Sequence[Check], remark: str) -> Claim:
+    """The remarks are about the paper's form; how the exact one behaves in the same cases is in the table."""
+    mine, exact = ([c for c in checks if (c.remark, c.form) == (remark, form)] for form in ("paper", "exact"))
+    wrong = [c for c in mine if not c.holds]
+    named = "; ".join(f"{c.case}: {c.quantity}, {c.found:.4g} for {c.expected:.4g}" for c in wrong)
+    return Claim(
+        CLAIMS[remark],
+        "holds" if not wrong else "holds in part" if len(wrong) < len(mine) else "does not hold",
+        f"{len(mine) - len(wrong)} of {len(mine)} checks."
+        + (f" Not: {named}." if wrong else "")
+        + f" Of the exact form the same is true in {sum(c.holds for c in exact)} of {len(exact)}.",
     )
 
 
@@ -246,5 +226,5 @@ LIMITS = Study(
     "Extreme cases of the posterior and of the step equation",
     "remarks 2.1, 2.2 and 2.3",
     "closed forms evaluated in the limits the remarks describe, both forms of the posterior",
-    _run,
+    limits_study,
 )

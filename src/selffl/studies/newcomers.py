@@ -14,8 +14,8 @@ from selffl.algorithms.solver import descend
 from selffl.data.federation import Federation, Rows
 from selffl.runs.run import Run
 from selffl.runs.welcome import welcomed
-from selffl.studies.arms import Arm, Outcomes, ratio_of, run_arms, values
-from selffl.studies.comparison import NUM_SEEDS, points, shortened, sign
+from selffl.studies.arms import Arm, Outcomes, ratio_of, values
+from selffl.studies.comparison import NUM_SEEDS, points, run_each, seeds_of, shortened, sign
 from selffl.studies.problems import DIGITS, LETTERS, MNIST, Problem, femnist
 from selffl.studies.result import (
     OVER_SPLITS,
@@ -137,10 +137,9 @@ def lines_of(problem: Problem) -> dict[str, Line]:
     }
 
 
-def _newcomers(job: Job) -> StudyResult:
+def newcomers_study(whole: Sequence[Problem], job: Job) -> StudyResult:
     """Accuracy of newcomers against the number of their rows."""
-    problems = [shortened(problem, job)[0] for problem in ((DIGITS,) if job.quick else (femnist(), MNIST))]
-    seeds = shortened(MNIST, job)[1]
+    problems, seeds = [shortened(problem, job)[0] for problem in whole], seeds_of(job)
     rows, table, charts, claims = [], [], [], []
     config: dict[str, Any] = {"counts": COUNTS, "num_seeds": len(seeds)}
     total, done = len(problems) * 4 * len(seeds), 0
@@ -151,12 +150,12 @@ def _newcomers(job: Job) -> StudyResult:
             Arm(FEDAVG, "fedavg", fine_tune=longest, keep_scores=True),
             Arm(DITTO, "ditto", {"penalty": 1.0}, keep_scores=True),
         ]
-        outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, done, total)
+        outcomes = run_each(problem, arms, seeds, job, done, total)
         done += len(arms) * len(seeds)
         # Who trains alone needs nobody else's rounds: the newcomer starts from the first model, whenever it comes.
-        alone = [(Arm(LOCAL, "local", keep_scores=True), seed) for seed in seeds]
-        outcomes |= run_arms(replace(problem, rounds=1), alone, job, done, total)
-        done += len(alone)
+        alone = Arm(LOCAL, "local", keep_scores=True)
+        outcomes |= run_each(replace(problem, rounds=1), [alone], seeds, job, done, total)
+        done += len(seeds)
         lines = lines_of(problem)
         found = {label: _by_count(outcomes, line) for label, line in lines.items()}
         sizes = torch.cat([outcome.scores[SIZES] for outcome in outcomes[OURS]])
@@ -232,8 +231,7 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
         Claim(
             f"Before a newcomer has any row, {OURS}'s global model is at least as good as FedAvg's ({problem.name}).",
             sign(gap.shifted(ALIKE)),
-            f"{gap.mean:+.2f} ± {gap.error:.2f} points, paired over {gap.count} seeds; counts as long as less than "
-            f"{ALIKE:g} are missing.",
+            f"{gap.signed} points, paired over {gap.count} seeds; counts as long as less than {ALIKE:g} are missing.",
         )
     ]
     for rival in found:
@@ -244,7 +242,7 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
             for count in COUNTS
             if count
         }
-        said = ", ".join(f"{count}: {gap.mean:+.2f} ± {gap.error:.2f}" for count, gap in gaps.items())
+        said = ", ".join(f"{count}: {gap.signed}" for count, gap in gaps.items())
         claims.append(
             Claim(
                 f"With {min(gaps)} to {max(gaps)} rows a newcomer's model by {OURS} is at least as good as by {rival} "
@@ -271,7 +269,7 @@ NEWCOMERS = Study(
     "beyond the paper",
     f"{LETTERS.setting}; and {MNIST.setting}; a fifth of the clients come after training, with up to "
     f"{max(COUNTS)} rows each; {NUM_SEEDS} seeds",
-    _newcomers,
+    lambda job: newcomers_study((DIGITS,) if job.quick else (femnist(), MNIST), job),
     "With two digits a client, a single row already rules out most of the others' digits, and ten rows give more than "
     "fifty do elsewhere. With five letters of ten a handful of rows says little, and the global model is as good.",
 )

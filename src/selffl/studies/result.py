@@ -170,6 +170,11 @@ class Estimate:
             return f"{self.mean:.2e} ± {self.error:.1e}"
         return f"{self.mean:.4f} ± {self.error:.4f}"
 
+    @property
+    def signed(self) -> str:
+        """As a difference in points: two decimals with their sign, and the standard error."""
+        return f"{self.mean:+.2f} ± {self.error:.2f}"
+
     def shifted(self, by: float) -> Estimate:
         """Of the same numbers plus a constant."""
         return replace(self, mean=self.mean + by)

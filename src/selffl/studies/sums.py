@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from selffl.errors import ConfigError
 from selffl.privacy import epsilon
-from selffl.studies.arms import Arm, Outcomes, difference, estimate, run_arms
-from selffl.studies.comparison import NUM_SEEDS, by_round, history, points, shortened, within
+from selffl.studies.arms import Arm, Outcomes, difference, estimate
+from selffl.studies.comparison import (
+    NUM_SEEDS,
+    by_round,
+    history,
+    mean_gradients,
+    points,
+    run_each,
+    shortened,
+    within,
+)
 from selffl.studies.problems import MNIST, Problem, femnist
 from selffl.studies.result import OVER_SPLITS, Chart, Claim, Figure, Job, Series, Study, StudyResult, above_zero
 
@@ -24,38 +34,28 @@ NOISE = (0.5, 1.0, 2.0, 4.0)
 DELTA = 1e-5  # a hundredth of a client of a thousand
 
 
-def _sums(job: Job) -> StudyResult:
+def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
     """Plain against summed, on two problems."""
     rows, table, charts, claims = [], [], [], []
     config: dict[str, Any] = {}
-    problems = [shortened(problem, job)[0] for problem in (MNIST, femnist())]
-    seeds = shortened(MNIST, job)[1]
+    problems = [shortened(problem, job)[0] for problem in (digits, letters)]
+    seeds = shortened(digits, job)[1]
     total, done = len(problems) * 2 * len(PAIRS) * len(seeds), 0
     for problem in problems:
         arms = [Arm(name + ending, name, options) for ending, options in PAIRS.items() for name in _METHODS]
-        outcomes = run_arms(problem, [(arm, seed) for seed in seeds for arm in arms], job, done, total)
+        outcomes = run_each(problem, arms, seeds, job, done, total)
         done += len(arms) * len(seeds)
         rows += [{"problem": problem.name, **row} for row in history(outcomes)]
         table += [{"problem": problem.name, **line} for line in _lines(outcomes)]
         charts.append(by_round(outcomes, [arm.label for arm in arms], "weighted_accuracy", problem.name))
         for ending in PAIRS:
-            claims.append(_alike(outcomes, problem, *(name + ending for name in _METHODS)))
+            plain, summed = (name + ending for name in _METHODS)
+            text = f"{summed} is within {ALIKE:g} points of {plain} ({problem.name})."
+            claims.append(_alike(outcomes, summed, plain, text))
         config[problem.name] = asdict(problem)
     caption = f"Personal models on held-out rows; mean over {len(seeds)} seeds, bars ± s.e."
     config |= {"num_seeds": len(seeds)}
     return StudyResult(rows, table, [Figure("accuracy", caption, charts)], claims, config, decided_by=OVER_SPLITS)
-
-
-def _alike(outcomes: Outcomes, problem: Problem, plain: str, summed: str) -> Claim:
-    gap, shared = (
-        difference(outcomes[summed], outcomes[plain], name) for name in ("weighted_accuracy", "global_accuracy")
-    )
-    return Claim(
-        f"{summed} is within {ALIKE:g} points of {plain} ({problem.name}).",
-        within(gap, ALIKE),
-        f"Personal models {gap.mean:+.2f} ± {gap.error:.2f} points, global model {shared.mean:+.2f} ± "
-        f"{shared.error:.2f} ({summed} − {plain}, paired over {gap.count} seeds).",
-    )
 
 
 def _lines(outcomes: Outcomes) -> list[dict[str, str]]:
@@ -65,23 +65,21 @@ def _lines(outcomes: Outcomes) -> list[dict[str, str]]:
             "personal models": points(estimate(group, "weighted_accuracy")),
             "worst 10 %": points(estimate(group, "worst10_accuracy")),
             "global model": points(estimate(group, "global_accuracy")),
-            "gradients": f"{sum(outcome.num_gradients for outcome in group) / len(group):.0f}",
+            "gradients": f"{mean_gradients(group):.0f}",
         }
         for label, group in outcomes.items()
     ]
 
 
-def _noise(job: Job) -> StudyResult:
-    """What clipping and noise cost, on MNIST."""
-    problem, seeds = shortened(MNIST, job)
+def noise_study(whole: Problem, job: Job) -> StudyResult:
+    """What clipping and noise cost."""
+    problem, seeds = shortened(whole, job)
     bounds = {"clip": CLIP, "max_weight": MAX_WEIGHT}
     free, bounded = "self-fl-sums", "bounded, no noise"
     arms = [Arm(free, "self-fl-sums"), Arm(bounded, "self-fl-sums", bounds), Arm("local", "local")]
     noisy = {f"z = {z:g}": z for z in NOISE}
     arms += [Arm(label, "self-fl-sums", bounds | {"noise_multiplier": z}) for label, z in noisy.items()]
-    outcomes = run_arms(
-        problem, [(arm, seed) for seed in seeds for arm in arms], job, 0, len(arms) * len(seeds)
-    )  # fmt: skip
+    outcomes = run_each(problem, arms, seeds, job)
     num_clients = int(outcomes[free][0].summary["clients"])
     spent = {label: _epsilon(problem, z, num_clients) for label, z in noisy.items()}
     table = [line | {f"ε at δ = {DELTA:g}": spent.get(line["method"], "–")} for line in _lines(outcomes)]
@@ -92,9 +90,9 @@ def _noise(job: Job) -> StudyResult:
     alone = estimate(outcomes["local"], "weighted_accuracy").mean
     lines.append(Series("training alone", [0.0, max(NOISE)], [alone, alone], is_reference=True))
     claims = [
-        _cost(outcomes, bounded, free, "Bounding a client's part costs no accuracy."),
+        _alike(outcomes, bounded, free, "Bounding a client's part costs no accuracy."),
         *(
-            _cost(
+            _alike(
                 outcomes, label, bounded, f"Noise of z = {z:g} (ε = {spent[label]}) costs the personal models nothing."
             )
             for label, z in noisy.items()
@@ -128,16 +126,16 @@ def _epsilon(problem: Problem, noise_multiplier: float, num_clients: int) -> str
     return f"{found:.1f}"
 
 
-def _cost(outcomes: Outcomes, label: str, other: str, text: str) -> Claim:
-    """That an arm costs nothing: contradicted by a loss beyond the bound, shown by a gap within it."""
+def _alike(outcomes: Outcomes, label: str, other: str, text: str) -> Claim:
+    """That an arm is as good as another: contradicted by a gap beyond the bound, shown by one within it."""
     gap, shared = (
         difference(outcomes[label], outcomes[other], name) for name in ("weighted_accuracy", "global_accuracy")
     )
     return Claim(
         text,
         within(gap, ALIKE),
-        f"Personal models {gap.mean:+.2f} ± {gap.error:.2f} points, global model {shared.mean:+.2f} ± "
-        f"{shared.error:.2f} ({label} − {other}, paired over {gap.count} seeds).",
+        f"Personal models {gap.signed} points, global model {shared.signed} ({label} − {other}, paired over "
+        f"{gap.count} seeds).",
     )
 
 
@@ -148,8 +146,7 @@ def _gains(outcomes: Outcomes, texts: Mapping[str, str]) -> list[Claim]:
         Claim(
             text,
             verdict,
-            f"Personal models {gap.mean:+.2f} ± {gap.error:.2f} points ({label} − local, paired over {gap.count} "
-            "seeds).",
+            f"Personal models {gap.signed} points ({label} − local, paired over {gap.count} seeds).",
         )
         for (label, text), gap, verdict in zip(texts.items(), gaps, above_zero(gaps), strict=True)
     ]
@@ -161,7 +158,7 @@ SUMS = (
         "Self-FL from sums alone",
         "beyond the paper",
         f"{MNIST.setting}, and letters; {NUM_SEEDS} seeds",
-        _sums,
+        lambda job: sums_study(MNIST, femnist(), job),
         "With variances summed, σ₀² is so much larger than any σₘ² that clients weigh within half a percent of each "
         "other, and the two methods differ in the last digits of a few clients. With σ₀² as a mean weights differ, "
         "steps fall to three, both methods lose accuracy alike, and on the twenty clients of a round of letters the "
@@ -172,7 +169,7 @@ SUMS = (
         "What client-level noise on the sums costs",
         "beyond the paper",
         f"{MNIST.setting}; {NUM_SEEDS} seeds; changes clipped at {CLIP:g}, weights at {MAX_WEIGHT:g}",
-        _noise,
+        partial(noise_study, MNIST),
         "The noise goes into the global model, and each client then takes some forty steps of its own: the personal "
         "models lose far less than the global one. A thousand clients are few for client-level privacy: at ε = 3.4 "
         "the global model has lost an eighth of its accuracy and runs differ widely. Training alone, which publishes "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-from selffl.studies.arms import Arm, Outcome, difference, estimate, run_arms
-from selffl.studies.comparison import NUM_SEEDS, by_round, history, points, seeds_of, within
+from selffl.studies.arms import Arm, Outcomes, difference, estimate
+from selffl.studies.comparison import NUM_SEEDS, mean_gradients, points, result_of, run_each, seeds_of, within
 from selffl.studies.problems import SENTIMENT, Problem, WarmUp, sent140
-from selffl.studies.result import OVER_SPLITS, Claim, Figure, Job, Study, StudyResult, above_zero
+from selffl.studies.result import Claim, Job, Study, StudyResult, Verdict, above_zero
 
 # FedAvg's local models, which the paper's figures show: Self-FL without any of its parts is FedAvg, bit for bit (D13),
 # and keeps the model that each client trained last.  Its global model is FedAvg's.
@@ -29,22 +29,17 @@ SATURATED = 1.0  # points
 UNCHANGED = 2.0  # points
 
 
-def _settled(job: Job) -> tuple[Problem, Problem, range]:
-    """The problem as found, as run, and the seeds: a quick look takes an LSTM of 32 and a twentieth of the rounds."""
-    found = sent140()
-    if not job.quick:
-        return found, found, seeds_of(job)
+PANELS = {"train_accuracy": "Training rows", "weighted_accuracy": "Test rows"}
+
+
+def settled(found: Problem, job: Job) -> tuple[Problem, WarmUp]:
+    """The problem as it is run and its warm start: a quick look takes an LSTM of 32 and a twentieth of the rounds."""
     assert found.warm_up is not None
-    return (
-        found,
-        replace(
-            found,
-            rounds=found.rounds // 20,
-            warm_up=WarmUp(rounds=found.warm_up.rounds // 20),
-            model_options={**found.model_options, "hidden": 32},
-        ),
-        seeds_of(job),
-    )
+    if not job.quick:
+        return found, found.warm_up
+    warm_up = WarmUp(rounds=found.warm_up.rounds // 20)
+    options = {**found.model_options, "hidden": 32}
+    return replace(found, rounds=found.rounds // 20, warm_up=warm_up, model_options=options), warm_up
 
 
 FROM_SCRATCH: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -58,12 +53,12 @@ def _arms(chosen: Mapping[str, tuple[str, Mapping[str, Any]]], job: Job, num_eva
     return [Arm(label, *method, evaluate_train=True, num_evaluations=every) for label, method in chosen.items()]
 
 
-def _evaluated(outcomes: Mapping[str, list[Outcome]]) -> set[int]:
+def _evaluated(outcomes: Outcomes) -> set[int]:
     """Rounds that some run was evaluated in."""
     return {int(row["round"]) for group in outcomes.values() for outcome in group for row in outcome.history}
 
 
-def _table(outcomes: Mapping[str, list[Outcome]]) -> list[dict[str, str]]:
+def _table(outcomes: Outcomes) -> list[dict[str, str]]:
     return [
         {
             "method": label,
@@ -73,91 +68,92 @@ def _table(outcomes: Mapping[str, list[Outcome]]) -> list[dict[str, str]]:
             "worst 10 %": points(estimate(group, "worst10_accuracy")),
             "AUC, clients with both classes": points(estimate(group, "weighted_auc").scaled(100)),
             "global model": "–" if label == "local" else points(estimate(group, "global_accuracy")),
-            "gradients": f"{sum(o.num_gradients for o in group) / len(group):.1f}",
+            "gradients": f"{mean_gradients(group):.1f}",
         }
         for label, group in outcomes.items()
     ]
 
 
 def _named(problem: Problem) -> str:
-    return "a stand-in for Sent140" if problem is SENTIMENT else "Sent140"
+    return "a stand-in for Sent140" if problem.data == SENTIMENT.data else "Sent140"
 
 
-def _warm_start(job: Job) -> StudyResult:
-    found, problem, seeds = _settled(job)
-    assert problem.warm_up is not None
-    scratch = replace(problem, rounds=problem.warm_up.rounds, warm_up=None)
-    arms = _arms(FROM_SCRATCH, job, 20)
-    work = [(arm, seed) for seed in seeds for arm in arms]
-    outcomes = run_arms(scratch, work, job, 0, len(work))
+def _unchanged(outcomes: Outcomes, label: str, since: int, bound: float) -> tuple[Verdict, str]:
+    """Whether test accuracy has changed by less than a bound since a round; and by how much, in words."""
+    gap = difference(outcomes[label], [outcome.at(since) for outcome in outcomes[label]], "weighted_accuracy")
+    return within(gap, bound), f"it changes by {gap.signed} points (paired over {gap.count} seeds; "
+
+
+def warm_start_study(found: Problem, job: Job) -> StudyResult:
+    """Figure 7: FedAvg from scratch."""
+    (problem, warm_up), seeds = settled(found, job), seeds_of(job)
+    scratch = replace(problem, rounds=warm_up.rounds, warm_up=None)
+    outcomes = run_each(scratch, _arms(FROM_SCRATCH, job, 20), seeds, job)
     late = max((number for number in _evaluated(outcomes) if number <= scratch.rounds * 3 // 4), default=scratch.rounds)
     claims = []
-    for label, group in outcomes.items():
-        before = [outcome.at(late) for outcome in group]
-        gap = difference(group, before, "weighted_accuracy")
+    for label in outcomes:
+        verdict, change = _unchanged(outcomes, label, late, SATURATED)
         claims.append(
             Claim(
                 f"Test accuracy saturates during the warm start (appendix, figure 8's text; {label}).",
-                within(gap, SATURATED),
-                f"From round {late} to {scratch.rounds} it changes by {gap.mean:+.2f} ± {gap.error:.2f} points (paired "
-                f"over {len(seeds)} seeds; read as saturated if within {SATURATED:g}).",
+                verdict,
+                f"From round {late} to {scratch.rounds} {change}read as saturated if within {SATURATED:g}).",
             )
         )
     caption = f"FedAvg from scratch, {_named(found)}; mean over {len(seeds)} seeds, bars ± s.e."
-    figure = Figure(
-        "accuracy",
-        caption,
-        [
-            by_round(outcomes, list(outcomes), "train_accuracy", "Training rows"),
-            by_round(outcomes, list(outcomes), "weighted_accuracy", "Test rows"),
-        ],
-    )
-    return StudyResult(
-        history(outcomes),
-        _table(outcomes),
-        [figure],
-        claims,
-        asdict(scratch) | {"num_seeds": len(seeds)},
+    return replace(
+        result_of(outcomes, _table(outcomes), claims, scratch, caption, PANELS),
         title=f"FedAvg from scratch on sentiment ({_named(found)})",
         setting=f"{scratch.setting}; {len(seeds)} seeds",
-        decided_by=OVER_SPLITS,
     )
 
 
-def _sent140(job: Job) -> StudyResult:
-    found, problem, seeds = _settled(job)
-    assert problem.warm_up is not None
-    arms = _arms(ARMS, job, 10)
-    work = [(arm, seed) for seed in seeds for arm in arms]
-    outcomes = run_arms(problem, work, job, 0, len(work))
-    labels, warm = list(ARMS), problem.warm_up.rounds
+def methods_study(found: Problem, job: Job) -> StudyResult:
+    """Figure 8: every method from one warm start."""
+    (problem, warm_up), seeds = settled(found, job), seeds_of(job)
+    outcomes = run_each(problem, _arms(ARMS, job, 10), seeds, job)
+    warm, first = warm_up.rounds, min(_evaluated(outcomes), default=problem.rounds)
+    claims = _convergence_claims(outcomes)
+    for label in list(ARMS)[:-1]:
+        verdict, change = _unchanged(outcomes, label, first, UNCHANGED)
+        claims.append(
+            Claim(
+                f"Test accuracy does not change much after the warm start (appendix, figure 8; {label}).",
+                verdict,
+                f"From round {warm + first} to {warm + problem.rounds} {change}read as unchanged if within "
+                f"{UNCHANGED:g}).",
+            )
+        )
+    claims += _claims_beyond(outcomes)
+    caption = f"Every method from FedAvg's model of round {warm}, {_named(found)}; mean over {len(seeds)} seeds."
+    return replace(
+        result_of(outcomes, _table(outcomes), claims, problem, caption, PANELS, first=warm),
+        title=f"Every method from one warm start on sentiment ({_named(found)})",
+        setting=f"{problem.setting}; pFedMe with λ = {PFEDME_PENALTY:g}; {len(seeds)} seeds",
+    )
+
+
+def _convergence_claims(outcomes: Outcomes) -> list[Claim]:
+    """That Self-FL and FedAvg fit training rows better than each of the others."""
     claims = []
     others = {"ditto": "DITTO", "pfedme": "pFedMe", "perfedavg": "PerFedAvg"}
-    for better in ("self-fl", "fedavg, local models"):
+    for better, ours in (("self-fl", "Self-FL"), ("fedavg, local models", "FedAvg")):
         gaps = [difference(outcomes[better], outcomes[rival], "train_accuracy") for rival in others]
         for (rival, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True):
             test = difference(outcomes[better], outcomes[rival], "weighted_accuracy")
             claims.append(
                 Claim(
-                    f"{'Self-FL' if better == 'self-fl' else 'FedAvg'} converges better than {name} on training rows "
-                    "(appendix, figure 8).",
+                    f"{ours} converges better than {name} on training rows (appendix, figure 8).",
                     verdict,
-                    f"In the last round: training rows {gap.mean:+.2f} ± {gap.error:.2f} points, test rows "
-                    f"{test.mean:+.2f} ± {test.error:.2f} ({better} − {rival}, paired over {len(seeds)} seeds).",
+                    f"In the last round: training rows {gap.signed} points, test rows {test.signed} "
+                    f"({better} − {rival}, paired over {gap.count} seeds).",
                 )
             )
-    for label in labels[:-1]:
-        first = min(_evaluated(outcomes), default=problem.rounds)
-        early = [outcome.at(first) for outcome in outcomes[label]]
-        gap = difference(outcomes[label], early, "weighted_accuracy")
-        claims.append(
-            Claim(
-                f"Test accuracy does not change much after the warm start (appendix, figure 8; {label}).",
-                within(gap, UNCHANGED),
-                f"From round {warm + first} to {warm + problem.rounds} it changes by {gap.mean:+.2f} ± {gap.error:.2f} "
-                f"points (paired over {len(seeds)} seeds; read as unchanged if within {UNCHANGED:g}).",
-            )
-        )
+    return claims
+
+
+def _claims_beyond(outcomes: Outcomes) -> list[Claim]:
+    """What the paper does not compare with."""
     beyond = {
         "FedAvg's one model": ("fedavg, local models", "global_accuracy"),
         "models trained alone from there": ("local", "weighted_accuracy"),
@@ -166,33 +162,14 @@ def _sent140(job: Job) -> StudyResult:
         difference(outcomes["self-fl"], outcomes[rival], "weighted_accuracy", metric)
         for rival, metric in beyond.values()
     ]
-    for name, gap, verdict in zip(beyond, gaps, above_zero(gaps), strict=True):
-        claims.append(
-            Claim(
-                f"Not in the paper: Self-FL's personal models are better on test rows than {name}.",
-                verdict,
-                f"{gap.mean:+.2f} ± {gap.error:.2f} points (paired over {len(seeds)} seeds).",
-            )
+    return [
+        Claim(
+            f"Not in the paper: Self-FL's personal models are better on test rows than {name}.",
+            verdict,
+            f"{gap.signed} points (paired over {gap.count} seeds).",
         )
-    caption = f"Every method from FedAvg's model of round {warm}, {_named(found)}; mean over {len(seeds)} seeds."
-    figure = Figure(
-        "accuracy",
-        caption,
-        [
-            by_round(outcomes, labels, "train_accuracy", "Training rows", first=warm),
-            by_round(outcomes, labels, "weighted_accuracy", "Test rows", first=warm),
-        ],
-    )
-    return StudyResult(
-        history(outcomes),
-        _table(outcomes),
-        [figure],
-        claims,
-        asdict(problem) | {"num_seeds": len(seeds)},
-        title=f"Every method from one warm start on sentiment ({_named(found)})",
-        setting=f"{problem.setting}; pFedMe with λ = {PFEDME_PENALTY:g}; {len(seeds)} seeds",
-        decided_by=OVER_SPLITS,
-    )
+        for name, gap, verdict in zip(beyond, gaps, above_zero(gaps), strict=True)
+    ]
 
 
 _WORDS = "rated snippets, a stand-in for Sent140, unless Sentiment140 is found"
@@ -202,7 +179,7 @@ TEXT = (
         f"FedAvg from scratch on sentiment ({_WORDS})",
         "appendix, figure 7",
         f"{replace(SENTIMENT, rounds=200, warm_up=None).setting}; {NUM_SEEDS} seeds",
-        _warm_start,
+        lambda job: warm_start_study(sent140(), job),
         "A client has six training rows on average, so that its two epochs are two steps: the one model learns slowly, "
         "while local models, two steps on from it, are six points better on test rows and have stopped improving "
         "there. What they learn in two steps is mostly which answer is the more frequent with their client: whoever "
@@ -215,7 +192,7 @@ TEXT = (
         f"Every method from one warm start on sentiment ({_WORDS})",
         "appendix, figure 8",
         f"{SENTIMENT.setting}; pFedMe with λ = {PFEDME_PENALTY:g}; {NUM_SEEDS} seeds",
-        _sent140,
+        lambda job: methods_study(sent140(), job),
         "On training rows Self-FL is behind DITTO, pFedMe and PerFedAvg, which is not what figure 8 shows: smoothed by "
         "C it stands still near 83 %, probably because clients start every round near a global model that moves by a "
         "tenth, for without smoothing it goes on to 91 %. FedAvg's local models are ahead of DITTO's and PerFedAvg's, "
