@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 
 from selffl.algorithms import DEFAULT_ALGORITHM
-from selffl.algorithms.options import at_least
+from selffl.algorithms.options import check_integer
 from selffl.data.columns import column_of, numbered
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError
@@ -290,7 +290,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         """
         if self.model is not None:
             return RATE
-        at_least("batch_size", self.batch_size, 1)
+        check_integer("batch_size", self.batch_size, 1)
         momentum = named_method(self.algorithm)[1].momentum
         sizes = federation.train.num_examples.tolist()
         bounds = []

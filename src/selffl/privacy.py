@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from selffl.algorithms.options import above, at_least
+from selffl.algorithms.options import check_integer, check_number
 from selffl.engines.cohort import cohort_size
 from selffl.errors import ConfigError
 
@@ -28,7 +28,7 @@ def epsilon(noise_multiplier: float, *, num_clients: int, participation: float, 
         delta: δ, well below 1/M.
     """
     _check(num_clients, participation, rounds, delta)
-    above("noise_multiplier", noise_multiplier, 0.0, inclusive=True)
+    check_number("noise_multiplier", noise_multiplier, at_least=0.0)
     if noise_multiplier == 0:
         return math.inf
     accountant = _accountant()
@@ -39,7 +39,7 @@ def epsilon(noise_multiplier: float, *, num_clients: int, participation: float, 
 def noise_for(epsilon: float, *, num_clients: int, participation: float, rounds: int, delta: float) -> float:
     """The least noise multiplier that keeps a run within ``epsilon`` at ``delta``."""
     _check(num_clients, participation, rounds, delta)
-    above("epsilon", epsilon, 0.0)
+    check_number("epsilon", epsilon, above=0.0)
     library = _library()
     found = library.calibrate_dp_mechanism(
         _accountant,
@@ -52,10 +52,10 @@ def noise_for(epsilon: float, *, num_clients: int, participation: float, rounds:
 
 
 def _check(num_clients: int, participation: float, rounds: int, delta: float) -> None:
-    at_least("num_clients", num_clients, 1)
-    above("participation", participation, 0.0, at_most=1.0)
-    at_least("rounds", rounds, 1)
-    above("delta", delta, 0.0)
+    check_integer("num_clients", num_clients, 1)
+    check_number("participation", participation, above=0.0, at_most=1.0)
+    check_integer("rounds", rounds, 1)
+    check_number("delta", delta, above=0.0)
     if delta >= 1:
         raise ConfigError(f"delta is {delta!r}; expected a number below 1, and well below 1 / num_clients.")
 

@@ -21,7 +21,7 @@ from selffl.algorithms.averaging import (
     SharedModel,
 )
 from selffl.algorithms.contract import LocalTask, Personalises
-from selffl.algorithms.options import above, true_or_false
+from selffl.algorithms.options import check_bool, check_number
 from selffl.algorithms.solver import iterate, rate_of
 
 
@@ -53,8 +53,8 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        above("mixing", self.mixing, 0.0, at_most=1.0, inclusive=True)
-        true_or_false("adaptive", self.adaptive)
+        check_number("mixing", self.mixing, at_least=0.0, at_most=1.0)
+        check_bool("adaptive", self.adaptive)
 
     def newcomer(self, params: Tensor) -> MixingMemory:
         """No model of its own yet, and the first alpha."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm, LocalTask, Memory, Personalises
-from selffl.algorithms.options import at_least, one_of
+from selffl.algorithms.options import check_choice, check_integer
 from selffl.algorithms.population import Population
 
 Weighting = Literal["examples", "equal"]
@@ -84,7 +84,7 @@ class FixedLocalSteps:
     num_local_epochs: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        at_least("num_local_steps", self.num_local_steps, 1)
+        check_integer("num_local_steps", self.num_local_steps, 1)
         check_epochs(self.num_local_epochs)
 
     def steps(self, task: LocalTask) -> int | Tensor:
@@ -100,12 +100,12 @@ class FixedLocalSteps:
 def check_epochs(num_local_epochs: int | None) -> None:
     """Refuse a number of epochs below 1."""
     if num_local_epochs is not None:
-        at_least("num_local_epochs", num_local_epochs, 1)
+        check_integer("num_local_epochs", num_local_epochs, 1)
 
 
 def check_weighting(weighting: Weighting) -> None:
     """Refuse an unknown weighting."""
-    one_of("weighting", weighting, get_args(Weighting))
+    check_choice("weighting", weighting, get_args(Weighting))
 
 
 def _precise(params: Tensor) -> torch.dtype:

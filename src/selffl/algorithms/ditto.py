@@ -18,7 +18,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import LocalTask
-from selffl.algorithms.options import above
+from selffl.algorithms.options import check_number
 from selffl.algorithms.solver import descend
 
 
@@ -40,7 +40,7 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        above("penalty", self.penalty, 0.0, inclusive=True)
+        check_number("penalty", self.penalty, at_least=0.0)
         check_weighting(self.weighting)
 
     def client_round(

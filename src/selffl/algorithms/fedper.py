@@ -24,7 +24,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import LocalTask, Personalises
-from selffl.algorithms.options import a_string
+from selffl.algorithms.options import check_string
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError, unknown_name
@@ -76,7 +76,7 @@ class FedPer(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, HeadMemor
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        a_string("head", self.head)
+        check_string("head", self.head)
         check_weighting(self.weighting)
 
     def start(self, params: Tensor, population: Population) -> HeadServer:

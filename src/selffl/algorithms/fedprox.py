@@ -11,7 +11,7 @@ from typing import ClassVar
 from selffl.algorithms.averaging import ModelBroadcast, ModelUpload, NoMemory
 from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.fedavg import FedAvg
-from selffl.algorithms.options import above
+from selffl.algorithms.options import check_number
 from selffl.algorithms.solver import descend
 
 
@@ -29,7 +29,7 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        above("penalty", self.penalty, 0.0, inclusive=True)
+        check_number("penalty", self.penalty, at_least=0.0)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask

@@ -14,7 +14,7 @@ from torch import Tensor
 from selffl.algorithms.averaging import Weighting
 from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.fedper import FedPer
-from selffl.algorithms.options import at_least
+from selffl.algorithms.options import check_integer
 from selffl.algorithms.solver import descend
 
 
@@ -34,7 +34,7 @@ class FedRep(FedPer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("head_steps", self.head_steps, 1)
+        check_integer("head_steps", self.head_steps, 1)
 
     def trained(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
         """tau steps of the head under the received body, then L steps of the body under that head."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.options import above, true_or_false
+from selffl.algorithms.options import check_bool, check_number
 from selffl.errors import ConfigError, unknown_name
 
 
@@ -56,7 +56,7 @@ class Momentum(Optimiser):
 
     def __post_init__(self) -> None:
         _below_one("momentum", self.momentum)
-        true_or_false("nesterov", self.nesterov)
+        check_bool("nesterov", self.nesterov)
 
     def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int) -> Tensor:
         """The velocity."""
@@ -85,7 +85,7 @@ class Adam(Optimiser):
     def __post_init__(self) -> None:
         _below_one("beta1", self.beta1)
         _below_one("beta2", self.beta2)
-        above("eps", self.eps, 0.0)
+        check_number("eps", self.eps, above=0.0)
 
     def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int) -> Tensor:
         """The mean gradient over the root of the mean square."""
@@ -98,7 +98,7 @@ class Adam(Optimiser):
 
 
 def _below_one(name: str, value: object) -> None:
-    above(name, value, 0.0, inclusive=True)
+    check_number(name, value, at_least=0.0)
     if value >= 1:  # type: ignore[operator]
         raise ConfigError(f"{name} is {value!r}; expected a number from 0 up to, not including, 1.")
 

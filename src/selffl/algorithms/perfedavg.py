@@ -19,7 +19,7 @@ from selffl.algorithms.averaging import (
     StatelessClients,
 )
 from selffl.algorithms.contract import LocalTask, Personalises
-from selffl.algorithms.options import above, at_least, one_of
+from selffl.algorithms.options import check_choice, check_integer, check_number
 from selffl.algorithms.solver import descend, iterate, rate_of
 
 
@@ -46,11 +46,11 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("order", self.order, ("first", "hessian-free"))
+        check_choice("order", self.order, ("first", "hessian-free"))
         if self.inner_learning_rate is not None:
-            above("inner_learning_rate", self.inner_learning_rate, 0.0)
-        at_least("adaptation_steps", self.adaptation_steps, 0)
-        above("difference", self.difference, 0.0)
+            check_number("inner_learning_rate", self.inner_learning_rate, above=0.0)
+        check_integer("adaptation_steps", self.adaptation_steps, 0)
+        check_number("difference", self.difference, above=0.0)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask

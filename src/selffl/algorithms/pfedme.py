@@ -21,7 +21,7 @@ from selffl.algorithms.averaging import (
     move,
 )
 from selffl.algorithms.contract import LocalTask
-from selffl.algorithms.options import above, at_least
+from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.solver import iterate, rate_of
 
 
@@ -47,11 +47,11 @@ class PFedMe(FixedLocalSteps, PersonalModelClients):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("num_inner_steps", self.num_inner_steps, 1)
-        above("penalty", self.penalty, 0.0, inclusive=True)
-        above("mixing", self.mixing, 0.0)
+        check_integer("num_inner_steps", self.num_inner_steps, 1)
+        check_number("penalty", self.penalty, at_least=0.0)
+        check_number("mixing", self.mixing, above=0.0)
         if self.personal_learning_rate is not None:
-            above("personal_learning_rate", self.personal_learning_rate, 0.0)
+            check_number("personal_learning_rate", self.personal_learning_rate, above=0.0)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask

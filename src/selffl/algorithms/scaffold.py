@@ -16,7 +16,7 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, move
 from selffl.algorithms.contract import Algorithm, LocalTask, Personalises
-from selffl.algorithms.options import above
+from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import iterate, rate_of
 
@@ -67,7 +67,7 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        above("global_learning_rate", self.global_learning_rate, 0.0)
+        check_number("global_learning_rate", self.global_learning_rate, above=0.0)
 
     def start(self, params: Tensor, population: Population) -> ControlServer:
         """The initial model; nothing to correct yet."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.contract import LocalTask
-from selffl.algorithms.options import above, at_least
+from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.self_fl import ClientLevel, SelfFLUpload
 from selffl.algorithms.self_fl_clients import SelfFLBroadcast, SelfFLMemory, model_or_global
 from selffl.algorithms.solver import descend, descend_to_convergence
@@ -53,8 +53,8 @@ class SelfFLAugmented(ClientLevel[AugmentedMemory, AugmentedUpload]):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tolerance is not None:
-            above("tolerance", self.tolerance, 0.0)
-        at_least("max_convergence_steps", self.max_convergence_steps, 1)
+            check_number("tolerance", self.tolerance, above=0.0)
+        check_integer("max_convergence_steps", self.max_convergence_steps, 1)
 
     def newcomer(self, params: Tensor) -> AugmentedMemory:
         """No models yet, no rounds recorded."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import check_epochs
 from selffl.algorithms.contract import LocalTask, Personalises
-from selffl.algorithms.options import above, at_least, one_of, true_or_false
+from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
 from selffl.maths.posterior import FORMS, Form, initial_params, local_steps, prior_variance, rounded_steps
 from selffl.maths.variance import Spread, VarianceScale
 
@@ -84,18 +84,18 @@ class PlanningClients:
     uncertainty_weights: bool = True
 
     def __post_init__(self) -> None:
-        one_of("form", self.form, FORMS)
-        one_of("variances", self.variances, ("estimated", "known"))
-        one_of("variance_scale", self.variance_scale, ("sum", "mean"))
-        one_of("others", self.others, ("cohort", "all"))
+        check_choice("form", self.form, FORMS)
+        check_choice("variances", self.variances, ("estimated", "known"))
+        check_choice("variance_scale", self.variance_scale, ("sum", "mean"))
+        check_choice("others", self.others, ("cohort", "all"))
         if self.smoothing != "participation":
-            above("smoothing", self.smoothing, 0.0, at_most=1.0, alternative=", or 'participation'")
-        at_least("initial_steps", self.initial_steps, 1)
-        at_least("max_local_steps", self.max_local_steps, 1)
+            check_number("smoothing", self.smoothing, above=0.0, at_most=1.0, alternative=", or 'participation'")
+        check_integer("initial_steps", self.initial_steps, 1)
+        check_integer("max_local_steps", self.max_local_steps, 1)
         check_epochs(self.num_local_epochs)
-        true_or_false("adaptive_start", self.adaptive_start)
-        true_or_false("adaptive_steps", self.adaptive_steps)
-        true_or_false("uncertainty_weights", self.uncertainty_weights)
+        check_bool("adaptive_start", self.adaptive_start)
+        check_bool("adaptive_steps", self.adaptive_steps)
+        check_bool("uncertainty_weights", self.uncertainty_weights)
 
     def plan(self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask) -> Plan:
         """Each client's sigma_m^2, first point and number of steps, decided before it trains.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.contract import LocalTask
-from selffl.algorithms.options import at_least, one_of
+from selffl.algorithms.options import check_choice, check_integer
 from selffl.algorithms.population import Population
 from selffl.algorithms.self_fl import SelfFLServer, SelfFLUpload, SingleClients, fill_unknown_variances, train_by_plan
 from selffl.algorithms.self_fl_clients import OneModelClients, SelfFLBroadcast, SelfFLMemory
@@ -57,8 +57,8 @@ class SelfFLCluster(OneModelClients, SingleClients[ClusterServer, SelfFLMemory, 
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("clusters", self.clusters, ("column", "variance"))
-        at_least("num_clusters", self.num_clusters, 1)
+        check_choice("clusters", self.clusters, ("column", "variance"))
+        check_integer("num_clusters", self.num_clusters, 1)
 
     def start(self, params: Tensor, population: Population) -> ClusterServer:
         """No representative yet; a cluster whose variances are stated has the variance of all its members together."""

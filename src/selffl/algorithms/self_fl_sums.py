@@ -30,7 +30,7 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import move
 from selffl.algorithms.contract import Algorithm, LocalTask
-from selffl.algorithms.options import above
+from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.self_fl_clients import OneModelClients, SelfFLBroadcast, SelfFLMemory
 from selffl.algorithms.solver import descend
@@ -89,8 +89,8 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
         super().__post_init__()
         for option in ("clip", "max_weight"):
             if getattr(self, option) is not None:
-                above(option, getattr(self, option), 0.0, alternative=", or None")
-        above("noise_multiplier", self.noise_multiplier, 0.0, inclusive=True)
+                check_number(option, getattr(self, option), above=0.0, alternative=", or None")
+        check_number("noise_multiplier", self.noise_multiplier, at_least=0.0)
         if self.noise_multiplier and (self.clip is None or self.max_weight is None):
             raise ConfigError(
                 f"noise_multiplier is {self.noise_multiplier:g} without clip and max_weight; expected both, for noise "

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from selffl.algorithms.options import one_of
+from selffl.algorithms.options import check_choice
 from selffl.data.federation import check_ids
 from selffl.data.preparation import Preparation
 from selffl.errors import CheckpointError, ConfigError, DataError
@@ -212,7 +212,7 @@ def write_personal(
         about: what else the file says of itself: ``rows``, one for each client, and ``model``, how to build it.
         precision: ``exact``, or a type to keep differences in.
     """
-    one_of("precision", precision, get_args(Precision))
+    check_choice("precision", precision, get_args(Precision))
     check_ids(clients)
     entries = _twins(shared.state_dict())
     state = {name: entry.detach().cpu() for name, entry in shared.state_dict().items()}

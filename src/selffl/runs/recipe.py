@@ -159,29 +159,29 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from selffl.algorithms.optimisers import optimiser_of
-    from selffl.algorithms.options import above, at_least, one_of, true_or_false
+    from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
     from selffl.data.split import check_seed
     from selffl.errors import ConfigError
     from selffl.training.blocks import check_gradients
 
     found: dict[str, Any] = {name: each.default for name, each in _OF_SETTINGS.items()} | dict(given)
-    at_least("rounds", found["rounds"], 1)
-    above("participation", found["participation"], 0.0, at_most=1.0)
-    at_least("batch_size", found["batch_size"], 1, at_most=MAX_BATCH_SIZE)
+    check_integer("rounds", found["rounds"], 1)
+    check_number("participation", found["participation"], above=0.0, at_most=1.0)
+    check_integer("batch_size", found["batch_size"], 1, at_most=MAX_BATCH_SIZE)
     check_seed(found["seed"])
     found["dtype"], largest = _floating_point(found["dtype"])
-    above("learning_rate", found["learning_rate"], 0.0, at_most=largest)
+    check_number("learning_rate", found["learning_rate"], above=0.0, at_most=largest)
     found["learning_rate"] = float(found["learning_rate"])
     if not isinstance(found["device"], str | torch.device):
         raise ConfigError(f"device is {found['device']!r}; expected 'cpu', 'cuda' or another of torch's.")
     found["device"] = str(found["device"])
-    one_of("evaluate_on", found["evaluate_on"], ("test", "validation"))
-    one_of("engine", found["engine"], ("cohort", "serial"))
+    check_choice("evaluate_on", found["evaluate_on"], ("test", "validation"))
+    check_choice("engine", found["engine"], ("cohort", "serial"))
     for name in ("evaluate_train", "gain"):
-        true_or_false(name, found[name])
+        check_bool(name, found[name])
     for name, least in (("evaluate_every", 0), ("checkpoint_every", 0), ("chunk_size", 1)):
         if found[name] is not None:
-            at_least(name, found[name], least)
+            check_integer(name, found[name], least)
     check_gradients(found["gradients"])
     if found["engine"] == "serial" and (found["chunk_size"] not in (None, 1) or found["gradients"] not in WITH_SERIAL):
         raise ConfigError(
@@ -191,7 +191,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(found["fine_tune"], str) or not isinstance(found["fine_tune"], Sequence):
         raise ConfigError(f"fine_tune is {found['fine_tune']!r}; expected a list of numbers of steps, such as (20,).")
     for steps in found["fine_tune"]:
-        at_least("fine_tune", steps, 1)
+        check_integer("fine_tune", steps, 1)
     found["fine_tune"] = tuple(sorted(set(found["fine_tune"])))
     found["optimiser"] = optimiser_of(found["optimiser"])
     if found["evaluate_every"] is None:

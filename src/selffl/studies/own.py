@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from selffl.algorithms import ALGORITHMS
-from selffl.algorithms.options import at_least
+from selffl.algorithms.options import check_integer
 from selffl.data import DATA_SETS
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, SelfFLError, one_line, unknown_name
@@ -177,7 +177,7 @@ def _methods(name: str, value: object) -> None:
 
 
 def _count(name: str, value: object) -> None:
-    at_least(name, value, 1)
+    check_integer(name, value, 1)
 
 
 def _table(name: str, value: object) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from selffl.algorithms import Algorithm
 from selffl.algorithms.optimisers import Optimiser
-from selffl.algorithms.options import above, at_least, one_of
+from selffl.algorithms.options import check_choice, check_integer, check_number
 from selffl.engines.cohort import RunState, sample_cohort
 from selffl.engines.flower.answers import Alone, Bounds, Scores, check_answer
 from selffl.engines.flower.client import VIEWS, Beginning, Shared
@@ -106,11 +106,11 @@ class Network:
     max_examples: int = 10**9
 
     def __post_init__(self) -> None:
-        at_least("max_examples", self.max_examples, 1)
-        above("quorum", self.quorum, 0.0, at_most=1.0)
-        above("round_seconds", self.round_seconds, 0.0)
-        above("connect_seconds", self.connect_seconds, 0.0, inclusive=True)
-        one_of("shortfall", self.shortfall, ("raise", "skip"))
+        check_integer("max_examples", self.max_examples, 1)
+        check_number("quorum", self.quorum, above=0.0, at_most=1.0)
+        check_number("round_seconds", self.round_seconds, above=0.0)
+        check_number("connect_seconds", self.connect_seconds, at_least=0.0)
+        check_choice("shortfall", self.shortfall, ("raise", "skip"))
 
 
 class Names(NamedTuple):
