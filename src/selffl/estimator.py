@@ -33,7 +33,7 @@ from selffl.training.flat import FlatModel
 from selffl.training.losses import squared_error
 
 RATE = 0.1  # of local steps, where nobody says otherwise
-SMALL = 1e-4  # steps that are worth a warning
+SMALL_LEARNING_RATE = 1e-4  # steps that are worth a warning
 
 Array = npt.NDArray[Any]
 Model = str | nn.Module | Callable[[Any, int], nn.Module]
@@ -301,7 +301,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
             varies = 2.0 * z.square().sum(1).max() / self.batch_size
             bounds.append(0.5 * float(largest_step(largest, varies, momentum)))
         least = min(bounds)
-        if least < SMALL:
+        if least < SMALL_LEARNING_RATE:
             name = federation.clients[bounds.index(least)]
             warnings.warn(
                 f"steps of {least:.1e} are all that the rows of {name!r} bear, and the rounds may not be enough; "

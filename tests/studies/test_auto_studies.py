@@ -15,7 +15,7 @@ SMALL = replace(DIGITS, rounds=3, data_options={"test_fraction": 0.3, "num_clien
 
 @pytest.fixture(scope="module")
 def result():
-    return auto._run(auto.Field(lambda: SMALL, others=("self-fl",), fine_tune=(2,)), Job(num_seeds=2))
+    return auto._run(auto.TunedComparison(lambda: SMALL, others=("self-fl",), fine_tune=(2,)), Job(num_seeds=2))
 
 
 def test_everybody_is_in_the_table_and_rivals_say_what_they_chose(result):

@@ -114,7 +114,7 @@ def _ids(wanted: Sequence[str], known: list[Any]) -> list[Any]:
 
 def _list(source: Path, as_json: bool) -> None:
     """Who is there, and how sure their models are."""
-    from selffl.runs.export import OF_CLIENT, PersonalModels
+    from selffl.runs.export import CLIENT_COLUMNS, PersonalModels
     from selffl.runs.folder import CLIENTS, read_config, read_records
 
     if source.is_file():
@@ -126,7 +126,7 @@ def _list(source: Path, as_json: bool) -> None:
     else:
         read_config(source)
         found = read_records(source).clients
-        rows = [{name: row[name] for name in ("client", *OF_CLIENT) if name in row} for row in found]
+        rows = [{name: row[name] for name in ("client", *CLIENT_COLUMNS) if name in row} for row in found]
         if not rows:
             raise ConfigError(f"{source} holds no {CLIENTS} yet; expected a run that has been evaluated.")
     if as_json:

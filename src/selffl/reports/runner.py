@@ -18,7 +18,7 @@ import torch
 
 from selffl.reports.record import StudyRecord, save_study
 from selffl.studies import DEMO, STUDIES
-from selffl.studies.arms import deaf_to_interruption, stop_workers
+from selffl.studies.arms import sigint_blocked, stop_workers
 from selffl.studies.result import Job
 
 OnProgress = Callable[[str, int, int, str], None]  # study, steps done, steps in all, what comes next
@@ -91,7 +91,7 @@ def run_studies(
         listener.start()
         pool = ProcessPoolExecutor(workers, mp_context=context)
         try:
-            with deaf_to_interruption():
+            with sigint_blocked():
                 arguments = (folder, quick, device, each, num_seeds, news)
                 futures = [pool.submit(_run, study_id, *arguments) for study_id in ids]
             for future in as_completed(futures):

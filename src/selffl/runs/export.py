@@ -44,7 +44,7 @@ Precision = Literal["exact", "float16", "bfloat16"]
 
 KIND = "personal models"  # what a file calls itself
 ENDINGS = (".safetensors", ".pt")  # of a plain state_dict
-OF_CLIENT = ("num_train", "rounds", "cluster", "intra_variance", "predicted_gain")  # columns of the run's clients
+CLIENT_COLUMNS = ("num_train", "rounds", "cluster", "intra_variance", "predicted_gain")  # columns of the run's clients
 
 
 class PersonalModels:
@@ -305,7 +305,7 @@ def position_of(client: Hashable, ids: Sequence[Hashable]) -> int:
 
 def client_about(row: Row) -> Row:
     """What goes with a client's model: its row of the run's clients, as far as it tells how sure the model is."""
-    found = {name: row[name] for name in OF_CLIENT if row.get(name) is not None}
+    found = {name: row[name] for name in CLIENT_COLUMNS if row.get(name) is not None}
     if "intra_variance" in found and "predicted_gain" in found:
         found["personal_variance"] = found["intra_variance"] / found["predicted_gain"]
     return found

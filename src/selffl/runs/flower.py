@@ -21,7 +21,7 @@ from selffl.algorithms.local import training_alone
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.population import Population
 from selffl.engines.cohort import RunState
-from selffl.engines.flower.answers import Alone, Scores
+from selffl.engines.flower.answers import Alone, EvaluationSums
 from selffl.engines.flower.client import VIEWS, algorithm_of
 from selffl.engines.flower.server import Server, numbered
 from selffl.engines.flower.strategy import Answers, Network
@@ -55,7 +55,7 @@ class ReportedEvaluation(Evaluation):
 
 
 def reported(
-    scores: Mapping[int, Scores], num_clients: int, own: Mapping[str, Metric] | None = None
+    scores: Mapping[int, EvaluationSums], num_clients: int, own: Mapping[str, Metric] | None = None
 ) -> ReportedEvaluation:
     """The evaluation of those clients that have answered; the others count as clients without rows."""
     known = own or {}
@@ -127,7 +127,7 @@ class RemoteRecorder(Recorder):
         if not isinstance(report, Mapping):
             super().take(state, report)
             return
-        scores = {client: found for client, found in report.items() if isinstance(found, Scores)}
+        scores = {client: found for client, found in report.items() if isinstance(found, EvaluationSums)}
         alone = {client: found for client, found in report.items() if isinstance(found, Alone)}
         if scores:
             self._joined = found = reported(scores, len(self._clients), self._own)

@@ -20,8 +20,8 @@ from selffl.runs.folder import Row
 from selffl.training.metrics import HIGHER_IS_BETTER
 
 LEVEL = 0.05  # of the test
-LITTLE = 1.25  # predicted gain below which the others are worth less than a quarter of a client's own rows
-MUCH = 2.0  # and from which they are worth as much as these
+SMALL_GAIN = 1.25  # predicted gain below which the others are worth less than a quarter of a client's own rows
+LARGE_GAIN = 2.0  # and from which they are worth as much as these
 
 
 def gain_columns(
@@ -190,7 +190,7 @@ def _why(row: Row, metric: str, typical: _Typical, chance: bool | None) -> str:
     if gain < 0 and typical.is_unlike(score, metric):
         here, usual = (_shown(value, metric) for value in (score, typical.shared))
         return f"unlike the others: the shared model has {here} here, {usual} at the middle client"
-    if gain < 0 and predicted is not None and predicted >= MUCH:
+    if gain < 0 and predicted is not None and predicted >= LARGE_GAIN:
         return f"foreseen was a gain (variance ÷ {predicted:.3g}) that did not come: {seen}"
     return f"beyond chance: {seen}" if chance is False else f"nothing measured stands out: {seen}"
 
@@ -201,7 +201,7 @@ def _of_size(row: Row, typical: _Typical, is_loss: bool) -> str:
     kind, is_one = ("large", size > typical.rows) if is_loss else ("small", size < typical.rows)
     if not is_one:
         return ""
-    if predicted is not None and (predicted < LITTLE if is_loss else predicted >= MUCH):
+    if predicted is not None and (predicted < SMALL_GAIN if is_loss else predicted >= LARGE_GAIN):
         # Its variance shrinks as if it had so many times its rows.
         worth = f"the others are predicted to be worth {(predicted - 1) * size:,.0f}"
         return f"{kind} client: {_counted(size, 'row')}, {worth}"

@@ -155,8 +155,8 @@ class Run:
             >>> from selffl.data import load
             >>> fed = load("digits", num_clients=12, seed=0)
             >>> run = selffl.train("softmax", fed.subset(range(11)), "self-fl-auto", rounds=10, participation=0.5)
-            >>> stranger = fed.subset([11])
-            >>> run.welcome((stranger.train.features, stranger.train.labels))
+            >>> newcomer = fed.subset([11])
+            >>> run.welcome((newcomer.train.features, newcomer.train.labels))
             Linear(in_features=64, out_features=10, bias=True)
         """
         own = rows_of_newcomer(self._session, rows)

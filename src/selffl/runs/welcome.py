@@ -31,7 +31,9 @@ from selffl.training.model import ModelTask
 
 MOST_VISITS = 50
 TOLERANCE = 3e-4  # a model that moves less in a visit, relative to its way from the global one, no longer moves
-WHOLE = 500  # rows of a step: up to so many are met in every step, so that no minibatch noise is left to wait for
+MAX_FULL_BATCH_ROWS = (
+    500  # rows of a step: up to so many are met in every step, so that no minibatch noise is left to wait for
+)
 NEWCOMER = "newcomer"  # what messages call it
 
 
@@ -175,7 +177,7 @@ def _settled(session: Session, state: RunState, sent: Any, rows: Rows) -> Tensor
     shared: Tensor = state.server.params
     count, size = len(rows.num_examples), int(rows.num_examples[0])
     is_settling = method.newcomer_visits is None
-    most = max(WHOLE, source.batch_size) if is_settling else source.batch_size
+    most = max(MAX_FULL_BATCH_ROWS, source.batch_size) if is_settling else source.batch_size
     store = MemoryStore(method.newcomer(shared.expand(count, -1)), ())
     found = shared.expand(count, -1).clone()
     moving = torch.arange(count, device=shared.device)

@@ -205,7 +205,7 @@ def run_side_by_side(
     elif tasks:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(num_processes, len(tasks)), context, torch.set_num_threads, (1,)) as pool:
-            with deaf_to_interruption():
+            with sigint_blocked():
                 futures: dict[Future[Found], Piece] = {
                     pool.submit(function, *arguments): piece for piece, arguments in tasks.items()
                 }
@@ -218,7 +218,7 @@ def run_side_by_side(
 
 
 @contextmanager
-def deaf_to_interruption() -> Iterator[None]:
+def sigint_blocked() -> Iterator[None]:
     """Processes that are started meanwhile do not hear Ctrl-C, which goes to all: this one stops them, and says so."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

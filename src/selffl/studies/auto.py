@@ -33,11 +33,11 @@ from selffl.studies.comparison import (
     fine_tuned,
     history,
     mean_gradients,
-    or_least,
     points,
     run_each,
     runs_of,
     sign,
+    validation_score,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, WAKEWORD, Problem, femnist, sent140
 from selffl.studies.result import OVER_SPLITS, Claim, Estimate, Figure, Job, Study, StudyResult, all_above_zero
@@ -51,7 +51,7 @@ SHARE = "worse than alone"
 
 
 @dataclass(frozen=True)
-class Field:
+class TunedComparison:
     """A problem and who is in it.
 
     Attributes:
@@ -90,12 +90,12 @@ class Field:
 
 
 FIELDS = {
-    "digits": Field(lambda: DIGITS),
-    "mnist": Field(lambda: MNIST),
-    "femnist": Field(femnist),
-    "cifar10": Field(lambda: CIFAR10, others=(), num_choosing=1, quick_share=20),
+    "digits": TunedComparison(lambda: DIGITS),
+    "mnist": TunedComparison(lambda: MNIST),
+    "femnist": TunedComparison(femnist),
+    "cifar10": TunedComparison(lambda: CIFAR10, others=(), num_choosing=1, quick_share=20),
     # Its clients have some twenty rows: eighty steps are forty passes.
-    "sent140": Field(
+    "sent140": TunedComparison(
         sent140,
         others=(),
         num_choosing=1,
@@ -104,7 +104,7 @@ FIELDS = {
         quick_share=25,
         quick_model={"hidden": 16},
     ),
-    "wakeword": Field(lambda: WAKEWORD, num_choosing=1, quick_share=10),
+    "wakeword": TunedComparison(lambda: WAKEWORD, num_choosing=1, quick_share=10),
 }
 
 
@@ -113,7 +113,7 @@ def chosen_label(name: str) -> str:
     return f"{name}, λ chosen"
 
 
-def _run(entry: Field, job: Job) -> StudyResult:
+def _run(entry: TunedComparison, job: Job) -> StudyResult:
     problem = entry.quick() if job.quick else entry.found()
     seeds = range(job.num_seeds or (2 if job.quick else NUM_SEEDS))
     choosing = range(1 if job.quick else min(entry.num_choosing, len(seeds)))
@@ -129,7 +129,7 @@ def _run(entry: Field, job: Job) -> StudyResult:
     total = len(trials) * len(choosing) + (len(plain) + len(grids)) * len(seeds)
     tried = run_each(problem, trials, choosing, job, 0, total)
     penalties = {
-        name: max(grid, key=lambda penalty: sum(map(or_least, tried[f"{name} {penalty:g}"])))
+        name: max(grid, key=lambda penalty: sum(map(validation_score, tried[f"{name} {penalty:g}"])))
         for name, grid in grids.items()
     }
     steps = best_steps(tried["fedavg choosing"], entry.fine_tune)

@@ -124,7 +124,9 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     total = (len(base) + len(choosing) + len(equal) + 1) * len(seeds)
     outcomes = run_each(problem, [*base, *choosing], seeds, job, 0, total)
 
-    penalties = [max(PENALTIES, key=lambda penalty: or_least(outcomes[f"ditto {penalty:g}"][seed])) for seed in seeds]
+    penalties = [
+        max(PENALTIES, key=lambda penalty: validation_score(outcomes[f"ditto {penalty:g}"][seed])) for seed in seeds
+    ]
     steps = [best_steps(outcomes["fedavg choosing"][seed : seed + 1]) for seed in seeds]
     budget = mean_gradients(outcomes[comparison.methods[0]])
     spending = {name: max(round(budget / GRADIENTS_PER_STEP[name]), 1) for name in equal}
@@ -144,7 +146,7 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     return outcomes, notes
 
 
-def or_least(outcome: Outcome) -> float:
+def validation_score(outcome: Outcome) -> float:
     """The accuracy that is chosen by."""
     score = outcome.score("weighted_accuracy")
     return score if score == score else -1.0  # a run that diverged is never chosen

@@ -35,7 +35,7 @@ from selffl.training.evaluation import numbers_of_rows
 SHARE = 0.2  # of the clients never take part in training
 COUNTS = (0, 1, 2, 5, 10, 20, 50)  # k
 LONGER = 16  # times L, of the longer fine-tuning
-ALIKE = 0.5  # points of accuracy that may be missing where one is called at least as good as the other
+MAX_GAP_POINTS = 0.5  # points of accuracy that may be missing where one is called at least as good as the other
 
 OURS, FEDAVG, DITTO, LOCAL = "self-fl-auto", "fedavg", "ditto, λ = 1", "local"
 SIZES = "rows"  # of each newcomer, among the scores
@@ -230,8 +230,8 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
     claims = [
         Claim(
             f"Before a newcomer has any row, {OURS}'s global model is at least as good as FedAvg's ({problem.name}).",
-            sign(gap.shifted(ALIKE)),
-            f"{gap.signed} points, paired over {gap.count} seeds; counts as long as less than {ALIKE:g} are missing.",
+            sign(gap.shifted(MAX_GAP_POINTS)),
+            f"{gap.signed} points, paired over {gap.count} seeds; counts as long as less than {MAX_GAP_POINTS:g} are missing.",
         )
     ]
     for rival in found:
@@ -247,9 +247,9 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
             Claim(
                 f"With {min(gaps)} to {max(gaps)} rows a newcomer's model by {OURS} is at least as good as by {rival} "
                 f"({problem.name}).",
-                together(above_zero([gap.shifted(ALIKE) for gap in gaps.values()])),
+                together(above_zero([gap.shifted(MAX_GAP_POINTS) for gap in gaps.values()])),
                 f"Points by number of rows, paired over {gap.count} seeds: {said}; each counts as long as less than "
-                f"{ALIKE:g} are missing.",
+                f"{MAX_GAP_POINTS:g} are missing.",
             )
         )
     return claims

@@ -25,7 +25,7 @@ from selffl.studies.result import OVER_SPLITS, Chart, Claim, Figure, Job, Series
 
 _METHODS = ("self-fl", "self-fl-sums")
 PAIRS = {"": {}, ", σ₀² as a mean": {"variance_scale": "mean"}}
-ALIKE = 0.5  # points of accuracy that two methods may differ by and still be called alike
+MAX_GAP_POINTS = 0.5  # points of accuracy that two methods may differ by and still be called alike
 
 # Fixed before any run with noise, from the lengths of the changes in one run of another seed without it (0.6 to 0.8);
 # an average client weighs 1, and on MNIST nobody weighs more than 1.01.
@@ -50,7 +50,7 @@ def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
         charts.append(by_round(outcomes, [arm.label for arm in arms], "weighted_accuracy", problem.name))
         for ending in PAIRS:
             plain, summed = (name + ending for name in _METHODS)
-            text = f"{summed} is within {ALIKE:g} points of {plain} ({problem.name})."
+            text = f"{summed} is within {MAX_GAP_POINTS:g} points of {plain} ({problem.name})."
             claims.append(_alike(outcomes, summed, plain, text))
         config[problem.name] = asdict(problem)
     caption = f"Personal models on held-out rows; mean over {len(seeds)} seeds, bars ± s.e."
@@ -133,7 +133,7 @@ def _alike(outcomes: Outcomes, label: str, other: str, text: str) -> Claim:
     )
     return Claim(
         text,
-        within(gap, ALIKE),
+        within(gap, MAX_GAP_POINTS),
         f"Personal models {gap.signed} points, global model {shared.signed} ({label} − {other}, paired over "
         f"{gap.count} seeds).",
     )

@@ -28,7 +28,7 @@ ROUNDED = 1.001  # times its bound that a number may be: soft labels are parts o
 
 
 @dataclass(frozen=True)
-class Scores:
+class EvaluationSums:
     """What one client found on its test rows: sums over them, or of AUC and the user's own metrics the value."""
 
     num_train: int
@@ -103,12 +103,12 @@ class Bounds:
                 raise DataError(f"{name} is {float(sent.max()):g}; expected {low:g} to {high:g}.")
         return upload, read(Answer, content).num_gradients
 
-    def scores(self, content: RecordDict) -> Scores:
+    def scores(self, content: RecordDict) -> EvaluationSums:
         """What a client found, once it is seen to be possible."""
         counts, values = self._found(content, ("num_train", "num_test"))
         metrics = tuple(name.removeprefix("personal.") for name in values if name.startswith("personal."))
         self._check_metrics(values, VIEWS, metrics, counts["num_test"])
-        return Scores(counts["num_train"], counts["num_test"], metrics, values)
+        return EvaluationSums(counts["num_train"], counts["num_test"], metrics, values)
 
     def alone(self, content: RecordDict) -> Alone:
         """What a client found without the others, once it is seen to be possible."""

@@ -368,20 +368,20 @@ def client_app(
     app = ClientApp()
 
     @app.query()
-    @discreet
+    @hide_error_details
     def query(message: Message, context: Context) -> Message:
         introduction = site_of(context).introduction(identify(context))
         return Message(RecordDict({ABOUT: write(introduction)}), reply_to=message)
 
     @app.train()
-    @discreet
+    @hide_error_details
     def train(message: Message, context: Context) -> Message:
         order = read(Order, message.content)
         answer, arrays = site_of(context).train(identify(context), order, arrays_of(message.content))
         return Message(RecordDict({ABOUT: write(answer), ARRAYS: arrays}), reply_to=message)
 
     @app.evaluate()
-    @discreet
+    @hide_error_details
     def evaluate(message: Message, context: Context) -> Message:
         order = read(Order, message.content)
         site = site_of(context)
@@ -392,7 +392,7 @@ def client_app(
     return app
 
 
-def discreet(handler: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
+def hide_error_details(handler: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
     """The handler with errors that tell their kind alone: Flower sends the server their text, and it may hold rows."""
 
     @functools.wraps(handler)

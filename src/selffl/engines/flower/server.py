@@ -23,7 +23,7 @@ from selffl.engines.flower.client import Shared
 from selffl.engines.flower.messages import fingerprint, optimiser_text, options_of
 from selffl.engines.flower.records import check_dtype, pack
 from selffl.engines.flower.roster import wait_for_clients
-from selffl.engines.flower.strategy import Method, Names, Network, Records, Rounds, SelfFLStrategy
+from selffl.engines.flower.strategy import Method, Network, Records, Rounds, RunIdentity, SelfFLStrategy
 from selffl.errors import ConfigError
 from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
 from selffl.state.files import locked
@@ -40,7 +40,7 @@ class Checkpoint:
         self.path, self._identity = path, json.loads(json.dumps(identity))
         self._began = time.perf_counter()
 
-    def load(self, template: RunState) -> tuple[RunState, Names] | None:
+    def load(self, template: RunState) -> tuple[RunState, RunIdentity] | None:
         """Where the run stands, and what it goes by; none if it has not begun."""
         if not self.path.exists():
             return None
@@ -53,10 +53,10 @@ class Checkpoint:
                     "folder, or the same settings."
                 )
         self._began -= float(about["seconds"])
-        names = Names(str(about["experiment"]), str(about["run"]), int(about["cohort_seed"]))
+        names = RunIdentity(str(about["experiment"]), str(about["run"]), int(about["cohort_seed"]))
         return replace(fill_record(template, tensors), round_number=int(about["round"])), names
 
-    def save(self, state: RunState, names: Names) -> None:
+    def save(self, state: RunState, names: RunIdentity) -> None:
         """Keep the state, all or nothing."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         about = {"round": state.round_number, "seconds": self.seconds, "identity": self._identity}
@@ -167,7 +167,7 @@ class Server:
                 save_tensors(self.out / MODEL, self.model.parts(strategy.state.server.params), about)
         return strategy
 
-    def _begin(self) -> tuple[RunState, Names, Callable[[RunState], None] | None]:
+    def _begin(self) -> tuple[RunState, RunIdentity, Callable[[RunState], None] | None]:
         """Where the run begins or goes on, what it goes by, and how it is kept."""
         known = self.population or Population(len(self.clients))
         known = replace(known, layers=self.model.layers, class_bias=self.model.class_bias)
@@ -175,7 +175,7 @@ class Server:
         # Noise hides a client the better for nobody knowing whether it took part.
         is_secret = bool(self.algorithm.noise_scale())
         run = uuid.uuid4().hex
-        names = Names(self.experiment or run, run, secrets.randbits(62) if is_secret else self.recipe.seed)
+        names = RunIdentity(self.experiment or run, run, secrets.randbits(62) if is_secret else self.recipe.seed)
         if self.out is None:
             return state, names, None
         checkpoint = Checkpoint(self.out / CHECKPOINT, self._identity())

@@ -35,7 +35,7 @@ from selffl.algorithms import Algorithm
 from selffl.algorithms.optimisers import Optimiser
 from selffl.algorithms.options import check_choice, check_integer, check_number
 from selffl.engines.cohort import RunState, sample_cohort
-from selffl.engines.flower.answers import Alone, Bounds, Scores, check_answer
+from selffl.engines.flower.answers import Alone, Bounds, EvaluationSums, check_answer
 from selffl.engines.flower.client import VIEWS, Beginning, Shared
 from selffl.engines.flower.messages import (
     ABOUT,
@@ -57,7 +57,7 @@ from selffl.training.flat import FlatModel
 
 Method = Algorithm[Any, Any, Any, Any]
 Found = TypeVar("Found")
-Measured = TypeVar("Measured", Scores, Alone)
+Measured = TypeVar("Measured", EvaluationSums, Alone)
 
 QUERY_SECONDS = 60.0  # that a new node has to say who it is, at least
 
@@ -113,7 +113,7 @@ class Network:
         check_choice("shortfall", self.shortfall, ("raise", "skip"))
 
 
-class Names(NamedTuple):
+class RunIdentity(NamedTuple):
     """What a run goes by, and has to go on by.
 
     Attributes:
@@ -127,7 +127,9 @@ class Names(NamedTuple):
     cohort_seed: int
 
 
-Answers = Mapping[int, Scores] | Mapping[int, Alone]  # what clients found, by their numbers; perhaps none has answered
+Answers = (
+    Mapping[int, EvaluationSums] | Mapping[int, Alone]
+)  # what clients found, by their numbers; perhaps none has answered
 
 
 class Records(Protocol):
@@ -166,7 +168,7 @@ class SelfFLStrategy(Strategy):
         recipe: Rounds,
         network: Network,
         *,
-        names: Names,
+        names: RunIdentity,
         state: RunState,
         own_metrics: Sequence[str] = (),
         save: Callable[[RunState], None] | None = None,
