@@ -1,6 +1,7 @@
 """What the site takes from the code when it is built: options, costs, commands, equations, sources, notebooks.
 
-On a page, ``{{ options NAME }}`` becomes the table of a method's options, ``{{ costs }}`` what each method sends and
+On a page, ``{{ options NAME }}`` becomes the table of a method's options, ``{{ settings }}`` that of a run's settings,
+``{{ costs }}`` what each method sends and
 computes, ``{{ commands }}`` the command line with every option, ``{{ count WHAT }}`` a number of `counts`,
 ``{{ statements WHOSE }}`` how many statements of docs/results.md hold, ``{{ spreads }}`` the tutorial's comparison from
 docs/figures/pictures.json; the first use of a word of docs/glossary.md becomes a link to it; a fence ``math`` becomes
@@ -59,6 +60,19 @@ def options_table(name: str) -> str:
     for field in fields(method):  # type: ignore[arg-type]
         default = html.escape(repr(getattr(method, field.name))).replace("&#x27;", '"')
         lines.append(f"| `{field.name}` | <code>{default}</code> | {meaning[field.name].replace('|', '&#124;')} |")
+    return "\n".join(lines)
+
+
+def settings_table() -> str:
+    """The settings of a run: name, default, where else it can be given, meaning."""
+    from selffl.runs.recipe import FLOWER_SETTINGS, SETTINGS, STUDY_SETTINGS, Recipe
+
+    meaning, defaults = descriptions(Recipe), {field.name: field.default for field in fields(Recipe)}
+    lines = ["| setting | default | study file, `--set` | over Flower | meaning |", "|---|---|---|---|---|"]
+    for name in SETTINGS:
+        default = html.escape(repr(defaults[name])).replace("&#x27;", '"')
+        where = " | ".join("yes" if name in places else "" for places in (STUDY_SETTINGS, FLOWER_SETTINGS))
+        lines.append(f"| `{name}` | <code>{default}</code> | {where} | {meaning[name].replace('|', '&#124;')} |")
     return "\n".join(lines)
 
 
@@ -291,6 +305,7 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
         markdown = link_terms(markdown, path)
     makers: dict[str, Callable[..., str]] = {
         "options": options_table,
+        "settings": settings_table,
         "costs": costs_table,
         "commands": command_reference,
         "count": count,

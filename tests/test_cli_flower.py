@@ -20,7 +20,8 @@ from selffl import cli
 from selffl.algorithms import algorithm
 from selffl.data import load
 from selffl.engines.flower.memory import ClientMemory
-from selffl.runs.folder import RunConfig, RunFolder
+from selffl.runs.folder import RunFolder
+from selffl.runs.recipe import Recipe
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.training.flat import FlatModel
 
@@ -209,7 +210,7 @@ def test_what_is_taken_out_has_the_bits_of_the_personal_model(ending, run, tmp_p
 
 # -------------------------------------------------------------------------------------------------------------- resume
 
-CONFIG = RunConfig(
+CONFIG = Recipe(
     algorithm="ditto", options={}, rounds=20, participation=0.25, learning_rate=1e-05,
     batch_size=7, seed=5, device="remote", dtype="float32", chunk_size=1, gradients="auto", evaluate_every=10,
     evaluate_on="test", evaluate_train=False, fine_tune=(), checkpoint_every=1, data="remote", source=None,
@@ -226,7 +227,7 @@ def stopped(tmp_path):
     """The folder of a run that was stopped in round 13."""
     path = tmp_path / "a run"
     path.mkdir()
-    RunFolder(path, ["round"]).begin(CONFIG, selffl.runs.folder.Records())
+    RunFolder(path).started(CONFIG, selffl.runs.folder.Records())
     about = {"round": 12, "seconds": 1.0, "experiment": "käthe's", "run": "a", "cohort_seed": 5}
     save_tensors(path / "checkpoint.safetensors", {"params": torch.zeros(3)}, about)
     return path
@@ -348,7 +349,7 @@ def test_a_method_that_was_chosen_by_name_is_chosen_again(run, stopped, app, flw
 
 
 def test_a_method_of_ones_own_has_no_name(run, stopped, app, flwr):
-    RunFolder(stopped, ["round"]).begin(replace(CONFIG, has_own_method=True), selffl.runs.folder.Records())
+    RunFolder(stopped).started(replace(CONFIG, has_own_method=True), selffl.runs.folder.Records())
     assert run("resume", stopped, "--app", app({**DECLARED, "algorithm": '"self-fl"'}))[0] == 0
     assert "algorithm" not in settings(flwr())
 

@@ -16,6 +16,7 @@ from threading import Thread
 import pytest
 
 from selffl.algorithms import ALGORITHMS
+from selffl.runs.recipe import SETTINGS, STUDY_SETTINGS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -58,6 +59,14 @@ def test_every_option_is_named_with_its_default_and_meaning(hooks, sections, nam
 def test_the_defaults_are_those_of_the_name(hooks):
     assert '| `weighting` | <code>"equal"</code> |' in hooks.options_table("ditto-equal")
     assert '| `weighting` | <code>"examples"</code> |' in hooks.options_table("ditto")
+
+
+def test_every_setting_is_named_with_its_default_and_meaning(hooks):
+    assert "{{ settings }}" in (DOCS / "api.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in hooks.settings_table().splitlines()[2:]]
+    assert [cells[0].strip(" `") for cells in rows] == list(SETTINGS)
+    assert [cells[0].strip(" `") for cells in rows if cells[2].strip() == "yes"] == list(STUDY_SETTINGS)
+    assert all(len(cells[4].strip()) > 10 for cells in rows)
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if not name.endswith("-equal")])

@@ -25,9 +25,9 @@ from selffl.data.columns import column_of, numbered
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError
 from selffl.maths.steps import largest_step
-from selffl.runs.loop import Method
+from selffl.runs.methods import Method, named_method
 from selffl.runs.run import Run
-from selffl.runs.train import named_method, train
+from selffl.runs.train import train
 from selffl.training.answers import trained_module
 from selffl.training.flat import FlatModel
 from selffl.training.losses import squared_error

@@ -26,7 +26,7 @@ def upload_fields(method):
     fed = replace(fed, cluster=torch.tensor([0, 1]))
     reports = []
     run = selffl.train(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), fed, method, rounds=1, participation=1.0)
-    run._training.engine.advance(run._state, 1, reports.append)
+    run._session.engine.advance(run._state, 1, reports.append)
     return reports[0].upload, reports[0].server
 
 

@@ -395,7 +395,7 @@ def test_labels_of_two_kinds_are_refused():
         ("client,label,u\nx,1\n", r"a\.csv, line 2: 2 field\(s\); expected 3"),
         (
             "client,label,u\nx,1,2\ny,1,two\n",
-            r"a\.csv, line 3: u is 'two', among numbers; expected numbers, written al",
+            r"a\.csv, line 3: u is 'two', among numbers; expected numbers, written in one",
         ),
         ("client,label,u\nx,1,1.5\ny,1,two\n", r"a\.csv, line 3: u is 'two', among numbers"),
         ("client,label,u\nx,1,inf\n", r"a\.csv, line 2: u is infinity; expected finite numbers"),

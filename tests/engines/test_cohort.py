@@ -10,7 +10,7 @@ from selffl.algorithms import FedAvg, Local, SelfFL
 from selffl.algorithms.averaging import PersonalMemory
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.cohort import CohortEngine, sample_cohort
-from selffl.errors import ConfigError, DivergedError
+from selffl.errors import DivergedError
 from selffl.randomness import uniform
 from selffl.training.gaussian import GaussianFederation
 
@@ -105,12 +105,6 @@ def test_a_seed_for_each_repeat_equals_single_calls(shape):
     for place in range(seeds.numel()):
         alone = sample_cohort(int(seeds.flatten()[place]), 9, 30, 0.2)
         assert together.reshape(-1, 6)[place].tolist() == alone.tolist()
-
-
-@pytest.mark.parametrize("participation", [0.0, -0.1, 1.0001, 5, math.nan])
-def test_a_participation_that_is_no_share_is_refused(participation):
-    with pytest.raises(ConfigError, match=rf"participation is {participation}; expected .*above 0 and at most 1"):
-        CohortEngine(FedAvg(), gaussian(), participation=participation)
 
 
 # --------------------------------------------------------------------------------------------------------------- rounds

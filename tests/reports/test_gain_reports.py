@@ -153,7 +153,7 @@ def test_without_training_alone_nothing_is_said_of_what_was_predicted(folder):
     assert "predicted" not in page._charts(tables)
     assert sentences.takeaways(found, tables)["predicted"] == ""
     assert sentences.takeaways(found, tables)["gains"].endswith(
-        "Trained with gain=True, a run is held against training alone."
+        "Trained with gain=True, a run is compared with training alone."
     )
     text = page.render(collect([folder / "beside" / "self-fl-auto-1"]))
     assert "Who loses, and why" not in text

@@ -1,5 +1,6 @@
 """The records of a run over Flower are those that `selffl.train` writes."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
 sys.path.append(str(Path(__file__).parent.parent / "engines" / "flower"))
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, MetricRecord, RecordDict
 from wire import RUN, WireGrid
 
 import selffl
@@ -45,7 +46,8 @@ def own(federation):
 
 def run(federation, folder, name, module=None, loss=None, grid=None, config=None, **changed):
     module = module or linear()
-    app = client_app(module, own(federation), name, memory_dir=folder / "clients", loss=loss)
+    metrics = changed.get("metrics")
+    app = client_app(module, own(federation), name, memory_dir=folder / "clients", loss=loss, metrics=metrics)
     grid = grid or (lambda app: WireGrid(app, {100 + m: m for m in range(federation.num_clients)}))
     given = {**SETTINGS, "connect_seconds": 0, "round_seconds": 20.0, **changed}
     server = server_app(module, name, range(federation.num_clients), out=folder / "run", data="digits", **given)
@@ -171,6 +173,143 @@ def test_a_server_that_diverges_says_so(federation, tmp_path, monkeypatch):
 def test_two_servers_do_not_write_one_folder(federation, tmp_path):
     with locked(tmp_path / "run"), pytest.raises(ConfigError, match="another process is writing"):
         run(federation, tmp_path, "fedavg")
+
+
+# --------------------------------------------------------------------------------- optimisers, own metrics, gain
+
+
+@pytest.mark.parametrize("optimiser", ["momentum", selffl.algorithms.Adam(beta2=0.9)])
+def test_optimisers_are_those_of_train(optimiser, federation, tmp_path):
+    found = run(federation, tmp_path, "ditto", optimiser=optimiser)
+    selffl.train(linear(), federation, "ditto", optimiser=optimiser, out=tmp_path / "train", **SETTINGS)
+    expected = files.read_records(tmp_path / "train")
+    for ours, theirs in zip(found.clients, expected.clients, strict=True):
+        assert_same_row(ours, theirs, within=1e-5)
+    plain = run(federation, tmp_path / "plain", "ditto")
+    assert plain.summary["weighted_accuracy"] != found.summary["weighted_accuracy"]
+    assert files.read_config(tmp_path / "run").optimiser == files.read_config(tmp_path / "train").optimiser
+
+
+def test_an_optimiser_by_the_run_configuration_and_one_that_the_method_cannot_take(federation, tmp_path):
+    run(federation, tmp_path, "fedavg", config={"optimiser": "adam"})
+    assert files.read_config(tmp_path / "run").optimiser == selffl.algorithms.Adam()
+    with pytest.raises(ConfigError, match=r"whose optimiser is .*adam.*; expected .*sgd"):
+        run(federation, tmp_path, "fedavg")
+    with pytest.raises(ConfigError, match="optimiser is 'adam', and self-fl takes plain gradient steps"):
+        server_app(linear(), "self-fl", range(8), optimiser="adam")
+
+
+def spread(outputs, labels):
+    return float(outputs.std())
+
+
+def test_metrics_of_the_users_own_are_those_of_train(federation, tmp_path):
+    metrics = {"spread": selffl.Metric(spread, higher_is_better=False)}
+    found = run(federation, tmp_path, "ditto", metrics=metrics)
+    selffl.train(linear(), federation, "ditto", metrics=metrics, out=tmp_path / "train", **SETTINGS)
+    expected = files.read_records(tmp_path / "train")
+    for name in ("weighted_spread", "worst10_spread", "global_spread"):
+        assert found.summary[name] == pytest.approx(expected.summary[name], rel=1e-5)
+    for ours, theirs in zip(found.clients, expected.clients, strict=True):
+        assert ours["spread"] == pytest.approx(theirs["spread"], rel=1e-5)
+        assert ours["global_spread"] == pytest.approx(theirs["global_spread"], rel=1e-5)
+
+
+def test_clients_that_do_not_measure_what_the_server_wants_are_left_out(federation, tmp_path, caplog):
+    app = client_app(linear(), own(federation), "fedavg", memory_dir=tmp_path / "clients")
+    server = server_app(
+        linear(), "fedavg", range(8), out=tmp_path / "run", metrics={"spread": spread}, connect_seconds=0, **SETTINGS
+    )
+    server(WireGrid(app, {100 + m: m for m in range(8)}), Context(RUN, 1, {}, RecordDict(), {}))
+    assert "expected some of" in caplog.text
+    assert "with spread" in caplog.text
+    assert files.read_records(tmp_path / "run").summary["weighted_accuracy"] is None
+
+
+@pytest.mark.parametrize("name", ["self-fl-auto", "ditto"])
+def test_gains_are_those_of_train(name, federation, tmp_path):
+    found = run(federation, tmp_path, name, gain=True)
+    selffl.train(linear(), federation, name, gain=True, out=tmp_path / "train", **SETTINGS)
+    expected = files.read_records(tmp_path / "train")
+    for ours, theirs in zip(found.clients, expected.clients, strict=True):
+        assert_same_row(ours, theirs, within=1e-6)
+    assert found.summary["status"] == "finished"
+    assert found.summary["mean_realised_gain"] == pytest.approx(expected.summary["mean_realised_gain"], rel=1e-6)
+    assert len({row["realised_gain"] for row in found.clients}) > 2
+
+
+def test_gains_of_a_run_that_was_stopped_before_clients_trained_alone(federation, tmp_path):
+    class Stops(WireGrid):
+        def answer(self, message):
+            if json.loads(dict(message.content.config_records["about"]).get("alone") or "[]"):
+                raise KeyboardInterrupt
+            return super().answer(message)
+
+    nodes = {100 + m: m for m in range(8)}
+    with pytest.raises(KeyboardInterrupt):
+        run(federation, tmp_path, "ditto", gain=True, grid=lambda app: Stops(app, nodes))
+    assert files.read_records(tmp_path / "run").summary["status"] == "running"
+    other = nn.Linear(64, 10)  # the values of the module are no longer those that the run began with
+    found = run(federation, tmp_path, "ditto", other, gain=True)
+    expected = run(federation, tmp_path / "whole", "ditto", gain=True)
+    assert found.clients == expected.clients
+    assert found.summary["status"] == "finished"
+    again = run(federation, tmp_path, "ditto", gain=True)
+    assert again.clients == expected.clients
+
+
+def test_a_client_that_does_not_train_alone_has_empty_cells(federation, tmp_path):
+    def silent(message, answer):
+        about = dict(message.content.config_records["about"])
+        return [] if about["alone"] and about["client"] == "3" else [answer(message)]
+
+    found = run(
+        federation,
+        tmp_path,
+        "ditto",
+        gain=True,
+        grid=lambda app: WireGrid(app, {100 + m: m for m in range(8)}, {"evaluate": silent}),
+    )
+    assert [row["client"] for row in found.clients if row["realised_gain"] is None] == ["3"]
+    assert found.clients[3]["num_won"] is None
+    assert found.clients[3]["accuracy"] is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"num_test": 0, "num_won": 0, "num_lost": 0, "alone.accuracy": 0.0}, ""),  # not those of its evaluation
+        ({"num_test": 9, "num_won": 0, "num_lost": 0, "alone.error": 0.5}, "it measures error; expected accuracy"),
+        ({"num_test": 9, "num_won": 5, "num_lost": 5, "alone.accuracy": 1.0}, "5 rows are won and 5 lost"),
+        ({"num_test": 9, "num_won": -1, "num_lost": 0, "alone.accuracy": 1.0}, "num_won is -1"),
+        ({"num_test": 9, "num_won": 0, "num_lost": 0, "alone.accuracy": 10.0}, "alone.accuracy is 10.0"),
+        ({"num_test": 9, "num_won": 0, "num_lost": 0}, "the metrics are"),
+    ],
+)
+def test_an_answer_about_training_alone_that_cannot_be_is_left_out(changed, reason, federation, tmp_path, caplog):
+    def wrong(message, answer):
+        about, reply = dict(message.content.config_records["about"]), answer(message)
+        if about["alone"] and about["client"] == "3":
+            reply.content["metrics"] = MetricRecord(changed)
+        return [reply]
+
+    nodes = {100 + m: m for m in range(8)}
+    found = run(
+        federation, tmp_path, "ditto", gain=True, grid=lambda app: WireGrid(app, nodes, {"evaluate": wrong})
+    )  # fmt: skip
+    assert reason in caplog.text
+    assert [row["client"] for row in found.clients if row["realised_gain"] is None] == ["3"]
+    assert found.summary["status"] == "finished"
+
+
+def test_gain_is_refused_where_it_cannot_be_measured(federation, tmp_path):
+    with pytest.raises(ConfigError, match="gain is True without out"):
+        server_app(linear(), "ditto", range(8), gain=True)
+    with pytest.raises(ConfigError, match="local trains every client alone"):
+        server_app(linear(), "local", range(8), gain=True, out=tmp_path / "run")
+    run(federation, tmp_path, "ditto", rounds=2)
+    with pytest.raises(ConfigError, match="was begun without it"):
+        run(federation, tmp_path, "ditto", gain=True)
 
 
 # ----------------------------------------------------------------------------------------------- the run configuration

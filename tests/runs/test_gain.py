@@ -17,7 +17,7 @@ import selffl
 from selffl.algorithms import FedAvg
 from selffl.data import load
 from selffl.errors import CheckpointError, ConfigError, DataError
-from selffl.runs import loop
+from selffl.runs import session
 from selffl.runs.gain import gain_rows, is_within_chance, losers
 
 SETTINGS = {"rounds": 8, "participation": 0.5, "learning_rate": 0.05, "batch_size": 8, "seed": 3, "evaluate_every": 4}
@@ -153,7 +153,7 @@ def test_an_interrupted_run_ends_as_one_that_was_left_alone(fed, tmp_path, last)
 def test_interrupted_while_clients_train_alone(fed, tmp_path, monkeypatch):
     """Nothing that was trained is lost: the rounds are checkpointed before, and are not trained again."""
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Training, "alone", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(session.Session, "train_alone", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             selffl.train("softmax", fed, "ditto", gain=True, out=tmp_path / "run", **SETTINGS)
     halfway = selffl.load(tmp_path / "run")

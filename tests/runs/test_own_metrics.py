@@ -195,7 +195,7 @@ def test_the_users_instance_is_left_as_it_was_and_ours_keeps_no_rows(tmp_path):
     run = selffl.train(model(), federation(), "local", metrics={"auroc": given}, out=tmp_path / "a", **OPTIONS)
     assert len(given.preds) == len(kept) == 1
     assert torch.equal(given.preds[0], kept[0])
-    assert run._training.metrics["auroc"].function.preds == []
+    assert run._session.metrics["auroc"].function.preds == []
     outputs, labels = torch.eye(3).repeat(2, 1), torch.tensor([0, 1, 2, 1, 2, 0])
     fresh = torchmetrics.AUROC("multiclass", num_classes=CLASSES)(outputs, labels)
     assert Metric(given).of_client("auroc", "a", outputs, labels) == pytest.approx(float(fresh))
@@ -272,7 +272,7 @@ def test_a_folder_of_before_there_were_metrics_is_read(tmp_path):
     path.write_text(json.dumps(content))
     run = selffl.load(tmp_path / "a")
     assert run.config.own_metrics == {}
-    assert run.config.optimiser == {"name": "sgd"}
+    assert run.config.optimiser == selffl.algorithms.SGD()
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused

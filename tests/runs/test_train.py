@@ -109,7 +109,7 @@ def test_fine_tuning_by_hand(fed):
         test = slice(*fed.test.offset[number : number + 2].tolist())
         model = run.global_model()
         # A batch of 1000 of a client with n rows goes round them: rows weigh as often as they are met.
-        task = run._training.source.task(torch.tensor([number]), 7)
+        task = run._session.source.task(torch.tensor([number]), 7)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
         for draw in range(5):
             x, y = (part[0] for part in task.batch(draw, torch.tensor([0])))

@@ -151,7 +151,7 @@ def test_every_method_gives_a_newcomer_a_model_and_leaves_the_run_as_it_was(name
     run = trained(name)
     x, y = rows_of(94, 4)
     states = {key: tensor.clone() for key, tensor in tensors_of(run._state).items()}
-    first = flat(run._training.model.module).clone()
+    first = flat(run._session.model.module).clone()
     models = [flat(run.personal_model(client)) for client in run.federation.clients]
     records = copy.deepcopy([run.history, run.clients, run.summary, run.participation])
     kept = run.federation.fingerprint(), torch.get_rng_state(), x.copy(), y.copy()
@@ -166,7 +166,7 @@ def test_every_method_gives_a_newcomer_a_model_and_leaves_the_run_as_it_was(name
     now = tensors_of(run._state)
     assert now.keys() == states.keys()
     assert all(torch.equal(now[key].nan_to_num(nan=-1), tensor.nan_to_num(nan=-1)) for key, tensor in states.items())
-    assert torch.equal(flat(run._training.model.module), first)
+    assert torch.equal(flat(run._session.model.module), first)
     assert all(map(torch.equal, models, (flat(run.personal_model(client)) for client in run.federation.clients)))
     assert records == [run.history, run.clients, run.summary, run.participation]
     assert run.federation.fingerprint() == kept[0]
@@ -182,7 +182,7 @@ def test_newcomers_who_come_together_have_the_models_that_each_has_alone(name, m
     each = [rows_of(seed, count) for seed, count in ((90, 9), (91, 2), (92, 9), (93, 9), (94, 0))]
     offset = torch.tensor([0, *(len(y) for _, y in each)]).cumsum(0)
     x, y = (torch.as_tensor(np.concatenate(part)) for part in zip(*each, strict=True))
-    found = welcome.welcomed(run._training, run._state, Rows(x, y, offset))
+    found = welcome.welcomed(run._session, run._state, Rows(x, y, offset))
     for params, own in zip(found, each, strict=True):
         torch.testing.assert_close(params, flat(run.welcome(own)), rtol=1e-9, atol=1e-9)
 

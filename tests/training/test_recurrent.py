@@ -291,7 +291,7 @@ def test_products_added_in_place_as_on_a_gpu_are_the_same(monkeypatch):
     arguments = arguments_of(layer, NUM_CLIENTS)
     before = [tensor.clone() for tensor in (*arguments[0].values(), arguments[1], *arguments[2])]
     expected = by_vmap(layer, *arguments)
-    monkeypatch.setattr(recurrent, "_room", lambda *_: None)
+    monkeypatch.setattr(recurrent, "_buffer", lambda *_: None)
     assert_same(by_vmap(layer, *arguments), expected)
     assert all(map(torch.equal, before, (*arguments[0].values(), arguments[1], *arguments[2])))
 

@@ -43,11 +43,12 @@ def flower_resume(
     Example: selffl flower resume /srv/selffl/experiment-1 --app examples/flower --connection sites
     """
     from selffl.runs.folder import CHECKPOINT, read_config
+    from selffl.runs.recipe import FLOWER_SETTINGS, REMOTE
     from selffl.state.checkpoint import load_tensors
 
     config = read_config(run)
     _, about = load_tensors(run / CHECKPOINT)
-    if config.device != "remote" or "experiment" not in about:
+    if config.device != REMOTE or "experiment" not in about:
         raise ConfigError(f"{run} is no run over Flower; go on with it by `selffl run --resume` or `selffl.resume`.")
     last, wanted = int(about["round"]), rounds or config.rounds
     # The global model comes last, after the last evaluation.
@@ -58,16 +59,14 @@ def flower_resume(
     declared = _declared(app)
     command = _flwr()
     # What the run was made with, whatever the app's configuration says today.
+    content = config.to_json()
     given = {
+        **{name.replace("_", "-"): content[name] for name in FLOWER_SETTINGS},
         **({} if config.has_own_method else {"algorithm": config.algorithm}),
         "out": str(run.resolve()),
         "experiment": about["experiment"],
         "rounds": wanted,
-        "participation": config.participation,
-        "learning-rate": config.learning_rate,
-        "batch-size": config.batch_size,
-        "seed": config.seed,
-        "evaluate-every": config.evaluate_every,
+        "optimiser": content["optimiser"]["name"],
     }
     for name in ("out", "experiment"):
         if '"' in str(given[name]):

@@ -12,11 +12,12 @@ from typing import Any
 
 import typer
 
+from selffl.runs.recipe import STUDY_SETTINGS
+
 FILE = Path(__file__).with_name("names.json")
 _NAMES: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 
 PROBLEMS: tuple[str, ...] = tuple(_NAMES["problems"])
-OF_PROBLEM = ("rounds", "participation", "learning_rate", "batch_size")  # settings besides a method's own options
 DEVICES = ("cpu", "cuda")
 
 
@@ -65,4 +66,4 @@ def device(incomplete: str) -> list[str]:
 def setting(ctx: typer.Context, incomplete: str) -> list[str]:
     """A key of --set, for the method that is named before it; the value is the user's."""
     chosen = ctx.params.get("algorithm") or _NAMES["default_algorithm"]
-    return [f"{key}=" for key in _starting((*_NAMES["algorithms"].get(chosen, ()), *OF_PROBLEM), incomplete)]
+    return [f"{key}=" for key in _starting((*_NAMES["algorithms"].get(chosen, ()), *STUDY_SETTINGS), incomplete)]

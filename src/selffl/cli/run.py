@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from selffl.cli import console, live, names
-from selffl.cli.names import OF_PROBLEM
 from selffl.cli.report import print_verdict, write_report
 from selffl.cli.studies import print_record, print_table
 from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.runs.recipe import STUDY_SETTINGS
 
 if TYPE_CHECKING:
+    from selffl.runs.recipe import Recipe
     from selffl.runs.run import Run
     from selffl.studies.problems import Problem
 
@@ -49,7 +50,7 @@ def run_command(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the method, or participation, learning_rate, batch_size.",
+            help=f"An option of the method, or {', '.join(STUDY_SETTINGS[1:])}.",
             autocompletion=names.setting,
         ),
     ] = None,
@@ -77,48 +78,42 @@ def run_command(
     Example: selffl run digits --algorithm ditto --set penalty=0.1 --out runs/my-ditto
     """
     from selffl.algorithms.local import training_alone
-    from selffl.algorithms.options import above, at_least
     from selffl.runs import reopen
     from selffl.runs.folder import CONFIG, read_config
+    from selffl.runs.recipe import check_settings
 
     problem = _problem(study)
     number = 0 if seed is None else seed
     place = folder or Path("runs") / f"{problem.name}-{algorithm or problem.algorithm}-{number}"
     console.check_folder(place)
-    is_there = (place / CONFIG).is_file()
-    if is_there and not resume:
+    begun = read_config(place) if (place / CONFIG).is_file() else None
+    if begun is not None and not resume:
         raise ConfigError(f"{place} already holds a run; go on with it by --resume, or give another --out.")
-    if is_there:
-        _refuse_other_settings(place, problem, algorithm, seed, settings or [], gain)
+    if begun is not None:
+        _refuse_other_settings(place, begun, problem, algorithm, seed, settings or [], gain)
     elif resume:
         console.tell(console.err, f"Nothing to go on with in {place}: a new run begins there.")
-    name = read_config(place).algorithm if is_there else algorithm or problem.algorithm
+    name = algorithm or problem.algorithm if begun is None else begun.algorithm
     problem, options = _settle(problem, name, settings or [])
     if rounds is not None:
         problem = replace(problem, rounds=rounds)
     method = problem.method(name, **options)  # refuse what cannot work before anything is loaded
     if gain:
         training_alone(method)
-    for option in ("rounds", "batch_size"):
-        at_least(option, getattr(problem, option), 1)
-    above("learning_rate", problem.learning_rate, 0.0)
-    above("participation", problem.participation, 0.0, at_most=1.0)
-    is_alone_too = read_config(place).gain if is_there else gain
-    ending = ", then every client alone" if is_alone_too else ""
-    start, where = None, device or (read_config(place).device if is_there else "cpu")
-    if problem.warm_up is not None and not is_there:
+    check_settings(problem.settings)
+    ending = ", then every client alone" if gain or (begun is not None and begun.gain) else ""
+    start, where = None, device or ("cpu" if begun is None else begun.device)
+    title = f"{name} on {problem.name}, seed {number if begun is None else begun.seed}{ending}"
+    if problem.warm_up is not None and begun is None:
         with live.watching(f"warm start on {study}", problem.warm_up.rounds, where, verbose) as on_round:
             start = problem.warmed_up(number, device=where, on_round=on_round)
     try:
-        if is_there:
-            config = read_config(place)
-            _tell_what_was_edited(place, problem, settings or [])
-            parts = problem.own_parts(config.seed)
-            title = f"{name} on {problem.name}, seed {config.seed}{ending}"
-            with live.watching(title, rounds or config.rounds, where, verbose) as on_round:
+        if begun is not None:
+            _tell_what_was_edited(place, begun, problem, settings or [])
+            parts = problem.own_parts(begun.seed)
+            with live.watching(title, rounds or begun.rounds, where, verbose) as on_round:
                 run = reopen.resume(place, rounds=rounds, device=device, on_round=on_round, tracker=tracker, **parts)
         else:
-            title = f"{name} on {problem.name}, seed {number}{ending}"
             with live.watching(title, problem.rounds, where, verbose) as on_round:
                 run = problem.run(
                     name,
@@ -262,36 +257,34 @@ def _settle(problem: Problem, algorithm: str, settings: list[str]) -> tuple[Prob
             value = json.loads(text)
         except ValueError:
             value = text  # a word
-        if key in OF_PROBLEM:
+        if key in STUDY_SETTINGS:
             problem = replace(problem, **{key: value})
         elif key in known:
             options[key] = value
         else:
-            raise unknown_name(f"key in --set for {algorithm}", key, (*known, *OF_PROBLEM))
+            raise unknown_name(f"key in --set for {algorithm}", key, (*known, *STUDY_SETTINGS))
     return problem, options
 
 
 def _refuse_other_settings(
-    place: Path, problem: Problem, algorithm: str | None, seed: int | None, settings: list[str], gain: bool
+    place: Path,
+    recipe: Recipe,
+    problem: Problem,
+    algorithm: str | None,
+    seed: int | None,
+    settings: list[str],
+    gain: bool,
 ) -> None:
     """A run goes on as it began: refuse a method, a seed or a setting that it was not begun with."""
-    from selffl.runs.folder import read_config
-
-    config = read_config(place)
-    asked: dict[str, Any] = {}
-    if algorithm is not None:
-        asked["algorithm"] = algorithm
-    if seed is not None:
-        asked["seed"] = seed
-    if gain:
-        asked["gain"] = True
-    begun: dict[str, Any] = {"algorithm": config.algorithm, "seed": config.seed, "gain": config.gain} | config.options
-    begun |= {key: getattr(config, key) for key in OF_PROBLEM if key != "rounds"}
-    changed, options = _settle(problem, config.algorithm, settings)
+    given_once = {"algorithm": algorithm, "seed": seed, "gain": gain or None}
+    asked: dict[str, Any] = {key: value for key, value in given_once.items() if value is not None}
+    begun = {key: getattr(recipe, key) for key in given_once} | _begun_with(recipe)
+    changed, options = _settle(problem, recipe.algorithm, settings)
     asked |= options
-    asked |= {key: getattr(changed, key) for key in OF_PROBLEM if key != "rounds" and f"{key}=" in " ".join(settings)}
+    given = {setting.partition("=")[0] for setting in settings} - {"rounds"}
+    asked |= {key: value for key, value in changed.settings.items() if key in given}
     if ":" not in problem.data:  # rows of the user's own are held against the run's own fingerprint
-        asked["data"], begun["data"] = problem.data, config.data
+        asked["data"], begun["data"] = problem.data, recipe.data
     for key, value in asked.items():
         if begun.get(key) != value:
             raise ConfigError(
@@ -300,20 +293,25 @@ def _refuse_other_settings(
             )
 
 
-def _tell_what_was_edited(place: Path, problem: Problem, settings: list[str]) -> None:
+def _begun_with(recipe: Recipe) -> dict[str, Any]:
+    """Settings and options that a run was begun with and goes on with; the rounds may be more."""
+    content = recipe.to_json()
+    settings = {key: content[key] for key in STUDY_SETTINGS if key != "rounds"}
+    return settings | {"optimiser": content["optimiser"]["name"]} | recipe.options
+
+
+def _tell_what_was_edited(place: Path, recipe: Recipe, problem: Problem, settings: list[str]) -> None:
     """A run goes on as it began; say so where its study file says otherwise now, or its Python has been changed."""
     from dataclasses import asdict
 
-    from selffl.runs.folder import MODULE, read_config
+    from selffl.runs.folder import MODULE
     from selffl.studies.own import OwnProblem, code_files
 
     if not isinstance(problem, OwnProblem):
         return
-    config = read_config(place)
-    begun: dict[str, Any] = {key: getattr(config, key) for key in OF_PROBLEM if key != "rounds"} | config.options
-    begun["optimiser"] = config.optimiser["name"]
-    now: dict[str, Any] = {key: getattr(problem, key) for key in (*OF_PROBLEM, "optimiser") if key in begun}
-    now |= asdict(problem.method(config.algorithm))
+    begun = _begun_with(recipe)
+    now: dict[str, Any] = {key: value for key, value in problem.settings.items() if key in begun}
+    now |= asdict(problem.method(recipe.algorithm))
     given = {setting.partition("=")[0] for setting in settings}
     for key, value in now.items():
         if key in begun and key not in given and begun[key] != value:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.locate import DataFile
+from selffl.data.locate import DataFile, read_checked
 from selffl.errors import ConfigError, DataError, one_line
 from selffl.state.files import atomic_write
 
@@ -120,7 +120,7 @@ class Clips:
 
 def read_index(path: Path) -> Index:
     """The table of clips, once its checksum is right."""
-    content = _content(path, INDEX_SHA256)
+    content = read_checked(path, INDEX_SHA256, "a file of recordings")
     try:
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
         columns: dict[str, Any] = {
@@ -139,7 +139,7 @@ def read_index(path: Path) -> Index:
 def read_recording(path: Path, sha256: str | None = None) -> Samples:
     """All samples of a FLAC file, once its checksum is right."""
     soundfile = _soundfile()
-    content = _content(path, sha256)
+    content = read_checked(path, sha256, "a file of recordings")
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
             rate, channels, expected = file.samplerate, file.channels, file.frames
@@ -160,7 +160,7 @@ def read_recording(path: Path, sha256: str | None = None) -> Samples:
 
 def read_decoded(path: Path) -> dict[str, Samples]:
     """One file of a decoded copy: the samples of some recordings, by their names, once their checksums are right."""
-    content = _content(path)
+    content = read_checked(path, None, "a file of recordings")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -258,19 +258,6 @@ def decode_to(folder: Path | str, largest_part: int = MAX_PART_BYTES) -> list[Pa
         except OSError as error:
             raise DataError(f"{path} cannot be written ({error}); expected a folder that is there.") from None
     return paths
-
-
-def _content(path: Path, sha256: str | None = None) -> bytes:
-    """A file's bytes, once its checksum is right."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); expected a file of recordings.") from None
-    if sha256 is not None and (digest := hashlib.sha256(content).hexdigest()) != sha256:
-        raise DataError(
-            f"{path} has SHA-256 {digest}; expected {sha256}. It is damaged or another file: copy it again."
-        )
-    return content
 
 
 def _check_samples(samples: Samples, name: str, path: Path) -> None:

@@ -7,7 +7,6 @@ bit, of very different frequency, without the writers' identity.  `emnist` reads
 
 from __future__ import annotations
 
-import hashlib
 import io
 from pathlib import Path
 from zipfile import BadZipFile
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from selffl.data.dataset import DataSet, named
 from selffl.data.federation import Federation
-from selffl.data.locate import DataFile
+from selffl.data.locate import DataFile, read_checked
 from selffl.data.mnist import standardised
 from selffl.data.partition import five_of_ten_letters
 from selffl.data.split import Split
@@ -32,14 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 
 def read_letters(path: Path) -> tuple[Bytes, Bytes]:
     """Pictures of zeros and ones ``[52152, 16, 8]`` and labels, 0 for a to 25 for z, once the checksum is right."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); expected the OCR letters.") from None
-    if (digest := hashlib.sha256(content).hexdigest()) != SHA256:
-        raise DataError(
-            f"{path} has SHA-256 {digest}; expected {SHA256}. It is damaged or another file: copy it again."
-        )
+    content = read_checked(path, SHA256, "the OCR letters")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             bits, labels = file["bits"], file["label"]

@@ -1,7 +1,8 @@
-"""Where data files are looked for."""
+"""Where data files are looked for, and that they are the right ones."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,19 @@ def places() -> list[Path]:
     """``$SELFFL_DATA``, ``./data``, ``../shared/data``, then the user's cache directory."""
     named = os.environ.get("SELFFL_DATA")
     return [*([Path(named)] if named else []), Path("data"), Path("..") / "shared" / "data", cache()]
+
+
+def read_checked(path: Path, sha256: str | None, what: str) -> bytes:
+    """A file's content, once its checksum, if one is known, is right; ``what`` it should be is for the message."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); expected {what}.") from None
+    if sha256 is not None and (digest := hashlib.sha256(content).hexdigest()) != sha256:
+        raise DataError(
+            f"{path} has SHA-256 {digest}; expected {sha256}. It is damaged or another file: copy it again."
+        )
+    return content
 
 
 def find_file(data_set: str, *names: str, can_fetch: bool = False) -> Path:

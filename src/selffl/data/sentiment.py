@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from selffl.data.dataset import DataSet, named
 from selffl.data.federation import Federation
-from selffl.data.locate import DataFile
+from selffl.data.locate import DataFile, read_checked
 from selffl.data.split import Split
-from selffl.data.text import checked, embedding_files, encode, has_token, read_embeddings
+from selffl.data.text import embedding_files, encode, has_token, read_embeddings
 from selffl.errors import ConfigError, DataError
 
 SHA256 = "686458265e18777258dd97750e377b004058b16163bd261dc0e28259fd664c2b"
@@ -33,7 +33,7 @@ MIN_ROWS = 2  # rows of a client; with one there is none to test
 
 def read_snippets(path: Path) -> tuple[list[str], npt.NDArray[np.float64], list[str]]:
     """Clients, ratings and texts of the snippets whose document is known, once the checksum is right."""
-    content = checked(path, SHA256, "the sentiment snippets")
+    content = read_checked(path, SHA256, "the sentiment snippets")
     advice = f"expected a gzipped table with the columns {', '.join(COLUMNS)}. Copy it again"
     clients, scores, texts = [], [], []
     try:

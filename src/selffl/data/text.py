@@ -15,7 +15,6 @@ tables can be asked for by name; which words have a number depends on the table,
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 import zlib
@@ -30,7 +29,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.locate import DataFile
+from selffl.data.locate import DataFile, read_checked
 from selffl.errors import ConfigError, DataError, unknown_name
 
 Table = Literal["glove100", "glove100-original", "glove300"]
@@ -141,22 +140,9 @@ def has_token(ids: Ids) -> npt.NDArray[np.bool_]:
     return np.asarray(ids[:, -1] != PADDING)
 
 
-def checked(path: Path, sha256: str, what: str) -> bytes:
-    """A file's content, once its checksum is right."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); expected {what}.") from None
-    if (digest := hashlib.sha256(content).hexdigest()) != sha256:
-        raise DataError(
-            f"{path} has SHA-256 {digest}; expected {sha256}. It is damaged or another file: copy it again."
-        )
-    return content
-
-
 def read_compact_vectors(path: Path) -> Floats:
     """Vectors of the compact copy, ``[words, dimensions]``."""
-    content = checked(path, COMPACT[path.name], "the vectors of the compact copy of GloVe")
+    content = read_checked(path, COMPACT[path.name], "the vectors of the compact copy of GloVe")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             vectors = file["vectors"].astype(np.float32)
@@ -167,7 +153,7 @@ def read_compact_vectors(path: Path) -> Floats:
 
 def read_compact_words(path: Path) -> tuple[str, ...]:
     """Words of the compact copy, one a line."""
-    content = checked(path, COMPACT[path.name], "the words of the compact copy of GloVe")
+    content = read_checked(path, COMPACT[path.name], "the words of the compact copy of GloVe")
     try:
         return tuple(content.decode().splitlines())
     except UnicodeDecodeError as error:

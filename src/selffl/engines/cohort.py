@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm, LocalTask
-from selffl.algorithms.options import above, at_least
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors
 from selffl.engines.noise import seeded_noise
@@ -114,11 +113,6 @@ class CohortEngine:
     participation: float = 1.0
     seed: int | Tensor = 0
     chunk_size: int | None = None
-
-    def __post_init__(self) -> None:
-        above("participation", self.participation, 0.0, at_most=1.0)
-        if self.chunk_size is not None:
-            at_least("chunk_size", self.chunk_size, 1)
 
     def start(self, params: Tensor) -> RunState:
         """Before the first round, from the initial model ``params [..., P]``."""

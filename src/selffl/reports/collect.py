@@ -13,7 +13,8 @@ from selffl.errors import CheckpointError, DataError
 from selffl.reports.record import RECORD, RUNS, StudyRecord, load_studies
 from selffl.runs import folder as files
 from selffl.runs.evaluation import leading_metric
-from selffl.runs.folder import Records, Row, RunConfig
+from selffl.runs.folder import Records, Row
+from selffl.runs.recipe import STUDY_SETTINGS, Recipe
 from selffl.state.files import read_csv
 from selffl.studies import STUDIES
 from selffl.studies.arms import WARM
@@ -25,7 +26,7 @@ class RunData:
     """One run as its folder tells it."""
 
     folder: Path
-    config: RunConfig
+    config: Recipe
     records: Records
     environment: Mapping[str, str] = field(default_factory=dict)
     partition: Sequence[Row] = ()  # client, class, num_train, num_test
@@ -89,7 +90,7 @@ class Group:
         return [run for method in self.methods for run in method.runs]
 
     @property
-    def config(self) -> RunConfig:
+    def config(self) -> Recipe:
         """Settings of the first run."""
         return self.methods[0].runs[0].config
 
@@ -282,6 +283,5 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
     return labels
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
-    own = ("rounds", "participation", "learning_rate", "batch_size")
-    return dict(config.options) | {name: getattr(config, name) for name in own}
+def _settings(config: Recipe) -> dict[str, Any]:
+    return dict(config.options) | {name: getattr(config, name) for name in STUDY_SETTINGS}

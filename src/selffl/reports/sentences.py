@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from inspect import signature
 from typing import Any
 
 from selffl.algorithms import ALGORITHMS, algorithm
-from selffl.algorithms.optimisers import OPTIMISERS
+from selffl.algorithms.optimisers import Optimiser
 from selffl.reports import client_gains, scores
 from selffl.reports.collect import Group
 from selffl.reports.schema import Inside, SeedTable, Tables
 from selffl.runs.evaluation import majority_sentence
-from selffl.runs.folder import RunConfig
-from selffl.runs.train import train
+from selffl.runs.recipe import REMOTE, Recipe, check_settings
 from selffl.studies.result import Estimate
 from selffl.training.losses import OWN_LOSSES
 from selffl.training.metrics import PERCENT, name_of, plain_number
@@ -291,39 +289,29 @@ def _thinned(group: Group, tables: Tables) -> str:
 # ----------------------------------------------------------------------------------------------------- to reproduce
 
 
-def call(config: RunConfig) -> str:
+# Settings that are always written; others, where they are not the default.
+ALWAYS_SHOWN = ("rounds", "participation", "learning_rate", "batch_size", "seed", "device", "evaluate_every")
+
+
+def call(recipe: Recipe) -> str:
     """The Python that trains the same run again, as far as its parts have names."""
-    if config.device == "remote":
-        return f"selffl.flower.server_app(…, {config.algorithm!r}, …)  # over Flower, with the sites' own rows"
-    source, model = config.source, dict(config.model or {})
+    if recipe.device == REMOTE:
+        return f"selffl.flower.server_app(…, {recipe.algorithm!r}, …)  # over Flower, with the sites' own rows"
+    source, model = recipe.source, dict(recipe.model or {})
     rows = "federation"
     if source is not None:
-        rows = (
-            f"load({', '.join([repr(source['name']), *_arguments({k: v for k, v in source.items() if k != 'name'})])})"
-        )
+        options = _arguments({key: value for key, value in source.items() if key != "name"})
+        rows = f"load({', '.join([repr(source['name']), *options])})"
     for known in ("shape", "num_classes", "seed"):
         model.pop(known, None)
     name = model.pop("name", None)
-    usual = signature(train).parameters
-    kept = ("rounds", "participation", "learning_rate", "batch_size", "seed", "device", "evaluate_every")
-    settings: dict[str, Any] = {key: getattr(config, key) for key in kept}
+    settings = _settings(recipe)
     if name is not None and model:
-        settings["model_options"] = model
-    for key in ("evaluate_on", "evaluate_train", "fine_tune", "chunk_size", "gradients", "gain"):
-        if getattr(config, key) != usual[key].default:
-            settings[key] = getattr(config, key)
-    objects = {
-        "loss": _loss(config.loss),
-        "dtype": f"torch.{config.dtype}",
-        "optimiser": _optimiser(config),
-        "metrics": "metrics" if config.own_metrics else "None",
-        "start": "start" if config.is_warm else "None",
-    }
-    ordinary = ("torch.float32", "'sgd'", "None")
-    given = {key: text for key, text in objects.items() if text not in ordinary}
-    method = _method(config)
-    lines = [repr(name) if name else "model", rows, method, ", ".join(_arguments(settings))]
-    lines += [", ".join(f"{key}={text}" for key, text in given.items())] if given else []
+        settings["model_options"] = repr(model)
+    parts = {"loss": _loss(recipe.loss), "metrics": bool(recipe.own_metrics), "start": recipe.is_warm}
+    given = {key: text if isinstance(text, str) else key for key, text in parts.items() if text}
+    lines = [repr(name) if name else "model", rows, _method(recipe), _joined_arguments(settings)]
+    lines += [_joined_arguments(given)] if given else []
     own = [
         word
         for word in ("model", "federation", "method", "loss", "metrics", "start")
@@ -335,30 +323,44 @@ def call(config: RunConfig) -> str:
     return text + "selffl.train(\n    " + ",\n    ".join(lines) + ",\n)"
 
 
-def _loss(name: str | None) -> str:
+def _settings(recipe: Recipe) -> dict[str, str]:
+    """Settings as arguments; checkpoints are left out, for the call writes no folder."""
+    usual = check_settings({})
+    found = {
+        name: value
+        for name, value in recipe.settings().items()
+        if name in ALWAYS_SHOWN or (value != usual[name] and name != "checkpoint_every")
+    }
+    return {name: _optimiser(value) if isinstance(value, Optimiser) else repr(value) for name, value in found.items()}
+
+
+def _loss(name: str | None) -> str | None:
     """The loss as an argument; none where it follows from labels and outputs."""
     if name is None:
         return "loss"
-    return "None" if name in (*OWN_LOSSES, "cross_entropy") else f"torch.nn.functional.{name}"
+    return None if name in (*OWN_LOSSES, "cross_entropy") else f"torch.nn.functional.{name}"
 
 
-def _optimiser(config: RunConfig) -> str:
-    name, *options = config.optimiser.items()
-    usual = OPTIMISERS[name[1]]
-    if vars(usual()) == dict(options):
-        return repr(name[1])
-    return f"selffl.algorithms.{usual.__name__}({', '.join(_arguments(dict(options)))})"
+def _optimiser(chosen: Optimiser) -> str:
+    kind = type(chosen)
+    if chosen == kind():
+        return repr(chosen.name)
+    return f"selffl.algorithms.{kind.__name__}({', '.join(_arguments(vars(chosen)))})"
 
 
-def _method(config: RunConfig) -> str:
-    if config.has_own_method or config.algorithm not in ALGORITHMS:
+def _method(recipe: Recipe) -> str:
+    if recipe.has_own_method or recipe.algorithm not in ALGORITHMS:
         return "method"
-    usual = algorithm(config.algorithm)
-    options = {key: value for key, value in config.options.items() if getattr(usual, key, None) != value}
+    usual = algorithm(recipe.algorithm)
+    options = {key: value for key, value in recipe.options.items() if getattr(usual, key, None) != value}
     if not options:
-        return repr(config.algorithm)
-    return f"selffl.algorithm({', '.join([repr(config.algorithm), *_arguments(options)])})"
+        return repr(recipe.algorithm)
+    return f"selffl.algorithm({', '.join([repr(recipe.algorithm), *_arguments(options)])})"
 
 
 def _arguments(values: dict[str, Any]) -> list[str]:
     return [f"{key}={value!r}" for key, value in values.items()]
+
+
+def _joined_arguments(texts: dict[str, str]) -> str:
+    return ", ".join(f"{key}={text}" for key, text in texts.items())

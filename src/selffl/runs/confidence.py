@@ -30,7 +30,7 @@ from selffl.maths.confidence import (
 from selffl.randomness import uniform
 from selffl.runs.evaluation import of_clients
 from selffl.runs.folder import Row
-from selffl.runs.loop import Training
+from selffl.runs.session import Session
 from selffl.training.tangents import Tangents, check_classifies, class_labels
 
 MOST_ROWS = 200  # of a client's training rows that its posterior is made of
@@ -49,22 +49,22 @@ class _Own(NamedTuple):
 class Confidence:
     """What the models of a run say of rows, as probabilities; ``moderation`` is learned where it is not given."""
 
-    def __init__(self, training: Training, state: RunState, moderation: Moderation | None = None) -> None:
-        check_classifies(training.measure, training.loss)
-        self._training, self._state, self._rows = training, state, training.source.federation.train
+    def __init__(self, session: Session, state: RunState, moderation: Moderation | None = None) -> None:
+        check_classifies(session.measure, session.source.loss)
+        self._session, self._state, self._rows = session, state, session.source.federation.train
         self._moderation = moderation
 
     @property
-    def knows(self) -> bool:
+    def has_posterior(self) -> bool:
         """Whether the method has learned how much clients differ."""
-        return self._training.method.information_balance is not None
+        return self._session.method.information_balance is not None
 
     @property
     def moderation(self) -> Moderation:
         """Of all clients, learned when it is first asked for."""
-        if not self.knows:
+        if not self.has_posterior:
             raise ConfigError(
-                f"{self._training.config.algorithm} does not know how sure its models are; expected "
+                f"{self._session.recipe.algorithm} does not know how sure its models are; expected "
                 f"{DEFAULT_ALGORITHM}, which learns how much clients differ. Train with it, or ask for moderated=False."
             )
         if self._moderation is None:
@@ -76,8 +76,8 @@ class Confidence:
         params = self._state.server.params
         if position is not None:
             where = torch.tensor([position], device=self._state.num_gradients.device)
-            params = self._training.engine.personal(self._state, where)[0]
-        return Tangents(self._training.model, params, self._training.measure, self._training.config.gradients)
+            params = self._session.engine.personal(self._state, where)[0]
+        return Tangents(self._session.model, params, self._session.measure, self._session.recipe.gradients)
 
     def logits(self, position: int | None, features: Tensor, is_moderated: bool = False) -> Tensor:
         """Of classes, ``[rows, K]``, of a client's model, or of the global one."""
@@ -95,13 +95,13 @@ class Confidence:
         """At most so many of a client's rows, by lot; none if it has never trained: its model knows none of them."""
         low, high = self._rows.offset[position : position + 2].tolist()
         has_trained = int(self._state.num_rounds[position]) > 0
-        lots = uniform(self._training.config.seed, "confidence", position, torch.arange(high - low))
+        lots = uniform(self._session.recipe.seed, "confidence", position, torch.arange(high - low))
         chosen = low + lots.argsort(stable=True)[: MOST_ROWS if has_trained else 0].sort().values
         chosen = chosen.to(self._rows.offset.device)
         features = self._rows.features[chosen]
-        classes = class_labels(self._rows.labels[chosen], self._training.measure)
+        classes = class_labels(self._rows.labels[chosen], self._session.measure)
         chance = log_odds(tangents.logits(features), classes).sigmoid() if len(chosen) else features.new_zeros(0)
-        balance = self._training.method.information_balance
+        balance = self._session.method.information_balance
         assert balance is not None
         return _Own(features, classes, information(chance.double(), balance), chance.double())
 
@@ -116,7 +116,7 @@ class Confidence:
     def _learned(self) -> Moderation:
         """From the rows of clients that have trained, some of them by lot if they are many."""
         trained = self._state.num_rounds.cpu().nonzero().flatten()
-        lots = uniform(self._training.config.seed, "confidence", trained)
+        lots = uniform(self._session.recipe.seed, "confidence", trained)
         logits, labels, variance = [], [], []
         for position in trained[lots.argsort(stable=True)[:MOST_CLIENTS]].tolist():
             tangents = self.tangents(position)
@@ -132,23 +132,23 @@ class Confidence:
 
     def given(self, features: Any) -> Tensor:
         """The user's rows as the model takes them."""
-        return self._training.inputs_of(features)
+        return self._session.inputs_of(features)
 
     def held_out(self, position: int) -> Rows:
         """The rows of a client that the run is evaluated on."""
-        return of_clients(self._training.evaluated, position, position + 1)
+        return of_clients(self._session.evaluated, position, position + 1)
 
     def table(self) -> list[Row]:
         """Every client's held-out rows: the personal models as they are and moderated, and the global one, if any."""
-        evaluated = self._training.evaluated
+        evaluated = self._session.evaluated
         if not len(evaluated.labels):
             raise DataError("there are no held-out rows; expected some. Make the federation with a test_fraction.")
-        labels = class_labels(evaluated.labels, self._training.measure)
+        labels = class_labels(evaluated.labels, self._session.measure)
         has_rows = evaluated.num_examples.nonzero().flatten().tolist()
         kinds = [("personal", False)]
-        if self.knows:
+        if self.has_posterior:
             kinds.append(("personal", True))
-        if self._training.method.has_global_model:
+        if self._session.method.has_global_model:
             kinds.append(("global", False))
         lines = []
         for model, is_moderated in kinds:

@@ -21,21 +21,23 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from selffl.algorithms import traits_recorded
 from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import RunState
-from selffl.errors import CheckpointError
+from selffl.errors import CheckpointError, ConfigError
 from selffl.runs.environment import environment
+from selffl.runs.evaluation import score_names
+from selffl.runs.observers import Observer
+from selffl.runs.recipe import Recipe
 from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
 from selffl.state.files import append_csv, read_csv, write_csv, write_json, write_parquet
-from selffl.training.blocks import Gradients
 
 VERSION = 1
 
@@ -46,43 +48,11 @@ PREPARATION = "preparation.json"
 
 # Of participation.csv, after the round and the client: what a client reported, and what the server makes of it.
 REPORTED = ("num_local_steps", "wanted_steps", "intra_variance", "effective_params", "weight")
+PARTICIPATION_COLUMNS = ("round", "client", *REPORTED)
+
+LOST_SECONDS = 60.0  # of training, at most, between two checkpoints
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """What a run was asked to do; see `selffl.train` for what each means."""
-
-    algorithm: str
-    options: dict[str, Any]
-    rounds: int
-    participation: float
-    learning_rate: float
-    batch_size: int
-    seed: int
-    device: str
-    dtype: str
-    chunk_size: int | None
-    gradients: Gradients
-    evaluate_every: int
-    evaluate_on: str
-    evaluate_train: bool
-    fine_tune: tuple[int, ...]
-    checkpoint_every: int
-    data: str
-    source: dict[str, Any] | None  # the call that loads the data again
-    fingerprint: str  # of the rows
-    model: dict[str, Any] | None  # the call that builds the model again
-    loss: str | None  # by its name in `selffl.training.losses`; none: one of the user's own
-    has_own_method: bool  # one that is not in the registry
-    metrics: tuple[str, ...] = ("accuracy",)  # that follow from the task, and the user's own
-    own_metrics: dict[str, bool] = field(default_factory=dict)  # the user's own: whether higher is better
-    optimiser: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"})  # of local steps, with its options
-    is_warm: bool = False  # began with weights that were given (`start`)
-    gain: bool = False  # whether clients train alone as well, when the last round is done
-    has_global_model: bool = True  # whether the method trains a model that is of use to anybody
-    is_federated: bool = True  # whether clients learn from each other at all
 
 
 @dataclass
@@ -100,31 +70,47 @@ class Records:
         return replace(self, history=kept[0], participation=kept[1])
 
 
-@dataclass
-class RunFolder:
-    """Where a run is written.
+def history_columns(recipe: Recipe) -> list[str]:
+    """Columns of a run's history."""
+    first = ["round", "clients", "gradient_evaluations", "seconds"]
+    return [*first, "num_local_steps", "intra_variance", "inter_variance", *score_columns(recipe)]
 
-    Attributes:
-        path: The folder; made when the run begins.
-        history_columns: Of history.csv, which is written line by line.
-    """
+
+def score_columns(recipe: Recipe) -> list[str]:
+    """Those of them that an evaluation fills in."""
+    trained = [f"train_{metric}" for metric in recipe.metrics] if recipe.evaluate_train else []
+    return score_names(recipe.metrics, recipe.fine_tune) + trained
+
+
+@dataclass
+class RunFolder(Observer):
+    """Writes a run into a folder as it goes."""
 
     path: Path
-    history_columns: Sequence[str]
-    participation_columns: Sequence[str] = ("round", "client", *REPORTED)
+    _columns: Sequence[str] = field(default=(), init=False)  # of the history, as it was begun
 
-    def begin(self, config: RunConfig, records: Records) -> None:
+    def started(self, recipe: Recipe, records: Records) -> None:
         """Write what is known before the first round, or what an interrupted run had found until its checkpoint."""
+        self._columns = history_columns(recipe)
         # Histories of earlier versions have columns for accuracies that a task may not have.
-        history = [{name: row.get(name) for name in self.history_columns} for row in records.history]
-        write_csv(self.path / HISTORY, history, self.history_columns)
-        write_csv(self.path / PARTICIPATION, records.participation, self.participation_columns)
-        write_json(self.path / CONFIG, {"version": VERSION, "config": asdict(config), "environment": environment()})
+        history = [{name: row.get(name) for name in self._columns} for row in records.history]
+        write_csv(self.path / HISTORY, history, self._columns)
+        write_csv(self.path / PARTICIPATION, records.participation, PARTICIPATION_COLUMNS)
+        write_json(self.path / CONFIG, {"version": VERSION, "config": recipe.to_json(), "environment": environment()})
 
-    def add_round(self, row: Row, participation: Sequence[Row]) -> None:
-        """One more round."""
-        append_csv(self.path / PARTICIPATION, participation, self.participation_columns)
-        append_csv(self.path / HISTORY, [row], self.history_columns)
+    def round_ended(self, row: Row, participants: Sequence[Row]) -> None:
+        """One more line of the history, and one for each participant."""
+        append_csv(self.path / PARTICIPATION, participants, PARTICIPATION_COLUMNS)
+        append_csv(self.path / HISTORY, [row], self._columns)
+
+    def updated(self, records: Records, state: RunState) -> None:
+        """Write clients and summary."""
+        self.add_evaluation(records)
+
+    def ended(self, records: Records) -> None:
+        """Write what a run that diverged has found; one that was stopped is left as it is."""
+        if records.summary["status"] == "diverged":
+            self.add_evaluation(records)
 
     def add_evaluation(self, records: Records) -> None:
         """The clients and the summary, as of now; of a run that has ended, all tables once more as Parquet."""
@@ -141,8 +127,25 @@ class RunFolder:
         save_tensors(self.path / CHECKPOINT, tensors_of(state), about)
 
 
-def read_config(path: Path) -> RunConfig:
-    """The configuration of a saved run."""
+class Checkpoints(Observer):
+    """Keeps where training stands, every so many rounds and after a minute at the latest."""
+
+    def __init__(self, folder: RunFolder, recipe: Recipe, seconds: float) -> None:
+        self._folder, self._recipe = folder, recipe
+        self._saved = time.perf_counter()
+        self._began = self._saved - seconds
+
+    def updated(self, records: Records, state: RunState) -> None:
+        """Save the state, if it is time."""
+        now = time.perf_counter()
+        is_late = bool(self._recipe.checkpoint_every) and now - self._saved > LOST_SECONDS
+        if self._recipe.is_checkpointed(state.round_number) or is_late:
+            self._folder.add_checkpoint(state, now - self._began)
+            self._saved = now
+
+
+def read_config(path: Path) -> Recipe:
+    """The recipe of a saved run."""
     if not (path / CONFIG).is_file():
         raise CheckpointError(
             f"{path} holds no {CONFIG}; expected the folder of a run, as `selffl run` or train(out=) writes it."
@@ -151,11 +154,8 @@ def read_config(path: Path) -> RunConfig:
         content = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         if content["version"] != VERSION:
             raise CheckpointError(f"{path / CONFIG} has version {content['version']}; expected {VERSION}.")
-        config = content["config"]
-        listed = {name: tuple(config[name]) for name in ("fine_tune", "metrics") if name in config}
-        # Runs of earlier versions do not say what their method is like.
-        return RunConfig(**traits_recorded(config["algorithm"]) | config | listed)
-    except (ValueError, TypeError, KeyError) as error:
+        return Recipe.from_json(content["config"])
+    except (ValueError, TypeError, KeyError, ConfigError) as error:
         raise CheckpointError(f"{path / CONFIG} is not the configuration of a run ({error!r}).") from None
 
 

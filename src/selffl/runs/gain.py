@@ -1,13 +1,13 @@
 """What clients gain by joining: a method's personal models against training alone, on the same held-out rows.
 
-Pure tables: `selffl.runs.loop` trains the clients alone, this says what came of it, and for whom.
+Pure tables: `selffl.runs.session` trains the clients alone, this says what came of it, and for whom.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,13 +24,16 @@ LITTLE = 1.25  # predicted gain below which the others are worth less than a qua
 MUCH = 2.0  # and from which they are worth as much as these
 
 
-def gain_columns(joined: Evaluation, alone: Evaluation, lost: Tensor) -> dict[str, list[Any]]:
+def gain_columns(
+    joined: Evaluation, alone: Evaluation, lost: Tensor, counts: Mapping[str, Tensor] | None = None
+) -> dict[str, list[Any]]:
     """Columns of the table of clients, one cell a client: what it has alone, and what it gains.
 
     Args:
         joined: the method's personal models.
         alone: those of clients that trained by themselves.
         lost: whose training alone left the finite numbers, ``[M]``; their cells are empty.
+        counts: rows won and lost by joining, ``[M]``, where they are known and the rows are not.
     """
     metric = joined.metrics[0]
     by_metric = {name: alone.of_clients(name, "personal").masked_fill(lost, torch.nan) for name in joined.metrics}
@@ -41,16 +44,19 @@ def gain_columns(joined: Evaluation, alone: Evaluation, lost: Tensor) -> dict[st
         "realised_gain": [or_none(value) for value in gain.tolist()],
     }
     if metric == "accuracy":
-        ours, theirs = (_is_right(one) for one in (joined, alone))
-        for name, rows in (("num_won", ours & ~theirs), ("num_lost", theirs & ~ours)):
-            counts = [int(own.sum()) for own in rows.split(joined.num_rows.tolist())]  # type: ignore[no-untyped-call]
-            found[name] = [None if is_lost else n for n, is_lost in zip(counts, lost.tolist(), strict=True)]
+        for name, numbers in (_won_and_lost(joined, alone) if counts is None else counts).items():
+            found[name] = [None if is_lost else n for n, is_lost in zip(numbers.tolist(), lost.tolist(), strict=True)]
     return found
 
 
-def _is_right(found: Evaluation) -> Tensor:
-    """Row by row."""
-    return found.of_rows("accuracy", "personal").bool()
+def _won_and_lost(joined: Evaluation, alone: Evaluation) -> dict[str, Tensor]:
+    """Of each client's rows, how many one of its two models has right and the other wrong."""
+    ours, theirs = (each.of_rows("accuracy", "personal").bool() for each in (joined, alone))
+    sizes = joined.num_rows.tolist()
+    return {
+        name: torch.tensor([int(own.sum()) for own in rows.split(sizes)])  # type: ignore[no-untyped-call]
+        for name, rows in (("num_won", ours & ~theirs), ("num_lost", theirs & ~ours))
+    }
 
 
 def gain_scores(clients: Sequence[Row]) -> Row:

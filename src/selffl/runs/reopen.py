@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from selffl.algorithms import algorithm as method_of
-from selffl.algorithms.optimisers import optimiser_of
-from selffl.algorithms.options import at_least
 from selffl.data.federation import Federation
 from selffl.data.registry import load as load_data
 from selffl.errors import CheckpointError, ConfigError
 from selffl.models import build
 from selffl.runs import folder as files
 from selffl.runs.environment import check_device
-from selffl.runs.folder import Records, RunConfig, RunFolder
-from selffl.runs.loop import Method, OnRound, Training, history_columns, summary
-from selffl.runs.run import Run, run_of, trained
-from selffl.runs.trackers import Choice, followers, trackers_of
+from selffl.runs.folder import Records, RunFolder
+from selffl.runs.methods import Method
+from selffl.runs.observers import RoundCallback
+from selffl.runs.recipe import Recipe
+from selffl.runs.records import summary_row
+from selffl.runs.run import Run, make_run, train_and_record
+from selffl.runs.session import Session
+from selffl.runs.trackers import Choice, observers_of, remembered_trackers, trackers_of
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 from selffl.training.blocks import Loss
+from selffl.training.flat import FlatModel
 from selffl.training.losses import loss_named
-from selffl.training.metrics import own_metrics
+from selffl.training.metrics import Metric, own_metrics
 
 
 def resume(
@@ -39,7 +42,7 @@ def resume(
     federation: Federation | None = None,
     rounds: int | None = None,
     device: str | None = None,
-    on_round: OnRound | None = None,
+    on_round: RoundCallback | None = None,
     metrics: Mapping[str, Any] | None = None,
     tracker: Choice | None = None,
 ) -> Run:
@@ -58,28 +61,28 @@ def resume(
         tracker: as in `train`; none: those by name that follow the run already, which go on where they were.
     """
     place = Path(path)
-    trackers = followers(place) if tracker is None else trackers_of(tracker)
-    training = _restored(place, _Given(model, loss, algorithm, federation, metrics), rounds, device)
+    trackers = remembered_trackers(place) if tracker is None else trackers_of(tracker)
+    session = _restored(place, _Given(model, loss, algorithm, federation, metrics), rounds, device)
+    recipe = session.recipe
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
-    state, seconds = files.read_checkpoint(place, training.engine.start(training.model.params))
-    if state.round_number > training.config.rounds:
+    state, seconds = files.read_checkpoint(place, session.engine.start(session.model.params))
+    if state.round_number > recipe.rounds:
         raise ConfigError(
-            f"rounds is {training.config.rounds}, and the run is at round {state.round_number}; expected that or more."
+            f"rounds is {recipe.rounds}, and the run is at round {state.round_number}; expected that or more."
         )
-    found = _records(place, training.federation)
+    found = _records(place, session.federation)
     records = found.up_to(state.round_number)
     if [row["round"] for row in records.history] != list(range(1, state.round_number + 1)):
         raise CheckpointError(
             f"{place / files.HISTORY} lacks rounds before the checkpoint of round {state.round_number}; expected all. "
             "Load the run for its models, or start it anew."
         )
-    if state.round_number == training.config.rounds and found.summary.get("status") == "finished":
-        return run_of(training, state, found)
+    if state.round_number == recipe.rounds and found.summary.get("status") == "finished":
+        return make_run(session, state, found)
+    observers = observers_of(trackers, on_round, place)
     with locked(place):
-        folder = RunFolder(place, history_columns(training.config))
-        folder.begin(training.config, records)
-        return trained(training, state, records, folder, seconds, on_round, trackers)
+        return train_and_record(session, state, records, RunFolder(place), seconds, observers)
 
 
 def load(
@@ -98,18 +101,18 @@ def load(
     nothing is unpickled (a loss, a method or metrics of the user's own have to be passed as well, then).
     """
     place = Path(path)
-    training = _restored(place, _Given(model, loss, algorithm, federation, metrics), None, device)
+    session = _restored(place, _Given(model, loss, algorithm, federation, metrics), None, device)
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(
             f"{place} holds records but no models, as runs of a comparison do; expected a run with checkpoint_every "
             "above 0. Train that method with `selffl run`, or with `selffl.train(..., out=...)`."
         )
-    state, _ = files.read_checkpoint(place, training.engine.start(training.model.params))
-    records = _records(place, training.federation)
+    state, _ = files.read_checkpoint(place, session.engine.start(session.model.params))
+    records = _records(place, session.federation)
     if records.summary.get("rounds") != state.round_number:  # it went on after the checkpoint, and was interrupted
         records = replace(records.up_to(state.round_number), clients=[])
-        records.summary = summary(training.config, training.federation.num_clients, records, "running")
-    return run_of(training, state, records)
+        records.summary = summary_row(session.recipe, session.federation.num_clients, records, "running")
+    return make_run(session, state, records)
 
 
 def _records(path: Path, federation: Federation) -> Records:
@@ -132,22 +135,22 @@ class _Given:
     metrics: Mapping[str, Any] | None = None
 
 
-def _restored(path: Path, given: _Given, rounds: int | None, device: str | None) -> Training:
-    """The machinery of a saved run."""
-    config = files.read_config(path)
-    if rounds is not None:
-        at_least("rounds", rounds, 1)
-        config = replace(config, rounds=rounds)
-    config = replace(
-        config, device=str(device or config.device), checkpoint_every=config.checkpoint_every or config.rounds
+def _restored(path: Path, given: _Given, rounds: int | None, device: str | None) -> Session:
+    """The session of a saved run."""
+    recipe = files.read_config(path)
+    recipe = replace(
+        recipe,
+        rounds=recipe.rounds if rounds is None else rounds,
+        device=device or recipe.device,
+        checkpoint_every=recipe.checkpoint_every or rounds or recipe.rounds,
     )
-    check_device(config.device)
+    check_device(recipe.device)
     parts: dict[str, Any] = {}
     needed = {
-        "model": config.model is None and given.model is None,
-        "loss": config.loss is None and given.loss is None,
-        "algorithm": config.has_own_method and given.method is None,
-        "metrics": bool(config.own_metrics) and given.metrics is None,
+        "model": recipe.model is None and given.model is None,
+        "loss": recipe.loss is None and given.loss is None,
+        "algorithm": recipe.has_own_method and given.method is None,
+        "metrics": bool(recipe.own_metrics) and given.metrics is None,
     }
     if any(needed.values()):
         if given.model is not None:  # the user does not want anything unpickled
@@ -155,37 +158,44 @@ def _restored(path: Path, given: _Given, rounds: int | None, device: str | None)
             raise ConfigError(f"the run in {path} has its own {missing}; pass {missing} as well, or leave out model.")
         parts = files.load_module(path)
     try:
-        method = given.method or parts.get("method") or method_of(config.algorithm, **config.options)
-        loss = given.loss or parts.get("loss") or loss_named(str(config.loss))
-        module = given.model or parts.get("module") or build(**(config.model or {}))
-        getattr(torch, config.dtype)
-        optimiser_of(**config.optimiser)
+        method = given.method or parts.get("method") or method_of(recipe.algorithm, **recipe.options)
+        loss = given.loss or parts.get("loss") or loss_named(str(recipe.loss))
+        module = given.model or parts.get("module") or build(**(recipe.model or {}))
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"{path / files.CONFIG} is not the configuration of a run ({error}).") from None
-    metrics = own_metrics(parts.get("metrics") if given.metrics is None else given.metrics)
-    if set(metrics) != set(config.own_metrics):
-        shown = [", ".join(names) or "none" for names in (metrics, config.own_metrics)]
+    metrics = _metrics(path, recipe, parts.get("metrics") if given.metrics is None else given.metrics)
+    federation = _federation(path, recipe, given.federation)
+    first = partial(_first_model, path=path) if recipe.gain else None
+    return Session.open(recipe, method, module, loss, federation, metrics, first)
+
+
+def _first_model(model: FlatModel, path: Path) -> Tensor:
+    """The model that a saved run began with, which clients train alone from."""
+    return load_tensors(path / files.START)[0]["params"].to(model.params)
+
+
+def _metrics(path: Path, recipe: Recipe, given: Mapping[str, Any] | None) -> dict[str, Metric]:
+    """The user's own metrics of a saved run, in its order; they have to be the ones it was begun with."""
+    metrics = own_metrics(given)
+    if set(metrics) != set(recipe.own_metrics):
+        shown = [", ".join(names) or "none" for names in (metrics, recipe.own_metrics)]
         raise ConfigError(f"the metrics are {shown[0]}; expected {shown[1]}, as the run in {path} has them.")
-    for name, is_higher_better in config.own_metrics.items():
+    for name, is_higher_better in recipe.own_metrics.items():
         if metrics[name].higher_is_better != is_higher_better:
             raise ConfigError(
                 f"metric {name!r} has higher_is_better={not is_higher_better}; expected {is_higher_better}, as in the "
                 f"run in {path}. Pass selffl.Metric(function, higher_is_better={is_higher_better})."
             )
-    ordered = {name: metrics[name] for name in config.own_metrics}
-    training = Training(config, method, module, loss, _federation(path, config, given.federation), ordered)
-    if config.gain:
-        training.first = load_tensors(path / files.START)[0]["params"].to(training.model.params)
-    return training
+    return {name: metrics[name] for name in recipe.own_metrics}
 
 
-def _federation(path: Path, config: RunConfig, given: Federation | None) -> Federation:
+def _federation(path: Path, recipe: Recipe, given: Federation | None) -> Federation:
     """The rows of a saved run: those given, those saved with it, or the data set anew."""
-    if given is None and config.source is not None:
-        return load_data(**config.source)
+    if given is None and recipe.source is not None:
+        return load_data(**recipe.source)
     if given is None and not (path / files.FEDERATION).is_file():
         raise ConfigError(f"{path} holds no rows of its own; pass the federation that the run was trained on.")
     found = Federation.load(path / files.FEDERATION) if given is None else given
-    if config.fingerprint and found.fingerprint() != config.fingerprint:
+    if recipe.fingerprint and found.fingerprint() != recipe.fingerprint:
         raise ConfigError("the federation is not the one that the run was trained on; expected the same rows and ids.")
     return found

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,17 @@ from selffl.runs.export import (
     save_state_dict,
     write_personal,
 )
-from selffl.runs.folder import Records, Row, RunConfig, RunFolder
+from selffl.runs.folder import Checkpoints, Records, Row, RunFolder
 from selffl.runs.gain import gain_rows
-from selffl.runs.loop import OnRound, Training, few_threads, go_on, history_columns, partition_rows
+from selffl.runs.observers import Observer
 from selffl.runs.predict import Predictor
-from selffl.runs.trackers import Tracker, tracked
+from selffl.runs.recipe import Recipe
+from selffl.runs.records import Recorder, partition_rows
+from selffl.runs.session import Session, single_thread
 from selffl.runs.welcome import rows_of_newcomer, welcomed
 from selffl.state.checkpoint import save_tensors
 from selffl.state.files import write_csv
+from selffl.training.blocks import deterministic_cudnn
 
 
 @dataclass
@@ -42,30 +44,33 @@ class Run:
     """A trained federation: its records, and a model for everybody.
 
     Attributes:
-        config: What was asked for.
         history: One row per round, as dictionaries (``pandas.DataFrame(run.history)`` makes a table).
         clients: One row per client.
         summary: The run in one row.
         participation: One row per client and round it took part in, for methods that choose their steps.
     """
 
-    config: RunConfig
     history: list[Row]
     clients: list[Row]
     summary: Row
     participation: list[Row]
-    _training: Training
+    _session: Session
     _state: RunState
-    _sureness: Confidence | None = field(default=None, init=False, repr=False, compare=False)
+    _known_confidence: Confidence | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def config(self) -> Recipe:
+        """What was asked for, and what is recorded of the parts."""
+        return self._session.recipe
 
     @property
     def federation(self) -> Federation:
         """The rows it was trained on."""
-        return self._training.federation
+        return self._session.federation
 
     def global_model(self) -> nn.Module:
         """The shared model."""
-        return self._training.present(self._state.server.params)
+        return self._session.present(self._state.server.params)
 
     def personal_model(self, client: Hashable) -> nn.Module:
         """The model of one client, by its id.
@@ -73,7 +78,7 @@ class Run:
         Of a run on a table (`Federation.from_csv`, `from_frame`) it takes rows, and answers, in the table's own units:
         `selffl.PreparedModel`, whose ``module`` is the model as it was trained.
         """
-        return self._training.present(self._personal(position_of(client, list(self.federation.clients))))
+        return self._session.present(self._personal(position_of(client, list(self.federation.clients))))
 
     @property
     def preparation(self) -> Preparation | None:
@@ -106,17 +111,17 @@ class Run:
         return self._predictor().predict(rows, client)
 
     def _predictor(self) -> Predictor:
-        training = self._training
+        session = self._session
 
         def model_of(position: int | None) -> nn.Module:
-            return training.model.load(self._state.server.params if position is None else self._personal(position))
+            return session.model.load(self._state.server.params if position is None else self._personal(position))
 
         params = self._state.server.params
         return Predictor(
             self.federation.clients,
             model_of,
             self.preparation,
-            training.label_scale,
+            session.label_scale,
             self.classes,
             tuple(self.federation.train.features.shape[1:]),
             params.dtype,
@@ -154,15 +159,15 @@ class Run:
             >>> run.welcome((stranger.train.features, stranger.train.labels))
             Linear(in_features=64, out_features=10, bias=True)
         """
-        own = rows_of_newcomer(self._training, rows)
+        own = rows_of_newcomer(self._session, rows)
         if len(own.labels) == 0:
             return self.global_model()
-        return self._training.present(welcomed(self._training, self._state, own)[0])
+        return self._session.present(welcomed(self._session, self._state, own)[0])
 
     def _personal(self, position: int) -> Tensor:
         """One at a time, so that a model has the same bits whoever asks for it."""
         where = torch.tensor([position], device=self._state.num_gradients.device)
-        return self._training.engine.personal(self._state, where)[0]
+        return self._session.engine.personal(self._state, where)[0]
 
     def export(
         self,
@@ -200,7 +205,7 @@ class Run:
                     f"full=True is given for {len(chosen)} clients in precision {precision!r}; expected one client, "
                     "exact. Name it in clients, or leave out full."
                 )
-            module = self._training.model.load(self._personal(places[0]))
+            module = self._session.model.load(self._personal(places[0]))
             about |= {"client": chosen[0], "module": str(module)}
             save_state_dict(Path(path), module.state_dict(), about)
             return
@@ -208,16 +213,16 @@ class Run:
         variance = getattr(self._state.server, "inter_variance", None)
         write_personal(
             Path(path),
-            self._training.model.load(self._state.server.params),
-            (self._training.model.parts(self._personal(place)) for place in places),
+            self._session.model.load(self._state.server.params),
+            (self._session.model.parts(self._personal(place)) for place in places),
             chosen,
             about
             | {
                 "seed": self.config.seed,
                 "inter_variance": None if variance is None else float(variance),
-                "module": type(self._training.module).__name__,
+                "module": type(self._session.module).__name__,
                 "model": self.config.model,
-                "layers": describe_layers(self._training.module),
+                "layers": describe_layers(self._session.module),
                 "rows": [known.get(client, {}) for client in chosen],
             },
             precision,
@@ -225,7 +230,7 @@ class Run:
 
     def describe_answers(self) -> dict[str, str]:
         """What a file of a model says of its inputs and answers, as JSON by name."""
-        return describe_answers(self.preparation, self._training.label_scale, self.classes)
+        return describe_answers(self.preparation, self._session.label_scale, self.classes)
 
     def evaluate(self, *, fine_tune: Sequence[int] = ()) -> Evaluation:
         """The final models on the rows that the run was evaluated on: what each row comes to, by view.
@@ -234,7 +239,7 @@ class Run:
         for two classes the log-odds of class 1, for values the squared error (`selffl.training.metrics`).  Where
         answers are classes, ``log_losses`` has the log loss of each row.
         """
-        return self._training.evaluation(self._state, fine_tune=fine_tune)
+        return self._session.evaluate(self._state, fine_tune=fine_tune)
 
     def gains(self) -> list[Row]:
         """Who loses by joining, worst first, and why; of a run with ``gain=True``.
@@ -278,9 +283,9 @@ class Run:
         return self._confidence().table()
 
     def _confidence(self) -> Confidence:
-        if self._sureness is None:
-            self._sureness = Confidence(self._training, self._state)
-        return self._sureness
+        if self._known_confidence is None:
+            self._known_confidence = Confidence(self._session, self._state)
+        return self._known_confidence
 
     def __repr__(self) -> str:
         """What it is and how it did, in a line."""
@@ -292,72 +297,73 @@ class Run:
         """Write the run into a folder of its own; `selffl.load` reads it."""
         target = Path(path)
         refuse_if_taken(target)
+        self._session = self._session.with_fingerprint()
         records = Records(self.history, self.participation, self.clients, self.summary)
-        begin(target, self._training, records, self._state, keep_rows=True)
-        self.config = self._training.config
+        folder = create_run_folder(target, self._session, self._state, self.summary.get("seconds", 0.0))
+        if records.summary:
+            folder.add_evaluation(records)
+        folder.started(self.config, records)
 
 
-def trained(
-    training: Training,
+def train_and_record(
+    session: Session,
     state: RunState,
     records: Records,
     folder: RunFolder | None,
     seconds: float,
-    on_round: OnRound | None,
-    trackers: Sequence[Tracker],
+    observers: Sequence[Observer],
 ) -> Run:
-    """The run, trained from ``state`` to its last round and recorded as it goes."""
-    place = None if folder is None else folder.path
-    with (
-        few_threads(training),
-        tracked(trackers, dataclasses.asdict(training.config), place, records, on_round) as note,
-    ):
-        return run_of(training, go_on(training, state, records, folder, seconds, note), records)
+    """The run, trained from ``state`` to its last round; ``seconds`` were spent on it before."""
+    own = [] if folder is None else [folder, Checkpoints(folder, session.recipe, seconds)]
+    recorder = Recorder(
+        session.recipe, session.method, session.federation.clients, records, [*own, *observers], seconds
+    )  # fmt: skip
+    last = state
+    with single_thread(session), deterministic_cudnn(), recorder:
+        for last, report in session.reports(state):
+            recorder.take(last, report)
+    return make_run(session, last, records)
 
 
-def run_of(training: Training, state: RunState, records: Records) -> Run:
-    """What the user gets of all this."""
-    return Run(
-        training.config, records.history, records.clients, records.summary, records.participation, training, state
-    )
+def make_run(session: Session, state: RunState, records: Records) -> Run:
+    """Assemble the run that a user gets."""
+    return Run(records.history, records.clients, records.summary, records.participation, session, state)
 
 
-def begin(path: Path, training: Training, records: Records, state: RunState, keep_rows: bool) -> RunFolder:
-    """A new folder with everything that `resume` needs; its configuration, which makes it a run, comes last."""
-    training.config = config = replace(training.config, fingerprint=training.federation.fingerprint())
-    folder = RunFolder(path, history_columns(config))
+def create_run_folder(
+    path: Path, session: Session, state: RunState, seconds: float = 0.0, *, keep_rows: bool = True
+) -> RunFolder:
+    """A new folder with everything that `resume` needs but the configuration, which makes it a run and comes last."""
+    recipe, folder = session.recipe, RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Any] = {}
-    if config.model is None:
-        parts["module"] = training.module
-    if config.loss is None:
-        parts["loss"] = training.loss
-    if config.has_own_method:
-        parts["method"] = training.method
-    if training.metrics:
-        parts["metrics"] = training.metrics
+    if recipe.model is None:
+        parts["module"] = session.module
+    if recipe.loss is None:
+        parts["loss"] = session.source.loss
+    if recipe.has_own_method:
+        parts["method"] = session.method
+    if session.metrics:
+        parts["metrics"] = session.metrics
     if parts:
         files.save_module(path, parts)
     # Whole numbers that nothing classifies are counts, say, of which there may be as many as rows.
-    is_classified = not {"accuracy", "auc"}.isdisjoint(training.measure.metrics)
-    if held := partition_rows(training.federation) if is_classified else []:
+    is_classified = not {"accuracy", "auc"}.isdisjoint(session.measure.metrics)
+    if held := partition_rows(session.federation) if is_classified else []:
         write_csv(path / files.PARTITION, held)
-    if training.federation.preparation is not None:
-        training.federation.preparation.save(path / files.PREPARATION)
-    if config.source is None and keep_rows:
-        training.federation.save(path / files.FEDERATION)
-    if config.gain:
-        save_tensors(path / files.START, {"params": training.first}, {})
-    if config.checkpoint_every or state.round_number:
-        folder.add_checkpoint(state, records.summary.get("seconds", 0.0))
-    if records.summary:
-        folder.add_evaluation(records)
-    folder.begin(config, records)
+    if session.federation.preparation is not None:
+        session.federation.preparation.save(path / files.PREPARATION)
+    if recipe.source is None and keep_rows:
+        session.federation.save(path / files.FEDERATION)
+    if recipe.gain:
+        save_tensors(path / files.START, {"params": session.first}, {})
+    if recipe.checkpoint_every or state.round_number:
+        folder.add_checkpoint(state, seconds)
     return folder
 
 
 def refuse_if_taken(path: Path) -> None:
-    """Refuse a folder that is none, or that holds a run."""
+    """Refuse a path that is a file, and a folder that holds a run."""
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; expected a folder for the run.")
     if (path / files.CONFIG).exists():

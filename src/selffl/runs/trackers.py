@@ -19,15 +19,16 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from selffl.errors import CheckpointError, ConfigError, DivergedError, one_line, unknown_name
+from selffl.errors import CheckpointError, ConfigError, one_line, unknown_name
 from selffl.runs.folder import Records, Row
+from selffl.runs.observers import EachRound, Observer, RoundCallback
+from selffl.runs.recipe import Recipe
 from selffl.state.files import write_json
 
 FILE = "trackers.json"  # in a run's folder: which trackers follow it, and what they call it
@@ -220,7 +221,7 @@ def trackers_of(choice: Choice | None) -> list[Tracker]:
     return [_named(each) if isinstance(each, str) else _checked(each) for each in chosen]
 
 
-def followers(folder: Path) -> list[Tracker]:
+def remembered_trackers(folder: Path) -> list[Tracker]:
     """The trackers that follow the run in a folder already; one whose package has gone is left out, with a warning."""
     found: list[Tracker] = []
     for name in _remembered(folder):
@@ -231,44 +232,41 @@ def followers(folder: Path) -> list[Tracker]:
     return found
 
 
-@contextmanager
-def tracked(
-    trackers: Sequence[Tracker],
-    config: Mapping[str, Any],
-    folder: Path | None,
-    records: Records,
-    on_round: Callable[[Row], None] | None,
-) -> Iterator[Callable[[Row], None] | None]:
-    """While a run goes on: what to call with each row of its history, for the trackers and for ``on_round``."""
-    live = list(trackers)
+def observers_of(trackers: Sequence[Tracker], on_round: RoundCallback | None, folder: Path | None) -> list[Observer]:
+    """Who watches a run besides its folder: trackers first, then the user's own function."""
+    callback: list[Observer] = [] if on_round is None else [EachRound(on_round)]
+    return [*(TrackerObserver(tracker, folder) for tracker in trackers), *callback]
 
-    def tell(what: str, *news: Any) -> None:
-        for tracker in list(live):
-            try:
-                getattr(tracker, what)(*news)
-            except Exception as error:  # a tracker is somebody else's code
-                live.remove(tracker)
-                warnings.warn(
-                    f"the tracker {type(tracker).__name__} failed in {what} ({one_line(error)}); the run goes on "
-                    "without it.",
-                    stacklevel=2,
-                )
 
-    def note(row: Row) -> None:
-        tell("log", dict(row))
-        if on_round is not None:
-            on_round(row)
+class TrackerObserver(Observer):
+    """Tells a tracker of a run; one that fails is left out from then on, with a warning."""
 
-    tell("begin", config, folder)
-    status = "stopped"
-    try:
-        yield note if trackers else on_round
-        status = "finished"
-    except DivergedError:
-        status = "diverged"
-        raise
-    finally:
-        tell("end", records.summary | {"status": status}, records.clients)
+    def __init__(self, tracker: Tracker, folder: Path | None) -> None:
+        self._tracker, self._folder, self._has_failed = tracker, folder, False
+
+    def started(self, recipe: Recipe, records: Records) -> None:
+        """Say what was asked for."""
+        self._tell("begin", recipe.to_json(), self._folder)
+
+    def round_ended(self, row: Row, participants: Sequence[Row]) -> None:
+        """Hand on a copy of the row."""
+        self._tell("log", dict(row))
+
+    def ended(self, records: Records) -> None:
+        """Hand on summary and clients."""
+        self._tell("end", records.summary, records.clients)
+
+    def _tell(self, what: str, *news: Any) -> None:
+        if self._has_failed:
+            return
+        try:
+            getattr(self._tracker, what)(*news)
+        except Exception as error:  # a tracker is somebody else's code
+            self._has_failed = True
+            name = type(self._tracker).__name__
+            warnings.warn(
+                f"the tracker {name} failed in {what} ({one_line(error)}); the run goes on without it.", stacklevel=2
+            )
 
 
 def _named(name: str) -> Tracker:

@@ -22,8 +22,8 @@ from selffl.data.preparation import encode_classes
 from selffl.data.tables import Table
 from selffl.engines.cohort import RunState
 from selffl.errors import DataError, DivergedError
-from selffl.runs.loop import Training, few_threads
 from selffl.runs.predict import is_table, read_rows
+from selffl.runs.session import Session, single_thread
 from selffl.state.memory import MemoryStore
 from selffl.training.blocks import deterministic_cudnn
 from selffl.training.evaluation import check_rows
@@ -35,10 +35,10 @@ WHOLE = 500  # rows of a step: up to so many are met in every step, so that no m
 NEWCOMER = "newcomer"  # what messages call it
 
 
-def rows_of_newcomer(training: Training, rows: Any) -> Rows:
+def rows_of_newcomer(session: Session, rows: Any) -> Rows:
     """A new client's rows as the model takes them, once they are seen to be of the kind that the run was trained on."""
-    known = training.federation.train
-    features, labels = _features_and_labels(training, rows)
+    known = session.federation.train
+    features, labels = _features_and_labels(session, rows)
     found = Rows.single_client(features, labels)
     if len(found.labels) == 0:
         return found
@@ -54,15 +54,15 @@ def rows_of_newcomer(training: Training, rows: Any) -> Rows:
                 f"a {name} of the newcomer has shape {tuple(mine.shape[1:])}; expected {tuple(theirs.shape[1:])}, as "
                 "of the clients that were trained on."
             )
-    found = Rows(found.features, training.label_scale.scale_labels(found.labels), found.offset)
-    found = found.to(training.config.device, getattr(torch, training.config.dtype))
-    check_rows(training.model, training.loss, found, [NEWCOMER])
+    found = Rows(found.features, session.label_scale.scale_labels(found.labels), found.offset)
+    found = found.to(session.recipe.device, session.model.params.dtype)
+    check_rows(session.model, session.source.loss, found, [NEWCOMER])
     return found
 
 
-def _features_and_labels(training: Training, rows: Any) -> tuple[Any, Any]:
+def _features_and_labels(session: Session, rows: Any) -> tuple[Any, Any]:
     """A new client's inputs, and its labels as the federation has them."""
-    federation, preparation = training.federation, training.federation.preparation
+    federation, preparation = session.federation, session.federation.preparation
     if isinstance(rows, Federation):
         if rows.num_clients != 1:
             raise DataError(f"the federation has {rows.num_clients} clients; expected the newcomer alone.")
@@ -76,10 +76,10 @@ def _features_and_labels(training: Training, rows: Any) -> tuple[Any, Any]:
             labels = np.array(list(rows.classes), dtype=object)[labels.cpu().numpy()]
         features = rows.train.features
         if preparation is not None and rows.preparation is None:
-            features = training.inputs_of(features)
+            features = session.inputs_of(features)
         return features, _numbered(labels, federation.classes)
     if is_table(rows):
-        features = training.inputs_of(rows)  # which refuses a run without names of columns
+        features = session.inputs_of(rows)  # which refuses a run without names of columns
         assert preparation is not None
         table = read_rows(rows, preparation)
         _check_one_client(table, preparation.client)
@@ -92,7 +92,7 @@ def _features_and_labels(training: Training, rows: Any) -> tuple[Any, Any]:
             "federation of one client."
         ) from None
     if preparation is not None and len(features):
-        features = training.inputs_of(features)
+        features = session.inputs_of(features)
     return features, _numbered(labels, federation.classes)
 
 
@@ -128,31 +128,31 @@ def _as(values: Tensor, known: Tensor) -> Tensor:
 
 
 @deterministic_cudnn()
-def welcomed(training: Training, state: RunState, rows: Rows) -> Tensor:
+def welcomed(session: Session, state: RunState, rows: Rows) -> Tensor:
     """Personal models ``[C, P]`` of C newcomers with ``rows``, each by itself; the global one for who has none.
 
     Nothing of the run is changed.
     """
     shared: Tensor = state.server.params
     found = shared.expand(len(rows.num_examples), -1).clone()
-    sent = _message(training, state)
-    most = training.engine.chunk_size or len(found)
-    with few_threads(training):
+    sent = _message(session, state)
+    most = session.engine.chunk_size or len(found)
+    with single_thread(session):
         for size in set(rows.num_examples.tolist()) - {0}:
             alike = (rows.num_examples == size).nonzero().flatten()
             for some in alike.split(most):
-                found[some] = _settled(training, state, sent, rows.subset(some))
+                found[some] = _settled(session, state, sent, rows.subset(some))
     if not found.norm(dim=-1).isfinite().all():
         raise DivergedError(
-            f"the newcomer's model by {training.method.name} is not finite; expected finite numbers. Scale its rows as "
+            f"the newcomer's model by {session.method.name} is not finite; expected finite numbers. Scale its rows as "
             "those that were trained on, or train with a lower learning rate or penalty."
         )
     return found
 
 
-def _message(training: Training, state: RunState) -> Any:
+def _message(session: Session, state: RunState) -> Any:
     """What the server sends to a client of whom it knows what it knew of everybody before the first round."""
-    population = training.source.population
+    population = session.source.population
     number, cluster = population.num_clients, population.cluster
     # Clusters decide how far one that has a variance trusts itself, which a newcomer has not: any will do.
     wider = replace(
@@ -160,18 +160,18 @@ def _message(training: Training, state: RunState) -> Any:
         num_clients=number + 1,
         cluster=None if cluster is None else torch.cat([cluster, cluster.new_zeros(1)]),
     )
-    fresh = training.method.start(state.server.params, wider)
+    fresh = session.method.start(state.server.params, wider)
     longer = {}
-    for name in training.method.per_client:
+    for name in session.method.per_client:
         known = getattr(state.server, name)
         longer[name] = torch.cat([known, getattr(fresh, name)[..., number:].to(known)], -1)
     server = replace(state.server, **longer)
-    return training.method.broadcast(server, torch.tensor([number], device=state.num_gradients.device))
+    return session.method.broadcast(server, torch.tensor([number], device=state.num_gradients.device))
 
 
-def _settled(training: Training, state: RunState, sent: Any, rows: Rows) -> Tensor:
+def _settled(session: Session, state: RunState, sent: Any, rows: Rows) -> Tensor:
     """Models ``[C, P]`` of newcomers with as many rows each, after their visits."""
-    method, source = training.method, training.source
+    method, source = session.method, session.source
     shared: Tensor = state.server.params
     count, size = len(rows.num_examples), int(rows.num_examples[0])
     is_settling = method.newcomer_visits is None

@@ -77,7 +77,7 @@ class WithNewcomers(Problem):
 
         By the model that they are welcomed with and, for each number of steps, by the global one fine-tuned.
         """
-        training, state = run._training, run._state
+        training, state = run._session, run._state
         seed = run.config.seed
         late = self.newcomers(seed).to(run.config.device, training.model.params.dtype)
         shared = state.server.params
@@ -97,7 +97,7 @@ class WithNewcomers(Problem):
     def _tuned(self, run: Run, rows: Rows, everyone: Tensor, start: Tensor, steps: int) -> Tensor:
         """The global model after some steps of each newcomer's own, in minibatches as in training."""
         own = Federation(everyone.tolist(), rows, rows)
-        task = replace(run._training.source, federation=own).task(everyone, run._state.round_number + 1)
+        task = replace(run._session.source, federation=own).task(everyone, run._state.round_number + 1)
         return descend(task, start, steps)
 
 

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM
-from selffl.algorithms.optimisers import OPTIMISERS
-from selffl.algorithms.options import above, at_least
+from selffl.algorithms import ALGORITHMS
+from selffl.algorithms.options import at_least
 from selffl.data import DATA_SETS
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, SelfFLError, one_line, unknown_name
 from selffl.models import MODELS
-from selffl.studies.problems import METHODS, NUM_SEEDS, Problem
+from selffl.runs.recipe import STUDY_SETTINGS, check_settings
+from selffl.studies.problems import Problem
 from selffl.training.blocks import Loss
 from selffl.training.losses import NAMES as LOSSES
 from selffl.training.losses import loss_named
@@ -45,34 +45,12 @@ class OwnProblem(Problem):
         folder: Where the file lies, and the Python that it names.
         loss: One of torch.nn.functional or of `selffl.training.losses`, or FILE.py:FUNCTION; none: it follows from
             labels and outputs.
-        optimiser: Of the clients' local steps.
         options: Of methods, by their names.
-        chosen: The methods to compare; the first is the one to train alone.
-        repeats: Seeds of a comparison.
     """
 
     folder: str = "."
     loss: str | None = None
-    optimiser: str = "sgd"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    chosen: tuple[str, ...] = (DEFAULT_ALGORITHM, *METHODS)
-    repeats: int = NUM_SEEDS
-    single: str = DEFAULT_ALGORITHM
-
-    @property
-    def algorithm(self) -> str:
-        """As the file has it."""
-        return self.single
-
-    @property
-    def algorithms(self) -> tuple[str, ...]:
-        """As the file has them."""
-        return self.chosen
-
-    @property
-    def num_seeds(self) -> int:
-        """As the file has it."""
-        return self.repeats
 
     def method(self, name: str, **options: Any) -> Any:
         """With the file's options for that method."""
@@ -116,7 +94,7 @@ class OwnProblem(Problem):
                 digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         for text in sorted(path.read_bytes() for path in code_files(self)):
             digest.update(text)
-        beside = ("name", "title", "folder", "chosen", "repeats", "single")
+        beside = ("name", "title", "folder")
         return {
             **{key: value for key, value in super().content(seed).items() if key not in beside},
             "fingerprint": federation.fingerprint(),
@@ -129,7 +107,7 @@ class OwnProblem(Problem):
         return loss_named(self.loss) if _is_named(self.loss) else _function(self.folder, self.loss)
 
     def _training(self) -> dict[str, Any]:
-        return super()._training() | {"loss": self._loss(), "optimiser": self.optimiser}
+        return super()._training() | {"loss": self._loss()}
 
 
 def read_study(path: Path) -> OwnProblem:
@@ -141,14 +119,10 @@ def read_study(path: Path) -> OwnProblem:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is no TOML ({error}); expected lines KEY = VALUE, words in quotes.") from None
-    for key in found:
+    for key, value in found.items():
         if key not in KEYS:
             raise unknown_name(f"key in {file}", key, KEYS)
-    values: dict[str, Any] = {}
-    for key, value in found.items():
-        check, name = KEYS[key]
-        check(f"{key} in {file}", value)
-        values[name] = value
+        KEYS[key](f"{key} in {file}", value)
     for key in ("data", "model"):
         if key not in found:
             raise ConfigError(f"{file} has no {key}; expected {key} = {WHERE_PYTHON_IS + NAMES[key]!r}.")
@@ -169,9 +143,14 @@ def read_study(path: Path) -> OwnProblem:
                 f"{key} in {file} is for a {owner} given by name; {found[owner]} has its own. Leave it out."
             )
     name = folder.resolve().name if file.name == FILE else file.stem
-    title = values.pop("title", name)
-    chosen = tuple(values.pop("chosen", (DEFAULT_ALGORITHM, *METHODS)))
-    problem = OwnProblem(name, title, folder=str(folder), chosen=chosen, **{"single": chosen[0]} | values)
+    values = {"num_seeds" if key == "seeds" else key: value for key, value in found.items()}
+    if "algorithms" in found:
+        values = {"algorithm": found["algorithms"][0], **values, "algorithms": tuple(found["algorithms"])}
+    problem = OwnProblem(**{"name": name, "title": name, "folder": str(folder)} | values)
+    try:
+        check_settings(problem.settings)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
     for method in problem.options:
         problem.method(method)  # which refuses an option that it does not have
     return problem
@@ -190,11 +169,6 @@ def _a_method(name: str, value: object) -> None:
         raise unknown_name(name, str(value), ALGORITHMS)
 
 
-def _an_optimiser(name: str, value: object) -> None:
-    if not isinstance(value, str) or value not in OPTIMISERS:
-        raise unknown_name(name, str(value), OPTIMISERS)
-
-
 def _methods(name: str, value: object) -> None:
     if not isinstance(value, list) or not value or len(set(map(str, value))) != len(value):
         raise ConfigError(f"{name} is {value!r}; expected a list of names, each once, such as ['self-fl', 'ditto'].")
@@ -204,14 +178,6 @@ def _methods(name: str, value: object) -> None:
 
 def _count(name: str, value: object) -> None:
     at_least(name, value, 1)
-
-
-def _share(name: str, value: object) -> None:
-    above(name, value, 0.0, at_most=1.0)
-
-
-def _rate(name: str, value: object) -> None:
-    above(name, value, 0.0)
 
 
 def _table(name: str, value: object) -> None:
@@ -230,25 +196,21 @@ def _tables(name: str, value: object) -> None:
             )
 
 
-KEYS: dict[str, tuple[Callable[[str, object], None], str]] = {  # of the file, with the field of `OwnProblem`
-    "title": (_a_string, "title"),
-    "data": (_a_string, "data"),
-    "data_options": (_table, "data_options"),
-    "model": (_a_string, "model"),
-    "model_options": (_table, "model_options"),
-    "loss": (_a_string, "loss"),
-    "optimiser": (_an_optimiser, "optimiser"),
-    "algorithm": (_a_method, "single"),
-    "algorithms": (_methods, "chosen"),
-    "seeds": (_count, "repeats"),
-    "rounds": (_count, "rounds"),
-    "participation": (_share, "participation"),
-    "learning_rate": (_rate, "learning_rate"),
-    "batch_size": (_count, "batch_size"),
-    "num_local_steps": (_count, "num_local_steps"),
-    "max_local_steps": (_count, "max_local_steps"),
-    "num_local_epochs": (_count, "num_local_epochs"),
-    "options": (_tables, "options"),
+KEYS: dict[str, Callable[[str, object], None]] = {  # of the file, with what checks each at once
+    "title": _a_string,
+    "data": _a_string,
+    "data_options": _table,
+    "model": _a_string,
+    "model_options": _table,
+    "loss": _a_string,
+    "algorithm": _a_method,
+    "algorithms": _methods,
+    "seeds": _count,
+    **dict.fromkeys(STUDY_SETTINGS, lambda name, value: None),  # checked together, as a recipe's are
+    "num_local_steps": _count,
+    "max_local_steps": _count,
+    "num_local_epochs": _count,
+    "options": _tables,
 }
 NAMES = {"data": "federation", "model": "model", "loss": "loss"}  # of functions, in messages
 

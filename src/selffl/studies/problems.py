@@ -13,12 +13,14 @@ from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, Algorithm, algorith
 from selffl.data import DATA_SETS, load
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.runs.recipe import STUDY_SETTINGS
 from selffl.runs.run import Run
 from selffl.runs.train import train
 
 STEPS = {"num_local_steps", "initial_steps", "max_local_steps"}
 METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
 NUM_SEEDS = 5
+OF_COMPARISONS = ("algorithm", "algorithms", "num_seeds")  # what no number of a run depends on
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,15 @@ class Problem:
         participation: C.
         learning_rate: η.
         batch_size: B.
+        optimiser: Of the clients' local steps.
         num_local_steps: L of the methods that have one, and Self-FL's steps while it knows no variance (D3).
         max_local_steps: ℓ_max of Self-FL.
         num_local_epochs: Passes over each client's rows instead of either number of steps (D15).
         model_options: Of the model.
         warm_up: What every method starts from, where that is not a fresh model.
+        algorithm: The method that is trained where nobody names one.
+        algorithms: The methods that are compared where nobody names any.
+        num_seeds: Repeats of a comparison where nobody says how many.
     """
 
     name: str
@@ -67,27 +73,21 @@ class Problem:
     participation: float = 0.1
     learning_rate: float = 0.03
     batch_size: int = 10
+    optimiser: str = "sgd"
     num_local_steps: int = 20
     max_local_steps: int = 40
     data_options: Mapping[str, Any] = field(default_factory=dict)
     num_local_epochs: int | None = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
     warm_up: WarmUp | None = None
+    algorithm: str = DEFAULT_ALGORITHM
+    algorithms: tuple[str, ...] = (DEFAULT_ALGORITHM, *METHODS)
+    num_seeds: int = NUM_SEEDS
 
     @property
-    def algorithm(self) -> str:
-        """The method that is trained where nobody names one."""
-        return DEFAULT_ALGORITHM
-
-    @property
-    def algorithms(self) -> tuple[str, ...]:
-        """The methods that are compared where nobody names any."""
-        return (DEFAULT_ALGORITHM, *METHODS)
-
-    @property
-    def num_seeds(self) -> int:
-        """Repeats of a comparison where nobody says how many."""
-        return NUM_SEEDS
+    def settings(self) -> dict[str, Any]:
+        """Those of `selffl.train` that a study has, by name."""
+        return {name: getattr(self, name) for name in STUDY_SETTINGS}
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
         """The clients of one seed."""
@@ -106,16 +106,11 @@ class Problem:
     def content(self, seed: int, validation_fraction: float = 0.0) -> dict[str, Any]:
         """What the numbers of a run depend on; with the method, the seed and the code, all of it."""
         del seed, validation_fraction
-        return asdict(self)
+        return {key: value for key, value in asdict(self).items() if key not in OF_COMPARISONS}
 
     def _training(self) -> dict[str, Any]:
         """What every run of `selffl.train` is given."""
-        return {
-            "participation": self.participation,
-            "learning_rate": self.learning_rate,
-            "batch_size": self.batch_size,
-            "model_options": self.model_options,
-        }
+        return self.settings | {"model_options": self.model_options}
 
     def method(self, name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
         """A method with the problem's numbers of steps, unless the options say otherwise."""
@@ -137,10 +132,9 @@ class Problem:
         """Train one method; ``training`` goes to `selffl.train`."""
         if self.warm_up is not None and training.get("start") is None:
             training["start"] = self.warmed_up(seed, validation_fraction, device=training.get("device", "cpu"))
-        settings = {"rounds": self.rounds, **self._training()}
         method = self.method(name, **options)
         federation = self.federation(seed, validation_fraction)
-        return train(self.module(federation, seed), federation, method, seed=seed, **settings | training)
+        return train(self.module(federation, seed), federation, method, seed=seed, **self._training() | training)
 
     def scores(self, run: Run, fine_tune: Sequence[int] = ()) -> dict[str, Tensor]:
         """What is kept of a run where its arm keeps scores: a number for every row evaluated, by view."""

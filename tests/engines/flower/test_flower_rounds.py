@@ -22,8 +22,10 @@ from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.engines.flower.client import client_app, client_of, personal_model
 from selffl.engines.flower.server import Server, numbered
-from selffl.engines.flower.strategy import Settings
+from selffl.engines.flower.strategy import Network
 from selffl.errors import ConfigError, QuorumError, RefusedError
+from selffl.runs.recipe import SETTINGS as RECIPE_SETTINGS
+from selffl.runs.recipe import Recipe
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
@@ -72,10 +74,11 @@ class Setting:
     def run(self, grid, rounds=ROUNDS, **changed):
         of_run = {name: changed.pop(name) for name in ("out", "population") if name in changed}
         of_run["experiment"] = changed.pop("experiment", "first")
-        usual = {"evaluate_every": 1, "quorum": 0.5, "shortfall": "raise", "round_seconds": 20.0, "connect_seconds": 0}
-        usual["max_examples"] = 10**9
-        settings = Settings(rounds, **{**SETTINGS, **usual, **changed})
-        server = Server(FlatModel(self.module), self.method, numbered(range(NUM_CLIENTS)), settings, **of_run)
+        usual = {"round_seconds": 20.0, "connect_seconds": 0} | changed
+        network = Network(**{name: value for name, value in usual.items() if name in Network.__annotations__})
+        settings = SETTINGS | {"evaluate_every": 1} | {name: usual[name] for name in usual if name in RECIPE_SETTINGS}
+        recipe = Recipe(algorithm=self.method.name, options={}, rounds=rounds, **settings)
+        server = Server(FlatModel(self.module), self.method, numbered(range(NUM_CLIENTS)), recipe, network, **of_run)
         self.ended = server.run(grid)
         return self.ended.state
 

@@ -6,7 +6,7 @@ Each function raises a `DataError` that says what was found and what was expecte
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,23 @@ ROUNDED = 1.001  # times its bound that a number may be: soft labels are parts o
 
 @dataclass(frozen=True)
 class Scores:
-    """What one client found on its test rows: sums over them, or for AUC the value itself."""
+    """What one client found on its test rows: sums over them, or of AUC and the user's own metrics the value."""
 
     num_train: int
     num_test: int
     metrics: tuple[str, ...]
     totals: Mapping[str, float]  # "personal.accuracy": the sum over rows
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one client found on its test rows after training by itself; NaN where its model was lost."""
+
+    num_test: int
+    metrics: tuple[str, ...]
+    num_won: int  # rows that the personal model has right, and this one wrong
+    num_lost: int
+    totals: Mapping[str, float]  # "alone.accuracy": the sum over rows, or of AUC and the user's metrics the value
 
 
 def check_answer(content: RecordDict, experiment: str, round_number: int, client: str) -> None:
@@ -57,6 +68,7 @@ class Bounds:
         params: A global model, for its size and type.
         num_clients: M.
         max_examples: The most rows that a client may claim to have.
+        own_metrics: Names of the user's own metrics, which every client has to measure as well.
     """
 
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -64,6 +76,7 @@ class Bounds:
     params: Tensor
     num_clients: int
     max_examples: int
+    own_metrics: tuple[str, ...] = ()
 
     def upload(self, content: RecordDict) -> tuple[Any, int]:
         """A client's upload and what it cost, once they are seen to be numbers that training can give."""
@@ -92,28 +105,54 @@ class Bounds:
 
     def scores(self, content: RecordDict) -> Scores:
         """What a client found, once it is seen to be possible."""
+        counts, values = self._found(content, ("num_train", "num_test"))
+        metrics = tuple(name.removeprefix("personal.") for name in values if name.startswith("personal."))
+        self._check_metrics(values, VIEWS, metrics, counts["num_test"])
+        return Scores(counts["num_train"], counts["num_test"], metrics, values)
+
+    def alone(self, content: RecordDict) -> Alone:
+        """What a client found without the others, once it is seen to be possible."""
+        counts, values = self._found(content, ("num_test", "num_won", "num_lost"))
+        metrics = tuple(name.removeprefix("alone.") for name in values)
+        self._check_metrics(values, ("alone",), metrics, counts["num_test"])
+        if counts["num_won"] + counts["num_lost"] > counts["num_test"]:
+            raise DataError(
+                f"{counts['num_won']} rows are won and {counts['num_lost']} lost; expected as many as rows."
+            )
+        return Alone(counts["num_test"], metrics, counts["num_won"], counts["num_lost"], values)
+
+    def _found(self, content: RecordDict, names: tuple[str, ...]) -> tuple[dict[str, int], dict[str, float]]:
+        """The counts of an answer by these names, and its other numbers."""
         record = metrics_of(content)
-        counts = {name: record.get(name) for name in ("num_train", "num_test")}
-        for name, count in counts.items():
+        counts: dict[str, int] = {}
+        for name in names:
+            count = record.get(name)
             if type(count) is not int or not 0 <= count <= self.max_examples:
                 raise DataError(f"{name} is {shown(count)}; expected a whole number from 0 to {self.max_examples}.")
-        values = {name: value for name, value in record.items() if name not in counts}
-        metrics = tuple(name.removeprefix("personal.") for name in values if name.startswith("personal."))
-        known = [metric for metric in metrics if metric in HIGHER_IS_BETTER]
-        if not metrics or len(known) < len(metrics) or values.keys() != {f"{v}.{m}" for v in VIEWS for m in metrics}:
+            counts[name] = count
+        return counts, {name: value for name, value in record.items() if name not in counts}  # type: ignore[misc]
+
+    def _check_metrics(
+        self, values: Mapping[str, Any], views: Sequence[str], metrics: Sequence[str], rows: int
+    ) -> None:
+        """Refuse metrics that nobody knows, and numbers that they cannot be."""
+        known = [metric for metric in metrics if metric in HIGHER_IS_BETTER or metric in self.own_metrics]
+        is_known = len(known) == len(metrics) > len(self.own_metrics) and set(self.own_metrics) <= set(known)
+        if not is_known or values.keys() != {f"{view}.{metric}" for view in views for metric in metrics}:
+            expected = ", ".join(dict.fromkeys((*HIGHER_IS_BETTER, *self.own_metrics)))
+            own = f", with {' and '.join(self.own_metrics)}" if self.own_metrics else ""
             raise DataError(
-                f"the metrics are {shown(list(values))}; expected some of {', '.join(HIGHER_IS_BETTER)}, personal "
-                "and global."
+                f"the metrics are {shown(list(values))}; expected some of {expected}{own}, {' and '.join(views)}."
             )
-        rows = int(counts["num_test"])  # type: ignore[arg-type]
         for name, value in values.items():
-            metric = name.rpartition(".")[2]
+            view, _, metric = name.partition(".")
             most = {"accuracy": float(rows), "auc": 1.0}.get(metric, MOST_LOSS)
-            least = -most if metric == "loss" else 0.0
-            if rows == 0 and metric != "auc":  # a sum over nothing
+            least = -most if metric == "loss" or metric in self.own_metrics else 0.0
+            is_value = metric == "auc" or metric in self.own_metrics  # of the client, not a sum over its rows
+            if rows == 0 and not is_value:  # a sum over nothing
                 least = most = 0.0
-            is_unknown = metric == "auc" and isinstance(value, float) and math.isnan(value)
+            # What is not defined, and what was lost where training alone left the finite numbers.
+            may_be_unknown = is_value or view == "alone"
+            is_unknown = may_be_unknown and isinstance(value, float) and math.isnan(value)
             if type(value) is not float or not (is_unknown or least <= value <= most):
                 raise DataError(f"{name} is {shown(value)}; expected a number that {metric} can be.")
-        totals = {name: float(value) for name, value in values.items()}  # type: ignore[arg-type]
-        return Scores(int(counts["num_train"]), rows, metrics, totals)  # type: ignore[arg-type]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import logging
+import math
 import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,6 +25,9 @@ from torch import Tensor, nn
 
 from selffl.algorithms import DEFAULT_ALGORITHM, Algorithm
 from selffl.algorithms import algorithm as method_of
+from selffl.algorithms.local import training_alone
+from selffl.algorithms.optimisers import optimiser_of
+from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import Preparation
@@ -49,7 +54,7 @@ from selffl.training.answers import LabelScale, present_model
 from selffl.training.blocks import Gradients, Loss, check_gradients, deterministic_cudnn
 from selffl.training.evaluation import check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel, check_parameters
-from selffl.training.metrics import Measure, auc, by_loss
+from selffl.training.metrics import Measure, Metric, auc, by_loss, own_metrics
 from selffl.training.model import ModelTask
 
 Method = Algorithm[Any, Any, Any, Any]
@@ -68,6 +73,14 @@ class Shared:
     """The one tensor that clients are sent to evaluate."""
 
     params: Tensor  # [P], the global model
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The two that they are sent to train alone and to compare."""
+
+    params: Tensor  # [P], the global model
+    first: Tensor  # [P], the one that the run began with
 
 
 def client_of(context: Context) -> Hashable:
@@ -119,6 +132,7 @@ class Site:
         memory_dir: Where memories and personal models are kept.
         loss: ``loss(outputs, labels)``, the mean over a minibatch; none: it follows from labels and outputs.
         gradients: As in `selffl.train`.
+        metrics: The user's own, by name.
     """
 
     model: FlatModel
@@ -127,6 +141,7 @@ class Site:
     memory_dir: Path
     loss: Loss | None
     gradients: Gradients
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def introduction(self, client: Hashable) -> Introduction:
         """Who is there."""
@@ -159,8 +174,42 @@ class Site:
         """Sums over the test rows after a round, with the personal and with the global model."""
         self._check(client, order)
         own = self._rows(client)
-        test, measure = own.test, own.measure
         shared = unpack(Shared(self.model.params), arrays).params
+        personal = self._personal(own, order, shared)
+        self._keep_model(order, personal[0], own)
+        found: dict[str, int | float] = {"num_train": len(own.train.labels), "num_test": len(own.test.labels)}
+        for view, params in zip(VIEWS, (personal, shared), strict=True):
+            found |= self._measured(client, own, view, params)[0]
+        return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
+
+    def train_alone(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, MetricRecord]:
+        """The same sums after as many rounds by itself, and the rows that are won and lost by joining.
+
+        From the model that the run began with; nothing of it is kept.
+        """
+        self._check(client, order)
+        own, method = self._rows(client), training_alone(self.algorithm)
+        sent = unpack(Beginning(self.model.params, self.model.params), arrays)
+        server = method.start(sent.first, Population(1))
+        broadcast = method.broadcast(server, torch.zeros(1, dtype=torch.int64))
+        memory = method.newcomer(sent.first.unsqueeze(0))
+        for number in json.loads(order.alone):
+            _, memory = method.client_round(broadcast, memory, self._task(own, order, number))
+        params = method.personal(sent.first, memory, self._task(own, order, order.round_number + 1))
+        is_lost = not is_finite(params)
+        found, numbers = self._measured(client, own, "alone", torch.zeros_like(params) if is_lost else params)
+        found = dict.fromkeys(found, math.nan) if is_lost else found
+        found |= {"num_test": len(own.test.labels), "num_won": 0, "num_lost": 0}
+        if own.measure.metrics[0] == "accuracy" and not is_lost:
+            _, joined = self._measured(client, own, "personal", self._personal(own, order, sent.params))
+            ours, theirs = (
+                own.measure.averaged("accuracy", each, own.test.labels).bool() for each in (joined, numbers)
+            )
+            found |= {"num_won": int((ours & ~theirs).sum()), "num_lost": int((theirs & ~ours).sum())}
+        return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
+
+    def _personal(self, own: OwnRows, order: Order, shared: Tensor) -> Tensor:
+        """The client's model after a round, ``[1, P]``."""
         remembered = self._memory(order, self._templates()).after(order.round_number)
         # The minibatches of a method that adapts before it is evaluated are those of the next round, as everywhere.
         task = self._task(own, order, order.round_number + 1)
@@ -170,19 +219,29 @@ class Site:
                 f"the personal model of client {order.client} is not finite after round {order.round_number}; "
                 "expected finite numbers. Lower the learning rate or the penalty."
             )
-        self._keep_model(order, personal[0], own)
-        found: dict[str, int | float] = {"num_train": len(own.train.labels), "num_test": len(test.labels)}
-        for view, params in zip(VIEWS, (personal, shared), strict=True):
-            numbers = numbers_of_rows(self.model, params, test, measure, self.gradients)
-            for metric in measure.metrics:
-                if metric in UNSENT:
-                    continue
-                found[f"{view}.{metric}"] = (
-                    auc(numbers[0], test.labels)
-                    if metric == "auc"
-                    else float(measure.averaged(metric, numbers, test.labels).double().sum())
-                )
-        return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
+        return personal
+
+    def _measured(
+        self, client: Hashable, own: OwnRows, view: str, params: Tensor
+    ) -> tuple[dict[str, int | float], tuple[Tensor, ...]]:
+        """What a model comes to on the test rows: a number for each metric, and the numbers of each row."""
+        test, measure = own.test, own.measure
+        found: dict[str, int | float] = {f"{view}.{name}": math.nan for name in self.metrics}
+
+        def measure_own(_: int, outputs: Tensor, labels: Tensor) -> None:
+            for name, metric in self.metrics.items():
+                found[f"{view}.{name}"] = metric.of_client(name, client, outputs, labels)
+
+        on_client = own.label_scale.for_user(measure_own) if self.metrics else None
+        numbers = numbers_of_rows(self.model, params, test, measure, self.gradients, on_client)
+        of_task: dict[str, int | float] = {
+            f"{view}.{metric}": auc(numbers[0], test.labels)
+            if metric == "auc"
+            else float(measure.averaged(metric, numbers, test.labels).double().sum())
+            for metric in measure.metrics
+            if metric not in UNSENT
+        }
+        return of_task | found, numbers
 
     def _templates(self) -> Templates:
         return templates(self.algorithm, self.model)
@@ -202,7 +261,7 @@ class Site:
         first = torch.zeros(1, dtype=torch.int64)
         return ModelTask(
             self.model, own.loss, own.train, first, order.learning_rate, order.batch_size, order.seed, round_number,
-            self.gradients, keys=first + order.number,
+            self.gradients, keys=first + order.number, optimiser=optimiser_of(**json.loads(order.optimiser)),
         )  # fmt: skip
 
     def _rows(self, client: Hashable) -> OwnRows:
@@ -271,6 +330,7 @@ def client_app(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     gradients: Gradients = "auto",
+    metrics: Mapping[str, Any] | None = None,
 ) -> ClientApp:
     """The app that a client runs.
 
@@ -288,8 +348,11 @@ def client_app(
         device: where it is computed.
         dtype: of parameters and features; the server has to have the same.
         gradients: as in `selffl.train`.
+        metrics: more to measure, by name, as in `selffl.train`; the server has to know them by the same names. A client
+            sends one number for each.
     """
     check_gradients(gradients)
+    measured = own_metrics(metrics)
     check_dtype(dtype)
     check_parameters(model)
     flat = FlatModel(copy.deepcopy(model).to(torch.device(device), dtype))
@@ -299,9 +362,8 @@ def client_app(
     def site_of(context: Context) -> Site:
         method = algorithm_of(context.run_config, algorithm)
         place = memory_of(context) if memory_dir is None else Path(memory_dir)
-        return Site(
-            flat, method_of(method) if isinstance(method, str) else method, load_data, place, loss, gradients
-        )  # fmt: skip
+        chosen = method_of(method) if isinstance(method, str) else method
+        return Site(flat, chosen, load_data, place, loss, gradients, measured)
 
     app = ClientApp()
 
@@ -322,8 +384,10 @@ def client_app(
     @discreet
     def evaluate(message: Message, context: Context) -> Message:
         order = read(Order, message.content)
-        answer, metrics = site_of(context).evaluate(identify(context), order, arrays_of(message.content))
-        return Message(RecordDict({ABOUT: write(answer), METRICS: metrics}), reply_to=message)
+        site = site_of(context)
+        evaluated = site.train_alone if order.alone else site.evaluate
+        answer, found = evaluated(identify(context), order, arrays_of(message.content))
+        return Message(RecordDict({ABOUT: write(answer), METRICS: found}), reply_to=message)
 
     return app
 

@@ -13,10 +13,11 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.optimisers import Optimiser, optimiser_of
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
-PROTOCOL = 3  # of these messages; other numbers are refused
+PROTOCOL = 4  # of these messages; other numbers are refused
 
 MOST_SHOWN = 200  # characters of what others have sent
 
@@ -41,6 +42,8 @@ class Order:
         seed: Of the minibatches.
         learning_rate: η.
         batch_size: B.
+        optimiser: Of the local steps, with its options, as JSON.
+        alone: Rounds that the client is to train by itself, as JSON; empty where it trains with the others.
         algorithm: Name of the method.
         options: Of the method, as JSON.
         fingerprint: Of the model.
@@ -55,6 +58,8 @@ class Order:
     seed: int
     learning_rate: float
     batch_size: int
+    optimiser: str
+    alone: str
     algorithm: str
     options: str
     fingerprint: str
@@ -127,6 +132,12 @@ def options_of(algorithm: Algorithm[Any, Any, Any, Any]) -> str:
     """The options of a method as text that is equal for equal options."""
     options: dict[str, Any] = dataclasses.asdict(algorithm) if dataclasses.is_dataclass(algorithm) else {}
     return json.dumps(options, sort_keys=True, default=lambda option: _AT.sub("", repr(option)))
+
+
+def optimiser_text(optimiser: str | Optimiser) -> str:
+    """An optimiser with its options, as JSON that `optimiser_of` takes by keyword."""
+    chosen = optimiser_of(optimiser)
+    return json.dumps({"name": chosen.name, **vars(chosen)}, sort_keys=True)
 
 
 def differing(one: str, other: str) -> tuple[str, str]:

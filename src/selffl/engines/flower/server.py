@@ -20,13 +20,10 @@ from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import RunState
 from selffl.engines.flower.client import Shared
-from selffl.engines.flower.messages import (
-    fingerprint,
-    options_of,
-)
+from selffl.engines.flower.messages import fingerprint, optimiser_text, options_of
 from selffl.engines.flower.records import check_dtype, pack
 from selffl.engines.flower.roster import wait_for_clients
-from selffl.engines.flower.strategy import Method, Names, SelfFLStrategy, Settings, Watcher
+from selffl.engines.flower.strategy import Method, Names, Network, Records, Rounds, SelfFLStrategy
 from selffl.errors import ConfigError
 from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
 from selffl.state.files import locked
@@ -48,7 +45,7 @@ class Checkpoint:
         if not self.path.exists():
             return None
         tensors, about = load_tensors(self.path)
-        found = about.get("identity", {})
+        found = {"optimiser": optimiser_text("sgd")} | about.get("identity", {})  # as runs of earlier versions have it
         for name, expected in self._identity.items():
             if found.get(name) != expected:
                 raise ConfigError(
@@ -103,19 +100,23 @@ class Server:
         model: The module with the first values of its parameters, flat.
         algorithm: The method; the clients have to have the same.
         clients: The ids of all clients, whether they take part today or not, as `numbered` gives them.
-        settings: What all rounds have in common.
+        recipe: What all rounds have in common.
+        network: How clients are dealt with that are slow, silent or wrong.
         out: Folder for the checkpoint, written after every round; none: nothing is written.
         experiment: Name under which clients keep their memories; none: a new one, kept in the checkpoint.
         population: What is known of the clients beforehand (clusters, variances), in the order of their ids.
+        own_metrics: Names of the user's own metrics, which the clients measure as well.
     """
 
     model: FlatModel
     algorithm: Method
     clients: Sequence[Hashable]
-    settings: Settings
+    recipe: Rounds
+    network: Network
     out: Path | None = None
     experiment: str | None = None
     population: Population | None = None
+    own_metrics: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         known = self.population
@@ -128,36 +129,39 @@ class Server:
         check_dtype(self.model.params.dtype)
 
     def run(
-        self, grid: Grid, watcher: Callable[[RunState], AbstractContextManager[Watcher]] | None = None
+        self, grid: Grid, recording: Callable[[RunState], AbstractContextManager[Records]] | None = None
     ) -> SelfFLStrategy:
         """All rounds that are left, with the nodes that ``grid`` reaches; the strategy holds the state they leave.
 
-        ``watcher`` keeps records, from the state that the run begins or goes on from to its end.
+        ``recording`` keeps records, from the state that the run begins or goes on from to its end.
         """
         with nullcontext() if self.out is None else locked(self.out):
             state, names, save = self._begin()
-            with nullcontext() if watcher is None else watcher(state) as watching:
+            with nullcontext() if recording is None else recording(state) as records:
                 if save is not None and state.round_number == 0:
                     # The names have to outlive a first round that does not end: clients may have kept memories under
-                    # them.  Not before the watcher has seen that the folder is a run's of its own.
+                    # them.  Not before it is seen that the folder is a run's of its own.
                     save(state)
                 strategy = SelfFLStrategy(
                     self.model,
                     self.algorithm,
                     self.clients,
-                    self.settings,
+                    self.recipe,
+                    self.network,
                     names=names,
                     state=state,
-                    metrics=None if watching is None else watching.metrics,
+                    own_metrics=self.own_metrics,
                     save=save,
-                    watcher=watching,
+                    records=records,
                 )
-                wait_for_clients(strategy.roster, grid, len(self.clients), self.settings.connect_seconds)
-                if watching is not None and state.round_number and not watching.is_evaluated(state.round_number):
+                wait_for_clients(strategy.roster, grid, len(self.clients), self.network.connect_seconds)
+                if records is not None and state.round_number and not records.has_scores(state.round_number):
                     strategy.evaluate(grid)  # the run was stopped after the round and before its evaluation
-                left = self.settings.rounds - state.round_number
+                left = self.recipe.rounds - state.round_number
                 if left > 0:
-                    strategy.start(grid, pack(Shared(state.server.params)), left, self.settings.round_seconds)
+                    strategy.start(grid, pack(Shared(state.server.params)), left, self.network.round_seconds)
+                if records is not None and records.first is not None:
+                    strategy.train_alone(grid, records.first)
             if self.out is not None:
                 about = {"experiment": names.experiment, "round": strategy.state.round_number}
                 save_tensors(self.out / MODEL, self.model.parts(strategy.state.server.params), about)
@@ -171,7 +175,7 @@ class Server:
         # Noise hides a client the better for nobody knowing whether it took part.
         is_secret = bool(self.algorithm.noise_scale())
         run = uuid.uuid4().hex
-        names = Names(self.experiment or run, run, secrets.randbits(62) if is_secret else self.settings.seed)
+        names = Names(self.experiment or run, run, secrets.randbits(62) if is_secret else self.recipe.seed)
         if self.out is None:
             return state, names, None
         checkpoint = Checkpoint(self.out / CHECKPOINT, self._identity())
@@ -182,9 +186,9 @@ class Server:
                 raise ConfigError(
                     f"experiment is {self.experiment!r}; expected {names.experiment!r}, as the checkpoint has it."
                 )
-            if state.round_number > self.settings.rounds:
+            if state.round_number > self.recipe.rounds:
                 raise ConfigError(
-                    f"rounds is {self.settings.rounds}, and the run is at round {state.round_number}; expected that or "
+                    f"rounds is {self.recipe.rounds}, and the run is at round {state.round_number}; expected that or "
                     "more."
                 )
         return state, names, lambda state: checkpoint.save(state, names)
@@ -196,8 +200,9 @@ class Server:
             "options": options_of(self.algorithm),
             "fingerprint": fingerprint(self.model),
             "clients": [str(client) for client in self.clients],
-            "participation": self.settings.participation,
-            "learning_rate": self.settings.learning_rate,
-            "batch_size": self.settings.batch_size,
-            "seed": self.settings.seed,
+            "participation": self.recipe.participation,
+            "learning_rate": self.recipe.learning_rate,
+            "batch_size": self.recipe.batch_size,
+            "seed": self.recipe.seed,
+            "optimiser": optimiser_text(self.recipe.optimiser),
         }

@@ -16,6 +16,7 @@ answered keep what they learned, as those do whose answers come too late.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -31,17 +32,18 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from selffl.algorithms import Algorithm
+from selffl.algorithms.optimisers import Optimiser
 from selffl.algorithms.options import above, at_least, one_of
-from selffl.data.split import check_seed
 from selffl.engines.cohort import RunState, sample_cohort
-from selffl.engines.flower.answers import Bounds, Scores, check_answer
-from selffl.engines.flower.client import VIEWS, Shared
+from selffl.engines.flower.answers import Alone, Bounds, Scores, check_answer
+from selffl.engines.flower.client import VIEWS, Beginning, Shared
 from selffl.engines.flower.messages import (
     ABOUT,
     ARRAYS,
     PROTOCOL,
     Order,
     fingerprint,
+    optimiser_text,
     options_of,
     shown,
     write,
@@ -50,61 +52,65 @@ from selffl.engines.flower.records import pack, upload_template
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
 from selffl.engines.noise import secure_noise
 from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
-from selffl.errors import ConfigError, DataError, QuorumError
+from selffl.errors import DataError, QuorumError
 from selffl.training.flat import FlatModel
 
 Method = Algorithm[Any, Any, Any, Any]
 Found = TypeVar("Found")
+Measured = TypeVar("Measured", Scores, Alone)
 
 QUERY_SECONDS = 60.0  # that a new node has to say who it is, at least
 
 _log = logging.getLogger(__name__)
 
 
+class Rounds(Protocol):
+    """What all rounds of a run have in common; `selffl.runs.recipe.Recipe` has it, and checks it."""
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+
+    @property
+    def participation(self) -> float:
+        """C, the share of clients in a round."""
+
+    @property
+    def learning_rate(self) -> float:
+        """η."""
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+
+    @property
+    def seed(self) -> int:
+        """Of cohorts and minibatches."""
+
+    @property
+    def optimiser(self) -> str | Optimiser:
+        """Of local steps."""
+
+    def is_evaluated(self, round_number: int) -> bool:
+        """Whether a round is followed by an evaluation."""
+
+
 @dataclass(frozen=True)
-class Settings:
-    """What all rounds have in common.
+class Network:
+    """How a server deals with clients that are slow, silent or wrong; see `selffl.flower.server_app` for each."""
 
-    Attributes:
-        rounds: How many.
-        participation: C, the share of clients in a round.
-        learning_rate: η.
-        batch_size: B.
-        seed: Of cohorts and minibatches.
-        evaluate_every: Rounds between evaluations; the last round always has one; 0: only that.
-        quorum: Share of a round's cohort that has to answer.
-        shortfall: What happens if fewer do: ``raise`` ends the run, ``skip`` goes on to the next round.
-        round_seconds: How long a round's clients are waited for, and again their answers.
-        connect_seconds: How long clients are waited for before the first round.
-        max_examples: The most rows that a client may claim to have.
-    """
-
-    rounds: int
-    participation: float
-    learning_rate: float
-    batch_size: int
-    seed: int
-    evaluate_every: int
-    quorum: float
-    shortfall: Literal["raise", "skip"]
-    round_seconds: float
-    connect_seconds: float
-    max_examples: int
+    quorum: float = 0.5
+    shortfall: Literal["raise", "skip"] = "raise"
+    round_seconds: float = 3600.0
+    connect_seconds: float = 60.0
+    max_examples: int = 10**9
 
     def __post_init__(self) -> None:
-        at_least("rounds", self.rounds, 1)
-        at_least("batch_size", self.batch_size, 1)
-        at_least("evaluate_every", self.evaluate_every, 0)
         at_least("max_examples", self.max_examples, 1)
-        above("participation", self.participation, 0.0, at_most=1.0)
-        above("learning_rate", self.learning_rate, 0.0)
         above("quorum", self.quorum, 0.0, at_most=1.0)
         above("round_seconds", self.round_seconds, 0.0)
         above("connect_seconds", self.connect_seconds, 0.0, inclusive=True)
         one_of("shortfall", self.shortfall, ("raise", "skip"))
-        check_seed(self.seed)
-        if self.seed >= 1 << 63:
-            raise ConfigError(f"seed is {self.seed}; expected less than 2^63, which is what a message can hold.")
 
 
 class Names(NamedTuple):
@@ -121,26 +127,25 @@ class Names(NamedTuple):
     cohort_seed: int
 
 
-class Watcher(Protocol):
-    """Whoever keeps the records of a run."""
+Answers = Mapping[int, Scores] | Mapping[int, Alone]  # what clients found, by their numbers; perhaps none has answered
 
-    metrics: tuple[str, ...] | None  # what the run measures; none before its first evaluation
 
-    def is_evaluated(self, round_number: int) -> bool:
-        """Whether it has heard of that round's evaluation."""
-        ...
+class Records(Protocol):
+    """Where the reports of a run go; `selffl.runs.flower.RemoteRecorder` writes them down."""
 
-    def trained(self, report: RoundReport, state: RunState) -> None:
-        """A round is over, and ``state`` is what it left."""
-        ...
+    @property
+    def metrics(self) -> tuple[str, ...] | None:
+        """What the run measures; none before its first evaluation."""
 
-    def skipped(self, state: RunState) -> None:
-        """A round is over that too few clients answered."""
-        ...
+    @property
+    def first(self) -> Tensor | None:
+        """The model that the run began with, if clients have yet to train alone from it."""
 
-    def evaluated(self, state: RunState, scores: Mapping[int, Scores]) -> None:
-        """The clients, by number, have said how they do; perhaps none has."""
-        ...
+    def has_scores(self, round_number: int) -> bool:
+        """Whether that round's evaluation is in the records."""
+
+    def take(self, state: RunState, report: RoundReport | Answers) -> None:
+        """A round is over, without clients if too few have answered, or clients have said how they do."""
 
 
 class SelfFLStrategy(Strategy):
@@ -158,27 +163,33 @@ class SelfFLStrategy(Strategy):
         model: FlatModel,
         algorithm: Method,
         clients: Sequence[Hashable],
-        settings: Settings,
+        recipe: Rounds,
+        network: Network,
         *,
         names: Names,
         state: RunState,
-        metrics: tuple[str, ...] | None = None,
+        own_metrics: Sequence[str] = (),
         save: Callable[[RunState], None] | None = None,
-        watcher: Watcher | None = None,
+        records: Records | None = None,
     ) -> None:
         self.state, self.names = state, names
         self.ids = [str(client) for client in clients]
-        self._algorithm, self._settings = algorithm, settings
+        self._algorithm, self._recipe, self._network = algorithm, recipe, network
         self._fingerprint = fingerprint(model)
         self._bounds = Bounds(
-            algorithm, upload_template(algorithm, model), state.server.params, len(self.ids), settings.max_examples
+            algorithm,
+            upload_template(algorithm, model),
+            state.server.params,
+            len(self.ids),
+            network.max_examples,
+            tuple(own_metrics),
         )
-        self._save, self._watcher = save, watcher
-        self.roster = Roster(self.ids, self._fingerprint, max(settings.connect_seconds, QUERY_SECONDS))
+        self._save, self._records = save, records
+        self.roster = Roster(self.ids, self._fingerprint, max(network.connect_seconds, QUERY_SECONDS))
         self._sent: dict[int, Message] = {}  # by client's number
         self._cohort: Tensor | None = None  # of the round that is under way
         self._reasons: list[str] = []  # why clients were left out of it
-        self._metrics = metrics
+        self._metrics = None if records is None else records.metrics
 
     # ------------------------------------------------------------------------------------------------------ a round
 
@@ -187,7 +198,7 @@ class SelfFLStrategy(Strategy):
     ) -> list[Message]:
         """One message for each client of the cohort that is connected.  A list: Flower goes through it twice."""
         number, self._reasons = self.state.round_number + 1, []
-        self._cohort = sample_cohort(self.names.cohort_seed, number, len(self.ids), self._settings.participation)
+        self._cohort = sample_cohort(self.names.cohort_seed, number, len(self.ids), self._recipe.participation)
         nodes = self._connected(grid, self._cohort.tolist())
         # To the whole cohort, whoever is there: a round that is asked for again asks the same of everybody.
         broadcast = self._algorithm.broadcast(self.state.server, self._at(self._cohort.tolist()))
@@ -202,7 +213,7 @@ class SelfFLStrategy(Strategy):
 
     def _connected(self, grid: Grid, cohort: Sequence[int]) -> dict[int, int]:
         """Node of each client that is there, once there are enough of the cohort or the time is over."""
-        end = time.monotonic() + self._settings.round_seconds
+        end = time.monotonic() + self._network.round_seconds
         while True:
             nodes = self.roster.locate(grid)
             left = end - time.monotonic()
@@ -211,7 +222,7 @@ class SelfFLStrategy(Strategy):
             time.sleep(min(POLL_SECONDS, left))
 
     def _needed(self, cohort_size: int) -> int:
-        return max(math.ceil(self._settings.quorum * cohort_size - 1e-9), 1)
+        return max(math.ceil(self._network.quorum * cohort_size - 1e-9), 1)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -225,13 +236,13 @@ class SelfFLStrategy(Strategy):
             problem = (
                 f"{len(found)} of {len(self._cohort)} clients answered in round {number}; expected {needed} or more"
             )
-            if self._settings.shortfall == "raise":
+            if self._network.shortfall == "raise":
                 why = f" ({self._reasons[0]})" if self._reasons else ""
                 raise QuorumError(f"{problem}{why}. The log has every reason; lower the quorum, or wait longer.")
             _log.warning("%s; the round is skipped.", problem)
             self.state = replace(self.state, round_number=number)
-            if self._watcher is not None:
-                self._watcher.skipped(self.state)
+            nobody = self._at([])
+            self._report(RoundReport(number, nobody, None, {}, self.state.server, nobody))
             self._saved()
             return None, None
         clients = self._at(sorted(found))
@@ -247,8 +258,7 @@ class SelfFLStrategy(Strategy):
             self.state.num_gradients.index_add(0, clients, spent),
             self.state.num_rounds.index_add(0, clients, torch.ones_like(clients)),
         )
-        if self._watcher is not None:
-            self._watcher.trained(report, self.state)
+        self._report(report)
         self._saved()
         metrics = {"round": number, "clients": len(found), "gradient-evaluations": int(spent.sum())}
         return pack(Shared(report.server.params)), MetricRecord(metrics)  # type: ignore[arg-type]
@@ -275,16 +285,15 @@ class SelfFLStrategy(Strategy):
         found = self._agreeing(self._accepted(self.state.round_number, replies, self._bounds.scores))
         if not found:
             _log.warning("round %d: nobody has said how it does.", self.state.round_number)
-        if self._watcher is not None:
-            self._watcher.evaluated(self.state, found)
+        self._report(found)
         if not found:
             return None
-        names = [f"{view}.{metric}" for view in VIEWS for metric in self._metrics or ()]
         rows = sum(scores.num_test for scores in found.values())
         averages = {
-            name: sum(scores.totals[name] for scores in found.values()) / max(rows, 1)
-            for name in names
-            if not name.endswith((".auc", ".error"))  # which are not means over rows
+            f"{view}.{metric}": sum(scores.totals[f"{view}.{metric}"] for scores in found.values()) / max(rows, 1)
+            for view in VIEWS
+            for metric in self._metrics or ()
+            if metric not in ("auc", "error", *self._bounds.own_metrics)  # which are not means over rows
         }
         return MetricRecord({"clients": len(found), **averages})  # type: ignore[arg-type]
 
@@ -292,12 +301,24 @@ class SelfFLStrategy(Strategy):
         """Evaluate where training stands, if that round has an evaluation."""
         if self._is_evaluated():
             messages = self.configure_evaluate(self.state.round_number, ArrayRecord(), ConfigRecord(), grid)
-            replies = grid.send_and_receive(messages, timeout=self._settings.round_seconds)
+            replies = grid.send_and_receive(messages, timeout=self._network.round_seconds)
             self.aggregate_evaluate(self.state.round_number, replies)
 
     def _is_evaluated(self) -> bool:
-        number, every = self.state.round_number, self._settings.evaluate_every
-        return number == self._settings.rounds or (every > 0 and number % every == 0)
+        return self._recipe.is_evaluated(self.state.round_number)
+
+    def train_alone(self, grid: Grid, first: Tensor) -> None:
+        """Have every client that is connected train by itself, from ``first``, in the rounds that it was drawn for."""
+        number, size = self.state.round_number, len(self.ids)
+        share = self._recipe.participation
+        cohorts = {n: sample_cohort(self.names.cohort_seed, n, size, share).tolist() for n in range(1, number + 1)}
+        models = pack(Beginning(self.state.server.params, first))
+        self._sent = {}
+        for client, node in sorted(self.roster.locate(grid).items()):
+            alone = [n for n, cohort in cohorts.items() if client in cohort]
+            self._sent[client] = self._message(MessageType.EVALUATE, number, client, node, models, alone)
+        replies = grid.send_and_receive(list(self._sent.values()), timeout=self._network.round_seconds)
+        self._report(self._agreeing(self._accepted(number, replies, self._bounds.alone)))
 
     def summary(self) -> None:
         """Say what is run."""
@@ -307,7 +328,7 @@ class SelfFLStrategy(Strategy):
             len(self.ids),
             self.names.experiment,
             self.state.round_number + 1,
-            self._settings.rounds,
+            self._recipe.rounds,
         )
 
     # ------------------------------------------------------------------------------------------------------ answers
@@ -344,10 +365,10 @@ class SelfFLStrategy(Strategy):
                 except DataError as error:
                     self._reject(number, client, str(error))
         for client in sorted(self._sent.keys() - heard):
-            self._reject(number, client, f"no answer within {self._settings.round_seconds:g} seconds")
+            self._reject(number, client, f"no answer within {self._network.round_seconds:g} seconds")
         return found
 
-    def _agreeing(self, found: dict[int, Scores]) -> dict[int, Scores]:
+    def _agreeing(self, found: dict[int, Measured]) -> dict[int, Measured]:
         """Those who measure alike: as the run does, which is as most do when it is first evaluated.
 
         What is measured follows from a client's labels, and a few may all have labels of another kind.
@@ -366,7 +387,9 @@ class SelfFLStrategy(Strategy):
 
     # ------------------------------------------------------------------------------------------------------- pieces
 
-    def _message(self, kind: str, number: int, client: int, node: int, arrays: ArrayRecord) -> Message:
+    def _message(
+        self, kind: str, number: int, client: int, node: int, arrays: ArrayRecord, alone: Sequence[int] | None = None
+    ) -> Message:
         order = Order(
             protocol=PROTOCOL,
             experiment=self.names.experiment,
@@ -374,16 +397,18 @@ class SelfFLStrategy(Strategy):
             round_number=number,
             client=self.ids[client],
             number=client,
-            seed=self._settings.seed,
-            learning_rate=float(self._settings.learning_rate),
-            batch_size=self._settings.batch_size,
+            seed=self._recipe.seed,
+            learning_rate=float(self._recipe.learning_rate),
+            batch_size=self._recipe.batch_size,
+            optimiser=optimiser_text(self._recipe.optimiser),
+            alone="" if alone is None else json.dumps(list(alone)),
             algorithm=self._algorithm.name,
             options=options_of(self._algorithm),
             fingerprint=self._fingerprint,
         )
         content = RecordDict({ABOUT: write(order), ARRAYS: arrays})
         # Nobody waits for an answer any longer than that: it need not be kept for one who comes later.
-        return Message(content, node, kind, ttl=self._settings.round_seconds, group_id=str(number))
+        return Message(content, node, kind, ttl=self._network.round_seconds, group_id=str(number))
 
     def _at(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.state.num_gradients.device)
@@ -391,6 +416,10 @@ class SelfFLStrategy(Strategy):
     def _reject(self, number: int, client: int, reason: str) -> None:
         self._reasons.append(f"client {self.ids[client]}: {reason}")
         _log.warning("round %d: client %s is left out: %s", number, self.ids[client], reason)
+
+    def _report(self, report: RoundReport | Answers) -> None:
+        if self._records is not None:
+            self._records.take(self.state, report)
 
     def _saved(self) -> None:
         if self._save is not None:

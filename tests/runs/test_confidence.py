@@ -87,7 +87,7 @@ def test_probabilities_are_those_of_the_dense_posterior(run, number):
     torch.testing.assert_close(found.sum(-1), torch.ones(len(features), dtype=torch.float64))
     wanted = dense_logits(run, number, features, run._confidence().moderation, never)
     torch.testing.assert_close(found, wanted.softmax(-1), rtol=1e-4, atol=1e-5)
-    raw = Confidence(run._training, run._state, AS_IT_STANDS).logits(number, features, True)
+    raw = Confidence(run._session, run._state, AS_IT_STANDS).logits(number, features, True)
     torch.testing.assert_close(raw, dense_logits(run, number, features, AS_IT_STANDS, never), rtol=1e-4, atol=1e-5)
 
 
@@ -152,20 +152,20 @@ def test_a_run_that_is_loaded_says_the_same(run, tmp_path):
 def test_large_models_go_by_blocks_and_large_clients_by_some_of_their_rows(run, monkeypatch):
     wanted = run.probabilities("c2")
     monkeypatch.setitem(BUDGETS, "cpu", Budget(gradient_numbers=1))
-    found = Confidence(run._training, run._state).logits(2, rows_of(run.federation.test, 2)[0], True).softmax(-1)
+    found = Confidence(run._session, run._state).logits(2, rows_of(run.federation.test, 2)[0], True).softmax(-1)
     torch.testing.assert_close(found, wanted)
     monkeypatch.setattr(confidence, "MOST_ROWS", 5)
-    some = [Confidence(run._training, run._state, AS_IT_STANDS) for _ in range(2)]
+    some = [Confidence(run._session, run._state, AS_IT_STANDS) for _ in range(2)]
     features = rows_of(run.federation.test, 2)[0]
     few, again = (sure.logits(2, features, True) for sure in some)
     assert torch.equal(few, again)
-    sure = Confidence(run._training, run._state, AS_IT_STANDS)
+    sure = Confidence(run._session, run._state, AS_IT_STANDS)
     assert len(sure._own(2, sure.tangents(2)).classes) == 5
     monkeypatch.setattr(confidence, "MOST_ROWS", 200)
-    more = Confidence(run._training, run._state, AS_IT_STANDS).logits(2, features, True)
+    more = Confidence(run._session, run._state, AS_IT_STANDS).logits(2, features, True)
     assert (more.abs() > few.abs()).all()  # who has seen more is surer
     monkeypatch.setattr(confidence, "MOST_CLIENTS", 1)
-    assert Confidence(run._training, run._state).moderation != run._confidence().moderation
+    assert Confidence(run._session, run._state).moderation != run._confidence().moderation
 
 
 @pytest.mark.parametrize("kind", ["one logit", "one probability", "two outputs"])
@@ -202,7 +202,7 @@ def test_on_digits_personal_models_are_too_modest_and_it_is_put_right():
     assert moderated["accuracy"] == plain["accuracy"]
     assert moderated["calibration_error"] < plain["calibration_error"] / 2
     assert moderated["log_loss"] < 0.9 * plain["log_loss"]
-    raw = Confidence(run._training, run._state, AS_IT_STANDS).table()[1]
+    raw = Confidence(run._session, run._state, AS_IT_STANDS).table()[1]
     assert raw["calibration_error"] > 0.15  # the posterior as it stands is far too wide
 
 

@@ -1,0 +1,213 @@
+"""A run as a value: every setting of `selffl.train`, and the facts that are recorded beside them.
+
+The names of the settings are read for completion, which should not wait for torch: what checks them is imported where
+it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from selffl.algorithms.optimisers import Optimiser
+    from selffl.training.blocks import Gradients
+
+MAX_BATCH_SIZE = (1 << 31) - 1  # rows
+REMOTE = "remote"  # the device of a run whose clients compute at their own sites
+WITH_SERIAL = ("auto", "loop")  # gradients that the serial engine can be asked for
+EVALUATIONS = 20  # of a run, where nobody has said how many rounds lie between them
+
+
+# Where a setting can be given beside `selffl.train`: in a study file and by ``--set``, and to a server over Flower.
+HERE = {"study": False, "flower": False}
+FLOWER = {"study": False, "flower": True}
+EVERYWHERE = {"study": True, "flower": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a run was asked to do, checked, and what is recorded of the parts that it was made of.
+
+    Settings are keywords of `selffl.train`, by the same names and with the same defaults.  Facts follow from the model,
+    the rows, the method and the functions that were given with them.
+
+    Attributes:
+        rounds: How many rounds are trained.
+        participation: C, the share of clients in a round.
+        learning_rate: η, the step size of local training.
+        batch_size: B, the rows of a minibatch.
+        seed: Of cohorts, minibatches and, for a model given by name, its first weights.
+        device: ``cpu``, ``cuda``, or another device of torch's.
+        evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
+        evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
+        evaluate_train: Whether the same on training rows is noted beside it, as ``train_accuracy``.
+        fine_tune: Numbers of local steps after which the final models are evaluated once more, by names of their own.
+        checkpoint_every: Rounds between checkpoints; none: at every evaluation; 0: never.
+        chunk_size: Clients that train at once; none: as many as fit.
+        gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
+            rule; they agree to rounding.
+        dtype: Of parameters and features: a floating-point type of torch's, or its name.
+        optimiser: Of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
+            ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
+            It starts anew in every round.
+        gain: Whether every client is also trained alone, by ``local`` with the same rounds, cohorts, minibatches and
+            steps, when the last round is done: ``run.clients`` then has ``alone_accuracy`` and ``realised_gain``, and
+            `Run.gains` says who loses by joining.  It takes about as long again; its gradients and seconds are not
+            counted.
+        engine: ``cohort`` trains many clients at once; ``serial`` one at a time, and an error says which client, in
+            which round and at which stage: slow, for finding mistakes.
+
+        algorithm: Name of the method.
+        options: Of the method, by name.
+        has_own_method: Whether the method is one that is not in the registry.
+        has_global_model: Whether the method trains a model that is of use to anybody.
+        is_federated: Whether clients learn from each other at all.
+        data: What the rows are called.
+        source: The call that loads the rows again, if they have a name.
+        fingerprint: Of the rows; taken when the run is written.
+        model: The call that builds the model again, if it has a name.
+        loss: By its name in `selffl.training.losses`; none: one of the user's own.
+        metrics: Those that follow from the task, and the user's own.
+        own_metrics: The user's own: whether higher is better.
+        is_warm: Whether training began with weights that were given (``start``).
+    """
+
+    rounds: int = field(default=200, metadata=EVERYWHERE)
+    participation: float = field(default=0.1, metadata=EVERYWHERE)
+    learning_rate: float = field(default=0.03, metadata=EVERYWHERE)
+    batch_size: int = field(default=10, metadata=EVERYWHERE)
+    seed: int = field(default=0, metadata=FLOWER)
+    device: str = field(default="cpu", metadata=HERE)
+    evaluate_every: int | None = field(default=None, metadata=FLOWER)
+    evaluate_on: Literal["test", "validation"] = field(default="test", metadata=HERE)
+    evaluate_train: bool = field(default=False, metadata=HERE)
+    fine_tune: Sequence[int] = field(default=(), metadata=HERE)
+    checkpoint_every: int | None = field(default=None, metadata=HERE)
+    chunk_size: int | None = field(default=None, metadata=HERE)
+    gradients: Gradients = field(default="auto", metadata=HERE)
+    dtype: str | torch.dtype = field(default="float32", metadata=HERE)
+    optimiser: str | Optimiser = field(default="sgd", metadata=EVERYWHERE)
+    gain: bool = field(default=False, metadata=FLOWER)
+    engine: Literal["cohort", "serial"] = field(default="cohort", metadata=HERE)
+
+    # Facts, beside the settings.
+    algorithm: str
+    options: dict[str, Any]
+    has_own_method: bool = False
+    has_global_model: bool = True
+    is_federated: bool = True
+    data: str = "arrays"
+    source: dict[str, Any] | None = None
+    fingerprint: str = ""
+    model: dict[str, Any] | None = None
+    loss: str | None = None
+    metrics: tuple[str, ...] = ("accuracy",)
+    own_metrics: dict[str, bool] = field(default_factory=dict)
+    is_warm: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in check_settings(self.settings()).items():
+            object.__setattr__(self, name, value)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings by name, without the facts."""
+        return {name: getattr(self, name) for name in SETTINGS}
+
+    def to_json(self) -> dict[str, Any]:
+        """The recipe as config.json holds it."""
+        from selffl.algorithms.optimisers import optimiser_of
+
+        chosen = optimiser_of(self.optimiser)
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return found | {"optimiser": {"name": chosen.name, **vars(chosen)}}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Recipe:
+        """The recipe that `to_json` wrote, of this version or of an earlier one."""
+        from selffl.algorithms import traits_recorded
+        from selffl.algorithms.optimisers import optimiser_of
+
+        # Runs of earlier versions do not say what their method is like.
+        found = traits_recorded(content["algorithm"]) | dict(content)
+        found |= {name: tuple(found[name]) for name in ("fine_tune", "metrics") if name in found}
+        return cls(**found | {"optimiser": optimiser_of(**found.get("optimiser", {"name": "sgd"}))})
+
+    def is_evaluated(self, round_number: int) -> bool:
+        """Whether a round is followed by an evaluation; the last one always is."""
+        return self._is_due(self.evaluate_every, round_number)
+
+    def is_checkpointed(self, round_number: int) -> bool:
+        """Whether a round is followed by a checkpoint."""
+        return bool(self.checkpoint_every) and self._is_due(self.checkpoint_every, round_number)
+
+    def _is_due(self, every: int | None, round_number: int) -> bool:
+        return round_number == self.rounds or (bool(every) and round_number % every == 0)  # type: ignore[operator]
+
+
+_OF_SETTINGS = {each.name: each for each in fields(Recipe) if each.metadata}
+SETTINGS = tuple(_OF_SETTINGS)  # keywords of `selffl.train`
+STUDY_SETTINGS = tuple(name for name, each in _OF_SETTINGS.items() if each.metadata["study"])  # keys of study.toml
+FLOWER_SETTINGS = tuple(name for name, each in _OF_SETTINGS.items() if each.metadata["flower"])  # of a server
+
+
+def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a recipe holds them, those left out by their defaults; one that cannot work is refused."""
+    import torch
+
+    from selffl.algorithms.optimisers import optimiser_of
+    from selffl.algorithms.options import above, at_least, one_of, true_or_false
+    from selffl.data.split import check_seed
+    from selffl.errors import ConfigError
+    from selffl.training.blocks import check_gradients
+
+    found: dict[str, Any] = {name: each.default for name, each in _OF_SETTINGS.items()} | dict(given)
+    at_least("rounds", found["rounds"], 1)
+    above("participation", found["participation"], 0.0, at_most=1.0)
+    at_least("batch_size", found["batch_size"], 1, at_most=MAX_BATCH_SIZE)
+    check_seed(found["seed"])
+    found["dtype"], largest = _floating_point(found["dtype"])
+    above("learning_rate", found["learning_rate"], 0.0, at_most=largest)
+    found["learning_rate"] = float(found["learning_rate"])
+    if not isinstance(found["device"], str | torch.device):
+        raise ConfigError(f"device is {found['device']!r}; expected 'cpu', 'cuda' or another of torch's.")
+    found["device"] = str(found["device"])
+    one_of("evaluate_on", found["evaluate_on"], ("test", "validation"))
+    one_of("engine", found["engine"], ("cohort", "serial"))
+    for name in ("evaluate_train", "gain"):
+        true_or_false(name, found[name])
+    for name, least in (("evaluate_every", 0), ("checkpoint_every", 0), ("chunk_size", 1)):
+        if found[name] is not None:
+            at_least(name, found[name], least)
+    check_gradients(found["gradients"])
+    if found["engine"] == "serial" and (found["chunk_size"] not in (None, 1) or found["gradients"] not in WITH_SERIAL):
+        raise ConfigError(
+            f"engine is 'serial', chunk_size {found['chunk_size']!r} and gradients {found['gradients']!r}; expected "
+            "neither beside it, for it trains one client at a time by the plain loop."
+        )
+    if isinstance(found["fine_tune"], str) or not isinstance(found["fine_tune"], Sequence):
+        raise ConfigError(f"fine_tune is {found['fine_tune']!r}; expected a list of numbers of steps, such as (20,).")
+    for steps in found["fine_tune"]:
+        at_least("fine_tune", steps, 1)
+    found["fine_tune"] = tuple(sorted(set(found["fine_tune"])))
+    found["optimiser"] = optimiser_of(found["optimiser"])
+    if found["evaluate_every"] is None:
+        found["evaluate_every"] = max(found["rounds"] // EVALUATIONS, 1)
+    if found["checkpoint_every"] is None:
+        found["checkpoint_every"] = found["evaluate_every"] or found["rounds"]
+    return found
+
+
+def _floating_point(given: Any) -> tuple[str, float]:
+    """The name of a type of torch's, and the largest number that it holds."""
+    import torch
+
+    from selffl.errors import ConfigError
+
+    found = getattr(torch, given, None) if isinstance(given, str) else given
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ConfigError(f"dtype is {given!r}; expected a floating-point type of torch's, such as torch.float32.")
+    return str(found).removeprefix("torch."), torch.finfo(found).max

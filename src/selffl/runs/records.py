@@ -1,0 +1,249 @@
+"""What a run writes down: rows of its tables, made of reports, and told to whoever watches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from selffl.data.federation import Federation
+from selffl.engines.cohort import RunState
+from selffl.engines.rounds import RoundReport
+from selffl.errors import DivergedError
+from selffl.runs import folder as files
+from selffl.runs.evaluation import Evaluation, or_none, score_names
+from selffl.runs.folder import REPORTED, Records, Row, history_columns, score_columns
+from selffl.runs.gain import gain_scores
+from selffl.runs.methods import Method
+from selffl.runs.observers import Observer
+from selffl.runs.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """All clients, evaluated after a round."""
+
+    evaluation: Evaluation
+    num_train: Tensor  # training rows of each client, [M]
+    on_training_rows: Evaluation | None = None  # the same there, where that is asked for
+    cluster: Tensor | None = None  # of each client, [M], where clients have clusters
+
+
+@dataclass(frozen=True)
+class TrainedAlone:
+    """All clients beside what they have without the others: columns of the table of clients."""
+
+    columns: dict[str, list[Any]]
+
+
+Report = RoundReport | Evaluated | TrainedAlone
+
+
+class Recorder:
+    """Makes records of a run's reports and tells observers; as a context, it ends with the status of the run."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        method: Method,
+        clients: Iterable[Hashable],
+        records: Records,
+        observers: Sequence[Observer] = (),
+        seconds: float = 0.0,
+    ) -> None:
+        self.recipe, self.records = recipe, records
+        self._method, self._clients, self._observers = method, list(clients), list(observers)
+        self._began, self._updated = time.perf_counter() - seconds, time.perf_counter()
+        self._held: list[tuple[Row, list[Row]]] = []  # a round that waits for its scores
+
+    def __enter__(self) -> Self:
+        """Tell that training begins."""
+        for observer in self._observers:
+            observer.started(self.recipe, self.records)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Tell how it ended."""
+        status = "finished" if kind is None else "diverged" if issubclass(kind, DivergedError) else "stopped"
+        if status == "diverged":
+            self._publish()
+            self._summarise(status)
+        for observer in self._observers:
+            observer.ended(replace(self.records, summary=self.records.summary | {"status": status}))
+
+    def take(self, state: RunState, report: Report) -> None:
+        """Add a report to the records; ``state`` is where training stands."""
+        if isinstance(report, RoundReport):
+            self._add_round(state, report)
+        elif isinstance(report, Evaluated):
+            self._add_scores(state, report)
+        else:
+            for row, *cells in zip(self.records.clients, *report.columns.values(), strict=True):
+                row.update(zip(report.columns, cells, strict=True))
+            self._update(state, "finished")
+
+    def _add_round(self, state: RunState, report: RoundReport) -> None:
+        self._note_round(state, report)
+        if self.recipe.is_evaluated(report.round_number):  # its scores are still to come
+            return
+        self._publish()
+        is_late = time.perf_counter() - self._updated > files.LOST_SECONDS
+        if self.recipe.is_checkpointed(report.round_number) or is_late:
+            self._update(state)
+
+    def _note_round(self, state: RunState, report: RoundReport) -> None:
+        found, participants = round_rows(self._method, report, self._clients)
+        row = dict.fromkeys(history_columns(self.recipe)) | found
+        spent, seconds = int(state.num_gradients.sum()), time.perf_counter() - self._began
+        row |= {"gradient_evaluations": spent, "seconds": round(seconds, 3)}
+        self.records.history.append(row)
+        self.records.participation.extend(participants)
+        self._held.append((row, participants))
+
+    def _add_scores(self, state: RunState, report: Evaluated) -> None:
+        row, found = self.records.history[-1], report.evaluation
+        row |= found.scores()
+        if report.on_training_rows is not None:
+            for metric in self.recipe.metrics:
+                row[f"train_{metric}"] = or_none(report.on_training_rows.weighted(metric, "personal"))
+        self.records.clients = client_rows(
+            self.recipe, self._method, self._clients, report.num_train, state, self.records, found
+        )
+        if report.cluster is not None:
+            for client, cluster in zip(self.records.clients, report.cluster.tolist(), strict=True):
+                client["cluster"] = cluster
+        self._publish()
+        self._update(state)
+
+    def _publish(self) -> None:
+        for row, participants in self._held:
+            for observer in self._observers:
+                observer.round_ended(row, participants)
+        self._held.clear()
+
+    def _update(self, state: RunState, status: str | None = None) -> None:
+        is_over = state.round_number == self.recipe.rounds and not self.recipe.gain
+        self._summarise(status or ("finished" if is_over else "running"))
+        for observer in self._observers:
+            observer.updated(self.records, state)
+        self._updated = time.perf_counter()
+
+    def _summarise(self, status: str) -> None:
+        self.records.summary = summary_row(self.recipe, len(self._clients), self.records, status)
+
+
+def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
+    """A round as a row of the history, and its clients as rows of their own."""
+    row: Row = {"round": report.round_number, "clients": report.clients.shape[-1]}
+    if not row["clients"]:  # too few answered, over a network, and nothing was learned
+        return row, []
+    inter = method.inter_variance(report.server)
+    if inter is not None:
+        row["inter_variance"] = float(inter)
+    if not method.recorded:
+        return row, []
+    found = dict(report.recorded)
+    intra = method.intra_variance(report.server, report.clients, report.recorded)
+    if intra is not None:
+        found["intra_variance"] = intra
+        known = found["intra_variance"][~found["intra_variance"].isnan()]
+        row["intra_variance"] = float(known.double().mean()) if len(known) else None
+    if "num_local_steps" in found:
+        row["num_local_steps"] = float(found["num_local_steps"].double().mean())
+    if (weight := method.weights(report.server, report.clients, report.upload)) is not None:
+        found["weight"] = weight
+    if "weight" in found:
+        found["weight"] = found["weight"].double() / found["weight"].double().sum()
+    cells = {name: _or_none(values) for name, values in found.items()}
+    return row, [
+        {
+            "round": report.round_number,
+            "client": ids[client],
+            **{name: cells[name][place] if name in cells else None for name in REPORTED},
+        }
+        for place, client in enumerate(report.clients.tolist())
+    ]
+
+
+def client_rows(
+    recipe: Recipe,
+    method: Method,
+    clients: Sequence[Hashable],
+    num_train: Tensor,
+    state: RunState,
+    records: Records,
+    found: Evaluation,
+) -> list[Row]:
+    """One row per client, as of now."""
+    prefixes = {"": "personal", "global_": "global"}
+    prefixes |= {f"{view.replace('+', '_after_')}_": view for view in found.numbers if "+" in view}
+    columns: dict[str, list[Any]] = {
+        "client": list(clients),
+        "num_train": num_train.tolist(),
+        "num_test": found.num_rows.tolist(),
+        **{
+            f"{prefix}{metric}": _or_none(found.of_clients(metric, view))
+            for metric in recipe.metrics
+            for prefix, view in prefixes.items()
+        },
+        **{name: _or_none(values) for name, values in found.majority_of_clients().items()},
+        "rounds": state.num_rounds.tolist(),
+        "gradient_evaluations": state.num_gradients.tolist(),
+    }
+    if records.participation:
+        last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
+        for name in ("num_local_steps", "intra_variance"):
+            columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
+    if (gains := method.gains(state.server, num_train.to(state.server.params.device))) is not None:
+        columns["predicted_gain"] = _or_none(gains.masked_fill(state.num_rounds == 0, torch.nan))
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def partition_rows(federation: Federation) -> list[Row]:
+    """How many rows of each class each client holds, for training and for testing.
+
+    A class that a client does not hold has no line.  Nothing where there are no classes.
+    """
+    if federation.num_classes is None or federation.train.labels.ndim != 1:
+        return []
+    counts = torch.stack([federation.class_counts(part) for part in ("train", "test")], -1)
+    held = counts.sum(-1).nonzero()
+    names = federation.classes or range(counts.shape[1])
+    return [
+        {"client": federation.clients[client], "class": names[label], "num_train": train, "num_test": test}
+        for (client, label), (train, test) in zip(held.tolist(), counts[tuple(held.T)].tolist(), strict=True)
+    ]
+
+
+def _or_none(values: Tensor) -> list[float | None]:
+    return [or_none(value) for value in values.tolist()]
+
+
+def summary_row(recipe: Recipe, num_clients: int, records: Records, status: str) -> Row:
+    """The run in one row: the numbers of its last evaluation."""
+    # The accuracies are named for every task, so that a script finds them (empty) where there are none.
+    names = list(dict.fromkeys([*score_names(("accuracy",)), *score_columns(recipe)]))
+    scored = next((row for row in reversed(records.history) if any(row.get(name) is not None for name in names)), {})
+    last: Row = records.history[-1] if records.history else {}
+    return {
+        "algorithm": recipe.algorithm,
+        "data": recipe.data,
+        "seed": recipe.seed,
+        "rounds": last.get("round", 0),
+        **{name: scored.get(name) for name in names},
+        "gradient_evaluations": last.get("gradient_evaluations", 0),
+        "seconds": last.get("seconds", 0.0),
+        "evaluated_in_round": scored.get("round"),
+        "evaluated_on": recipe.evaluate_on,
+        "clients": num_clients,
+        "participation": recipe.participation,
+        **(gain_scores(records.clients) if recipe.gain else {}),
+        "status": status,
+    }

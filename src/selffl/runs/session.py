@@ -1,0 +1,237 @@
+"""A run in memory: its recipe, and the live objects that it computes with."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from selffl.algorithms.local import training_alone
+from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
+from selffl.algorithms.records import map_tensors
+from selffl.budget import budget_of
+from selffl.data.federation import Federation, Rows
+from selffl.engines.cohort import CohortEngine, RunState
+from selffl.engines.rounds import RoundReport
+from selffl.engines.serial import serial_engine
+from selffl.errors import ConfigError, DataError
+from selffl.runs.evaluation import Evaluation, evaluate, of_clients
+from selffl.runs.gain import gain_columns
+from selffl.runs.methods import Method
+from selffl.runs.predict import inputs_of_rows
+from selffl.runs.recipe import Recipe
+from selffl.runs.records import Evaluated, Report, TrainedAlone
+from selffl.training.answers import LabelScale, present_model
+from selffl.training.blocks import Loss
+from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
+from selffl.training.flat import FlatModel, check_parameters
+from selffl.training.losses import name_of
+from selffl.training.metrics import Measure, Metric, by_loss
+from selffl.training.model import ModelSource
+
+SMALL_MODEL_PARAMETERS = 1 << 17  # up to which one thread trains a model best
+
+
+@dataclass(frozen=True)
+class Session:
+    """A recipe with everything that it takes to follow it.
+
+    Attributes:
+        recipe: What is asked for, with the facts that follow from the parts.
+        method: The method.
+        module: A copy of the module as it was given.
+        federation: The rows as they were given.
+        metrics: The user's own, by name.
+        measure: What is made of each row that is evaluated, in the user's units.
+        label_scale: How labels are scaled for training.
+        source: The rows and the flat model on their device, as tasks.
+        engine: What trains.
+        evaluated: The rows that the run is evaluated on, on their device.
+        first: The model that training begins with, ``[P]``.
+    """
+
+    recipe: Recipe
+    method: Method
+    module: nn.Module
+    federation: Federation
+    metrics: Mapping[str, Metric]
+    measure: Measure
+    label_scale: LabelScale
+    source: ModelSource
+    engine: CohortEngine
+    evaluated: Rows
+    first: Tensor
+
+    @classmethod
+    def open(
+        cls,
+        recipe: Recipe,
+        method: Method,
+        module: nn.Module,
+        loss: Loss | None,
+        federation: Federation,
+        metrics: Mapping[str, Metric],
+        first: Callable[[FlatModel], Tensor] | None = None,
+    ) -> Self:
+        """A session of these parts, once they are seen to fit each other.
+
+        ``first`` gives the model that training begins with, where that is not the module's own.
+        """
+        check_parameters(module)
+        optimiser = optimiser_of(recipe.optimiser)
+        check_optimiser(optimiser, method)
+        device, dtype = torch.device(recipe.device), getattr(torch, str(recipe.dtype))
+        model = FlatModel(copy.deepcopy(module).to(device, dtype))
+        if loss is None:
+            loss = loss_for(model, federation.train, federation.preparation)
+            recipe = replace(recipe, loss=name_of(loss))
+        label_scale = LabelScale.of(federation.preparation, loss)
+        rows = label_scale.scale_rows(federation).to(device, dtype)
+        measure = label_scale.in_user_units(_measure(model, loss, rows))
+        source = _source(recipe, rows, model, loss, optimiser)
+        usual = budget_of(device).clients_in_training(model.params.nbytes, optimiser.num_states)
+        engine = CohortEngine(method, source, recipe.participation, recipe.seed, recipe.chunk_size or usual)
+        if recipe.engine == "serial":
+            engine = serial_engine(engine, list(rows.clients))
+        evaluated: Rows | None = getattr(rows, recipe.evaluate_on)
+        if evaluated is None:
+            raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
+        if recipe.gain:
+            training_alone(method)  # refuse a method that cannot be held against it
+            if not len(evaluated.labels):
+                raise DataError(f"gain=True, and no client has {recipe.evaluate_on} rows; expected some to measure by.")
+        session = cls(
+            recipe=replace(recipe, metrics=(*measure.metrics, *metrics)),
+            method=method,
+            module=copy.deepcopy(module),  # whatever the user does with it later
+            federation=federation,
+            metrics=dict(metrics),
+            measure=measure,
+            label_scale=label_scale,
+            source=source,
+            engine=engine,
+            evaluated=evaluated,
+            first=model.params if first is None else first(model),
+        )
+        session._try_metrics()
+        return session
+
+    @property
+    def model(self) -> FlatModel:
+        """The module, flat, on its device."""
+        return self.source.model
+
+    def with_fingerprint(self) -> Self:
+        """The session with its rows' fingerprint in the recipe, by which a folder knows them again."""
+        return replace(self, recipe=replace(self.recipe, fingerprint=self.federation.fingerprint()))
+
+    def start(self) -> RunState:
+        """Where training begins."""
+        return self.engine.start(self.first)
+
+    def reports(self, state: RunState) -> Iterator[tuple[RunState, Report]]:
+        """Train from ``state`` to the last round: a report of each round and evaluation, with the state they leave.
+
+        The state is consumed, and so is each that comes with a report when the next is asked for: memories are written
+        into.
+        """
+        while state.round_number < self.recipe.rounds:
+            ended: list[RoundReport] = []
+            state = self.engine.advance(state, 1, ended.append, consume=True)
+            yield state, ended[0]
+            if self.recipe.is_evaluated(state.round_number):
+                yield state, self._evaluate_round(state)
+        if self.recipe.gain:
+            yield state, TrainedAlone(gain_columns(self.evaluate(state), *self.train_alone()))
+
+    def _evaluate_round(self, state: RunState) -> Evaluated:
+        # Fine-tuning costs as much as training: once, at the end.
+        fine_tune = self.recipe.fine_tune if state.round_number == self.recipe.rounds else ()
+        return Evaluated(
+            self.evaluate(state, fine_tune=fine_tune),
+            self.federation.train.num_examples,
+            self.evaluate(state, self.source.federation.train) if self.recipe.evaluate_train else None,
+            self.federation.cluster,
+        )
+
+    def evaluate(self, state: RunState, rows: Rows | None = None, fine_tune: Sequence[int] = ()) -> Evaluation:
+        """All clients on the rows that the run is evaluated on, or on others."""
+        chosen = self.evaluated if rows is None else rows
+        return evaluate(
+            self.engine, self.source, state, chosen, self.measure, fine_tune, self.metrics, self.label_scale
+        )
+
+    def train_alone(self) -> tuple[Evaluation, Tensor]:
+        """All clients on the same rows after as many rounds by themselves, and whose models were lost ``[M]``.
+
+        The same first model, cohorts, minibatches and optimiser; nothing of it counts as work of the run.
+        """
+        alone = replace(self, engine=replace(self.engine, algorithm=training_alone(self.method)))
+        state = alone.engine.advance(alone.start(), self.recipe.rounds, consume=True)
+        lost = ~state.memory.params.isfinite().all(-1)
+        kept = map_tensors(lambda tensor: tensor.masked_fill(lost.view(-1, *[1] * (tensor.ndim - 1)), 0), state.memory)
+        return alone.evaluate(replace(state, memory=kept)), lost.cpu()
+
+    def present(self, params: Tensor) -> nn.Module:
+        """A model as the user gets it: in the units of the table that the rows came from, if they did."""
+        return present_model(self.model.load(params), self.federation.preparation, self.label_scale)
+
+    def inputs_of(self, rows: Any) -> Tensor:
+        """A user's rows, in the user's units, as the model takes them."""
+        known = self.source.federation.train.features
+        found = inputs_of_rows(rows, self.federation.preparation, tuple(known.shape[1:]))
+        if found.is_floating_point() and not known.is_floating_point():
+            raise DataError(f"features are {found.dtype}; expected whole numbers, as those that were trained on.")
+        check_numbers(self.model, found)
+        return found.to(known)
+
+    def _try_metrics(self) -> None:
+        """Compute the user's own metrics once, of the first client that has rows: better now than after training."""
+        has_rows = self.evaluated.num_examples.nonzero()
+        if not self.metrics or not len(has_rows):
+            return
+        first = int(has_rows[0])
+
+        def measured(_: int, outputs: Tensor, labels: Tensor) -> None:
+            for name, metric in self.metrics.items():
+                metric.of_client(name, self.federation.clients[first], outputs, labels)
+
+        own = of_clients(self.evaluated, first, first + 1)
+        numbers_of_rows(self.model, self.model.params, own, self.measure, on_client=self.label_scale.for_user(measured))
+
+
+def _measure(model: FlatModel, loss: Loss, rows: Federation) -> Measure:
+    """What is made of each row: the same for all parts of the federation, or else the loss."""
+    parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
+    measures = [check_rows(model, loss, part, list(rows.clients)) for part in parts]
+    return measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
+
+
+def _source(recipe: Recipe, rows: Federation, model: FlatModel, loss: Loss, optimiser: Optimiser) -> ModelSource:
+    gradients = "loop" if recipe.engine == "serial" else recipe.gradients
+    return ModelSource(
+        rows, model, loss, recipe.learning_rate, recipe.batch_size, recipe.seed, gradients, optimiser
+    )  # fmt: skip
+
+
+@contextmanager
+def single_thread(session: Session) -> Iterator[None]:
+    """One thread while a small model trains on a CPU, unless the user has said how many.
+
+    Threads that share out a few thousand numbers wait for each other: no faster on a machine that is otherwise idle,
+    and several times slower on one that is not.
+    """
+    before = torch.get_num_threads()
+    is_small = session.model.params.numel() <= SMALL_MODEL_PARAMETERS and session.recipe.device == "cpu"
+    if is_small and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
