@@ -12,7 +12,7 @@ import tomllib
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -320,5 +320,10 @@ def _federation(folder: str, where: str, seed: int, digest: str) -> Federation:
 def code_files(problem: OwnProblem) -> list[Path]:
     """All code that was loaded from a study's folder."""
     root = Path(problem.folder).resolve()
-    found = {Path(path).resolve() for module in list(sys.modules.values()) if (path := getattr(module, "__file__", ""))}
-    return sorted(path for path in found if root in path.parents and path.suffix == ".py" and path.is_file())
+    found = {_resolved(path) for module in list(sys.modules.values()) if (path := getattr(module, "__file__", ""))}
+    return sorted(path for path in found if path.is_relative_to(root) and path.suffix == ".py" and path.is_file())
+
+
+@cache  # thousands of modules, asked for again with every run
+def _resolved(path: str) -> Path:
+    return Path(path).resolve()
