@@ -31,9 +31,7 @@ from selffl.training.model import ModelTask
 
 MOST_VISITS = 50
 TOLERANCE = 3e-4  # a model that moves less in a visit, relative to its way from the global one, no longer moves
-MAX_FULL_BATCH_ROWS = (
-    500  # rows of a step: up to so many are met in every step, so that no minibatch noise is left to wait for
-)
+MAX_FULL_BATCH_ROWS = 500  # up to so many are met in every step, so that no minibatch noise is left
 NEWCOMER = "newcomer"  # what messages call it
 
 

@@ -231,7 +231,8 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
         Claim(
             f"Before a newcomer has any row, {OURS}'s global model is at least as good as FedAvg's ({problem.name}).",
             sign(gap.shifted(MAX_GAP_POINTS)),
-            f"{gap.signed} points, paired over {gap.count} seeds; counts as long as less than {MAX_GAP_POINTS:g} are missing.",
+            f"{gap.signed} points, paired over {gap.count} seeds; counts as long as less than "
+            f"{MAX_GAP_POINTS:g} are missing.",
         )
     ]
     for rival in found:
