@@ -190,7 +190,7 @@ def test_a_run_goes_on_with_its_optimiser(tmp_path):
     whole = selffl.train(network(), fed, "fedavg", rounds=4, **options)
     selffl.train(network(), fed, "fedavg", rounds=2, out=tmp_path / "a", **options)
     again = selffl.resume(tmp_path / "a", rounds=4)
-    assert again.config.optimiser == {"name": "momentum", "momentum": 0.7, "nesterov": True}
+    assert again.config.optimiser == Momentum(0.7, nesterov=True)
     for found, expected in zip(again.global_model().parameters(), whole.global_model().parameters(), strict=True):
         assert torch.equal(found, expected)
 

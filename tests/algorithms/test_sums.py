@@ -95,11 +95,9 @@ def test_the_spread_is_not_the_noise():
     loud = replace(quiet, noise_multiplier=0.01)
     number, size, spread = 400, 5000, 1e-5
     noise = loud.noise_scale()["change"] * torch.randn(size, generator=torch.Generator().manual_seed(0)).double()
-    change = torch.zeros(number, size, dtype=torch.float64)
-    change[0] = noise
-    ones = torch.ones(number, dtype=torch.float64)
+    total = torch.tensor(float(number), dtype=torch.float64)
     server = quiet.start(torch.zeros(size, dtype=torch.float64), Population(number))
-    upload = SumsUpload(change, ones, spread * ones)
+    upload = SumsUpload(noise, total, spread * total)
     found = loud.server_round(server, torch.arange(number), upload).inter_variance
     assert found.item() == pytest.approx(spread, rel=0.2)
     assert quiet.server_round(server, torch.arange(number), upload).inter_variance == 0  # cut: it would be negative

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import selffl
 from selffl.algorithms import ALGORITHMS, Layer, algorithm
 from selffl.algorithms.layers import ClassBias
 from selffl.algorithms.population import Population
@@ -110,7 +111,7 @@ def test_models_of_some_clients_are_those_of_all():
 @pytest.mark.parametrize("size", [0, -1, 2.5, True])
 def test_a_chunk_of_nobody_is_refused(size):
     with pytest.raises(ConfigError, match="chunk_size"):
-        CohortEngine(algorithm("fedavg"), digits(nn.Linear(64, 10)), chunk_size=size)
+        selffl.train("softmax", load("digits", num_clients=5, seed=2), "fedavg", rounds=1, chunk_size=size)
 
 
 def test_clients_know_how_often_they_took_part():

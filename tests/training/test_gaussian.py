@@ -131,10 +131,10 @@ def test_rows_have_gradients_of_their_own():
         data, own = source.data[repeat, client, :count], params[place].clone().requires_grad_()
         for number in range(count):
             (expected,) = torch.autograd.grad(row_losses(own, data[number], variance, count), own)
-            torch.testing.assert_close(found.rows[place, number], expected, rtol=1e-12, atol=1e-14)
-        assert (found.rows[place, count:] == 0).all()
+            torch.testing.assert_close(found.gradients[place, number], expected, rtol=1e-12, atol=1e-14)
+        assert (found.gradients[place, count:] == 0).all()
         # With the log-likelihood of all rows, the loss counts once: the rows' gradients sum to its own.
-        torch.testing.assert_close(found.rows[place].sum(0), found.mean[place], rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(found.gradients[place].sum(0), found.mean[place], rtol=1e-9, atol=1e-10)
         assert found.num_rows[place] == found.num_examples[place] == count
     assert (found.surplus == 1).all()
     assert (found.temperature == 1).all()
@@ -149,7 +149,7 @@ def test_without_rows_the_information_is_that_of_the_estimate():
     rows = torch.tensor([2, 0])
     found = task.row_gradients(estimate[rows] + 1.0, task.batch(0, rows), rows, 20)
     for place, row in enumerate(rows.tolist()):
-        information = found.rows[place].T @ found.rows[place]
+        information = found.gradients[place].T @ found.gradients[place]
         torch.testing.assert_close(information, torch.eye(4, dtype=torch.float64) / variance[row], rtol=1e-14, atol=0)
     assert found.num_rows.tolist() == found.num_examples.tolist() == [4, 4]
 
