@@ -335,8 +335,10 @@ def test_a_folder_becomes_a_run_only_when_it_is_whole(fed, tmp_path, monkeypatch
     monkeypatch.setattr(files, "write_json", lambda *_: os._exit(3))
     child = os.fork()
     if child == 0:
-        selffl.train("softmax", fed, "ditto", out=tmp_path / "run", **FAST)
-        os._exit(0)
+        try:
+            selffl.train("softmax", fed, "ditto", out=tmp_path / "run", **FAST)
+        finally:  # whatever happens, this process does not go on with the other tests
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     monkeypatch.undo()
     selffl.train("softmax", fed, "ditto", out=tmp_path / "run", **FAST)
