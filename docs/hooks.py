@@ -122,16 +122,14 @@ def costs_table() -> str:
 
 def counts() -> dict[str, int]:
     """How many there are: names of methods, methods, names of personalised methods, data sets."""
-    from selffl.algorithms import ALGORITHMS, FedAvg, Local
+    from selffl.algorithms import ALGORITHMS
     from selffl.data import DATA_SETS
 
     kinds = {name: type(make()) for name, make in ALGORITHMS.items()}
-    shared = [name for name, kind in kinds.items() if kind.personal is FedAvg.personal]  # everybody has one model
-    alone = [name for name, kind in kinds.items() if kind is Local]
     return {
         "names": len(kinds),
         "methods": len(set(kinds.values())),
-        "personalised": len(kinds) - len(shared) - len(alone),
+        "personalised": sum(kind.personalises != "nothing" and kind.is_federated for kind in kinds.values()),
         "data": len(DATA_SETS),
     }
 
