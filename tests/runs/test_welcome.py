@@ -182,7 +182,7 @@ def test_newcomers_who_come_together_have_the_models_that_each_has_alone(name, m
     each = [rows_of(seed, count) for seed, count in ((90, 9), (91, 2), (92, 9), (93, 9), (94, 0))]
     offset = torch.tensor([0, *(len(y) for _, y in each)]).cumsum(0)
     x, y = (torch.as_tensor(np.concatenate(part)) for part in zip(*each, strict=True))
-    found = welcome.welcomed(run._session, run._state, Rows(x, y, offset))
+    found = welcome.make_newcomer_models(run._session, run._state, Rows(x, y, offset))
     for params, own in zip(found, each, strict=True):
         torch.testing.assert_close(params, flat(run.welcome(own)), rtol=1e-9, atol=1e-9)
 

@@ -47,7 +47,7 @@ class Rows:
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
         """The same rows on a device, features (and targets that are not classes) in a precision, if one is given."""
 
-        def moved(values: Tensor) -> Tensor:
+        def move(values: Tensor) -> Tensor:
             return values.to(device, dtype if values.is_floating_point() else None)
 
-        return Rows(moved(self.features), moved(self.labels), self.offset.to(device))
+        return Rows(move(self.features), move(self.labels), self.offset.to(device))

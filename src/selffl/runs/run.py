@@ -33,7 +33,7 @@ from selffl.runs.predict import Predictor
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Recorder, partition_rows
 from selffl.runs.session import Session, single_thread
-from selffl.runs.welcome import rows_of_newcomer, welcomed
+from selffl.runs.welcome import make_newcomer_models, rows_of_newcomer
 from selffl.state.checkpoint import save_tensors
 from selffl.state.files import write_csv
 from selffl.training.blocks import deterministic_cudnn
@@ -162,7 +162,7 @@ class Run:
         own = rows_of_newcomer(self._session, rows)
         if len(own.labels) == 0:
             return self.global_model()
-        return self._session.present(welcomed(self._session, self._state, own)[0])
+        return self._session.present(make_newcomer_models(self._session, self._state, own)[0])
 
     def _personal(self, position: int) -> Tensor:
         """One at a time, so that a model has the same bits whoever asks for it."""

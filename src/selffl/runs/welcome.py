@@ -128,7 +128,7 @@ def _as(values: Tensor, known: Tensor) -> Tensor:
 
 
 @deterministic_cudnn()
-def welcomed(session: Session, state: RunState, rows: Rows) -> Tensor:
+def make_newcomer_models(session: Session, state: RunState, rows: Rows) -> Tensor:
     """Personal models ``[C, P]`` of C newcomers with ``rows``, each by itself; the global one for who has none.
 
     Nothing of the run is changed.
@@ -141,7 +141,7 @@ def welcomed(session: Session, state: RunState, rows: Rows) -> Tensor:
         for size in set(rows.num_examples.tolist()) - {0}:
             alike = (rows.num_examples == size).nonzero().flatten()
             for some in alike.split(most):
-                found[some] = _settled(session, state, sent, rows.subset(some))
+                found[some] = _visit_until_settled(session, state, sent, rows.subset(some))
     if not found.norm(dim=-1).isfinite().all():
         raise DivergedError(
             f"the newcomer's model by {session.method.name} is not finite; expected finite numbers. Scale its rows as "
@@ -169,7 +169,7 @@ def _message(session: Session, state: RunState) -> Any:
     return session.method.broadcast(server, torch.tensor([number], device=state.num_gradients.device))
 
 
-def _settled(session: Session, state: RunState, sent: Any, rows: Rows) -> Tensor:
+def _visit_until_settled(session: Session, state: RunState, sent: Any, rows: Rows) -> Tensor:
     """Models ``[C, P]`` of newcomers with as many rows each, after their visits."""
     method, source = session.method, session.source
     shared: Tensor = state.server.params

@@ -13,7 +13,7 @@ from torch import Tensor
 from selffl.algorithms.solver import descend
 from selffl.data.federation import Federation, Rows
 from selffl.runs.run import Run
-from selffl.runs.welcome import welcomed
+from selffl.runs.welcome import make_newcomer_models
 from selffl.studies.arms import Arm, Outcomes, ratio_of, values
 from selffl.studies.comparison import NUM_SEEDS, points, run_each, seeds_of, shortened, sign
 from selffl.studies.problems import DIGITS, LETTERS, MNIST, Problem, femnist
@@ -85,7 +85,7 @@ class WithNewcomers(Problem):
         found = {SIZES: late.train.num_examples.cpu()}
         for count in COUNTS:
             rows = first_rows(late.train, count, seed)
-            models = {view("welcome", count): welcomed(training, state, rows)}
+            models = {view("welcome", count): make_newcomer_models(training, state, rows)}
             for steps in fine_tune:
                 start = shared.expand(len(everyone), -1)
                 tuned = self._tuned(run, rows, everyone, start, steps) if count else start

@@ -105,14 +105,14 @@ class Bounds:
 
     def scores(self, content: RecordDict) -> EvaluationSums:
         """What a client found, once it is seen to be possible."""
-        counts, values = self._found(content, ("num_train", "num_test"))
+        counts, values = self._read_numbers(content, ("num_train", "num_test"))
         metrics = tuple(name.removeprefix("personal.") for name in values if name.startswith("personal."))
         self._check_metrics(values, VIEWS, metrics, counts["num_test"])
         return EvaluationSums(counts["num_train"], counts["num_test"], metrics, values)
 
     def alone(self, content: RecordDict) -> Alone:
         """What a client found without the others, once it is seen to be possible."""
-        counts, values = self._found(content, ("num_test", "num_won", "num_lost"))
+        counts, values = self._read_numbers(content, ("num_test", "num_won", "num_lost"))
         metrics = tuple(name.removeprefix("alone.") for name in values)
         self._check_metrics(values, ("alone",), metrics, counts["num_test"])
         if counts["num_won"] + counts["num_lost"] > counts["num_test"]:
@@ -121,7 +121,7 @@ class Bounds:
             )
         return Alone(counts["num_test"], metrics, counts["num_won"], counts["num_lost"], values)
 
-    def _found(self, content: RecordDict, names: tuple[str, ...]) -> tuple[dict[str, int], dict[str, float]]:
+    def _read_numbers(self, content: RecordDict, names: tuple[str, ...]) -> tuple[dict[str, int], dict[str, float]]:
         """The counts of an answer by these names, and its other numbers."""
         record = metrics_of(content)
         counts: dict[str, int] = {}
