@@ -17,8 +17,9 @@ AUTO = {
     "recent": self_fl_auto.AVERAGING_POWER,
     "learning": self_fl_auto.VARIANCE_RATE,
     "first": self_fl_auto.FIRST_PRECISION,
-    "balance": self_fl_auto.BALANCE,
     "skipped": self_fl_auto.BURN_IN,
+    "change": self_fl_auto.MOST_CHANGE,
+    "least": self_fl_auto.LEAST_DECIDED,
 }
 
 

@@ -132,34 +132,47 @@ def test_a_random_intercept_is_that_of_statsmodels(spread):
         assert ((personal[:, 0] - best) ** 2).mean() < 0.2**2 * ((other - best) ** 2).mean()
 
 
+def halved(source, t, m, half=None):
+    """Minibatches of a client, or of one half of its rows: features and labels by number."""
+    task = source.task(torch.tensor([m]), t + 1)
+    task, slot = (task, 0) if half is None else (task.halves(), half)
+    return lambda draw: [part[0].numpy() for part in task.batch(draw, torch.tensor([slot]))]
+
+
 def test_a_regression_equals_its_twin():
-    """Rows are 2 e x with the error e, the temperature is twice the mean of e²."""
-    x, y, client = classes((7, 30, 12, 2, 9))
+    """The gradient of squared errors is the mean of 2 e x; the last client has a single row, and no second half."""
+    sizes = (7, 30, 12, 1, 9)
+    x, y, client = classes(sizes)
     source = source_of(nn.Linear(5, 1), rows=(x, x[:, :1] + y[:, None], client), loss=MSE, rate=0.02)
 
-    def minibatch(t, m, draw):
-        features, labels = source.task(torch.tensor([m]), t + 1).batch(draw, torch.tensor([0]))
-        return np.column_stack([features[0].numpy(), np.ones(len(features[0]))]), labels[0, :, 0].numpy()
+    def gradient(t, m, half=None):
+        minibatch = halved(source, t, m, half)
 
-    def rows_of(model, t, m, draw):
-        own, values = minibatch(t, m, draw)
-        error = own @ np.array(model) - values
-        return 2.0 * error[:, None] * own, 2.0 * (error**2).mean()
+        def slope(model, draw, short=False):
+            features, values = (part[: 3 if short else 6] for part in minibatch(draw))
+            own = np.column_stack([features, np.ones(len(features))])
+            return (2.0 * (own @ np.array(model) - values[:, 0])[:, None] * own).mean(0).tolist()
 
-    def information(t, m):
-        def found(model):
-            rows, temperature = rows_of(model, t, m, 0)
-            return rows.tolist(), [1.0] * len(rows), float((client == m).sum()), temperature
+        return slope
 
-        return found
+    def temperature(t, m, models, draw):
+        """Twice the mean squared error of both models on the rows of both halves that are looked at."""
+        errors = []
+        for half in (0, 1):
+            features, values = (part[:3] for part in halved(source, t, m, half)(draw))
+            own = np.column_stack([features, np.ones(len(features))])
+            errors += [2.0 * ((own @ np.array(model) - values[:, 0]) ** 2).mean() for model in models]
+        return float(np.mean(errors))
 
     problem = {
+        "temperature": temperature,
         "start": source.model.params.tolist(),
         "cohorts": [sample_cohort(1, t + 1, 5, 0.6).tolist() for t in range(6)],
-        "gradient": lambda t, m: lambda model, draw: rows_of(model, t, m, draw)[0].mean(0).tolist(),
-        "information": information,
-        "terms": [7.0, 30.0, 12.0, 2.0, 9.0],
-        "examples": [7.0, 30.0, 12.0, 2.0, 9.0],
+        "gradient": gradient,
+        "half_gradient": lambda t, m: [gradient(t, m, half) for half in (0, 1)],
+        "half_terms": [((size + 1) // 2, size // 2) for size in sizes],
+        "terms": [float(size) for size in sizes],
+        "examples": [float(size) for size in sizes],
         "rates": [0.02] * 5,
     }
     expected = twins.run_self_fl_auto(problem, num_local_steps=5, **CONSTANTS)
@@ -189,30 +202,29 @@ def test_a_classifier_equals_its_twin(num_scores):
         bias, given, loss = [(15, 1), (16, 1), (17, 1)], labels, nn.functional.cross_entropy
     source = source_of(nn.Linear(5, num_scores), rows=(features, given, client), rate=0.1, loss=loss)
 
-    def rows_of(model, t, m, draw):
-        own, answers = source.task(torch.tensor([m]), t + 1).batch(draw, torch.tensor([0]))
-        own, answers, flat = own[0].numpy(), answers[0].numpy().reshape(-1).astype(int), np.array(model)
-        scores = own @ flat[:num_weights].reshape(num_scores, 5).T + flat[num_weights:]
-        if num_scores == 1:
-            scores = np.column_stack([0.0 * scores, scores])
-        chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-        error = (chances - np.eye(num_classes)[answers])[:, -num_scores:]
-        rows = np.column_stack([(error[:, :, None] * own[:, None]).reshape(len(own), num_weights), error])
-        return rows, chances[np.arange(len(own)), answers]
+    def gradient(t, m, half=None):
+        minibatch = halved(source, t, m, half)
 
-    def information(t, m):
-        def found(model):
-            rows, chance = rows_of(model, t, m, 0)
-            return rows.tolist(), (chance / (1.0 - chance)).tolist(), float(sum(counts[m])), 1.0
+        def slope(model, draw, short=False):
+            own, answers = (part[: 3 if short else 6] for part in minibatch(draw))
+            flat = np.array(model)
+            scores = own @ flat[:num_weights].reshape(num_scores, 5).T + flat[num_weights:]
+            if num_scores == 1:
+                scores = np.column_stack([0.0 * scores, scores])
+            chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+            error = (chances - np.eye(num_classes)[answers.reshape(-1).astype(int)])[:, -num_scores:]
+            rows = np.column_stack([(error[:, :, None] * own[:, None]).reshape(len(own), num_weights), error])
+            return rows.mean(0).tolist()
 
-        return found
+        return slope
 
     sizes = [float(sum(own)) for own in counts]
     problem = {
         "start": source.model.params.tolist(),
         "cohorts": [sample_cohort(1, t + 1, 6, 0.6).tolist() for t in range(6)],
-        "gradient": lambda t, m: lambda model, draw: rows_of(model, t, m, draw)[0].mean(0).tolist(),
-        "information": information,
+        "gradient": gradient,
+        "half_gradient": lambda t, m: [gradient(t, m, half) for half in (0, 1)],
+        "half_terms": [((size + 1) // 2, size // 2) for size in sizes],
         "terms": sizes,
         "examples": sizes,
         "rates": [0.1] * 6,
@@ -378,28 +390,6 @@ def trained(source, rounds=6):
     return state, engine.personal(state)
 
 
-def test_the_room_for_row_gradients_changes_no_number(monkeypatch):
-    source = source_of(network())
-    _, expected = trained(source)
-    monkeypatch.setattr(self_fl_auto, "ROOM", 1)
-    _, found = trained(source)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_no_more_rows_are_looked_at_than_was_asked_for():
-    source = source_of(network(), batch_size=9)
-    clients = torch.arange(5)
-    task = source.task(clients, 1)
-    params, (features, labels) = source.model.params.expand(5, -1), task.batch(0, clients)
-    found = task.row_gradients(params, (features, labels), clients, 4)
-    assert found.gradients.shape[:2] == (5, 4)
-    assert found.num_rows.tolist() == [4] * 5
-    assert found.num_examples.tolist() == [7, 30, 12, 4, 9]
-    expected = task.batch_gradient(params, (features[:, :4], labels[:, :4]))
-    torch.testing.assert_close(found.mean, expected, rtol=1e-10, atol=1e-14)
-    assert task.num_gradients.tolist() == [1] * 5
-
-
 # ----------------------------------------------------------------------------------------------------- where it is hard
 
 
@@ -508,5 +498,5 @@ def test_a_task_without_single_rows_says_what_it_lacks():
         def batch_gradient(self, params, batch):
             return params
 
-    with pytest.raises(TypeError, match=r"abstract method .*batch_row_gradients"):
+    with pytest.raises(TypeError, match=r"abstract method .*halves"):
         Bare(torch.Size([2]), torch.tensor([3, 4]), 0.1)

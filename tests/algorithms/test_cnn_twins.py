@@ -55,10 +55,11 @@ def source_of(module):
     return ModelSource(images(), FlatModel(module), CROSS_ENTROPY, RATE, BATCH, seed=2)
 
 
-def minibatches(source, t, m):
-    """Client m's minibatches in round t, by number: features and labels."""
+def minibatches(source, t, m, half=None):
+    """Client m's minibatches in round t, by number: features and labels; or those of one half of its rows."""
     task = source.task(torch.tensor([m]), t + 1)
-    return lambda draw: tuple(part[0] for part in task.batch(draw, torch.tensor([0])))
+    task, slot = (task, 0) if half is None else (task.halves(), half)
+    return lambda draw: tuple(part[0] for part in task.batch(draw, torch.tensor([slot])))
 
 
 def load(module, model):
@@ -79,36 +80,20 @@ def as_problem(source, module):
 
     own = copy.deepcopy(module)
 
-    def gradient(t, m):
-        batch = minibatches(source, t, m)
+    def gradient(t, m, half=None):
+        batch = minibatches(source, t, m, half)
 
-        def slope(model, draw):
-            features, labels = batch(draw)
+        def slope(model, draw, short=False):
+            features, labels = (part[: (BATCH + 1) // 2] if short else part for part in batch(draw))
             slopes = torch.autograd.grad(CROSS_ENTROPY(load(own, model)(features), labels), list(own.parameters()))
             return [number for part in slopes for number in part.flatten().tolist()]
 
         return slope
 
-    def information(t, m):
-        """Each row of the first minibatch by itself; p/(1 − p) of its label is its surplus."""
-        features, labels = minibatches(source, t, m)(0)
-
-        def rows_of(model):
-            load(own, model)
-            rows, surplus = [], []
-            for feature, label in zip(features, labels, strict=True):
-                output = own(feature.unsqueeze(0))
-                slopes = torch.autograd.grad(CROSS_ENTROPY(output, label.unsqueeze(0)), list(own.parameters()))
-                rows.append([number for part in slopes for number in part.flatten().tolist()])
-                p = output[0].softmax(0)[label].item()
-                surplus.append(p / (1.0 - p))
-            return rows, surplus, float(SIZES[m]), 1.0
-
-        return rows_of
-
     size, rows = sum(part.numel() for part in module.parameters()), source.federation.train
     return {
-        "information": information,
+        "half_gradient": lambda t, m: [gradient(t, m, half) for half in (0, 1)],
+        "half_terms": [((size + 1) // 2, size // 2) for size in SIZES],
         "terms": [float(size) for size in SIZES],
         "start": unload(module),
         "cohorts": [sample_cohort(SEED, t + 1, len(SIZES), PARTICIPATION).tolist() for t in range(ROUNDS)],

@@ -25,8 +25,6 @@ and, for each round, the steps and the number of gradients of the cohort's clien
 
 import math
 
-import numpy as np
-
 # --------------------------------------------------------------------------------------------------- vectors as lists
 
 
@@ -547,26 +545,6 @@ def run_self_fl_sums(
 # --------------------------------------------------------------------------------------- Self-FL with learned variances
 
 
-def decided(rows, precision):
-    """γ = tr H (H + c)⁻¹, H = Σ j jᵀ."""
-    matrix = np.array(rows).T @ np.array(rows)
-    return float(np.trace(np.linalg.solve(matrix + precision * np.eye(len(matrix)), matrix)))
-
-
-def effective(rows, num_examples, precision):
-    """γ of N rows from n: N/n times the information, or, of n < P rows, γ_n (N/n)^s, if twice the rows decide 2^s as
-    many parameters; at most P."""
-    share = num_examples / len(rows)
-    if len(rows) >= len(rows[0]):
-        return decided([[share**0.5 * x for x in row] for row in rows], precision)
-    rows = [[min(share, 1.0) ** 0.5 * x for x in row] for row in rows]
-    whole, growth = decided(rows, precision), 1.0
-    if len(rows) > 1:
-        half = (decided(rows[::2], precision) + decided(rows[1::2], precision)) / 2
-        growth = min(max(math.log2(whole / half), 0.0), 1.0)
-    return min(whole * max(share, 1.0) ** growth, float(len(rows[0])))
-
-
 def moved(old, new, learning):
     """A share of the way, of logarithms; the first estimate is taken as it is, and one that is none not at all."""
     if new is None or not 0.0 < new < math.inf:
@@ -574,21 +552,34 @@ def moved(old, new, learning):
     return new if old is None else old * (new / old) ** learning
 
 
-def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, first, balance, skipped):
-    """D17. A client keeps θ_m and the θ it was made with: θ_m moves by 1 − k_m of the way from there to the new θ."""
+def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, first, skipped, change, least):
+    """D17. A client keeps the models of both halves of its rows, whose mean is θ_m, and the θ they were made with: they
+    move by 1 − k_m of the way from there to the new θ."""
     shared = prior = problem["start"]  # w, θ
     precision, prior_rows, memory = first, None, {}
+    agreed, disagreed, unit = 0.0, 0.0, None  # running means, each round's over the disagreement of the one before
+    half_steps = max((num_local_steps - 2) // 2, 1)
     history, steps, gradients = [], [], []
     # Rows of each class; and of each class where its score's bias lies, and which way it acts.
     classes, bias = problem.get("classes"), problem.get("bias", [])
     frequencies, alike = [1.0 / len(bias)] * len(bias) if bias else [], 0.0
 
-    def here(m, which="mean"):
-        """θ_m, or where its training has got to, as θ is now."""
+    def dot(a, b):
+        return math.fsum(x * y for x, y in zip(a, b, strict=True))
+
+    def less(a, b):
+        return [x - y for x, y in zip(a, b, strict=True)]
+
+    def here(m, half):
+        """Its model, as θ is now."""
         if m not in memory:
             return prior
-        found, lean = memory[m][which], memory[m]["lean"]
+        found, lean = memory[m]["halves"][half], memory[m]["lean"]
         return [x + lean * (now - old) for x, now, old in zip(found, prior, memory[m]["prior"], strict=True)]
+
+    def whole(m):
+        """θ_m: the mean of both halves' models, by their rows."""
+        return mean_model([here(m, 0), here(m, 1)], problem["half_terms"][m])
 
     def skew():
         """ρ, the variance of class frequencies between clients over π(1 − π)."""
@@ -610,44 +601,64 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
         return model
 
     for t, cohort in enumerate(problem["cohorts"]):
-        trained, parameters, temperatures, distances = [], [], [], []
+        trained, deviations, products, disagreements, undecided, temperatures, spent = [], [], [], [], [], [], []
         rho = skew()
         for m in cohort:
             gradient, rate = problem["gradient"](t, m), problem["rates"][m]
             trained.append(descend(shared, gradient, rate, num_local_steps))
-            before = memory.get(m, {"lean": 1.0, "rho": 0.0, "visits": 0})
+            before = memory.get(m, {"lean": 1.0, "rho": 0.0})
             step = [new - old for new, old in zip(shift(m, rho), shift(m, before["rho"]), strict=True)]
             centre = added(prior, shift(m, rho))
-            mean, own = (added(here(m, which), step, before["lean"]) for which in ("mean", "last"))
-            velocity, kept = [0.0] * len(prior), []
-            distances.append(math.fsum((x - c) ** 2 for x, c in zip(mean, centre, strict=True)))
-            rows, surplus, num_examples, temperature = problem["information"](t, m)(own)
-            rows = [
-                [x * extra**balance / temperature**0.5 for x in row] for row, extra in zip(rows, surplus, strict=True)
-            ]
-            parameters.append(effective(rows, num_examples, precision))
-            temperatures.append(temperature)
-            for draw in range(num_local_steps):
-                velocity = [momentum * v + g for v, g in zip(velocity, gradient(own, draw), strict=True)]
-                own = [x - rate * v for x, v in zip(own, velocity, strict=True)]
-                pull = rate * precision / problem["terms"][m] * math.fsum(momentum**i for i in range(draw + 1))
-                own = [(x + pull * c) / (1.0 + pull) for x, c in zip(own, centre, strict=True)]
-                if draw >= math.floor(skipped * num_local_steps):
-                    kept.append(own)
-            count = problem["examples"][m]
+            slopes, halves = problem["half_gradient"](t, m), []
+            for half, slope in enumerate(slopes):
+                own, velocity, kept = added(here(m, half), step, before["lean"]), [0.0] * len(prior), []
+                for draw in range(half_steps):
+                    velocity = [momentum * v + g for v, g in zip(velocity, slope(own, draw), strict=True)]
+                    own = [x - rate * v for x, v in zip(own, velocity, strict=True)]
+                    pull = rate * precision / problem["terms"][m] * math.fsum(momentum**i for i in range(draw + 1))
+                    own = [(x + pull * c) / (1.0 + pull) for x, c in zip(own, centre, strict=True)]
+                    if draw >= math.floor(skipped * half_steps):
+                        kept.append(own)
+                halves.append(mean_model(kept, [1.0] * len(kept)))
+            terms, count = problem["half_terms"][m], problem["examples"][m]
             lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
-            last, visits = mean_model(kept, [1.0] * len(kept)), before["visits"] + 1
-            mean = blend(mean, last, (recent + 1.0) / (visits + recent))
-            memory[m] = {"mean": mean, "last": last, "prior": prior, "lean": lean, "rho": rho, "visits": visits}
-        told = zip(parameters, temperatures, distances, strict=True)
-        back = [gamma * temperature for gamma, temperature, distance in told if distance > 0.0]
-        if back:
-            precision = 1.0 / moved(1.0 / precision, math.fsum(distances) / math.fsum(back), learning)
+            spent.append(num_local_steps + 2 * half_steps + 2)
+            if terms[1] > 0:
+                warmth = problem["temperature"](t, m, halves, half_steps) if "temperature" in problem else 1.0
+                temperatures.append(warmth)
+                one, two = (less(half, centre) for half in halves)
+                bends = [
+                    less(slope(halves[0], half_steps, short=True), slope(halves[1], half_steps, short=True))
+                    for slope in slopes
+                ]
+                disagreements.append((terms[1] * dot(one, bends[1]) - terms[0] * dot(two, bends[0])) / 2)
+                deviations.append([(x + y) / 2 for x, y in zip(one, two, strict=True)])
+                products.append(dot(one, two))
+                apart = terms[0] * terms[1] / math.fsum(terms) ** 2 * dot(less(one, two), less(one, two))
+                undecided.append(precision * apart)
+            memory[m] = {"halves": halves, "prior": prior, "lean": lean, "rho": rho}
+        size, weight = len(deviations), (recent + 1.0) / (t + 1.0 + recent)
+        if size and math.fsum(disagreements) > 0.0:
+            pairs = [dot(a, b) for i, a in enumerate(deviations) for j, b in enumerate(deviations) if i != j]
+            common = math.fsum(pairs) / len(pairs) if pairs else 0.0
+            seen = math.fsum(products) / size - common, math.fsum(disagreements) / size
+            unit = unit or seen[1]
+            agreed, disagreed = (
+                old + weight * (new / unit - old) for old, new in zip((agreed, disagreed), seen, strict=True)
+            )
+            unit, old = seen[1], 1.0 / precision
+            low = old if unit < least else old / change
+            precision = 1.0 / min(max(agreed / disagreed, low), old * change)
         counts = [problem["examples"][m] for m in cohort]
         # A client weighs itself, by the n_0 that it was sent.
         weights = [count if prior_rows is None else count / (count + prior_rows) for count in counts]
-        share = min(math.fsum(parameters) / len(cohort) / len(prior), 1.0 - 1e-6)
-        prior_rows = moved(prior_rows, math.fsum(counts) / len(cohort) * (1.0 / share - 1.0), learning)
+        worth = None
+        if size and math.fsum(disagreements) != 0.0:
+            left, gone = math.fsum(undecided), math.fsum(disagreements)
+            share = (left + gone) / math.fsum(temperatures) / len(prior)
+            odds = max(1.0 / share - 1.0, left / gone)
+            worth = math.fsum(counts) / len(cohort) * max(odds, 1e-6)
+        prior_rows = moved(prior_rows, worth, learning)
         shared = mean_model(trained, weights)
         if bias:
             seen = mean_model([[n / math.fsum(classes[m]) for n in classes[m]] for m in cohort], weights)
@@ -659,9 +670,15 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
         prior = blend(prior, shared, (recent + 1.0) / (t + 1.0 + recent))
         history.append(prior)
         steps.append([num_local_steps] * len(cohort))
-        gradients.append([2 * num_local_steps] * len(cohort))
+        gradients.append(spent)
     num_clients = len(problem["examples"])
-    result = outcome(prior, [here(m) for m in range(num_clients)], history, steps, gradients)
+    result = outcome(
+        prior,
+        [whole(m) for m in range(num_clients)],
+        history,
+        steps,
+        gradients,
+    )
     return result | {
         "inter_variance": 1.0 / precision,
         "prior_rows": prior_rows,

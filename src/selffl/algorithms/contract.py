@@ -43,6 +43,7 @@ class LocalTask(ABC):
     """
 
     optimiser: Optimiser = SGD()  # how the solver makes steps of gradients; one of its own where a task has been told
+    slots_per_client: int = 1  # 2 where each half of a client's rows has a slot of its own
 
     def __init__(
         self, shape: torch.Size, num_examples: Tensor, learning_rate: float | Tensor, batch_size: int | None = None
@@ -70,7 +71,7 @@ class LocalTask(ABC):
 
     def gradient(self, params: Tensor, batch: Any, slots: Tensor) -> Tensor:
         """The gradient of a minibatch, counted: what a method spends is measured here, not reported by the method."""
-        self.num_gradients.index_add_(0, slots, torch.ones_like(slots))
+        self.num_gradients.index_add_(0, slots // self.slots_per_client, torch.ones_like(slots))
         return self.batch_gradient(params, batch)
 
 

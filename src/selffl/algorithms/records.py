@@ -11,6 +11,9 @@ from torch import Tensor
 Record = TypeVar("Record")
 
 EARLIER_NAME = "earlier_name"  # metadata of a field: what checkpoints of earlier versions call it
+ADDED_LATER = (
+    "added_later"  # metadata of a field: checkpoints of earlier versions lack it, and it starts as it does anew
+)
 
 
 def map_tensors(function: Callable[..., Tensor], record: Record, *others: Record) -> Record:

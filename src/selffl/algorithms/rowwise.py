@@ -1,4 +1,4 @@
-"""What a method is given that looks at single rows: their gradients and their classes.
+"""What a method is given that tells a client's rows apart: their classes, and two halves of them.
 
 Most methods need gradients of minibatches alone, which any `selffl.algorithms.contract.LocalTask` has.
 """
@@ -6,7 +6,7 @@ Most methods need gradients of minibatches alone, which any `selffl.algorithms.c
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -15,23 +15,8 @@ from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.layers import ClassBias
 
 
-class RowGradients(NamedTuple):
-    """Gradients of single rows of a minibatch, and how much information there is in them.
-
-    ``gradients`` are scaled so that their outer products, summed over all of a client's rows, are the information in
-    the unit of the loss times the number of its terms, as a prior's precision beside it is.
-    """
-
-    mean: Tensor  # gradient of the mean loss over these rows [n, P]
-    gradients: Tensor  # of each row's loss, over the root of the temperature [n, R, P]; zeros where there is no row
-    surplus: Tensor  # expected information of each row over its empirical one, its outer product [n, R]
-    num_rows: Tensor  # that were looked at [n]
-    num_examples: Tensor  # of how many [n]
-    temperature: Tensor  # a loss of this much is one nat [n]: 1 for a negative log-likelihood
-
-
 class RowwiseTask(LocalTask):
-    """The local work of a cohort whose rows can be looked at one by one."""
+    """The local work of a cohort whose rows can be told apart."""
 
     class_bias: ClassBias | None = None  # what is added to the scores of classes, where that can be said
 
@@ -45,10 +30,44 @@ class RowwiseTask(LocalTask):
         return torch.zeros(*self.shape, num_classes, device=self.num_examples.device)
 
     @abstractmethod
-    def batch_row_gradients(self, params: Tensor, batch: Any, slots: Tensor, most: int) -> RowGradients:
-        """At most ``most`` rows of the minibatch of each client in ``slots [n]``, at ``params [n, P]``."""
+    def halves(self) -> Self:
+        """The same work with each client's rows cut in two, drawn once and for all: ``[..., clients, 2]``.
 
-    def row_gradients(self, params: Tensor, batch: Any, slots: Tensor, most: int) -> RowGradients:
-        """The gradients of single rows, counted: as dear as the gradient of a minibatch, which is their mean."""
-        self.num_gradients.index_add_(0, slots, torch.ones_like(slots))
-        return self.batch_row_gradients(params, batch, slots, most)
+        Its ``num_terms`` are those of the halves.  The second half of a client with a single row is empty; it has no
+        terms, and whatever its minibatches hold does not count.  Gradients are counted by client, as everywhere.
+        """
+
+    def shorten(self, batch: Any) -> Any:
+        """The first half of the rows of a minibatch, rounded up; all of it, where there are no minibatches."""
+        return batch
+
+    def temperature(self, params: Tensor, batch: Any) -> Tensor:
+        """How large a loss is one nat ``[n]``: 1 for a negative log-likelihood, else by the rows of a minibatch."""
+        return torch.ones_like(params[:, 0])
+
+    def measure_halves(self, models: Tensor, draw: int) -> HalfMeasurement:
+        """Of a task of halves: gradients on rows of each half at both ``models [..., clients, 2, P]`` of a client.
+
+        Half of a minibatch of each half counts as one minibatch, so that a client spends two gradients.
+        """
+        slots = torch.arange(self.shape.numel(), device=models.device)
+        batch = self.shorten(self.batch(draw, slots))
+        each = [these.reshape(len(slots), -1) for these in (models, models.flip(-2))]
+        own, other = (self.batch_gradient(these, batch).reshape_as(models) for these in each)
+        self.num_gradients += 2
+        temperature = torch.stack([self.temperature(these, batch) for these in each]).mean(0)
+        first = torch.stack([own[..., 0, :], other[..., 0, :]], dim=-2)
+        second = torch.stack([other[..., 1, :], own[..., 1, :]], dim=-2)
+        return HalfMeasurement(torch.stack([first, second], dim=-3), temperature.reshape(self.shape).mean(-1))
+
+
+class HalfMeasurement(NamedTuple):
+    """What two models of a client say of rows of both halves."""
+
+    gradients: Tensor  # [..., clients, 2, 2, P]: first whose rows, then whose model
+    temperature: Tensor  # of the loss [..., clients]
+
+
+def split_in_two(num_examples: Tensor) -> Tensor:
+    """Rows of both halves ``[..., clients, 2]`` of clients with ``num_examples [..., clients]``."""
+    return torch.stack([(num_examples + 1) // 2, num_examples // 2], dim=-1)

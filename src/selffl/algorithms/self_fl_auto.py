@@ -10,10 +10,10 @@ and when theta moves on, until the client's next visit, theta_m moves with it by
 Its prior mean mu_m is theta; where rows have classes, with everybody's class frequencies replaced by the client's, as
 far as its rows tell (`selffl.maths.frequencies`): the logarithm of their ratio is added to the bias of the scores.
 
-Large clients are therefore hardly held, small ones lean on the rest, and no strength is chosen: c is the one under
-which what the clients saw is most likely.  On arrival a client measures, on the first minibatch of its own training,
-how many parameters its rows decide (gamma_m, `selffl.maths.evidence`), and reports it with |theta_m - mu_m|^2; the
-server moves log c towards log (sum gamma_m / sum |theta_m - mu_m|^2).
+Large clients are therefore hardly held, small ones lean on the rest, and no strength is chosen: c is learned from two
+halves of each client's rows (`selffl.maths.split_half`).  A client trains a model for each half, as if it had no more
+rows, with that half's share of the prior; what the two agree on is the client's, and what they disagree on is noise, of
+its rows and of its steps.  theta_m is their mean, as the product of both posteriors has it.
 
 The share of the P parameters that an average client decides says how many rows n_0 of one's own the prior equals:
 k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(sigma_0^2 + sigma_m^2), Eq. (20): by
@@ -35,24 +35,23 @@ from torch import Tensor
 from selffl.algorithms.averaging import FixedLocalSteps, move, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.population import Population
-from selffl.algorithms.records import EARLIER_NAME
+from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.solver import descend, iterate, rate_of
-from selffl.budget import Budget
-from selffl.maths.evidence import effective_parameters
 from selffl.maths.frequencies import class_shift, class_skew, same_class_rate
 from selffl.maths.posterior import local_weight
+from selffl.maths.split_half import HalvesOfClients, common_square
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
 MOMENTUM = 0.9  # of a client's own steps
 FIRST_PRECISION = 10.0  # c before anybody has reported
-VARIANCE_RATE = 0.2  # share of the way that log c moves in a round
-AVERAGING_POWER = 8.0  # round t weighs as t^8 in the running mean of the shared model, visit v as v^8 in a client's own
-BALANCE = 0.25  # 0: empirical information of a row; 1/2: expected information; between them, their geometric mean
+MOST_CHANGE = 2.0  # times what it was before a round that c is after it, at most; and one over it, at least
+VARIANCE_RATE = 0.2  # share of the way that log n_0 moves in a round
+AVERAGING_POWER = 8.0  # round t weighs as t^8 in the running means of the shared model and of what halves agree on
 BURN_IN = 0.5  # share of the steps before those whose mean is kept
-MOST_ROWS = 20  # of a minibatch that are looked at one by one
+LEAST_DECIDED = 1e-4  # parameters that an average client decides, below which c grows no further
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
-ROOM = Budget.gradient_numbers  # of rows, at a time
+NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree: that many steps fewer
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,10 @@ class AutoServer:
     frequencies: Tensor  # pi [..., K], of the classes, everybody's; K = 0 where models have no scores of classes
     # How often two rows of one client are of one class [...]; 0 before the first report.
     same_class_rate: Tensor = field(metadata={EARLIER_NAME: "alike"})
+    # Running means of what halves agree and disagree on [...], each round's over the disagreement of the round before.
+    agreement: Tensor = field(metadata={ADDED_LATER: True})
+    disagreement: Tensor = field(metadata={ADDED_LATER: True})
+    last_disagreement: Tensor = field(metadata={ADDED_LATER: True})  # of an average client [...]; NaN before the first
     clock: Tensor  # t [...]
 
 
@@ -83,12 +86,12 @@ class AutoBroadcast:
 
 @dataclass(frozen=True)
 class AutoMemory:
-    """What a client keeps: its model and its training's, as functions of the global one, which goes on moving."""
+    """What a client keeps: its model, as a function of the global one, which moves, and how its halves' models differ."""
 
     # theta_m - (1 - k_m) theta [..., C, P], as of its last visit.
     personal_offset: Tensor = field(metadata={EARLIER_NAME: "own"})
-    # Likewise of where its training has got to [..., C, P]; theta_m is the mean of that over visits.
-    iterate_offset: Tensor = field(metadata={EARLIER_NAME: "last"})
+    # Model of the first half of its rows less that of the second [..., C, P].
+    half_difference: Tensor = field(metadata={ADDED_LATER: True})
     prior_weight: Tensor = field(metadata={EARLIER_NAME: "lean"})  # 1 - k_m [..., C]
     class_skew: Tensor = field(metadata={EARLIER_NAME: "skew"})  # rho of that visit [..., C]
     visits: Tensor  # how many there were [..., C]
@@ -105,9 +108,16 @@ class AutoUpload:
     change: Tensor  # v_m (w_m - w) [..., C, P]
     weight: Tensor  # v_m = N_m/(N_m + n_0) [..., C]
     num_examples: Tensor  # N_m [..., C]
-    effective_params: Tensor  # gamma_m [..., C]
-    explained: Tensor  # gamma_m times the temperature of its loss [..., C]; 0 on the first visit
-    distance: Tensor  # |theta_m - mu_m|^2 on arrival [..., C]; 0 on the first visit
+    has_halves: (
+        Tensor  # 1 where halves were trained on this visit, and both have rows; else 0, as all of these [..., C]
+    )
+    deviation: Tensor  # mean of both halves' models, less mu_m [..., C, P]
+    deviation_square: Tensor  # its squared length [..., C]
+    difference_square: Tensor  # that of half the difference of both models [..., C]
+    disagreement: Tensor  # tr S^2 in expectation [..., C]; of a single client it may be below 0
+    undecided: Tensor  # tr S (1 - S) in expectation [..., C]
+    temperature: Tensor  # of its loss [..., C], the unit of both
+    effective_params: Tensor  # gamma_m [..., C], their sum in nats, between 0 and P; NaN where it is unknown
     class_weights: Tensor  # v_m times the frequencies of its classes [..., C, K]
     weight_with_classes: Tensor  # v_m, or 0 where its rows have no class [..., C]
     same_class_rate: Tensor  # how often two of its rows are of one class [..., C]; 0 where it has no two
@@ -118,16 +128,21 @@ class Arrival(NamedTuple):
     """A client at the beginning of a visit."""
 
     anchor: Tensor  # its prior mean [..., C, P]
-    model: Tensor  # its own [..., C, P], the mean over its visits
-    start: Tensor  # where its training goes on [..., C, P]
+    model: Tensor  # its own [..., C, P]
     class_counts: Tensor  # [..., C, K]
 
 
-class Measured(NamedTuple):
-    """What a client finds on arrival, by its slot."""
+class SpreadReport(NamedTuple):
+    """What a client tells of the variance between clients; as in `AutoUpload`."""
 
-    effective_params: Tensor  # gamma_m [n]
-    temperature: Tensor  # of its loss [n]
+    has_halves: Tensor
+    deviation: Tensor
+    deviation_square: Tensor
+    difference_square: Tensor
+    disagreement: Tensor
+    undecided: Tensor
+    temperature: Tensor
+    effective_params: Tensor
 
 
 @dataclass(frozen=True)
@@ -135,7 +150,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     """Self-FL with learned variances; there is nothing to choose but how long clients train.
 
     Attributes:
-        num_local_steps: L, of both models.
+        num_local_steps: L, of the shared model; of both halves together, with what is measured, as many.
     """
 
     name: ClassVar[str] = "self-fl-auto"
@@ -143,7 +158,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
     momentum: ClassVar[float] = MOMENTUM
     recorded: ClassVar[tuple[str, ...]] = ("effective_params", "weight", "num_examples")
-    information_balance: ClassVar[float | None] = BALANCE
+    may_be_unknown: ClassVar[tuple[str, ...]] = ("effective_params",)
+    information_balance: ClassVar[float | None] = 0.25  # half-way between empirical (0) and expected (1/2) information
 
     def start(self, params: Tensor, population: Population) -> AutoServer:
         """The initial model twice, a first guess of sigma_0^2, and every class as frequent as any other."""
@@ -156,6 +172,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             torch.full_like(each, torch.nan),
             params.new_full((*each.shape, num_classes), 1.0 / max(num_classes, 1)),
             torch.zeros_like(each),
+            torch.zeros_like(each),
+            torch.zeros_like(each),
+            torch.full_like(each, torch.nan),
             torch.zeros_like(each),
         )
 
@@ -179,12 +198,11 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def client_round(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask
     ) -> tuple[AutoUpload, AutoMemory]:
-        """FedAvg's steps from w, and as many towards the posterior mode from theta_m."""
+        """FedAvg's steps from w, and as many towards the posterior modes of both halves, with what is measured."""
         trained = descend(task, broadcast.latest, self.steps(task))
-        arrival = self.prior_and_start(broadcast, memory, task)
-        decided, temperature = torch.zeros_like(broadcast.inter_variance), torch.ones_like(broadcast.inter_variance)
-        kept = self.train_personal(broadcast, memory, task, arrival, Measured(decided.view(-1), temperature.view(-1)))
-        distance = (arrival.model - arrival.anchor).square().sum(-1)
+        arrival, halves = self.arrive(broadcast, memory, task), task.halves()
+        models, draw = self.train_halves(broadcast, memory, task, halves, arrival)
+        report = self.measure(broadcast, halves, models - arrival.anchor.unsqueeze(-2), models, draw)
         count = task.num_examples.expand(task.shape).to(trained)
         # While n_0 is unknown, because rows have decided nothing yet, as with the largest: by rows.
         weight = torch.where(broadcast.prior_rows.isnan(), count, local_weight(broadcast.prior_rows, count))
@@ -194,120 +212,169 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             weighted_change(trained, broadcast.latest, weight),
             weight,
             count,
-            decided,
-            # Temperatures multiply gamma instead of dividing distances: that of a few rows can be next to nothing, and
-            # one over it anything.
-            torch.where(distance > 0, decided * temperature, 0.0),
-            distance,
+            *report,
             weight.unsqueeze(-1) * arrival.class_counts / of_classes.clamp(min=1.0),
             torch.where(of_classes.squeeze(-1) > 0, weight, 0.0),
             same_class.nan_to_num(nan=0.0),
             (~same_class.isnan()).to(weight),
         )
-        return upload, kept
+        return upload, self.keep(broadcast, memory, task, halves, models)
 
-    def prior_and_start(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> Arrival:
+    def arrive(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> Arrival:
         """Prior mean and own model, by the class frequencies as they are known by now.
 
         The bias of a client's own model has moved by 1 - k_m times the change of the shift since its last visit.
         """
         anchor, model = broadcast.params, memory.model(broadcast.params)
-        start = model + (memory.iterate_offset - memory.personal_offset)
         counts = task.class_counts(broadcast.frequencies.shape[-1]).to(anchor)
         if task.class_bias is not None:
             shift = class_shift(counts, broadcast.frequencies, broadcast.class_skew)
             before = class_shift(counts, broadcast.frequencies, memory.class_skew)
             anchor = task.class_bias.added(anchor, shift)
-            moved = memory.prior_weight.unsqueeze(-1) * (shift - before)
-            model, start = (task.class_bias.added(own, moved) for own in (model, start))
-        return Arrival(anchor, model, start, counts)
+            model = task.class_bias.added(model, memory.prior_weight.unsqueeze(-1) * (shift - before))
+        return Arrival(anchor, model, counts)
 
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
         """A client's own training alone: neither FedAvg's steps nor a report."""
-        return self.train_personal(broadcast, memory, task, self.prior_and_start(broadcast, memory, task))
+        arrival, halves = self.arrive(broadcast, memory, task), task.halves()
+        models, _ = self.train_halves(broadcast, memory, task, halves, arrival)
+        return self.keep(broadcast, memory, task, halves, models)
 
-    def train_personal(
-        self,
-        broadcast: AutoBroadcast,
-        memory: AutoMemory,
-        task: RowwiseTask,
-        arrival: Arrival,
-        measured: Measured | None = None,
-    ) -> AutoMemory:
-        """A client's own training: what it keeps; what its rows decide on arrival is written into ``measured``.
+    def train_halves(
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, halves: RowwiseTask, arrival: Arrival
+    ) -> tuple[Tensor, int]:
+        """The models of both halves of each client's rows ``[..., C, 2, P]``, and the number of an unused minibatch.
 
+        A half has its share of the rows and as large a share of the prior: a row of it is held as hard as one of all.
         Steps with momentum on the loss, each followed by the pull towards the prior mean, implicitly, so that no
-        strength is too much for the step size.  A visit arrives at the mean over the second half of them, and the
-        client's model is the running mean of these over its visits: nobody else averages minibatch noise out of it.
+        strength is too much for the step size.  A visit arrives at the mean over the second half of its steps.
         """
-        steps = self.steps(task)
-        anchor, start = (model.reshape(-1, model.shape[-1]) for model in (arrival.anchor, arrival.start))
-        precision = 1.0 / broadcast.inter_variance
-        pull = (precision / task.num_terms).reshape(-1, 1)
-        num_steps = torch.as_tensor(steps, dtype=pull.dtype, device=pull.device).expand(task.shape).reshape(-1, 1)
-        skipped = (num_steps * BURN_IN).floor()
+        num_steps = self.half_steps(task)
+        # The mean of both by their rows is the client's own.
+        apart = _shares(task, halves, arrival.model).flip(-1) * arrival.model.new_tensor([1.0, -1.0])
+        begin = arrival.model.unsqueeze(-2) + apart.unsqueeze(-1) * memory.half_difference.unsqueeze(-2)
+        start, anchor = (
+            models.expand_as(begin).reshape(-1, begin.shape[-1]) for models in (begin, arrival.anchor.unsqueeze(-2))
+        )
+
+        def by_half(numbers: Tensor) -> Tensor:
+            return numbers.expand(task.shape).unsqueeze(-1).expand(halves.shape).reshape(-1, 1)
+
+        pull = by_half(1.0 / (broadcast.inter_variance * task.num_terms))
+        skipped = (by_half(torch.as_tensor(num_steps).to(pull)) * BURN_IN).floor()
+        first_kept = int(skipped.min())
 
         def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             params, centre, velocity, mean = states
-            if number == 0 and measured is not None:
-                gradient, *numbers = self.measure_rows(task, params, slots, precision.reshape(-1))
-                measured.effective_params[slots], measured.temperature[slots] = numbers
-            else:
-                gradient = task.gradient(params, task.batch(number, slots), slots)
-            velocity.mul_(MOMENTUM).add_(gradient)
-            rate = rate_of(task, slots)
+            velocity.mul_(MOMENTUM).add_(halves.gradient(params, halves.batch(number, slots), slots))
+            rate = rate_of(halves, slots)
             params.sub_(rate * velocity)
             # The pull builds up as the momentum does, so that they balance where the posterior is highest.
             held = rate * pull[slots] * (1.0 - MOMENTUM ** (number + 1)) / (1.0 - MOMENTUM)
             params.lerp_(centre, held / (1.0 + held))
-            since = (number - skipped[slots]).clamp(min=0.0) + 1.0
-            mean.lerp_(params, 1.0 / since)
+            if number >= first_kept:
+                since = (number - skipped[slots]).clamp(min=0.0) + 1.0
+                mean.lerp_(params, 1.0 / since)
             return states
 
-        found = iterate(task, steps, step, start, anchor, torch.zeros_like(start), start)[3]
-        # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
-        prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(found)).nan_to_num(nan=0.0)
-        visits = memory.visits + 1
-        share = (AVERAGING_POWER + 1) / (visits + AVERAGING_POWER)
-        last = found.reshape_as(memory.iterate_offset)
-        mean = torch.lerp(arrival.model, last, share.unsqueeze(-1))
-        own, last = (model - prior_weight.unsqueeze(-1) * broadcast.params for model in (mean, last))
-        return AutoMemory(own, last, prior_weight, broadcast.class_skew.clone(), visits)
+        by_client = num_steps.unsqueeze(-1) if isinstance(num_steps, Tensor) else num_steps
+        found = iterate(halves, by_client, step, start, anchor, torch.zeros_like(start), start)[3]
+        last = int(num_steps.max()) if isinstance(num_steps, Tensor) else num_steps
+        return found.reshape(*halves.shape, -1), last
 
-    def measure_rows(
-        self, task: RowwiseTask, params: Tensor, slots: Tensor, precision: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradient of the first minibatch ``[n, P]``, and from its single rows gamma_m and the temperature ``[n]``."""
-        found = []
-        size = max(ROOM // (MOST_ROWS * params.shape[-1]), 1)
-        for begin in range(0, len(slots), size):
-            part = slice(begin, begin + size)
-            chosen = slots[part]
-            single = task.row_gradients(params[part], task.batch(0, chosen), chosen, MOST_ROWS)
-            information = single.gradients * single.surplus.pow(BALANCE).unsqueeze(-1)
-            decided = effective_parameters(information, single.num_rows, single.num_examples, precision[chosen])
-            found.append((single.mean, decided, single.temperature.to(decided)))
-        gradient, decided, temperature = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return gradient, decided, temperature
+    def half_steps(self, task: RowwiseTask) -> int | Tensor:
+        """Steps of each half: together as many as FedAvg takes, less what is measured; at least one."""
+        left = (self.steps(task) - NUM_MEASUREMENTS) // 2
+        return left.clamp(min=1) if isinstance(left, Tensor) else max(left, 1)
+
+    def measure(
+        self, broadcast: AutoBroadcast, halves: RowwiseTask, deviations: Tensor, models: Tensor, draw: int
+    ) -> SpreadReport:
+        """What the ``models [..., C, 2, P]`` of both halves agree and disagree on, on rows of minibatch ``draw``."""
+        is_there = (halves.num_terms > 0).all(-1)
+        found = HalvesOfClients(deviations, halves.num_terms.to(models))
+        measured = halves.measure_halves(models, draw)
+        disagreement = found.disagreement(measured.gradients)
+        undecided = found.undecided(1.0 / broadcast.inter_variance)
+        decided = ((disagreement + undecided) / measured.temperature).clamp(0.0, models.shape[-1])
+
+        def where_there(numbers: Tensor) -> Tensor:
+            return numbers.masked_fill(~is_there, 0.0)
+
+        return SpreadReport(
+            is_there.to(disagreement),
+            found.mean.masked_fill(~is_there.unsqueeze(-1), 0.0),
+            where_there(found.mean.square().sum(-1)),
+            where_there(found.half_difference.square().sum(-1)),
+            where_there(disagreement),
+            where_there(undecided),
+            where_there(measured.temperature),
+            decided.masked_fill(~is_there, torch.nan),
+        )
+
+    def keep(
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, halves: RowwiseTask, models: Tensor
+    ) -> AutoMemory:
+        """What clients keep of the ``models [..., C, 2, P]`` of their halves."""
+        # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
+        prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(models)).nan_to_num(nan=0.0)
+        share = _shares(task, halves, models)
+        model = (share.unsqueeze(-1) * models).sum(-2)
+        difference = (models[..., 0, :] - models[..., 1, :]).masked_fill(share[..., 1:] == 0, 0.0)
+        own = model - prior_weight.unsqueeze(-1) * broadcast.params
+        return AutoMemory(own, difference, prior_weight, broadcast.class_skew.clone(), memory.visits + 1)
 
     def server_round(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
         """The precision-weighted average of the w_m, its running mean, and both variances a step further."""
         number = clients.shape[-1]
-        # k = N/(N + n_0) of an average client.
-        share = (upload.effective_params / number / upload.change.shape[-1]).clamp(max=1.0 - LEAST_UNDECIDED)
-        prior_rows = upload.num_examples / number * (1.0 / share - 1.0)
+        latest, clock = move(server.latest, upload.change, upload.weight), server.clock + 1
+        share = (AVERAGING_POWER + 1) / (clock + AVERAGING_POWER)
+        # k = N/(N + n_0) of an average client; where rows decide nearly everything, by what they leave undecided.
+        decided = (upload.disagreement + upload.undecided) / upload.temperature / upload.change.shape[-1]
+        odds = torch.maximum(1.0 / decided - 1.0, upload.undecided / upload.disagreement)
+        prior_rows = upload.num_examples / number * odds.clamp(min=LEAST_UNDECIDED)
         # Means over all rounds; the guess that frequencies began from counts as one.
         frequencies = upload.class_weights / upload.weight_with_classes.unsqueeze(-1)
         same_class = upload.same_class_rate / upload.has_pairs
-        latest, clock = move(server.latest, upload.change, upload.weight), server.clock + 1
+        spread = self.spread_round(server, upload, share)
         return AutoServer(
-            torch.lerp(server.params, latest, ((AVERAGING_POWER + 1) / (clock + AVERAGING_POWER)).unsqueeze(-1)),
+            torch.lerp(server.params, latest, share.unsqueeze(-1)),
             latest,
-            _geometric_step(server.inter_variance, upload.distance / upload.explained),
+            spread.inter_variance,
             _geometric_step(server.prior_rows, prior_rows),
             _running_mean(server.frequencies, frequencies, (clock + 1.0).unsqueeze(-1)),
             _running_mean(server.same_class_rate, same_class, clock),
+            spread.agreement,
+            spread.disagreement,
+            spread.last_disagreement,
             clock,
+        )
+
+    def spread_round(self, server: AutoServer, upload: AutoUpload, share: Tensor) -> Spread:
+        """sigma_0^2 and what it is learned from, after one more cohort, which weighs ``share [...]`` of the means.
+
+        How much halves agree and disagree on shrinks as c grows, both alike.  Each round is measured in units of what
+        they disagreed on in the round before, so that rounds under one c and under another count the same.
+        """
+        pairs = upload.has_halves
+        common = common_square(upload.deviation, upload.deviation_square, pairs)
+        agreement = (upload.deviation_square - upload.difference_square) / pairs - common
+        disagreement = upload.disagreement / pairs
+        is_usable = agreement.isfinite() & (disagreement > 0)
+        unit = torch.where(server.last_disagreement.isnan(), disagreement, server.last_disagreement)
+        means = [
+            torch.where(is_usable, torch.lerp(old.to(new), new / unit, share.to(new)), old)
+            for old, new in ((server.agreement, agreement), (server.disagreement, disagreement))
+        ]
+        old = server.inter_variance.to(disagreement)
+        # Where clients decide next to nothing, nothing is gained by holding them harder.
+        lowest = torch.where(disagreement < LEAST_DECIDED, old, old / MOST_CHANGE)
+        found = (means[0] / means[1]).clamp(min=lowest, max=old * MOST_CHANGE)
+        return Spread(
+            torch.where(is_usable, found, old).to(server.inter_variance),
+            means[0].to(server.agreement),
+            means[1].to(server.disagreement),
+            torch.where(is_usable, disagreement, server.last_disagreement).to(server.last_disagreement),
         )
 
     def inter_variance(self, server: AutoServer) -> Tensor:
@@ -327,7 +394,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         return {
             "num_examples": (1.0, max_examples),
             "weight": (0.0, upload.num_examples),
+            "disagreement": (-torch.inf, torch.inf),
             "effective_params": (0.0, upload.change.shape[-1]),
+            "has_halves": (0.0, 1.0),
             "class_weights": (0.0, upload.weight.unsqueeze(-1)),
             "weight_with_classes": (0.0, upload.weight),
             "same_class_rate": (0.0, upload.has_pairs),
@@ -337,6 +406,20 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
         """The client's own part, and as much of the global model as it leans on, as that is now (D10, D17)."""
         return memory.model(global_params.unsqueeze(-2))
+
+
+def _shares(task: RowwiseTask, halves: RowwiseTask, like: Tensor) -> Tensor:
+    """The halves' shares of their clients' rows ``[..., C, 2]``."""
+    return halves.num_terms.to(like) / task.num_terms.to(like).unsqueeze(-1)
+
+
+class Spread(NamedTuple):
+    """What the server knows of the variance between clients, ``[...]`` each; as in `AutoServer`."""
+
+    inter_variance: Tensor
+    agreement: Tensor
+    disagreement: Tensor
+    last_disagreement: Tensor
 
 
 def _geometric_step(old: Tensor, new: Tensor) -> Tensor:

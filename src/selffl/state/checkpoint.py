@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from selffl.algorithms.records import EARLIER_NAME
+from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME
 from selffl.errors import CheckpointError
 from selffl.state.files import atomic_write
 
@@ -105,5 +105,8 @@ def fill_record(template: Record, tensors: Mapping[str, Tensor], prefix: str = "
     for field in fields(template):
         earlier = field.metadata.get(EARLIER_NAME, field.name)
         name = earlier if f"{start}{earlier}" in tensors else field.name
+        if ADDED_LATER in field.metadata and f"{start}{name}" not in tensors:
+            parts[field.name] = getattr(template, field.name)
+            continue
         parts[field.name] = fill_record(getattr(template, field.name), tensors, f"{start}{name}")
     return type(template)(**parts)

@@ -5,13 +5,16 @@ Each client's loss is the negative log-likelihood of its local estimate, Eq. (4)
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from selffl.algorithms.population import Population
-from selffl.algorithms.rowwise import RowGradients, RowwiseTask
+from selffl.algorithms.rowwise import RowwiseTask, split_in_two
+from selffl.errors import ConfigError
 from selffl.randomness import integers, normal
 
 
@@ -19,22 +22,24 @@ class GaussianTask(RowwiseTask):
     """Gradient of Eq. (4) for a cohort: (theta - z_m) / sigma_m^2, Eq. (5).
 
     The local estimate stands for all of a client's rows, so that every minibatch is the whole data set and B = 1.
+    ``half_estimates [..., clients, 2, P]`` are those of two halves of the rows, which make up ``half_shares`` of them.
     """
 
     def __init__(
         self, local_estimate: Tensor, intra_variance: Tensor, num_examples: Tensor, learning_rate: float | Tensor,
-        data: Tensor | None = None,
+        half_estimates: Tensor | None = None, half_shares: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__(intra_variance.shape, num_examples, learning_rate)
         self._estimate = local_estimate.reshape(-1, local_estimate.shape[-1])
         self._variance = intra_variance.reshape(-1, 1)
-        self._data = None if data is None else data.reshape(-1, *data.shape[-2:])
+        self._half_estimates, self._shares = half_estimates, half_shares
         self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     @property
     def num_terms(self) -> Tensor:
-        """1: the loss is the log-likelihood of all rows."""
-        return torch.ones_like(self.num_examples)
+        """1: the loss is the log-likelihood of all rows; of a half of them, its share."""
+        is_half = self.slots_per_client == 2
+        return self._shares if is_half and self._shares is not None else torch.ones_like(self.num_examples)
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The clients' estimates and variances, whatever the draw."""
@@ -48,25 +53,18 @@ class GaussianTask(RowwiseTask):
         estimate, variance = batch
         return (params - estimate) / variance
 
-    def batch_row_gradients(
-        self, params: Tensor, batch: tuple[Tensor, Tensor], slots: Tensor, most: int
-    ) -> RowGradients:
-        """Gradients of all rows where rows were drawn, else of one row a coordinate, each as certain as z_m is of one.
-
-        A row x has the loss (theta - x)^2 / (2 N_m sigma_m^2): their sum is Eq. (4), up to a constant.
-        """
-        _, variance = batch
-        count = self.num_examples.reshape(-1)[slots]
-        if self._data is None:
-            single = torch.eye(params.shape[-1]).to(params) / variance.sqrt().unsqueeze(-1)
-            count = torch.full_like(count, params.shape[-1])
-        else:
-            is_there = torch.arange(self._data.shape[-2], device=count.device) < count.unsqueeze(-1)
-            single = (params.unsqueeze(-2) - self._data[slots]) / (variance * count.unsqueeze(-1)).unsqueeze(-1)
-            single = single * is_there.unsqueeze(-1)
-        ones = torch.ones_like(single[..., 0])
-        mean, temperature = self.batch_gradient(params, batch), torch.ones_like(variance[:, 0])
-        return RowGradients(mean, single, ones, count, count, temperature)
+    def halves(self) -> Self:
+        """A half's loss is (theta - z)^2 / (2 sigma_m^2) with its own estimate z, and counts by its share."""
+        if self._half_estimates is None:
+            raise ConfigError("this task was given one estimate a client; expected estimates of two halves beside it.")
+        task = copy(self)
+        task.shape, task.slots_per_client = torch.Size((*self.shape, 2)), 2
+        task.num_examples = split_in_two(self.num_examples)
+        if isinstance(self.learning_rate, Tensor):
+            task.learning_rate = self.learning_rate.unsqueeze(-1).expand(task.shape)
+        task._estimate = self._half_estimates.reshape(-1, self._half_estimates.shape[-1])
+        task._variance, task._last = self._variance.repeat_interleave(2, dim=0), None
+        return task
 
 
 @dataclass(frozen=True)
@@ -166,13 +164,27 @@ class GaussianFederation:
             coordinate = torch.arange(estimate.shape[-1])
             noise = normal(self.seeds[..., None, None], "bootstrap", round_number, clients.unsqueeze(-1), coordinate)
             estimate = estimate + variance.sqrt().unsqueeze(-1) * noise.to(estimate)
-        rate = self.learning_rate
-        return GaussianTask(
-            estimate,
-            variance,
-            of_cohort(self.num_examples),
-            of_cohort(rate) if isinstance(rate, Tensor) else rate,
-            None
-            if self.data is None
-            else self.data.gather(-3, index.unsqueeze(-2).expand(*index.shape[:-1], self.data.shape[-2], -1)),
-        )
+        count, rate = of_cohort(self.num_examples), self.learning_rate
+        rate = of_cohort(rate) if isinstance(rate, Tensor) else rate
+        return GaussianTask(estimate, variance, count, rate, *self._halves(clients, estimate, variance, count))
+
+    def _halves(self, clients: Tensor, estimate: Tensor, variance: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Estimates of two halves of each client's rows ``[..., C, 2, P]``, and their shares ``[..., C, 2]``.
+
+        Where no rows were drawn, z_m plus and minus a noise as large as its own: two independent estimates whose mean
+        it is, each as uncertain as that of half the rows (Rasines and Young, Biometrika, 2023).
+        """
+        if self.data is None:
+            coordinate = torch.arange(estimate.shape[-1])
+            noise = normal(self.seeds[..., None, None], "halves", clients.unsqueeze(-1), coordinate).to(estimate)
+            noise = variance.sqrt().unsqueeze(-1) * noise
+            shares = torch.full((*clients.shape, 2), 0.5).to(variance)
+            return torch.stack([estimate + noise, estimate - noise], dim=-2), shares
+        index = clients[..., None, None].expand(*clients.shape, *self.data.shape[-2:])
+        parts = split_in_two(count)
+        place = torch.arange(self.data.shape[-2])
+        is_first = place < parts[..., :1]
+        is_half = torch.stack([is_first, ~is_first & (place < count.unsqueeze(-1))], dim=-2).to(estimate)
+        return is_half @ self.data.gather(-3, index) / parts.clamp(min=1).unsqueeze(-1), parts.to(
+            estimate
+        ) / count.unsqueeze(-1)

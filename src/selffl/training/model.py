@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
-from selffl.algorithms.rowwise import RowGradients, RowwiseTask
+from selffl.algorithms.rowwise import RowwiseTask, split_in_two
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import uniform
-from selffl.training.blocks import Gradients, Loss, check_gradients, gradient_of, rows_at
+from selffl.training.blocks import (
+    Gradients,
+    Loss,
+    check_gradients,
+    gradient_of,
+    outputs_of,
+    quickest_way,
+    rows_at,
+)
 from selffl.training.classes import class_counts
 from selffl.training.flat import FlatModel
-from selffl.training.row_gradients import row_gradients_of
+from selffl.training.losses import is_squared_error
 
 BATCHES_AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
 
@@ -39,9 +49,12 @@ class ModelTask(RowwiseTask):
         super().__init__(clients.shape, rows.num_examples[clients], learning_rate, batch_size)
         self._rows, self._clients, self._seed, self._round = rows, clients, seed, round_number
         self._keys = clients if keys is None else keys.to(clients)
+        # The rows of a slot: ``size`` places from ``begin`` on; place p is row p, or row ``order[p]``.
+        self._begin, self._size = rows.offset[clients], self.num_examples
+        self._order: Tensor | None = None
+        self._stream = "batch"
         self._ahead: tuple[int, Tensor] | None = None
         self._gradient = gradient_of(model, loss, gradients)
-        self._row_gradients = row_gradients_of(model, loss, self._gradient)
         self._model, self._loss = model, loss
         self.class_bias = model.class_bias
         self.optimiser = optimiser or self.optimiser
@@ -55,9 +68,9 @@ class ModelTask(RowwiseTask):
         return rows_at(self._rows, index)
 
     def _index(self, block: int) -> Tensor:
-        """Row numbers of ``BATCHES_AHEAD`` minibatches of every client: ``[clients, BATCHES_AHEAD, B]``."""
+        """Row numbers of ``BATCHES_AHEAD`` minibatches of every slot: ``[slots, BATCHES_AHEAD, B]``."""
         width = BATCHES_AHEAD * self.batch_size
-        size, begin = self.num_examples, self._rows.offset[self._clients]
+        size, begin = self._size, self._begin
         # Only the epochs that these minibatches touch are shuffled: first .. last of each client.
         first, last = block * width // size, (block * width + width - 1) // size
         total = (last - first + 1) * size  # rows to shuffle, by client
@@ -65,14 +78,48 @@ class ModelTask(RowwiseTask):
         owner = torch.arange(len(size), device=size.device).repeat_interleave(total)
         index = torch.arange(len(owner), device=size.device) - start[owner]
         epoch, row = first[owner] + index // size[owner], index % size[owner]
-        lots = uniform(self._seed, "batch", self._round, self._keys[owner], epoch, row)
+        lots = uniform(self._seed, self._stream, self._round, self._keys[owner], epoch, row)
         # Sorted by lot, then by client and epoch: every epoch of every client is shuffled at once.  Both sorts are
         # stable, so that equal lots fall the same way on every device.
         turn = index // size[owner] + ((last - first + 1).cumsum(0) - (last - first + 1))[owner]
         by_lot = lots.argsort(stable=True)
         shuffled = (begin[owner] + row)[by_lot[turn[by_lot].argsort(stable=True)]]
         wanted = torch.arange(width, device=size.device) + (start + block * width - first * size).unsqueeze(-1)
-        return shuffled[wanted].reshape(len(size), BATCHES_AHEAD, self.batch_size)
+        places = shuffled[wanted].reshape(len(size), BATCHES_AHEAD, self.batch_size)
+        return places if self._order is None else self._order[places]
+
+    def halves(self) -> Self:
+        """Each client's rows in an order of their own, keyed by seed and client, and cut in the middle."""
+        size, keys = self._size, self._keys
+        owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
+        begin = size.cumsum(0) - size
+        row = torch.arange(len(owner), device=size.device) - begin[owner]
+        by_lot = uniform(self._seed, "half", keys[owner], row).argsort(stable=True)
+        parts = split_in_two(size)
+        task = copy(self)
+        task.shape, task.slots_per_client, task.num_examples = torch.Size((*self.shape, 2)), 2, parts
+        task._order = (self._begin[owner] + row)[by_lot[owner[by_lot].argsort(stable=True)]]
+        task._begin = torch.stack([begin, begin + parts[:, 0] * (parts[:, 1] > 0)], dim=-1).reshape(-1)
+        task._size, task._stream, task._ahead = parts.reshape(-1).clamp(min=1), "half batch", None
+        task._keys = torch.stack([2 * keys, 2 * keys + 1], dim=-1).reshape(-1)
+        return task
+
+    def shorten(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The first half of its rows."""
+        features, labels = batch
+        size = (self.batch_size + 1) // 2
+        return features[:, :size], labels[:, :size]
+
+    def temperature(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """1; of squared errors twice their mean, over the number of outputs: normal noise of as large a variance."""
+        if not is_squared_error(self._loss):
+            return super().temperature(params, batch)
+        features, labels = batch
+        with torch.no_grad():
+            outputs = outputs_of(self._model, params, features, quickest_way(self._model, params, features))
+        errors = (outputs.reshape(labels.shape) - labels).square().flatten(2 if labels.ndim > 2 else 1)
+        num_outputs = errors.shape[-1] if labels.ndim > 2 else 1
+        return (2.0 * errors.flatten(1).mean(1) / num_outputs).clamp(min=torch.finfo(errors.dtype).eps)
 
     def class_counts(self, num_classes: int) -> Tensor:
         """Training rows of each class, where the loss is that of classes."""
@@ -81,13 +128,6 @@ class ModelTask(RowwiseTask):
     def batch_gradient(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         """All clients at once."""
         return self._gradient(params, *batch)
-
-    def batch_row_gradients(
-        self, params: Tensor, batch: tuple[Tensor, Tensor], slots: Tensor, most: int
-    ) -> RowGradients:
-        """One row of every client after the other."""
-        features, labels = batch
-        return self._row_gradients(params, features[:, :most], labels[:, :most], self.num_examples[slots])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ cohort of one.  What arrives is held against a template, for it comes from anoth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from copy import copy
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
-from selffl.algorithms.rowwise import RowGradients, RowwiseTask
+from selffl.algorithms.rowwise import RowwiseTask, split_in_two
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
 from selffl.state.checkpoint import fill_record
@@ -131,11 +132,11 @@ class _Idle(RowwiseTask):
         """Zero."""
         return torch.zeros_like(params)
 
-    def batch_row_gradients(self, params: Tensor, batch: Any, slots: Tensor, most: int) -> RowGradients:
-        """Zero, for the one row."""
-        one = torch.ones_like(params[:, :1])
-        count, zeros = self.num_examples[slots], torch.zeros_like(params)
-        return RowGradients(zeros, zeros.unsqueeze(1), one, count, count, one[:, 0])
+    def halves(self) -> Self:
+        """The one row, and none."""
+        task = copy(self)
+        task.shape, task.slots_per_client, task.num_examples = torch.Size([1, 2]), 2, split_in_two(self.num_examples)
+        return task
 
 
 class Templates(NamedTuple):

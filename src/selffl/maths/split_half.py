@@ -1,0 +1,70 @@
+"""The variance between clients, from two halves of each client's rows.
+
+Each half trains a model towards its posterior mode, with its share of the prior.  Near the prior mean the loss of N_h
+rows is quadratic, of curvature N_h H, and the models deviate from the prior mean by
+
+    d_h = S (delta + e_h),      S = (H + c/N)^-1 H,
+
+where delta is how the client differs from the rest, of variance sigma_0^2 in every coordinate, and e_h the error of the
+half's own optimum, of covariance (N_h H)^-1.  The halves share delta and nothing else.  So what they agree on is the
+client's, and what they disagree on measures how much of it such models show:
+
+    E d_1 . d_2  =  sigma_0^2 tr S^2,      E d_1 . N_2 H (d_1 - d_2)  =  tr S^2.
+
+H (d_1 - d_2) is by how much the gradient on the second half's rows changes from one model to the other: no Hessian is
+needed, no noise of steps enters what halves agree on, and the ratio is sigma_0^2 whatever c the models were trained
+with and however far they got, for any S that depends on H alone.  Where the loss is a multiple of the negative
+log-likelihood, the ratio is sigma_0^2 in that unit, which is what c is in.
+
+The idea is that of split-half reliability (Spearman, 1910; Brown, 1910) and of cross-products in place of squares, as
+in Haseman and Elston's regression (1972).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class HalvesOfClients(NamedTuple):
+    """How far the models of two halves of each client's rows are from the prior mean."""
+
+    deviations: Tensor  # d_1 and d_2 [..., 2, P]
+    num_terms: Tensor  # N_1 and N_2 [..., 2]
+
+    @property
+    def mean(self) -> Tensor:
+        """(d_1 + d_2)/2 ``[..., P]``."""
+        return self.deviations.mean(-2)
+
+    @property
+    def half_difference(self) -> Tensor:
+        """(d_1 - d_2)/2 ``[..., P]``: what halves agree on is the square of the mean less the square of this."""
+        return (self.deviations[..., 0, :] - self.deviations[..., 1, :]) / 2
+
+    def disagreement(self, gradients: Tensor) -> Tensor:
+        """tr S^2 in expectation ``[...]``.
+
+        ``gradients [..., 2, 2, P]`` are mean gradients: first on whose rows, then at whose model.  Either half may play
+        the part of the second; the mean of both leaves out what delta and the errors have in common by chance.
+        """
+        change = gradients[..., 0, :] - gradients[..., 1, :]  # from the second's model to the first's
+        others = self.deviations.flip(-2) * self.deviations.new_tensor([[-1.0], [1.0]])
+        return (self.num_terms * (others * change).sum(-1)).sum(-1) / 2
+
+    def undecided(self, precision: Tensor) -> Tensor:
+        """tr S (1 - S) in expectation ``[...]``, under the prior's precision c ``[...]``; with tr S^2 it is gamma."""
+        weight = (self.num_terms / self.num_terms.sum(-1, keepdim=True)).prod(-1)  # 0 where a half is empty
+        return precision * weight * 4 * self.half_difference.square().sum(-1)
+
+
+def common_square(total: Tensor, squares: Tensor, number: Tensor) -> Tensor:
+    """Squared length of what all clients deviate by ``[...]``: from pairs of clients, which share nothing else.
+
+    ``total [..., P]`` is the sum of the deviations of ``number [...]`` clients, ``squares [...]`` that of their squared
+    lengths.  0 of a single client.
+    """
+    pairs = number * (number - 1)
+    return torch.where(pairs > 0, (total.square().sum(-1) - squares) / pairs.clamp(min=1.0), 0.0)
