@@ -102,13 +102,14 @@ def test_simulated_counties_vary_as_they_say():
 
 
 def test_the_study_runs_without_any_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(multilevel, "QUICK_GROUPS", 8)
-    monkeypatch.setattr(multilevel, "QUICK", Settings(rounds=2, longer_rounds=3, with_lme4=False))
-    monkeypatch.setattr(multilevel, "QUICK_COUNTS", (0, 5))
+    quick = (
+        replace(multilevel.QUICK_PROBLEM, source=Simulation(0.06, 8)),
+        Settings(rounds=2, longer_rounds=3, with_lme4=False),
+    )
     steps = []
     study = STUDIES["multilevel"]
     job = Job(quick=True, folder=tmp_path / "runs", progress=lambda *step: steps.append(step))
-    result = study.run(job)
+    result = study.run(job, quick=quick)
     models = [OURS, INTERCEPTS, SLOPES, POOLED, PER_GROUP, MEANS]
     assert [line["model"] for line in result.table] == models
     assert len(result.rows) == len(models) * 2 * 3  # two seeds; known groups, and new ones with 0 and 5 rows
@@ -122,7 +123,7 @@ def test_the_study_runs_without_any_data(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "study" / "record.json").read_text(encoding="utf-8"))["table"] == record.table
     # What is there is not measured again.
     monkeypatch.setattr(grouped_runs, "measure", lambda *_: pytest.fail("it is there already"))
-    assert study.run(job).rows == result.rows
+    assert study.run(job, quick=quick).rows == result.rows
 
 
 def test_what_is_there_is_read_only_for_the_same_question(tmp_path, monkeypatch):
@@ -139,9 +140,6 @@ def test_data_that_are_not_there_are_left_out_with_a_word(tmp_path, monkeypatch)
     monkeypatch.setenv("SELFFL_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(multilevel, "REAL", REAL[:2])
-    monkeypatch.setattr(multilevel, "SIMULATED", (TINY,))
-    monkeypatch.setattr(multilevel, "why_no_lme4", lambda: "R was not found")
     seen = []
 
     def measure(problem, seed, settings):
@@ -150,7 +148,7 @@ def test_data_that_are_not_there_are_left_out_with_a_word(tmp_path, monkeypatch)
 
     monkeypatch.setattr(grouped_runs, "measure", measure)
     monkeypatch.setattr(multilevel, "claims_of", lambda *_: [])
-    result = STUDIES["multilevel"].run(Job(num_seeds=1))
+    result = STUDIES["multilevel"].run(Job(num_seeds=1), whole=(*REAL[:2], TINY), why_no_lme4=lambda: "R was not found")
     assert result.setting.endswith(
         "; seeds: 1. Left out: exam was not found (`selffl data fetch exam`); mathachieve was not found "
         "(`selffl data fetch mathachieve`); lme4: R was not found"

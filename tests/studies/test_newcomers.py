@@ -9,7 +9,6 @@ from torch.nn.functional import cross_entropy
 
 from selffl.data.federation import Rows
 from selffl.runs import welcome
-from selffl.studies import newcomers
 from selffl.studies.newcomers import COUNTS, SIZES, WithNewcomers, first_rows, newcomers_study, together, view
 from selffl.studies.problems import DIGITS
 from selffl.studies.result import Job
@@ -131,8 +130,8 @@ def test_runs_keep_no_rows_and_are_not_made_again(found, monkeypatch):
     assert newcomers_study((LOOK,), Job(folder=place, num_seeds=2)).rows == result.rows
 
 
-def test_two_problems_are_one_below_the_other(monkeypatch, tmp_path):
-    monkeypatch.setattr(newcomers, "COUNTS", (0, 1, 2))
-    result = newcomers_study((LOOK, replace(LOOK, name="mnist")), Job(folder=tmp_path, num_seeds=1))
+def test_two_problems_are_one_below_the_other(tmp_path):
+    problems = LOOK, replace(LOOK, name="mnist")
+    result = newcomers_study(problems, Job(folder=tmp_path, num_seeds=1), counts=(0, 1, 2))
     assert [line["problem"] for line in result.table] == ["digits"] * 7 + ["mnist"] * 7
     assert [chart.title for chart in result.figures[0].charts] == ["digits", "mnist"]

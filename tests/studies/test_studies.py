@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -448,7 +449,7 @@ def test_a_method_is_run_on_every_repeat_and_its_cost_counted():
 @pytest.mark.parametrize(("case", "num_claims"), [("homogeneous", 6), ("heterogeneous", 6)])
 def test_a_tiny_synthetic_study_is_complete(case, num_claims):
     steps = []
-    result = synthetic._run(TINY, case, Job(progress=lambda *step: steps.append(step)))
+    result = synthetic.synthetic_study(TINY, case, Job(progress=lambda *step: steps.append(step)))
     names = [*methods(TINY), "self-fl-auto"]
     assert steps[-1][:2] == (21, 21)
     assert [done for done, _, _ in steps] == list(range(22))
@@ -565,11 +566,10 @@ def assert_the_record_lies_there(folder, record):
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if "synthetic" in name])
-def test_every_synthetic_study_leaves_a_record(name, tmp_path, monkeypatch):
+def test_every_synthetic_study_leaves_a_record(name, tmp_path):
     """At a size that takes a moment; the others are quick enough for the runner."""
-    monkeypatch.setattr(synthetic, "quick_setting", tiny)
     steps = []
-    result = STUDIES[name].run(Job(quick=True, progress=lambda *step: steps.append(step)))
+    result = STUDIES[name].run(Job(quick=True, progress=lambda *step: steps.append(step)), shorten=tiny)
     assert [done for done, _, _ in steps] == list(range(steps[-1][1] + 1))
     record = save_study(STUDIES[name], result, tmp_path / name, command="c", is_quick=True, seconds=1.0)
     assert record.id == name
@@ -577,7 +577,8 @@ def test_every_synthetic_study_leaves_a_record(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_runner_leaves_records_and_tells_how_far_it_is(tmp_path):
+def test_the_runner_leaves_records_and_tells_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)  # a process for each
     names = ("limits", "convergence")  # all five take well over a minute on two cores
     progress, records = {}, {}
     run_studies(
