@@ -31,7 +31,7 @@ OPTIONS = {"rounds": 6, "batch_size": 10}
 
 
 @parametrize_with_checks(
-    [SelfFLClassifier(rounds=3), SelfFLRegressor(rounds=5)], expected_failed_checks=lambda _: EXPECTED_FAILURES
+    [SelfFLClassifier(rounds=2), SelfFLRegressor(rounds=2)], expected_failed_checks=lambda _: EXPECTED_FAILURES
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)

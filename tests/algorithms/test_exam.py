@@ -3,6 +3,7 @@
 import math
 from dataclasses import fields, replace
 from fractions import Fraction
+from functools import cache
 
 import pytest
 import torch
@@ -70,12 +71,16 @@ def take(record, places):
     return map_tensors(lambda tensor: tensor[places], record)
 
 
-def after_some_rounds(variant, *, rounds=5, participation=0.5, **federation_options):
-    """A run in the middle: some clients have taken part several times, others never."""
-    source = federation(**({"num_clients": 8} | federation_options))
-    chosen = method(variant)
-    _, state, _ = run(chosen, source, rounds, participation=participation)
-    return chosen, source, state
+@cache
+def run_of_five_rounds(variant, **federation_options):
+    source = federation(num_clients=8, **federation_options)
+    return source, run(method(variant), source, 5, participation=0.5)[1]
+
+
+def after_some_rounds(variant, **federation_options):
+    """A run in the middle, trained once: some clients have taken part several times, others never."""
+    source, state = run_of_five_rounds(variant, **federation_options)
+    return method(variant), copy_of(source), copy_of(state)
 
 
 # ------------------------------------------------------------------------------------------------------------- values
