@@ -144,7 +144,7 @@ def count(what: str) -> str:
 VERDICTS = {  # as docs/results.md has them; of one statement, of several
     "holds": ("holds", "hold"),
     "holds in part": ("holds in part", "hold in part"),
-    "not decided": ("is inconclusive", "are inconclusive"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
     "does not hold": ("does not hold", "do not hold"),
 }
 

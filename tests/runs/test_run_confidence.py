@@ -154,17 +154,17 @@ def test_large_models_go_by_blocks_and_large_clients_by_some_of_their_rows(run, 
     monkeypatch.setitem(BUDGETS, "cpu", Budget(gradient_numbers=1))
     found = Confidence(run._session, run._state).logits(2, rows_of(run.federation.test, 2)[0], True).softmax(-1)
     torch.testing.assert_close(found, wanted)
-    monkeypatch.setattr(confidence, "MOST_ROWS", 5)
+    monkeypatch.setattr(confidence, "MAX_ROWS", 5)
     some = [Confidence(run._session, run._state, AS_IT_STANDS) for _ in range(2)]
     features = rows_of(run.federation.test, 2)[0]
     few, again = (sure.logits(2, features, True) for sure in some)
     assert torch.equal(few, again)
     sure = Confidence(run._session, run._state, AS_IT_STANDS)
     assert len(sure._own(2, sure.tangents(2)).classes) == 5
-    monkeypatch.setattr(confidence, "MOST_ROWS", 200)
+    monkeypatch.setattr(confidence, "MAX_ROWS", 200)
     more = Confidence(run._session, run._state, AS_IT_STANDS).logits(2, features, True)
     assert (more.abs() > few.abs()).all()  # who has seen more is surer
-    monkeypatch.setattr(confidence, "MOST_CLIENTS", 1)
+    monkeypatch.setattr(confidence, "MAX_CLIENTS", 1)
     assert Confidence(run._session, run._state).moderation != run._confidence().moderation
 
 

@@ -200,10 +200,10 @@ OWN, BETTER, WORSE, ALIKE = [1.0, 1.1, 1.2], [2.0, 2.1, 2.2], [0.5, 0.6, 0.7], [
     ("intercepts", "slopes", "verdict"),
     [
         (BETTER, BETTER, "holds"),
-        ([error + 1e-6 for error in OWN], ALIKE, "not decided"),  # sure, and nothing
+        ([error + 1e-6 for error in OWN], ALIKE, "inconclusive"),  # sure, and nothing
         (BETTER, ALIKE, "holds in part"),
         (BETTER, WORSE, "holds in part"),
-        (ALIKE, ALIKE, "not decided"),
+        (ALIKE, ALIKE, "inconclusive"),
         (ALIKE, WORSE, "does not hold"),
         (WORSE, WORSE, "does not hold"),
     ],
@@ -249,9 +249,9 @@ def test_the_learned_variance_is_judged_by_the_true_one():
 
 def test_statements_about_several_comparisons():
     assert join_verdicts(["holds", "holds"]) == "holds"
-    assert join_verdicts(["holds", "not decided"]) == "holds in part"
-    assert join_verdicts(["not decided", "does not hold"]) == "does not hold"
-    assert join_verdicts(["not decided"]) == "not decided"
+    assert join_verdicts(["holds", "inconclusive"]) == "holds in part"
+    assert join_verdicts(["inconclusive", "does not hold"]) == "does not hold"
+    assert join_verdicts(["inconclusive"]) == "inconclusive"
 
 
 def test_the_table_has_what_there_is_and_dashes_elsewhere():

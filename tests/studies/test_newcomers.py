@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from selffl.data.federation import Rows
-from selffl.runs import welcome
+from selffl.runs import new_client
 from selffl.studies.newcomers import COUNTS, SIZES, WithNewcomers, first_rows, newcomers_study, together, view
 from selffl.studies.problems import DIGITS
 from selffl.studies.result import Job
@@ -21,7 +21,7 @@ LOOK = replace(DIGITS, rounds=2)
 def _few_visits():
     """Models need not have settled here; training alone would go on for long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(welcome, "MOST_VISITS", 5)
+        patch.setattr(new_client, "MAX_VISITS", 5)
         yield
 
 
@@ -96,8 +96,8 @@ def test_verdicts_follow_from_the_numbers(found):
     assert f"1: {np.mean(gaps):+.2f} ± {np.std(gaps, ddof=1) / 2**0.5:.2f}" in result.claims[-1].evidence
     assert together(["holds", "holds"]) == "holds"
     assert together(["does not hold", "does not hold"]) == "does not hold"
-    assert together(["holds", "not decided", "does not hold"]) == "holds in part"
-    assert together(["not decided", "does not hold"]) == "not decided"
+    assert together(["holds", "inconclusive", "does not hold"]) == "holds in part"
+    assert together(["inconclusive", "does not hold"]) == "inconclusive"
 
 
 def test_fine_tuning_is_plain_descent_from_the_global_model():

@@ -110,9 +110,9 @@ def test_several_differences_are_decided_together():
     one = drawn(3.2, 1.0, 5)  # p = 0.033
     assert above_zero([one]) == ["holds"]
     assert above_zero([one, drawn(-9.0, 1.0, 5)]) == ["holds", "does not hold"]
-    assert above_zero([one, drawn(0.1, 1.0, 5), drawn(math.nan, math.nan, 5)]) == ["not decided"] * 3
+    assert above_zero([one, drawn(0.1, 1.0, 5), drawn(math.nan, math.nan, 5)]) == ["inconclusive"] * 3
     assert all_above_zero([drawn(9.0, 1.0, 5)] * 2) == "holds"
-    assert all_above_zero([drawn(9.0, 1.0, 5), drawn(0.1, 1.0, 5)]) == "not decided"
+    assert all_above_zero([drawn(9.0, 1.0, 5), drawn(0.1, 1.0, 5)]) == "inconclusive"
     assert all_above_zero([drawn(9.0, 1.0, 5), drawn(-9.0, 1.0, 5)]) == "does not hold"
 
 
@@ -143,8 +143,8 @@ FAR_ABOVE, FAR_BELOW, LEVEL = OURS + 1 + WOBBLE, OURS - 1 + WOBBLE, OURS + WOBBL
     [
         ([FAR_ABOVE], "holds"),
         ([FAR_ABOVE, FAR_ABOVE + 3], "holds"),
-        ([LEVEL], "not decided"),
-        ([FAR_ABOVE, LEVEL], "not decided"),
+        ([LEVEL], "inconclusive"),
+        ([FAR_ABOVE, LEVEL], "inconclusive"),
         ([FAR_BELOW], "does not hold"),
         ([FAR_ABOVE, FAR_BELOW], "does not hold"),
         ([LEVEL, FAR_BELOW, FAR_ABOVE], "does not hold"),
@@ -155,8 +155,8 @@ def test_a_lead_is_over_all_rivals(rivals, verdict):
 
 
 def test_a_lead_in_a_single_repeat_is_not_decided():
-    assert lead(OURS[:1], [FAR_ABOVE[:1]]) == "not decided"
-    assert lead(OURS[:1], [FAR_BELOW[:1]]) == "not decided"
+    assert lead(OURS[:1], [FAR_ABOVE[:1]]) == "inconclusive"
+    assert lead(OURS[:1], [FAR_BELOW[:1]]) == "inconclusive"
 
 
 def outcome(local_squared_error, local_error=OURS, global_error=OURS):
@@ -185,10 +185,10 @@ def test_insensitive_means_no_difference_in_either_error(sparse, verdict):
 @pytest.mark.parametrize(
     ("rivals", "perfedavg", "verdicts"),
     [
-        (FAR_ABOVE, LEVEL, ["holds", "not decided"]),  # at full participation the two lead together
+        (FAR_ABOVE, LEVEL, ["holds", "inconclusive"]),  # at full participation the two lead together
         (FAR_ABOVE, FAR_ABOVE + 1, ["holds in part", "holds"]),
         (FAR_BELOW, LEVEL, ["does not hold", "does not hold"]),
-        (LEVEL, LEVEL, ["not decided", "not decided"]),
+        (LEVEL, LEVEL, ["inconclusive", "inconclusive"]),
     ],
 )
 def test_the_homogeneous_claims_compare_with_every_rival(rivals, perfedavg, verdicts):
@@ -345,7 +345,7 @@ def convergence_result():
 
 
 def test_the_decay_holds_and_a_quick_run_cannot_decide_the_rest(convergence_result):
-    assert [claim.verdict for claim in convergence_result.claims] == ["holds", "not decided", "not decided"]
+    assert [claim.verdict for claim in convergence_result.claims] == ["holds", "inconclusive", "inconclusive"]
     assert "120 of 120 runs" in convergence_result.claims[0].evidence
 
 
@@ -502,7 +502,7 @@ def test_on_heterogeneous_data_the_papers_form_is_worse_than_learning_alone_and_
     ("intervals", "verdict"),
     [
         ([(-0.7, -0.55), (-0.6, -0.5)], "holds"),
-        ([(-0.7, -0.55), (-0.6, -0.4)], "not decided"),
+        ([(-0.7, -0.55), (-0.6, -0.4)], "inconclusive"),
         ([(-0.7, -0.55), (-0.45, -0.3)], "does not hold"),
     ],
 )

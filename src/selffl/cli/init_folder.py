@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from selffl.data.federation import Federation
 
 Kind = Literal["leaf", "pfllib"]
-LEAST_SIDE = 16  # pixels of an image that the small network takes
+MIN_SIDE_PIXELS = 16  # pixels of an image that the small network takes
 FLAT_IMAGES = {28 * 28: (1, 28, 28)}  # rows of this length are images: FEMNIST and MNIST, as LEAF and FedProx keep them
 
 
@@ -98,6 +98,6 @@ def _read(kind: Kind, path: Path, trusted: bool) -> tuple[Federation, str, bool]
 
 def _image(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
     """Channels, height and width, where rows are images for the small network."""
-    if len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= LEAST_SIDE:
+    if len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= MIN_SIDE_PIXELS:
         return shape[0], shape[1], shape[2]
     return FLAT_IMAGES.get(shape[0]) if len(shape) == 1 else None

@@ -20,7 +20,7 @@ from selffl.runs.gain import gain_rows, losers
 from selffl.studies.result import Estimate
 
 ALONE = "training alone"  # what a gain is over, if that is known
-MOST_LOSERS = 10  # clients named that lose by joining
+MAX_NAMED_LOSERS = 10  # clients named that lose by joining
 MOST_BINS, FEWEST_IN_BIN = 6, 5  # of clients, on the picture of predicted and realised gains
 
 
@@ -137,7 +137,7 @@ def losing(group: Group, seed: int, method: int) -> Losing | None:
                 "test": row["num_test"],
                 "why": row["why"],
             }
-            for row in down[:MOST_LOSERS]
+            for row in down[:MAX_NAMED_LOSERS]
         ],
     }
 

@@ -18,8 +18,8 @@ from selffl.studies.detection import Cell, Relative, as_ratio, average, curves, 
 from selffl.studies.problems import WAKEWORD, Problem, WarmUp
 from selffl.studies.result import OVER_SPLITS, Claim, Estimate, Figure, Job, Study, StudyResult, above_zero
 
-SIMILAR = 0.1  # difference of logarithms, about a tenth of the false accepts
-PER_TYPE = 4  # clients of each type, where clients are drawn
+MAX_LOG_GAP = 0.1  # difference of logarithms, about a tenth of the false accepts
+CLIENTS_PER_TYPE = 4  # clients of each type, where clients are drawn
 MAX_CONVERGENCE_STEPS = 100  # of Algorithm 2 towards a local optimum, a round
 
 # Labels as in the paper: -w weighs by sample size, -e equally.
@@ -280,9 +280,9 @@ def augmented_study(problem: Problem, job: Job, *, max_convergence_steps: int = 
     gap = found.tested(average(results["Algorithm 2"], NORMAL) - average(results["Algorithm 1"], NORMAL))
     claim = Claim(
         "The two algorithms perform alike (table 6).",
-        within(gap, SIMILAR),
+        within(gap, MAX_LOG_GAP),
         f"Algorithm 2 over Algorithm 1, mean over types: {as_ratio(gap)}, paired over {gap.count} seeds; read as alike "
-        f"if the logarithm is within {SIMILAR:g}.",
+        f"if the logarithm is within {MAX_LOG_GAP:g}.",
     )
     table = _normal(results, AUGMENTED_PAPER)
     return _result(found, results, views, table, [claim], "Wake words: Algorithm 1 against Algorithm 2")
@@ -355,9 +355,9 @@ def participation_study(problem: Problem, job: Job) -> StudyResult:
 
 SAMPLED = replace(
     WAKEWORD,
-    title=f"{WAKEWORD.title}, over {PER_TYPE * len(DEVICES)} clients",
+    title=f"{WAKEWORD.title}, over {CLIENTS_PER_TYPE * len(DEVICES)} clients",
     participation=0.25,
-    data_options={"clients_per_type": PER_TYPE},
+    data_options={"clients_per_type": CLIENTS_PER_TYPE},
 )
 MADE_UP = "made-up devices, a stand-in for the paper's private audio"
 # Runs that two of the studies share were made twice on a GPU, and differ.

@@ -329,7 +329,7 @@ def histogram_study(digits: Problem, job: Job) -> StudyResult:
     return StudyResult(rows, table, [Figure("steps", caption, charts)], claims, config, decided_by=OVER_SPLITS)
 
 
-MANY = 20  # rounds of a client, to be called a trajectory
+MIN_TRAJECTORY_ROUNDS = 20  # of a client, to be called a trajectory
 
 
 def trajectory_study(digits: Problem, job: Job) -> StudyResult:
@@ -346,7 +346,11 @@ def trajectory_study(digits: Problem, job: Job) -> StudyResult:
                 if row["wanted_steps"] is not None:
                     taken.setdefault(row["client"], []).append((row["round"], row["wanted_steps"]))
             # A client that took part often shows a trajectory; the first such one to take part, so that none is picked.
-            often = next(client for client in taken if len(taken[client]) >= min(MANY, max(map(len, taken.values()))))
+            often = next(
+                client
+                for client in taken
+                if len(taken[client]) >= min(MIN_TRAJECTORY_ROUNDS, max(map(len, taken.values())))
+            )
             rows += [
                 {"form": label, "seed": outcome.seed, "client": often, "round": number, "wanted_steps": steps}
                 for number, steps in taken[often]

@@ -170,7 +170,7 @@ def join_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
         return "holds"
     if "holds" in kinds:
         return "holds in part"
-    return "does not hold" if "does not hold" in kinds else "not decided"
+    return "does not hold" if "does not hold" in kinds else "inconclusive"
 
 
 def claims_of(problem: Problem, rows: Sequence[Row]) -> list[Claim]:
@@ -224,7 +224,7 @@ def _better(
     own = numbers(rows, problem, OURS)
 
     def verdict(gap: Estimate) -> Verdict:
-        return "not decided" if abs(gap.mean) < NEGLIGIBLE * float(own.mean()) else sign(gap)
+        return "inconclusive" if abs(gap.mean) < NEGLIGIBLE * float(own.mean()) else sign(gap)
 
     return Claim(
         text,

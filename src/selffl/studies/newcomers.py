@@ -12,8 +12,8 @@ from torch import Tensor
 
 from selffl.algorithms.solver import descend
 from selffl.data.federation import Federation, Rows
+from selffl.runs.new_client import make_new_client_models
 from selffl.runs.run import Run
-from selffl.runs.welcome import make_newcomer_models
 from selffl.studies.arms import Arm, Outcomes, ratio_of, values
 from selffl.studies.comparison import NUM_SEEDS, points, run_each, seeds_of, shortened, sign
 from selffl.studies.problems import DIGITS, LETTERS, MNIST, Problem, femnist
@@ -34,7 +34,7 @@ from selffl.training.evaluation import numbers_of_rows
 
 SHARE = 0.2  # of the clients never take part in training
 COUNTS = (0, 1, 2, 5, 10, 20, 50)  # k
-LONGER = 16  # times L, of the longer fine-tuning
+LONGER_RATIO = 16  # times L, of the longer fine-tuning
 MAX_GAP_POINTS = 0.5  # points of accuracy that may be missing where one is called at least as good as the other
 
 OURS, FEDAVG, DITTO, LOCAL = "self-fl-auto", "fedavg", "ditto, λ = 1", "local"
@@ -76,7 +76,7 @@ class WithNewcomers(Problem):
     def scores(self, run: Run, fine_tune: Sequence[int] = ()) -> dict[str, Tensor]:
         """Whether each held-out row of the newcomers is answered right, once they have been given k rows.
 
-        By the model that they are welcomed with and, for each number of steps, by the global one fine-tuned.
+        By the model that they are given and, for each number of steps, by the global one fine-tuned.
         """
         training, state = run._session, run._state
         seed = run.config.seed
@@ -86,7 +86,7 @@ class WithNewcomers(Problem):
         found = {SIZES: late.train.num_examples.cpu()}
         for count in self.counts:
             rows = first_rows(late.train, count, seed)
-            models = {view("welcome", count): make_newcomer_models(training, state, rows)}
+            models = {view("welcome", count): make_new_client_models(training, state, rows)}
             for steps in fine_tune:
                 start = shared.expand(len(everyone), -1)
                 tuned = self._tuned(run, rows, everyone, start, steps) if count else start
@@ -132,7 +132,7 @@ def lines_of(problem: Problem) -> dict[str, Line]:
         OURS: Line(OURS),
         "fedavg, as it is": Line(FEDAVG),
         f"fedavg, {steps} steps": Line(FEDAVG, f"{steps} steps"),
-        f"fedavg, {LONGER * steps} steps": Line(FEDAVG, f"{LONGER * steps} steps"),
+        f"fedavg, {LONGER_RATIO * steps} steps": Line(FEDAVG, f"{LONGER_RATIO * steps} steps"),
         DITTO: Line(DITTO),
         LOCAL: Line(LOCAL),
     }
@@ -145,7 +145,7 @@ def newcomers_study(whole: Sequence[Problem], job: Job, *, counts: tuple[int, ..
     config: dict[str, Any] = {"counts": counts, "num_seeds": len(seeds)}
     total, done = len(problems) * 4 * len(seeds), 0
     for problem in (WithNewcomers.of(problem, counts) for problem in problems):
-        longest = (problem.num_local_steps, LONGER * problem.num_local_steps)
+        longest = (problem.num_local_steps, LONGER_RATIO * problem.num_local_steps)
         arms = [
             Arm(OURS, "self-fl-auto", keep_scores=True),
             Arm(FEDAVG, "fedavg", fine_tune=longest, keep_scores=True),
@@ -262,7 +262,7 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     for verdict in ("holds", "does not hold"):
         if all(found == verdict for found in verdicts):
             return verdict
-    return "holds in part" if "holds" in verdicts else "not decided"
+    return "holds in part" if "holds" in verdicts else "inconclusive"
 
 
 NEWCOMERS = Study(
