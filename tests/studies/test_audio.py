@@ -176,6 +176,12 @@ def small(monkeypatch):
     return {"WAKEWORD": quick, "SAMPLED": replace(quick, participation=0.25, data_options={"clients_per_type": 4})}
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Where the runs of all studies lie: those that two of them share are trained once."""
+    return tmp_path_factory.mktemp("runs")
+
+
 @pytest.mark.parametrize(
     ("study", "lines", "claims"),
     [
@@ -186,12 +192,12 @@ def small(monkeypatch):
         ("wakeword-participation", ["C = 0.25", "C = 0.1"], 3),
     ],
 )
-def test_every_study_runs_from_warm_up_to_verdicts(small, study, lines, claims):
+def test_every_study_runs_from_warm_up_to_verdicts(small, runs, study, lines, claims):
     assert "stand-in" in STUDIES[study].title
     made = STUDIES[study].run
     of = "SAMPLED" if made.args[0] is module.SAMPLED else "WAKEWORD"
     options = {"max_convergence_steps": 4} if study == "augmented-wakeword" else {}
-    result = made.func(small[of], Job(num_seeds=2), **options)
+    result = made.func(small[of], Job(num_seeds=2, folder=runs), **options)
     by_state = "state" in result.table[0]
     assert [line["method"] for line in result.table] == [label for label in lines for _ in range(3 if by_state else 1)]
     for line in result.table:

@@ -10,8 +10,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import spearmanr
-
 from selffl.reports.collect import Group
 from selffl.reports.schema import Bins, Losing, SeedTable
 from selffl.reports.scores import all_rounded, alone, over_seeds, runs_of_seed, scale_of, scaled
@@ -171,5 +169,7 @@ def rank_correlation(one: Sequence[float | None], other: Sequence[float | None])
     pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     if len(pairs) < 3 or len({a for a, _ in pairs}) < 2 or len({b for _, b in pairs}) < 2:
         return None
+    from scipy.stats import spearmanr  # here: it takes a second
+
     test = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
     return float(test.statistic), float(test.pvalue), len(pairs)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import linregress
 from torch import Tensor
 
 from selffl.algorithms import SelfFL
@@ -97,6 +96,8 @@ def measure(setting: Setting, regime: str, num_clients: int) -> Trajectory:
         errors.append((report.upload.params - target).abs().amax((-2, -1)).mean())
 
     engine.advance(engine.start(torch.zeros_like(centre)), min(num_rounds, setting.num_watched), watch)
+    from scipy.stats import linregress  # here: it takes a second
+
     rounds = np.arange(1, len(distances) + 1)
     logs = torch.stack(distances).log().numpy()
     decay = torch.tensor([math.exp(linregress(rounds, logs[:, r]).slope) for r in range(setting.num_repeats)])
