@@ -4,12 +4,10 @@ import importlib.util
 import os
 import re
 import sys
-import traceback
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from selffl import algorithm, cli
@@ -43,27 +41,6 @@ def short():
         return algorithm(name, **({"max_convergence_steps": 20} if has_bound else {}) | options)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def fork():
-    """A function that starts another in a process of its own, which need not import everything again: its id."""
-
-    def start(function, *arguments):
-        child = os.fork()
-        if child:
-            return child
-        code = 1
-        try:
-            torch.set_num_threads(1)  # those of this process are not there
-            function(*arguments)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-
-    return start
 
 
 @pytest.fixture(autouse=True)

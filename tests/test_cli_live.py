@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from selffl import cli
+from programs import become_selffl
 from selffl.cli import live, names
 from selffl.studies.arms import Arm, run_arms
 from selffl.studies.comparison import Comparison, run, table
@@ -298,26 +297,6 @@ def test_a_comparison_says_which_runs_are_done(command):
 # ------------------------------------------------------------------------------------------------------- on a terminal
 
 pty = pytest.importorskip("pty", reason="no pseudo-terminals here")
-
-
-def become_selffl(words, folder, environment):
-    """Be `selffl WORDS...` from here on: a process that was forked need not import everything again."""
-    code = 1
-    try:
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate("rww"))  # noqa: SIM115
-        cli.console.out, cli.console.err = cli.console._Console(), cli.console._Console(stderr=True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = ["selffl", *words]
-        cli.main()
-    except SystemExit as stopped:
-        code = stopped.code
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def on_a_terminal(*words, cwd, columns=80, interrupt_when=None, resize_to=None, **environment):

@@ -217,7 +217,7 @@ def test_an_exported_model_opens_without_selffl_and_answers_alike(values, tmp_pa
 
 @pytest.mark.parametrize("log_rate", [-1.0, 1.0, 8.0])
 def test_counts_are_answered_as_expected_counts(log_rate):
-    """However large they are: unscaled, the steps of this seed ran away from a log rate of 1 on."""
+    """However large they are: unscaled, the steps of this seed run away at a log rate of 8."""
     rng = np.random.default_rng(0)
     x, site = rng.normal(size=600), rng.integers(0, 6, 600)
     rows = pandas.DataFrame({"site": site, "x": x, "visits": rng.poisson(np.exp(log_rate + 0.5 * x))})

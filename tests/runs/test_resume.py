@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import selffl
+from programs import fork
 from selffl.algorithms import ALGORITHMS
 from selffl.data import load as load_data
 from selffl.errors import CheckpointError, ConfigError
@@ -38,7 +39,7 @@ def train_and_be_killed(out, last):
 
 
 @pytest.fixture(scope="module")
-def killed_once(tmp_path_factory, fork):
+def killed_once(tmp_path_factory):
     """Runs that were killed in the round that their folder is named after; to be copied."""
     place = tmp_path_factory.mktemp("killed")
     for last in KILLED_IN:
@@ -118,7 +119,7 @@ def train_slowly(out, what):
 
 
 @pytest.mark.slow
-def test_killed_from_outside_at_moments_that_nobody_chose(tmp_path, whole, fork):
+def test_killed_from_outside_at_moments_that_nobody_chose(tmp_path, whole):
     """Begun, killed, resumed, killed, resumed, killed, and at last let through."""
     out = tmp_path / "killed"
     for what, seconds in (("begin", 0.2), ("resume", 0.17), ("resume", 0.11)):
