@@ -24,8 +24,6 @@ ROUNDS = 30
 EVALUATED_EVERY = 5
 KILLED_IN = (17, 1, 5, 6, 29)
 
-QUICK = {"self-fl-augmented": {"max_convergence_steps": 50}}  # instead of 2,000
-
 
 def train(out, algorithm="self-fl", rounds=ROUNDS, **options):
     fed = load_data("digits", num_clients=12, seed=1, test_fraction=0.3)
@@ -139,9 +137,9 @@ def stamp(folder):
 
 
 @pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - {"self-fl-cluster", "fedper", "fedrep"}))
-def test_every_method_goes_on_from_a_checkpoint(tmp_path, algorithm):
+def test_every_method_goes_on_from_a_checkpoint(tmp_path, algorithm, short):
     """The state of the middle is all that is needed: a run of six rounds, gone on with, is one of nine."""
-    method = selffl.algorithm(algorithm, **QUICK.get(algorithm, {}))
+    method = short(algorithm)
     train(tmp_path / "whole", method, 9, evaluate_every=6)
     train(tmp_path / "half", method, 6, evaluate_every=6)
     run = selffl.resume(tmp_path / "half", rounds=9)
