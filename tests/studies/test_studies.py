@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -580,14 +581,20 @@ def test_every_synthetic_study_leaves_a_record(name, tmp_path):
 def test_the_runner_leaves_records_and_tells_how_far_it_is(tmp_path, monkeypatch, convergence_result):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)  # a process for each
     names = ("limits", "convergence")  # all five take well over a minute on two cores
-    progress, records = {}, {}
+    progress, records, threads = {}, {}, set()
+
+    def note(name, done, total, now):
+        progress.setdefault(name, []).append((done, total))
+        threads.add(threading.current_thread())
+
     run_studies(
         names,
         tmp_path,
         quick=True,
-        on_progress=lambda name, done, total, now: progress.setdefault(name, []).append((done, total)),
+        on_progress=note,
         on_record=lambda record: records.setdefault(record.id, record),
     )
+    assert threading.main_thread() not in threads  # news come from elsewhere
     assert set(records) == set(progress) == set(names)
     for name, record in records.items():
         counts = [done for done, _ in progress[name]]
