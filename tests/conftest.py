@@ -4,12 +4,13 @@ import importlib.util
 import os
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from selffl import cli
+from selffl import algorithm, cli
 
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 
@@ -29,6 +30,18 @@ def worked_file(tmp_path, monkeypatch):
         return module
 
     return load
+
+
+@pytest.fixture(scope="session")
+def short():
+    """A function that makes a method by its name, with a few steps: Algorithm 2 takes 2,000 where it may."""
+    few = {"num_local_steps": 5, "initial_steps": 5, "max_local_steps": 10, "max_convergence_steps": 20}
+
+    def make(name):
+        known = {field.name for field in fields(algorithm(name))}
+        return algorithm(name, **{option: number for option, number in few.items() if option in known})
+
+    return make
 
 
 @pytest.fixture(autouse=True)

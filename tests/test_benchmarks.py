@@ -2,11 +2,13 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
@@ -68,15 +70,37 @@ def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():
     assert [name for name in scripts if f"`{name}.py`" not in page] == []
 
 
+# Those that measure a process as a whole; the others run in the test's, which need not import everything again.
+OWN_PROCESS = ("memory", "large_tables", "flower_rounds")
+
+
+@pytest.fixture
+def benchmark(monkeypatch, capsys):
+    """A function that runs a benchmark with its options: what it printed."""
+    monkeypatch.syspath_prepend(FOLDER)
+    threads = torch.get_num_threads()
+
+    def call(name, *words):
+        command = [str(FOLDER / f"{name}.py"), *words]
+        if name in OWN_PROCESS:
+            done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300, check=False)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+        monkeypatch.setattr(sys, "argv", command)
+        runpy.run_path(command[0], run_name="__main__")
+        return capsys.readouterr().out
+
+    yield call
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
-def test_a_benchmark_prints_its_ratios_and_writes_its_file(name, tmp_path):
+def test_a_benchmark_prints_its_ratios_and_writes_its_file(name, benchmark, tmp_path):
     if name == "flower_rounds":
         pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *TINY[name], "--json", str(tmp_path / "out.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    printed = benchmark(name, *TINY[name], "--json", str(tmp_path / "out.json"))
     for row in ROWS[name]:
-        assert re.search(rf"^{re.escape(row)} .*{CELLS.get(name, RATIO)}", done.stdout, re.M), done.stdout
+        assert re.search(rf"^{re.escape(row)} .*{CELLS.get(name, RATIO)}", printed, re.M), printed
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert record[KEYS.get(name, "seconds")]

@@ -13,6 +13,8 @@ from selffl.cli.init_folder import folder_study
 from selffl.errors import ConfigError, DataError
 from selffl.studies.own import read_study
 
+NUM_CLIENTS = 4
+
 
 def rows_of(number, size, shape, whole=False):
     """Rows of a client whose class is seen in their mean."""
@@ -22,7 +24,7 @@ def rows_of(number, size, shape, whole=False):
     return (np.rint(255 * x).astype(int) if whole else x), y
 
 
-def write_leaf(folder, shape, parts=("train", "test"), whole=False, num_clients=12):
+def write_leaf(folder, shape, parts=("train", "test"), whole=False, num_clients=NUM_CLIENTS):
     for part in parts:
         data = {}
         for number in range(num_clients):
@@ -33,7 +35,7 @@ def write_leaf(folder, shape, parts=("train", "test"), whole=False, num_clients=
         (folder / part / "data.json").write_text(json.dumps(about))
 
 
-def write_pfllib(folder, shape, whole=False, num_clients=12):
+def write_pfllib(folder, shape, whole=False, num_clients=NUM_CLIENTS):
     for part, size in (("train", 12), ("test", 4)):
         (folder / part).mkdir(parents=True)
         for number in range(num_clients):
@@ -42,9 +44,9 @@ def write_pfllib(folder, shape, whole=False, num_clients=12):
             np.savez_compressed(folder / part / f"{number}.npz", data=data)
 
 
-def write_study(folder, study):
+def write_study(folder, study, rounds=5):
     """The files of a study, as `selffl init` fills them in."""
-    values = {**study.values, "model": "model", "model_reason": [], "rounds": 5}
+    values = {**study.values, "model": "model", "model_reason": [], "rounds": rounds}
     folder.mkdir(parents=True)
     for name, text in study_files(folder, "study_folder.py", values, study.num_clients).items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -67,22 +69,24 @@ def test_a_study_of_a_folder_runs_as_it_is_written(case, command_line, tmp_path)
     kind, write, shape, options, model = CASES[case]
     write(tmp_path / "rows", shape, **options)
     study = folder_study(kind, Path("rows"), Path("deep/mine"), trusted=kind == "pfllib")
-    assert study.num_clients == 12
-    assert study.about["rows"] == {"train": 144, "test": 48}
+    assert study.num_clients == NUM_CLIENTS
+    assert study.about["rows"] == {"train": 48, "test": 16}
     assert study.summary[0] == (
-        "192 rows of 12 clients in 2 classes: 144 to train on and 48 to test, as the folder splits them."
+        "64 rows of 4 clients in 2 classes: 48 to train on and 16 to test, as the folder splits them."
     )
     assert model in study.summary[1]
     assert ("whole numbers" in study.summary[-1]) == bool(options)
-    write_study(Path("deep/mine"), study)
+    write_study(Path("deep/mine"), study, rounds=3 if shape == (784,) else 5)  # a round of large images is dear
     code, out, err = command_line("run", "deep/mine", "--out", "out")
     assert code == 0, err
-    assert "12 clients\n  accuracy" in out
+    assert "4 clients\n  accuracy" in out
     run = selffl.load("out")
     assert run.federation.train.features.is_floating_point()
     assert run.summary["weighted_accuracy"] > 0.8
-    assert sum(len(rows.labels) for rows in run.federation.parts.values()) == 192
-    code, _, err = command_line("run", "deep/mine", "--out", "out", "--rounds", "6", "--resume")
+    assert sum(len(rows.labels) for rows in run.federation.parts.values()) == 64
+    code, _, err = command_line(
+        "run", "deep/mine", "--out", "out", "--rounds", str(run.summary["rounds"] + 1), "--resume"
+    )
     assert code == 0, err
 
 
@@ -99,10 +103,10 @@ def test_files_without_a_split_are_split_by_the_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_leaf(tmp_path / "rows", (6,), parts=("all_data",))
     study = folder_study("leaf", Path("rows/all_data/data.json"), Path("mine"))
-    assert study.summary[0].endswith("96 to train on and 48 to test, three tenths of each client's to test.")
+    assert study.summary[0].endswith("32 to train on and 16 to test, three tenths of each client's to test.")
     write_study(Path("mine"), study)
     problem = read_study(Path("mine"))
-    assert problem.federation(0).test.num_examples.tolist() == [4] * 12
+    assert problem.federation(0).test.num_examples.tolist() == [4] * NUM_CLIENTS
     assert not torch.equal(problem.federation(0).test.features, problem.federation(1).test.features)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from programs import become_selffl
 from selffl.cli import live, names
 from selffl.studies.arms import Arm, run_arms
 from selffl.studies.comparison import Comparison, run, table
@@ -36,39 +37,60 @@ def test_the_names_that_complete_are_the_registries():
     assert names.FILE.read_text(encoding="utf-8") == expected, "names.json is out of date: run `make names`"
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("run di", {"digits"}),
-        ("run my", {"my-study"}),
-        ("run digits --algorithm ditto", {"ditto", "ditto-equal"}),
-        ("run digits --algorithm ditto --set pen", {"penalty="}),
-        ("run digits --set max", set()),
-        ("run digits --set num", {"num_local_steps=", "num_local_epochs="}),
-        ("run digits --algorithm self-fl --set max", {"max_local_steps="}),
-        ("run digits --set learn", {"learning_rate="}),
-        ("run digits --device cu", {"cuda"}),
-        ("compare digits --algorithms self-fl,loc", {"self-fl,local"}),
-        ("compare digits --algorithms local,loc", set()),
-        ("data show letter", {"letters"}),
-        ("paper run limi", {"limits"}),
-        ("run digits --algo", {"--algorithm"}),
-        ("compar", {"compare"}),
-    ],
-)
-def test_a_shell_completes_names(tmp_path, line, expected):
-    (tmp_path / "my-study").mkdir()
-    (tmp_path / "my-study" / "study.toml").write_text("", encoding="utf-8")
-    words = f"selffl {line}"
-    asked = {"_SELFFL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    program = (
-        "import sys; from selffl.cli import main\ntry: main()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
-    )
+COMPLETED = {
+    "run di": {"digits"},
+    "run my": {"my-study"},
+    "run digits --algorithm ditto": {"ditto", "ditto-equal"},
+    "run digits --algorithm ditto --set pen": {"penalty="},
+    "run digits --set max": set(),
+    "run digits --set num": {"num_local_steps=", "num_local_epochs="},
+    "run digits --algorithm self-fl --set max": {"max_local_steps="},
+    "run digits --set learn": {"learning_rate="},
+    "run digits --device cu": {"cuda"},
+    "compare digits --algorithms self-fl,loc": {"self-fl,local"},
+    "compare digits --algorithms local,loc": set(),
+    "data show letter": {"letters"},
+    "paper run limi": {"limits"},
+    "run digits --algo": {"--algorithm"},
+    "compar": {"compare"},
+}
+COMPLETE = """
+import json, os, sys
+from selffl.cli import main
+for words in json.load(sys.stdin):  # each in a process of its own, which need not import the command line again
+    print("line:", words, flush=True)
+    child = os.fork()
+    if child == 0:
+        os.environ |= {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        try:
+            main()
+        except SystemExit:
+            pass
+        print("torch:", "torch" in sys.modules, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory):
+    """For each line what is printed, word by word, in a folder that holds a study."""
+    place = tmp_path_factory.mktemp("completed")
+    (place / "my-study").mkdir()
+    (place / "my-study" / "study.toml").write_text("", encoding="utf-8")
     found = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=os.environ | asked, capture_output=True, text=True
-    )
-    assert set(found.stdout.split()) == expected, found.stderr
-    assert found.stderr.splitlines()[-1] == "False"
+        [sys.executable, "-c", COMPLETE], cwd=place, env=os.environ | {"_SELFFL_COMPLETE": "complete_bash"},
+        input=json.dumps([f"selffl {line}" for line in COMPLETED]), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    parts = found.stdout.split("line: selffl ")[1:]
+    return {part.split("\n")[0]: part.split("\n")[1:-1] for part in parts}
+
+
+@pytest.mark.parametrize("line", COMPLETED)
+def test_a_shell_completes_names(completed, line):
+    *words, last = completed[line]
+    assert {word for word in words if word} == COMPLETED[line]
+    assert last == "torch: False"
 
 
 # -------------------------------------------------------------------------------------------------------------- one run
@@ -290,8 +312,7 @@ def on_a_terminal(*words, cwd, columns=80, interrupt_when=None, resize_to=None, 
         variables.pop(name, None)
     child, handle = pty.fork()
     if child == 0:
-        os.chdir(cwd)
-        os.execve(sys.executable, [sys.executable, "-m", "selffl", *words], variables)
+        become_selffl(words, cwd, variables)
     size(columns)
     written, until = b"", time.monotonic() + 120
     while time.monotonic() < until:

@@ -127,7 +127,7 @@ def test_a_table_of_several_clients_is_no_newcomer(command_line, study):
     code, _, err = command_line("welcome", study / "run", study / "rows.csv", "-o", "new.safetensors")
     assert code == 2
     assert (
-        "rows.csv holds rows of 4 clients in the column 'site', such as 's0' and 's1'; expected the newcomer's" in err
+        "rows.csv holds rows of 4 clients in the column 'site', such as 's0' and 's1'; expected the new client's" in err
     )
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import selffl
 from selffl import cli
-from selffl.studies import STUDIES
+from selffl.studies import STUDIES, arms
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -62,7 +62,9 @@ def forgets_the_tutorial():
 
 @pytest.fixture
 def selffl_command(monkeypatch):
-    """A function that runs the command line here."""
+    """A function that runs the command line here, also what a page starts in several processes: others test these."""
+    side_by_side = arms.run_side_by_side
+    monkeypatch.setattr(arms, "run_side_by_side", lambda call, tasks, _, note: side_by_side(call, tasks, 1, note))
     monkeypatch.setattr(cli.console, "out", Console(width=120))
     monkeypatch.setattr(cli.console, "err", Console(width=120, stderr=True))
     handler = signal.getsignal(signal.SIGTERM)
@@ -79,10 +81,13 @@ def selffl_command(monkeypatch):
 
 @pytest.fixture
 def run_blocks(tmp_path, monkeypatch, capsys, selffl_command):
-    """A function that runs the blocks of a page in one folder: of each its code, what it printed and its names."""
+    """A function that runs the blocks of a page in one folder: of each its code, what it printed and its names.
+
+    ``between`` is called after each of them.
+    """
     monkeypatch.chdir(tmp_path)
 
-    def call(page):
+    def call(page, between=lambda: None):
         found = []
         for number, (language, code) in enumerate(blocks_of(page)):
             if "selffl.flower" in code:
@@ -94,6 +99,7 @@ def run_blocks(tmp_path, monkeypatch, capsys, selffl_command):
                 for words in commands_of(code):
                     selffl_command(words)
             found.append((code, capsys.readouterr().out, names))
+            between()
         return found
 
     return call
@@ -381,7 +387,16 @@ def test_the_tutorial_names_the_files_of_a_new_study():
 
 @pytest.mark.slow
 def test_the_tutorial_runs_and_in_python_it_is_the_run_of_its_commands(tmp_path, run_blocks):
-    *_, (_, _, names) = run_blocks(ROOT / "docs" / "index.md")
+    """With fewer rounds than `selffl init` has written, once there is a study."""
+    file = tmp_path / "my-study" / "study.toml"
+
+    def shorten():
+        if file.exists():
+            text, number = re.subn(r"^rounds = \d+", "rounds = 8", file.read_text(encoding="utf-8"), flags=re.M)
+            assert number == 1
+            file.write_text(text, encoding="utf-8")
+
+    *_, (_, _, names) = run_blocks(ROOT / "docs" / "index.md", shorten)
     expected = selffl.load(tmp_path / "runs" / "my-study-self-fl-auto-0").summary
     found = {name: value for name, value in names["run"].summary.items() if "accuracy" in name}
     assert len(found) > 3

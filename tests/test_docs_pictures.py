@@ -163,7 +163,7 @@ def test_the_tutorial_says_what_its_comparisons_show():
     for column in middle.values():
         assert max(column, key=column.get) == "self-fl-auto", AGAIN
     assert "none of the differences in accuracy is statistically significant" in text
-    assert set(SHOWN["terminal-compare.svg"]["claims"].values()) == {"not decided"}, AGAIN
+    assert set(SHOWN["terminal-compare.svg"]["claims"].values()) == {"inconclusive"}, AGAIN
     assert "Where clinics hardly differ (0.05), one shared model is enough." in text
     alike = rows("0.05")["accuracy"]
     assert alike["fedavg"][0] >= max(mean for mean, _ in alike.values()) - alike["fedavg"][1], AGAIN

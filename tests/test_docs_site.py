@@ -135,7 +135,7 @@ def test_statements_of_the_paper_are_told_from_those_of_the_library(hooks, tmp_p
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "results.md").write_text(
         "# Results\n\n## A\n\n`a`: figure 1. Words.\n\n- **One.** *Holds.* Why.\n- **Two.** *Does not hold.* Why.\n"
-        "- **Not in the paper: three.** *Not decided.* Why.\n\n## B\n\n`b`: beyond the paper. Words.\n\n"
+        "- **Not in the paper: three.** *Inconclusive.* Why.\n\n## B\n\n`b`: beyond the paper. Words.\n\n"
         "- **Four.** *Holds in part.* Why.\n\n## C\n\n`c`: not in the paper. Words.\n\n- **Five.** *Holds.* Why.\n"
         "- **Six.** *Holds.* Why.\n",
         encoding="utf-8",

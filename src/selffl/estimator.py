@@ -32,7 +32,7 @@ from selffl.training.answers import trained_module
 from selffl.training.flat import FlatModel
 from selffl.training.losses import squared_error
 
-RATE = 0.1  # of local steps, where nobody says otherwise
+DEFAULT_LEARNING_RATE = 0.1  # of local steps, where nobody says otherwise
 SMALL_LEARNING_RATE = 1e-4  # steps that are worth a warning
 
 Array = npt.NDArray[Any]
@@ -110,7 +110,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _rate(self, federation: Federation) -> float:
         """Of the local steps, where none was asked for."""
         del federation
-        return RATE
+        return DEFAULT_LEARNING_RATE
 
     def _outputs(self, x: Any, client: Any) -> Tensor:
         """Of each row, by its client's model; by the global one for clients that were not there and for none."""
@@ -289,7 +289,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         rows drawn afresh has on average a square of at most H^2 and 2 max |z|^2/B times H.
         """
         if self.model is not None:
-            return RATE
+            return DEFAULT_LEARNING_RATE
         check_integer("batch_size", self.batch_size, 1)
         momentum = named_method(self.algorithm)[1].momentum
         sizes = federation.train.num_examples.tolist()
@@ -308,7 +308,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
                 "bring features to one scale, leave that client out, or set learning_rate.",
                 stacklevel=4,
             )
-        return min(RATE, least)
+        return min(DEFAULT_LEARNING_RATE, least)
 
     def predict(self, X: Any, client: Any = None) -> Array:  # noqa: N803
         """The expected target of each row."""

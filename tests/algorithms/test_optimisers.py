@@ -200,20 +200,20 @@ def test_a_run_goes_on_with_its_optimiser(tmp_path):
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 @pytest.mark.parametrize("optimiser", ["momentum", "adam"])
-def test_methods_take_other_steps_or_say_why_not(name, optimiser, tmp_path):
+def test_methods_take_other_steps_or_say_why_not(name, optimiser, tmp_path, short):
     fed = federation().with_clusters([0, 0, 1, 1])
     options = {"rounds": 1, "optimiser": optimiser, "out": tmp_path / "run"}
     if name in ALLOWED:
         assert selffl.train(network(), fed, name, **options).summary["status"] == "finished"
         return
-    method = selffl.algorithm(name)
+    method = short(name)
     refusal = (
         f"^optimiser is '{optimiser}', and {method.name} takes plain gradient steps: .*. Expected 'sgd', or a method"
     )
     with pytest.raises(ConfigError, match=refusal):
-        selffl.train(network(), fed, name, **options)
+        selffl.train(network(), fed, method, **options)
     assert not (tmp_path / "run").exists()
-    selffl.train(network(), fed, name, rounds=1, optimiser="sgd")
+    selffl.train(network(), fed, method, rounds=1, optimiser="sgd")
 
 
 def test_a_method_that_does_not_say_is_taken_to_need_plain_steps():

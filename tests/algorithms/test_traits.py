@@ -31,8 +31,8 @@ def upload_fields(method):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_what_a_method_declares_is_there(name):
-    method = selffl.algorithm(name)
+def test_what_a_method_declares_is_there(name, short):
+    method = short(name)
     assert isinstance(method, Algorithm)
     assert method.personalises in get_args(Personalises)
     upload, server = upload_fields(method)

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ from threading import Thread
 import pytest
 
 import selffl
+from programs import become_selffl, fork
 from selffl.data import load
 from selffl.errors import ConfigError
 from selffl.reports import live
@@ -189,16 +191,11 @@ def test_a_port_that_is_taken_is_named():
         ReportServer([], host="no.such.host.invalid")
 
 
-def started(*words):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "selffl", "serve", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    return process, process.stdout.readline()
-
-
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_interrupted(folder):
-    process, line = started(str(folder))
+    command = [sys.executable, "-m", "selffl", "serve", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = process.stdout.readline()
     try:
         port = int(line.split(":")[3].split("/")[0])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -215,12 +212,21 @@ def test_the_command_serves_until_it_is_interrupted(folder):
 
 @pytest.mark.slow
 def test_a_server_that_others_can_reach_says_so(folder):
-    process, line = started(str(folder), "--host", "0.0.0.0")
-    try:
+    pipes = [os.pipe(), os.pipe()]
+
+    def serve():
+        for number, (_, end) in enumerate(pipes, 1):
+            os.dup2(end, number)
+        become_selffl(["serve", str(folder), "--host", "0.0.0.0"])
+
+    child = fork(serve)
+    for _, end in pipes:
+        os.close(end)
+    with open(pipes[0][0]) as out, open(pipes[1][0]) as messages:
+        line = out.readline()
         time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)  # as a service manager ends it
-        _, err = process.communicate(timeout=20)
-    finally:
-        process.kill()
+        os.kill(child, signal.SIGTERM)  # as a service manager ends it
+        err = messages.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert line.startswith("Report: http://0.0.0.0:")
     assert err == "Anybody who can reach 0.0.0.0 can read this report: it has no password.\nStopped.\n"

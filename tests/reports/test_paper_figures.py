@@ -50,9 +50,10 @@ def test_every_figure_in_every_format_and_both_tables(drawn):
 
 
 def test_drawn_again_it_is_the_same_file_without_dates_or_random_ids(folder, drawn, tmp_path):
-    first = {path.name: path for path in drawn}
-    for path in save_paper_figures([folder], tmp_path):
-        assert path.read_bytes() == first[path.name].read_bytes(), path.name
+    (group,) = collect([folder]).groups
+    again = {figure.name: figure for figure in figures_of(group)}["rounds"]
+    for path in figures.save(figures.draw(again, "double"), tmp_path / "rounds", tuple(MAGIC)):
+        assert path.read_bytes() == (drawn[0].parent / path.name).read_bytes(), path.name
 
 
 def test_figures_hold_the_numbers_of_the_records(folder):
@@ -71,11 +72,13 @@ def test_figures_hold_the_numbers_of_the_records(folder):
 
 
 @pytest.mark.parametrize(("width", "inches"), [("single", 3.35), ("double", 7.0)])
-def test_widths_are_those_of_a_papers_columns(width, inches, folder, drawn, tmp_path):
-    place = drawn[0].parent if width == "double" else tmp_path
+def test_widths_are_those_of_a_papers_columns(width, inches, drawn, tmp_path):
+    place, names = drawn[0].parent, NAMES[:5]
     if width == "single":
-        save_paper_figures([folder], place, formats=("png", "pdf"), width=width)
-    for name in NAMES[:5]:
+        study(tmp_path / "study")
+        place, names = tmp_path / "out", ("errors",)
+        save_paper_figures([tmp_path / "study"], place, formats=("png", "pdf"), width=width)
+    for name in names:
         content = (place / f"{name}.png").read_bytes()
         pixels = int.from_bytes(content[16:20], "big")
         assert pixels == pytest.approx(300 * inches, abs=2)

@@ -72,7 +72,7 @@ def made_up(identity="made-up", **changes):
     claims = [
         Claim("It works " + NASTY, "holds", "seen <here> & there"),
         Claim("It always works.", "does not hold", "1 of 2"),
-        Claim("It is fast.", "not decided", "0.1 ± 0.2"),
+        Claim("It is fast.", "inconclusive", "0.1 ± 0.2"),
         Claim("It is cheap.", "holds in part", "at C = 1"),
     ]
     result = StudyResult(
@@ -351,17 +351,31 @@ def test_a_quick_run_is_marked_and_a_full_one_is_not(page_text):
         ([], "No claims were put to the test here."),
         (["holds"] * 2, "Of 2 statements put to the test: 2 hold."),
         (
-            ["holds", "does not hold", "holds", "not decided", "does not hold"] + 3 * ["holds in part", "not decided"],
-            "Of 11 statements put to the test: 2 hold, 3 hold in part, 4 are not decided, 2 do not hold.",
+            ["holds", "does not hold", "holds", "inconclusive", "does not hold"]
+            + 3 * ["holds in part", "inconclusive"],
+            "Of 11 statements put to the test: 2 hold, 3 hold in part, 4 are inconclusive, 2 do not hold.",
         ),
     ],
 )
 def test_the_lead_counts_the_verdicts(tmp_path, verdicts, text):
     saved(tmp_path, claims=[Claim("c", verdict, "e") for verdict in verdicts], figures=[])
     studies = load_studies(tmp_path)
-    rule = " Not decided means inconclusive: no difference at the 5 % level."
+    rule = " Inconclusive means no difference at the 5 % level."
     assert page.lead(studies) == text + (rule if verdicts else "")
     assert text in page.render(Collection([], studies), "t")
+
+
+def test_records_and_pages_of_earlier_versions_say_it_in_their_word(tmp_path):
+    """They called an inconclusive statement "not decided"."""
+    saved(tmp_path, claims=[Claim("c", "inconclusive", "e")], figures=[])
+    path = tmp_path / "made-up" / "record.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"inconclusive"', '"not decided"'), encoding="utf-8")
+    studies = load_studies(tmp_path)
+    assert [claim["verdict"] for claim in studies[0][1].claims] == ["inconclusive"]
+    now, before = results.results_page(studies, "pictures"), tmp_path / "results.md"
+    assert "*Inconclusive.*" in now
+    before.write_text(now.replace("*Inconclusive.*", "*Not decided.*"), encoding="utf-8")
+    assert results.results_page([], "pictures", before) == now
 
 
 def test_two_records_of_one_study_have_ids_of_their_own(tmp_path):
@@ -406,7 +420,7 @@ def test_a_results_page_keeps_what_it_said_of_studies_whose_records_are_elsewher
     before.write_text(results.results_page(two_studies, "pictures"), encoding="utf-8")
     assert results.results_page(two_studies[:1], "pictures", before) == before.read_text(encoding="utf-8")
     folder, record = two_studies[1]
-    changed = dataclasses.replace(record, claims=[{"text": "A third.", "verdict": "not decided", "evidence": "none"}])
+    changed = dataclasses.replace(record, claims=[{"text": "A third.", "verdict": "inconclusive", "evidence": "none"}])
     now = results.results_page([(folder, changed)], "pictures", before)
     assert page.lead([two_studies[0], (folder, changed)]) in now
     assert now == results.results_page([two_studies[0], (folder, changed)], "pictures")

@@ -405,10 +405,10 @@ def test_a_path_is_a_clients_rounds(folder, tables):
 
 
 def test_what_does_not_fit_is_left_out_evenly_and_said(group, monkeypatch):
-    monkeypatch.setattr(data, "MOST_CLIENTS", 10)
-    monkeypatch.setattr(data, "MOST_ROWS", 80)
-    monkeypatch.setattr(over_rounds, "MOST_POINTS", 10)
-    monkeypatch.setattr(over_rounds, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(data, "MAX_CLIENTS", 10)
+    monkeypatch.setattr(data, "MAX_ROWS", 80)
+    monkeypatch.setattr(over_rounds, "MAX_POINTS", 10)
+    monkeypatch.setattr(over_rounds, "MAX_ROUNDS", 3)
     tables = data.tables(group)
     assert [table["seed"] for table in tables["seeds"]] == [1, 2]
     table = tables["seeds"][0]

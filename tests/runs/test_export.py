@@ -19,8 +19,6 @@ from selffl.state.checkpoint import load_tensors
 
 NUM_CLIENTS, FEATURES, CLASSES = 6, 4, 3
 
-QUICK = {"self-fl-augmented": {"max_convergence_steps": 50}}  # instead of 2,000
-
 
 def rows(seed=0, make=None):
     rng = np.random.default_rng(seed)
@@ -78,9 +76,9 @@ def stored(path):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_bit_of_every_model_comes_back(algorithm, tmp_path):
+def test_every_bit_of_every_model_comes_back(algorithm, tmp_path, short):
     fed = rows().with_clusters([0, 0, 0, 1, 1, 1]) if algorithm == "self-fl-cluster" else rows()
-    run = trained(selffl.algorithm(algorithm, **QUICK.get(algorithm, {})), fed=fed)
+    run = trained(short(algorithm), fed=fed)
     run.export(tmp_path / "all.safetensors")
     models = PersonalModels(tmp_path / "all.safetensors")
     assert models.clients == list(run.federation.clients)

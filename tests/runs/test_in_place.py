@@ -48,11 +48,11 @@ def federation():
 
 @pytest.mark.parametrize("gradients", ["vmap", "loop", "unfold"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_module_in_place_trains_and_answers_as_out_of_place(method, gradients):
+def test_a_module_in_place_trains_and_answers_as_out_of_place(method, gradients, short):
     fed, settings = federation(), {"rounds": 2, "participation": 1.0, "evaluate_every": 1, "gradients": gradients}
     before = [part.clone() for part in (fed.train.features, fed.test.features)]
-    expected = selffl.train(made(OutOfPlace), fed, method, **settings)
-    found = selffl.train(made(InPlace), fed, method, **settings)
+    expected = selffl.train(made(OutOfPlace), fed, short(method), **settings)
+    found = selffl.train(made(InPlace), fed, short(method), **settings)
     for altered, own in zip((fed.train.features, fed.test.features), before, strict=True):
         assert torch.equal(altered, own)
     for client in fed.clients:

@@ -260,25 +260,25 @@ def test_values_without_a_loss_are_learned_by_their_squared_error(has_axis, tmp_
     fed = selffl.Federation.from_arrays(x, y, client, 0.3)
     torch.manual_seed(0)
     module = nn.Linear(3, 1) if has_axis else nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
-    run = selffl.train(module, fed, "self-fl", out=tmp_path / "run", **FAST | {"rounds": 20})
+    run = selffl.train(module, fed, "self-fl", out=tmp_path / "run", **FAST | {"rounds": 8})
     assert run.config.loss == "squared_error"
     torch.manual_seed(0)
     stated = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
-    expected = selffl.train(stated, fed, "self-fl", loss=nn.functional.mse_loss, **FAST | {"rounds": 20})
+    expected = selffl.train(stated, fed, "self-fl", loss=nn.functional.mse_loss, **FAST | {"rounds": 8})
     assert run.summary["weighted_error"] == pytest.approx(expected.summary["weighted_error"], rel=1e-4)
     assert run.summary["weighted_error"] < 0.7 * y.std()
     # A module is given, so that nothing is unpickled: the loss is found by its name.
     again = selffl.load(tmp_path / "run", model=module)
     assert (again.config.loss, again.summary) == ("squared_error", run.summary)
-    longer = selffl.resume(tmp_path / "run", model=module, rounds=22)
-    assert longer.summary["rounds"] == 22
+    longer = selffl.resume(tmp_path / "run", model=module, rounds=9)
+    assert longer.summary["rounds"] == 9
 
 
 def test_two_classes_and_one_output_without_a_loss_are_told_apart(tmp_path):
     x, y, client = table()
     fed = selffl.Federation.from_arrays(x, (y > 0).astype(int), client, 0.3)
     torch.manual_seed(0)
-    run = selffl.train(nn.Linear(3, 1), fed, out=tmp_path / "run", **FAST | {"rounds": 20})
+    run = selffl.train(nn.Linear(3, 1), fed, out=tmp_path / "run", **FAST | {"rounds": 8})
     assert (run.config.loss, run.config.metrics) == (
         "logistic_loss",
         ("accuracy", "auc", "balanced_accuracy", "log_loss"),

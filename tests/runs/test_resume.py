@@ -3,8 +3,7 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import selffl
+from programs import fork
 from selffl.algorithms import ALGORITHMS
 from selffl.data import load as load_data
 from selffl.errors import CheckpointError, ConfigError
@@ -20,54 +20,36 @@ from selffl.runs.folder import RunFolder, read_records
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 
-ROUNDS = 60
-KILLED = """
-import os, signal, sys
-import torch
-import selffl
-from selffl.data import load
-torch.set_num_threads(1)
-fed = load("digits", num_clients=12, seed=1, test_fraction=0.3)
-
-def train(last):
-    def on_round(row):
-        if row["round"] == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    out = f"{sys.argv[1]}/{last}"
-    selffl.train("softmax", fed, "self-fl", rounds=60, participation=0.5, evaluate_every=10, out=out, on_round=on_round)
-
-for last in map(int, sys.argv[2:]):  # each in a process of its own, which need not import everything again
-    child = os.fork()
-    if child == 0:
-        train(last)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, last
-"""
-KILLED_IN = (37, 1, 10, 11, 59)
-
-QUICK = {"self-fl-augmented": {"max_convergence_steps": 50}}  # instead of 2,000
+ROUNDS = 30
+EVALUATED_EVERY = 5
+KILLED_IN = (17, 1, 5, 6, 29)
 
 
 def train(out, algorithm="self-fl", rounds=ROUNDS, **options):
     fed = load_data("digits", num_clients=12, seed=1, test_fraction=0.3)
-    return selffl.train(
-        "softmax", fed, algorithm, rounds=rounds, participation=0.5, evaluate_every=10, out=out, **options
-    )
+    options = {"participation": 0.5, "evaluate_every": EVALUATED_EVERY} | options
+    return selffl.train("softmax", fed, algorithm, rounds=rounds, out=out, **options)
+
+
+def train_and_be_killed(out, last):
+    """A run that kills itself, as kill -9 would, in a round."""
+    train(out, on_round=lambda row: os.kill(os.getpid(), signal.SIGKILL) if row["round"] == last else None)
 
 
 @pytest.fixture(scope="module")
 def killed_once(tmp_path_factory):
-    """Runs that killed themselves, as kill -9 would, in the round that their folder is named after; to be copied."""
+    """Runs that were killed in the round that their folder is named after; to be copied."""
     place = tmp_path_factory.mktemp("killed")
-    subprocess.run([sys.executable, "-c", KILLED, str(place), *map(str, KILLED_IN)], check=True)
+    for last in KILLED_IN:
+        child = fork(train_and_be_killed, place / str(last), last)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, last
     return place
 
 
 @pytest.fixture
 def killed(killed_once, tmp_path):
-    """A copy of a run that was killed in round 37."""
-    return shutil.copytree(killed_once / "37", tmp_path / "killed")
+    """A copy of a run that was killed in round 17."""
+    return shutil.copytree(killed_once / "17", tmp_path / "killed")
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +92,9 @@ def assert_same(found: Path, expected: Path):
         assert torch.equal(tensor.reshape(-1).view(torch.uint8), others[name].reshape(-1).view(torch.uint8)), name
 
 
-def test_killed_in_round_37_of_60(killed, whole):
+def test_killed_in_the_middle(killed, whole):
     interrupted = read_records(killed)
-    assert interrupted.history[-1]["round"] in (36, 37)  # an interrupted run can be reported on
+    assert interrupted.history[-1]["round"] in (16, 17)  # an interrupted run can be reported on
     assert interrupted.summary["status"] == "running"
     run = selffl.resume(killed)
     assert_same(killed, whole)
@@ -127,48 +109,41 @@ def test_killed_in_other_rounds(tmp_path, killed_once, whole, in_round):
     assert_same(tmp_path / "killed", whole)
 
 
-SLOW = """
-import sys, time
-import torch
-import selffl
-from selffl.data import load
-torch.set_num_threads(1)
-out, nap = sys.argv[1], lambda row: time.sleep(0.02)
-if sys.argv[2] == "begin":
-    fed = load("digits", num_clients=12, seed=1, test_fraction=0.3)
-    selffl.train("softmax", fed, "self-fl", rounds=60, participation=0.5, evaluate_every=10, out=out, on_round=nap)
-else:
-    selffl.resume(out, on_round=nap)
-"""
+def train_slowly(out, what):
+    def nap(_):
+        time.sleep(0.02)
+
+    train(out, on_round=nap) if what == "begin" else selffl.resume(out, on_round=nap)
 
 
 @pytest.mark.slow
 def test_killed_from_outside_at_moments_that_nobody_chose(tmp_path, whole):
     """Begun, killed, resumed, killed, resumed, killed, and at last let through."""
     out = tmp_path / "killed"
-    for what, seconds in (("begin", 0.3), ("resume", 0.37), ("resume", 0.11)):
-        with subprocess.Popen([sys.executable, "-c", SLOW, str(out), what]) as process:
-            before = stamp(out)
-            while stamp(out) == before and process.poll() is None:  # until it has written something
-                time.sleep(0.005)
-            time.sleep(seconds)
-            process.kill()
+    for what, number, seconds in (("begin", 7, 0.013), ("resume", 13, 0.037), ("resume", 18, 0.021)):
+        child, until = fork(train_slowly, out, what), time.monotonic() + 60
+        while rounds_of(out) < number and time.monotonic() < until:
+            time.sleep(0.005)
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     selffl.resume(out)
     assert_same(out, whole)
 
 
-def stamp(folder):
+def rounds_of(folder):
+    """How many rounds its history has."""
     path = folder / "history.csv"
-    return path.stat().st_mtime_ns if path.exists() else None
+    return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
 @pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - {"self-fl-cluster", "fedper", "fedrep"}))
-def test_every_method_goes_on_from_a_checkpoint(tmp_path, algorithm):
-    """The state of the middle is all that is needed: the files of a longer run, cut back to its round 10."""
-    method = selffl.algorithm(algorithm, **QUICK.get(algorithm, {}))
-    train(tmp_path / "whole", method, 14)
-    train(tmp_path / "half", method, 10)
-    run = selffl.resume(tmp_path / "half", rounds=14)
+def test_every_method_goes_on_from_a_checkpoint(tmp_path, algorithm, short):
+    """The state of the middle is all that is needed: a run of six rounds, gone on with, is one of nine."""
+    method = short(algorithm)
+    train(tmp_path / "whole", method, 9, evaluate_every=6)
+    train(tmp_path / "half", method, 6, evaluate_every=6)
+    run = selffl.resume(tmp_path / "half", rounds=9)
     whole = selffl.load(tmp_path / "whole")
     assert without_time(run.history) == without_time(whole.history)
     assert without_time(run.summary) == without_time(whole.summary)
@@ -186,7 +161,7 @@ def test_a_finished_run_is_returned_as_it_is(finished):
 def test_a_line_that_the_kill_cut_off_is_no_obstacle(killed, whole):
     for name in ("history.csv", "participation.csv"):
         with (killed / name).open("a", encoding="utf-8") as file:
-            file.write("38,6,12")
+            file.write("18,6,12")
     (killed / "checkpoint.safetensors.part").write_bytes(b"half")
     selffl.resume(killed)
     assert_same(killed, whole)
@@ -341,6 +316,6 @@ def test_the_summary_on_disk_is_valid_json_all_along(tmp_path):
         if (tmp_path / "run" / "summary.json").is_file():
             seen.append(json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["rounds"])
 
-    train(tmp_path / "run", rounds=30, on_round=look)
-    assert set(seen) == {10, 20}
+    train(tmp_path / "run", rounds=15, on_round=look)
+    assert set(seen) == {5, 10}
     assert os.listdir(tmp_path) == ["run"]

@@ -106,9 +106,9 @@ def test_rows_of_ones_own_need_no_labels(run):
 
 
 @pytest.mark.parametrize("method", sorted(set(ALGORITHMS) - {"self-fl-cluster"}))  # which wants clusters
-def test_every_method_has_plain_probabilities_and_only_one_knows_how_sure_they_are(method):
+def test_every_method_has_plain_probabilities_and_only_one_knows_how_sure_they_are(method, short):
     fed = federation()
-    run = selffl.train(network(), fed, method, rounds=1, participation=1.0)
+    run = selffl.train(network(), fed, short(method), rounds=1, participation=1.0)
     features, _ = rows_of(fed.test, 0)
     with torch.no_grad():
         wanted = run.personal_model("c0")(features).softmax(-1)
@@ -151,20 +151,21 @@ def test_a_run_that_is_loaded_says_the_same(run, tmp_path):
 
 def test_large_models_go_by_blocks_and_large_clients_by_some_of_their_rows(run, monkeypatch):
     wanted = run.probabilities("c2")
-    monkeypatch.setitem(BUDGETS, "cpu", Budget(gradient_numbers=1))
+    num_numbers = 2 * run._session.model.params.numel()  # that a row counts as
+    monkeypatch.setitem(BUDGETS, "cpu", Budget(gradient_numbers=7 * num_numbers))
     found = Confidence(run._session, run._state).logits(2, rows_of(run.federation.test, 2)[0], True).softmax(-1)
     torch.testing.assert_close(found, wanted)
-    monkeypatch.setattr(confidence, "MOST_ROWS", 5)
+    monkeypatch.setattr(confidence, "MAX_ROWS", 5)
     some = [Confidence(run._session, run._state, AS_IT_STANDS) for _ in range(2)]
     features = rows_of(run.federation.test, 2)[0]
     few, again = (sure.logits(2, features, True) for sure in some)
     assert torch.equal(few, again)
     sure = Confidence(run._session, run._state, AS_IT_STANDS)
     assert len(sure._own(2, sure.tangents(2)).classes) == 5
-    monkeypatch.setattr(confidence, "MOST_ROWS", 200)
+    monkeypatch.setattr(confidence, "MAX_ROWS", 200)
     more = Confidence(run._session, run._state, AS_IT_STANDS).logits(2, features, True)
     assert (more.abs() > few.abs()).all()  # who has seen more is surer
-    monkeypatch.setattr(confidence, "MOST_CLIENTS", 1)
+    monkeypatch.setattr(confidence, "MAX_CLIENTS", 1)
     assert Confidence(run._session, run._state).moderation != run._confidence().moderation
 
 

@@ -134,9 +134,9 @@ def test_the_module_is_left_as_it_was_and_may_be_anything():
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
-def test_every_method_trains_and_hands_out_models(name):
+def test_every_method_trains_and_hands_out_models(name, short):
     clusters = np.repeat([0, 0, 1, 1, 1], 20)
-    run = selffl.train(TwoLayers(), made_up(cluster=clusters), name, rounds=2, participation=0.4)
+    run = selffl.train(TwoLayers(), made_up(cluster=clusters), short(name), rounds=2, participation=0.4)
     assert run.summary["algorithm"] == name
     assert 0 <= run.summary["weighted_accuracy"] <= 1
     for row in run.clients:
@@ -484,6 +484,6 @@ def test_without_a_method_clients_with_opposite_answers_are_learned():
     labels = ((rows[:, 0] + rows[:, 1] > 0) ^ (client % 2 == 1)).astype(int)
     fed = selffl.Federation.from_arrays(rows, labels, client, test_fraction=0.5)
     torch.manual_seed(0)
-    run = selffl.train(nn.Linear(4, 2), fed)
+    run = selffl.train(nn.Linear(4, 2), fed, rounds=40)
     assert run.config.algorithm == selffl.algorithms.DEFAULT_ALGORITHM
     assert run.summary["weighted_accuracy"] > 0.9  # self-fl reaches 0.74

@@ -172,7 +172,7 @@ def test_a_seed_that_diverges_does_not_take_the_study_with_it(monkeypatch, lost,
     lines = {row["method"]: row for row in result.table}
     assert lines["fedavg"]["accuracy"] == "diverged"
     assert lines["ditto"]["accuracy"] == "50.0 ± 0.0"
-    assert result.claims[0].verdict == "not decided"
+    assert result.claims[0].verdict == "inconclusive"
     curve = next(series for series in result.figures[0].charts[0].series if series.name == "fedavg")
     assert list(curve.x) == [1, 2, 3, 4]
     assert np.isnan(curve.y[-1])
@@ -233,7 +233,7 @@ def test_a_tuned_comparison_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rival", "verdict"), [((0.5, 0.51), "holds"), ((0.95, 0.955), "does not hold"), ((0.6, 0.99), "not decided")]
+    ("rival", "verdict"), [((0.5, 0.51), "holds"), ((0.95, 0.955), "does not hold"), ((0.6, 0.99), "inconclusive")]
 )
 def test_verdicts_follow_the_paired_difference(rival, verdict):
     found = {
@@ -252,7 +252,7 @@ def test_what_is_not_claimed_counts_among_the_comparisons_too():
     found = {"self-fl": outcomes(0.80, 0.82, 0.84), "ditto": outcomes(0.78, 0.79, 0.80)}
     assert comparison.better(found, "self-fl", {"ditto": "Better."})[0].verdict == "holds"
     found |= {"fedavg": outcomes(0.78, 0.79, 0.80), "local": outcomes(0.6, 0.9, 0.8)}
-    assert comparison.better(found, "self-fl", {"ditto": "Better."})[0].verdict == "not decided"
+    assert comparison.better(found, "self-fl", {"ditto": "Better."})[0].verdict == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ def test_what_is_not_claimed_counts_among_the_comparisons_too():
         ((-0.2, 0.1, 0.0), "holds"),
         ((5.0, 5.1, 5.2), "does not hold"),
         ((-5.0, -5.1, -5.2), "does not hold"),
-        ((0.9, 1.2, 0.8), "not decided"),
-        ((-3.0, 3.0, 0.1), "not decided"),
+        ((0.9, 1.2, 0.8), "inconclusive"),
+        ((-3.0, 3.0, 0.1), "inconclusive"),
     ],
 )
 def test_within_a_point_is_decided_by_the_interval(values, verdict):

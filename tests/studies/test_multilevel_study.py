@@ -102,13 +102,14 @@ def test_simulated_counties_vary_as_they_say():
 
 
 def test_the_study_runs_without_any_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(multilevel, "QUICK_GROUPS", 8)
-    monkeypatch.setattr(multilevel, "QUICK", Settings(rounds=2, longer_rounds=3, with_lme4=False))
-    monkeypatch.setattr(multilevel, "QUICK_COUNTS", (0, 5))
+    quick = (
+        replace(multilevel.QUICK_PROBLEM, source=Simulation(0.06, 8)),
+        Settings(rounds=2, longer_rounds=3, with_lme4=False),
+    )
     steps = []
     study = STUDIES["multilevel"]
     job = Job(quick=True, folder=tmp_path / "runs", progress=lambda *step: steps.append(step))
-    result = study.run(job)
+    result = study.run(job, quick=quick)
     models = [OURS, INTERCEPTS, SLOPES, POOLED, PER_GROUP, MEANS]
     assert [line["model"] for line in result.table] == models
     assert len(result.rows) == len(models) * 2 * 3  # two seeds; known groups, and new ones with 0 and 5 rows
@@ -122,7 +123,7 @@ def test_the_study_runs_without_any_data(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "study" / "record.json").read_text(encoding="utf-8"))["table"] == record.table
     # What is there is not measured again.
     monkeypatch.setattr(grouped_runs, "measure", lambda *_: pytest.fail("it is there already"))
-    assert study.run(job).rows == result.rows
+    assert study.run(job, quick=quick).rows == result.rows
 
 
 def test_what_is_there_is_read_only_for_the_same_question(tmp_path, monkeypatch):
@@ -139,9 +140,6 @@ def test_data_that_are_not_there_are_left_out_with_a_word(tmp_path, monkeypatch)
     monkeypatch.setenv("SELFFL_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(multilevel, "REAL", REAL[:2])
-    monkeypatch.setattr(multilevel, "SIMULATED", (TINY,))
-    monkeypatch.setattr(multilevel, "why_no_lme4", lambda: "R was not found")
     seen = []
 
     def measure(problem, seed, settings):
@@ -150,7 +148,7 @@ def test_data_that_are_not_there_are_left_out_with_a_word(tmp_path, monkeypatch)
 
     monkeypatch.setattr(grouped_runs, "measure", measure)
     monkeypatch.setattr(multilevel, "claims_of", lambda *_: [])
-    result = STUDIES["multilevel"].run(Job(num_seeds=1))
+    result = STUDIES["multilevel"].run(Job(num_seeds=1), whole=(*REAL[:2], TINY), why_no_lme4=lambda: "R was not found")
     assert result.setting.endswith(
         "; seeds: 1. Left out: exam was not found (`selffl data fetch exam`); mathachieve was not found "
         "(`selffl data fetch mathachieve`); lme4: R was not found"
@@ -202,10 +200,10 @@ OWN, BETTER, WORSE, ALIKE = [1.0, 1.1, 1.2], [2.0, 2.1, 2.2], [0.5, 0.6, 0.7], [
     ("intercepts", "slopes", "verdict"),
     [
         (BETTER, BETTER, "holds"),
-        ([error + 1e-6 for error in OWN], ALIKE, "not decided"),  # sure, and nothing
+        ([error + 1e-6 for error in OWN], ALIKE, "inconclusive"),  # sure, and nothing
         (BETTER, ALIKE, "holds in part"),
         (BETTER, WORSE, "holds in part"),
-        (ALIKE, ALIKE, "not decided"),
+        (ALIKE, ALIKE, "inconclusive"),
         (ALIKE, WORSE, "does not hold"),
         (WORSE, WORSE, "does not hold"),
     ],
@@ -251,9 +249,9 @@ def test_the_learned_variance_is_judged_by_the_true_one():
 
 def test_statements_about_several_comparisons():
     assert join_verdicts(["holds", "holds"]) == "holds"
-    assert join_verdicts(["holds", "not decided"]) == "holds in part"
-    assert join_verdicts(["not decided", "does not hold"]) == "does not hold"
-    assert join_verdicts(["not decided"]) == "not decided"
+    assert join_verdicts(["holds", "inconclusive"]) == "holds in part"
+    assert join_verdicts(["inconclusive", "does not hold"]) == "does not hold"
+    assert join_verdicts(["inconclusive"]) == "inconclusive"
 
 
 def test_the_table_has_what_there_is_and_dashes_elsewhere():

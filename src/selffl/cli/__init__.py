@@ -19,13 +19,13 @@ from selffl.cli import (
     export,
     flower,
     init,
+    new_client,
     posterior,
     predict,
     report,
     run,
     studies,
     usage,
-    welcome,
 )
 from selffl.errors import SelfFLError
 
@@ -38,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (studies, run, init, report, posterior, export, predict, welcome, bench):
+for part in (studies, run, init, report, posterior, export, predict, new_client, bench):
     app.add_typer(part.app)
 app.add_typer(data.data_app, name="data")
 app.add_typer(flower.flower_app, name="flower")

@@ -16,8 +16,7 @@ from selffl.cli import console, names
 from selffl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from selffl.cli.init_folder import FolderStudy
-    from selffl.cli.init_table import TableStudy
+    from selffl.cli.init_table import StudyParts
 
 app = typer.Typer()
 
@@ -93,7 +92,7 @@ def init_command(
     if trusted and pfllib is None:
         raise ConfigError("--trusted is given without --pfllib; expected a folder of pickles. Leave it out.")
     _check_names(folder, sources[0][1] if sources else None)
-    study: TableStudy | FolderStudy | None = None
+    study: StudyParts | None = None
     if csv is None:
         for option, is_given in {
             "--client": client != CLIENT, "--label": label != LABEL, "--features": features is not None,
@@ -201,7 +200,7 @@ def study_files(folder: Path, template: str, values: Mapping[str, Any], num_clie
     return {"study.toml": fill("study.toml"), "study.py": fill(template), "README.md": fill("README.md")}
 
 
-def _tell(folder: Path, written: list[str], study: TableStudy | FolderStudy | None, as_json: bool) -> None:
+def _tell(folder: Path, written: list[str], study: StudyParts | None, as_json: bool) -> None:
     """Say what was made."""
     if as_json:
         about = {} if study is None else study.about

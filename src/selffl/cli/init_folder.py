@@ -4,39 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from selffl.cli.init_table import StudyParts
 from selffl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from selffl.data.federation import Federation
 
 Kind = Literal["leaf", "pfllib"]
-LEAST_SIDE = 16  # pixels of an image that the small network takes
+MIN_SIDE_PIXELS = 16  # of an image that the small network takes
 FLAT_IMAGES = {28 * 28: (1, 28, 28)}  # rows of this length are images: FEMNIST and MNIST, as LEAF and FedProx keep them
 
 
-@dataclass(frozen=True)
-class FolderStudy:
-    """The parts of a new study that a folder of rows decides.
-
-    Attributes:
-        values: What ``study_folder.py.j2`` takes, and the title, loss and rate that ``study.toml.j2`` takes.
-        num_clients: For the share of the clients that take part in a round.
-        summary: Lines for the terminal.
-        about: The same facts for ``--json``.
-    """
-
-    values: Mapping[str, Any]
-    num_clients: int
-    summary: list[str]
-    about: Mapping[str, Any]
-
-
-def folder_study(kind: Kind, path: Path, folder: Path, trusted: bool = False) -> FolderStudy:
+def folder_study(kind: Kind, path: Path, folder: Path, trusted: bool = False) -> StudyParts:
     """Read the rows at ``path`` and choose a model for them; ``folder`` is where the study will be written."""
     fed, call, is_split = _read(kind, path, trusted)
     if fed.num_clients < 2:
@@ -75,7 +57,7 @@ def folder_study(kind: Kind, path: Path, folder: Path, trusted: bool = False) ->
         "rate": 0.05,
     }
     about = {"rows": counts, "clients": fed.num_clients, "classes": num_classes, "shape": list(shape), "model": model}
-    return FolderStudy(values, fed.num_clients, summary, about)
+    return StudyParts(values, fed.num_clients, summary, about)
 
 
 def _read(kind: Kind, path: Path, trusted: bool) -> tuple[Federation, str, bool]:
@@ -98,6 +80,6 @@ def _read(kind: Kind, path: Path, trusted: bool) -> tuple[Federation, str, bool]
 
 def _image(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
     """Channels, height and width, where rows are images for the small network."""
-    if len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= LEAST_SIDE:
+    if len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= MIN_SIDE_PIXELS:
         return shape[0], shape[1], shape[2]
     return FLAT_IMAGES.get(shape[0]) if len(shape) == 1 else None

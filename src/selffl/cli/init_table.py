@@ -44,11 +44,11 @@ CAMEL_ID = re.compile(r".*[a-z]I[dD]")  # patientId
 
 
 @dataclass(frozen=True)
-class TableStudy:
-    """The parts of a new study that a table of rows decides.
+class StudyParts:
+    """The parts of a new study that rows decide, of a table or of a folder.
 
     Attributes:
-        values: What ``study_csv.py.j2`` and ``study.toml.j2`` take.
+        values: What the templates of ``study.py`` and ``study.toml`` take.
         num_clients: For the share of the clients that take part in a round.
         summary: Lines for the terminal.
         about: The same facts for ``--json``.
@@ -72,7 +72,7 @@ def table_study(
     missing: MissingRule = "refuse",
     decimal: Decimals | None = None,
     can_ask: bool = False,
-) -> TableStudy:
+) -> StudyParts:
     """Read the table at ``path`` and choose features, task and model; ``folder`` is where the study will be written."""
     from selffl.data.preparation import Roles, settle_missing
     from selffl.data.tables import read_table
@@ -122,7 +122,7 @@ def table_study(
         "loss": LOSSES[target.task],
         "rate": _learning_rate(table, target, num_inputs),
     }
-    return TableStudy(values, len(client_sizes), _summary(path, preparation, facts), facts)
+    return StudyParts(values, len(client_sizes), _summary(path, preparation, facts), facts)
 
 
 # ------------------------------------------------------------------------------------------------------------ features

@@ -33,8 +33,8 @@ from selffl.cli import console
 Row = Mapping[str, Any]
 SPARKS = "▁▂▃▄▅▆▇"  # the full block would touch the line above
 WIDE, NARROW = 60, 44  # columns from which there is room for a sparkline and for all columns; below, for the least
-WIDEST = 100
-TAIL = 16_384  # bytes of a history that hold its last evaluation, nearly always
+MAX_COLUMNS = 100  # of a terminal that a view fills
+TAIL_BYTES = 16_384  # bytes of a history that hold its last evaluation, nearly always
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -158,7 +158,7 @@ class RunView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As wide as there is room; narrow terminals lose the sparklines first."""
-        width = min(options.max_width, WIDEST)
+        width = min(options.max_width, MAX_COLUMNS)
         room = width - 30 if width >= WIDE and options.encoding.startswith("utf") else 0
         grid = Table.grid(padding=(0, 1))
         grid.add_column(style="dim", no_wrap=True, overflow="ellipsis")
@@ -268,7 +268,7 @@ class ArmState:
             header = file.readline().decode("utf-8").rstrip("\r\n").split(",")
             start = file.tell()
             file.seek(0, os.SEEK_END)
-            file.seek(max(file.tell() - TAIL, start))
+            file.seek(max(file.tell() - TAIL_BYTES, start))
             tail = file.read().decode("utf-8", errors="replace")
         lines = tail.split("\n")[:-1]  # what follows the last line's end is being written
         rows = [dict(zip(header, cells, strict=True)) for cells in csv.reader(lines) if len(cells) == len(header)]
@@ -320,7 +320,7 @@ class ArmsView:
         from selffl.training.metrics import name_of
 
         self.look()
-        width = min(options.max_width, WIDEST)
+        width = min(options.max_width, MAX_COLUMNS)
         known = [arm.latest for arm in self.arms.values() if arm.latest is not None]
         metric = metric_of(*known)
         table = Table(

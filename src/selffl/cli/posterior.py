@@ -40,7 +40,7 @@ class MethodChoice(StrEnum):
     dl = "dl"
 
 
-MOST_WITHOUT = 5  # clients in the table of those left out, the most influential first
+NUM_SHOWN_LEFT_OUT = 5  # clients in the table of those left out, the most influential first
 
 
 @app.command("posterior")
@@ -176,7 +176,7 @@ def _print_clients(found: Shrinkage, most: int) -> None:
         console.out.print(f"… and {hidden:,} more; --out FILE.csv writes them all.", highlight=False)
     if not found.is_integrated and found.analysis.method != "given":
         console.out.print("Intervals of clients take σ₀² as known, and are too narrow.", highlight=False)
-    _print_without(found, min(most, MOST_WITHOUT))
+    _print_without(found, min(most, NUM_SHOWN_LEFT_OUT))
 
 
 def _print_without(found: Shrinkage, most: int) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-WORST = 5  # clients that are named
+NUM_NAMED_CLIENTS = 5
 
 STUDY_HELP = f"What to train: {', '.join(names.PROBLEMS)}; or a folder that `selffl init` has made, or its study file."
 Study = Annotated[str, typer.Argument(help=STUDY_HELP, metavar="STUDY", autocompletion=names.study)]
@@ -341,7 +341,7 @@ def _print_gains(run: Run) -> None:
         f"{len(losing):,} of {len(known):,} clients lose by joining ({100 * len(losing) / len(known):.1f} %){beyond}; "
         f"the mean gain over training alone is {live.difference(metric, mean)}.",
     )
-    for row in losing[:WORST]:
+    for row in losing[:NUM_NAMED_CLIENTS]:
         scores = f"{live.score(metric, row['alone'])} alone, {live.score(metric, row['personal'])} joined"
         lost = live.difference(metric, row["realised_gain"])
         console.tell(console.out, f"  {row['client']}: {lost} ({scores}): {row['why']}")

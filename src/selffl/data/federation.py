@@ -401,7 +401,7 @@ class Federation:
         return replace(self, clients=["all"], cluster=None, source=None, **parts)
 
     def subset(self, clients: Sequence[Hashable]) -> Federation:
-        """The same federation with some of its clients, by their ids; the rest can come later, as newcomers.
+        """The same federation with some of its clients, by their ids; the rest can come later, as new clients.
 
         Examples:
             >>> import selffl

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MOST_SKEW = 0.99  # no class is impossible for not having been met
+MAX_SKEW = 0.99  # no class is impossible for not having been met
 
 
 def class_shift(counts: Tensor, frequencies: Tensor, skew: Tensor) -> Tensor:
@@ -36,4 +36,4 @@ def class_skew(same_class: Tensor, frequencies: Tensor) -> Tensor:
     With the frequencies pi_m of client m the former is sum_k pi_mk^2, on average sum_k pi_k^2 + rho pi_k (1 - pi_k).
     """
     by_chance = frequencies.square().sum(-1)
-    return ((same_class - by_chance) / (1.0 - by_chance)).clamp(0.0, MOST_SKEW)
+    return ((same_class - by_chance) / (1.0 - by_chance)).clamp(0.0, MAX_SKEW)

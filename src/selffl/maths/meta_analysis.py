@@ -43,7 +43,7 @@ from selffl.maths.intervals import (
 )
 from selffl.maths.posterior import posterior
 
-MOST_LEFT_OUT = 2000  # clients: leaving each out once is one analysis per client, and a table of all by all
+MAX_CLIENTS_LEFT_OUT = 2000  # clients: leaving each out once is one analysis per client, and a table of all by all
 
 
 @dataclass(frozen=True)
@@ -314,8 +314,10 @@ def _carried_ends(clients: Hierarchy, ends: Floats) -> Floats:
 def _left_out(analysis: MetaAnalysis) -> LeaveOneOut:
     """Every client left out once, with sigma_0^2 estimated anew unless it was given."""
     clients, num_clients = analysis._hierarchy, analysis.num_clients
-    if num_clients > MOST_LEFT_OUT:
-        raise DataError(f"{num_clients:,} clients found; expected at most {MOST_LEFT_OUT:,} to leave each out once.")
+    if num_clients > MAX_CLIENTS_LEFT_OUT:
+        raise DataError(
+            f"{num_clients:,} clients found; expected at most {MAX_CLIENTS_LEFT_OUT:,} to leave each out once."
+        )
     if clients.degrees_of_freedom < 2:
         raise DataError(
             f"{num_clients} clients found; expected at least {clients.num_coefficients + 2} to leave one out."

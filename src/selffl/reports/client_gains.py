@@ -10,8 +10,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import spearmanr
-
 from selffl.reports.collect import Group
 from selffl.reports.schema import Bins, Losing, SeedTable
 from selffl.reports.scores import all_rounded, alone, over_seeds, runs_of_seed, scale_of, scaled
@@ -20,7 +18,7 @@ from selffl.runs.gain import gain_rows, losers
 from selffl.studies.result import Estimate
 
 ALONE = "training alone"  # what a gain is over, if that is known
-MOST_LOSERS = 10  # clients named that lose by joining
+MAX_NAMED_LOSERS = 10  # clients named that lose by joining
 MOST_BINS, FEWEST_IN_BIN = 6, 5  # of clients, on the picture of predicted and realised gains
 
 
@@ -137,7 +135,7 @@ def losing(group: Group, seed: int, method: int) -> Losing | None:
                 "test": row["num_test"],
                 "why": row["why"],
             }
-            for row in down[:MOST_LOSERS]
+            for row in down[:MAX_NAMED_LOSERS]
         ],
     }
 
@@ -171,5 +169,7 @@ def rank_correlation(one: Sequence[float | None], other: Sequence[float | None])
     pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     if len(pairs) < 3 or len({a for a, _ in pairs}) < 2 or len({b for _, b in pairs}) < 2:
         return None
+    from scipy.stats import spearmanr  # here: it takes a second
+
     test = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
     return float(test.statistic), float(test.pvalue), len(pairs)

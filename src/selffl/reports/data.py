@@ -27,8 +27,8 @@ from selffl.runs.folder import Row
 from selffl.training.metrics import PERCENT, name_of
 
 # What a page can hold: beyond these it shows fewer seeds or an even choice of clients, and says so.
-MOST_CLIENTS = 2000  # of one seed
-MOST_ROWS = 16_000  # clients of all methods and seeds shown
+MAX_CLIENTS = 2000  # of one seed
+MAX_ROWS = 16_000  # clients of all methods and seeds shown
 
 
 def shown_seeds(group: Group) -> list[int]:
@@ -39,8 +39,8 @@ def shown_seeds(group: Group) -> list[int]:
         runs = [run for run in runs_of_seed(group, seed) if run is not None and run.records.clients]
         if not runs:
             continue
-        total += sum(min(len(run.records.clients), MOST_CLIENTS) for run in runs)
-        if seeds and total > MOST_ROWS:
+        total += sum(min(len(run.records.clients), MAX_CLIENTS) for run in runs)
+        if seeds and total > MAX_ROWS:
             break
         seeds.append(seed)
     return seeds
@@ -53,9 +53,9 @@ def chosen_clients(runs: Sequence[RunData | None]) -> tuple[list[str], int]:
         for row in run.records.clients if run is not None else ():
             sizes.setdefault(str(row["client"]), int(row.get("num_train") or 0))
     ids = sorted(sizes, key=lambda client: -sizes[client])
-    if len(ids) <= MOST_CLIENTS:
+    if len(ids) <= MAX_CLIENTS:
         return ids, len(ids)
-    places = np.unique(np.linspace(0, len(ids) - 1, MOST_CLIENTS).round().astype(int))
+    places = np.unique(np.linspace(0, len(ids) - 1, MAX_CLIENTS).round().astype(int))
     return [ids[index] for index in places], len(ids)
 
 

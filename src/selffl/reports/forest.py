@@ -16,10 +16,10 @@ from selffl.reports import figures
 
 Floats = npt.NDArray[np.float64]
 
-MOST_CLIENTS = 250  # drawn one below the other; more would not fit on a picture that programs open
+MAX_CLIENTS = 250  # drawn one below the other; more would not fit on a picture that programs open
 ROW_INCHES = 0.24
 WIDTH_INCHES = 8.0
-LONGEST_NAME = 32  # letters
+MAX_NAME_LETTERS = 32  # letters
 OWN, SHRUNK, CENTRE, NEXT = "#8a8f98", "#0072b2", "#d55e00", "#009e73"
 
 
@@ -41,11 +41,11 @@ class Forest:
 
 
 def draw(forest: Forest) -> Canvas:
-    """All clients by their estimate, largest on top; beyond `MOST_CLIENTS` an even selection, and the title says so."""
+    """All clients by their estimate, largest on top; beyond `MAX_CLIENTS` an even selection, and the title says so."""
     order = np.argsort(forest.estimate, kind="stable")
     title = forest.title
-    if len(order) > MOST_CLIENTS:
-        order = order[np.unique(np.linspace(0, len(order) - 1, MOST_CLIENTS).round().astype(int))]
+    if len(order) > MAX_CLIENTS:
+        order = order[np.unique(np.linspace(0, len(order) - 1, MAX_CLIENTS).round().astype(int))]
         title += (
             f" — {len(order)} of {len(forest.estimate):,} clients are shown, evenly chosen in the order of their "
             "estimates, because more would not be legible"
@@ -81,7 +81,7 @@ def _draw_clients(axis: Axes, forest: Forest, order: npt.NDArray[np.intp]) -> No
         axis.hlines(row + offset, *interval[order].T, color=colour, linewidth=1.3)
         axis.plot(value[order], row + offset, marker, color=colour, markersize=4, linestyle="none", label=label)
     # A dollar sign in a name is a dollar sign, not the start of a formula.
-    names = [shorten_name(forest.clients[i], LONGEST_NAME) for i in order]
+    names = [shorten_name(forest.clients[i], MAX_NAME_LETTERS) for i in order]
     below = [-2.0] if forest.prediction_interval is None else [-2.0, -3.0]
     words = ["mean of the clients", "next client"][: len(below)]
     axis.set_yticks([*reversed(below), *row], [*reversed(words), *names], parse_math=False)

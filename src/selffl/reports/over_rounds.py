@@ -14,8 +14,8 @@ from selffl.reports.scores import all_rounded, rounded, runs_of_seed
 from selffl.runs.folder import Row
 
 # What a page can hold: beyond these it shows fewer rounds.
-MOST_POINTS = 15_000  # client-rounds
-MOST_ROUNDS = 120  # on a curve
+MAX_POINTS = 15_000  # client-rounds
+MAX_ROUNDS = 120  # on a curve
 STEP_BINS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)  # lower ends, as in the study of figure 10
 
 
@@ -60,9 +60,9 @@ def inside(group: Group, number: int) -> Inside | None:
 
 
 def _thinned(rounds: Sequence[int]) -> list[int]:
-    if len(rounds) <= MOST_ROUNDS:
+    if len(rounds) <= MAX_ROUNDS:
         return list(rounds)
-    places = np.unique(np.linspace(0, len(rounds) - 1, MOST_ROUNDS).round().astype(int))
+    places = np.unique(np.linspace(0, len(rounds) - 1, MAX_ROUNDS).round().astype(int))
     return [rounds[index] for index in places]
 
 
@@ -97,7 +97,7 @@ def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> Bands | Non
 def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Trajectory]:
     """The rounds that clients took part in: of the first method and seed, and of more while the page can hold them."""
     paths: list[Trajectory] = []
-    left = MOST_POINTS
+    left = MAX_POINTS
     for table in seed_tables:
         position = {client: i for i, client in enumerate(table["clients"])}
         for number, run in enumerate(runs_of_seed(group, table["seed"])):
@@ -106,7 +106,7 @@ def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Traject
             rows = [row for row in run.records.participation if str(row["client"]) in position]
             if paths and len(rows) > left:
                 continue
-            every = math.ceil(len(rows) / MOST_POINTS)  # of each client's rounds
+            every = math.ceil(len(rows) / MAX_POINTS)  # of each client's rounds
             seen: dict[str, int] = {}
             kept = []
             for row in rows:

@@ -413,13 +413,13 @@ def verdicts(count: Counter[str]) -> str:
     endings = {
         "holds": ("holds", "hold"),
         "holds in part": ("holds in part", "hold in part"),
-        "not decided": ("is not decided", "are not decided"),
+        "inconclusive": ("is inconclusive", "are inconclusive"),
         "does not hold": ("does not hold", "do not hold"),
     }
     parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in endings.items() if count[verdict]]
     return (
-        f"Of {count.total()} statements put to the test: {', '.join(parts)}. Not decided means inconclusive: no "
-        "difference at the 5 % level."
+        f"Of {count.total()} statements put to the test: {', '.join(parts)}. Inconclusive means no difference at the "
+        "5 % level."
     )
 
 

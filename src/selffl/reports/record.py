@@ -12,7 +12,7 @@ from selffl.reports import figures, tables
 from selffl.runs.environment import environment
 from selffl.state.files import write_csv, write_json
 from selffl.studies import STUDIES, Study, StudyResult
-from selffl.studies.result import with_minus
+from selffl.studies.result import OLD_VERDICTS, with_minus
 
 RECORD = "record.json"
 FIGURES = "figures.json"  # what the figures show, to draw them again in another size or format
@@ -97,6 +97,8 @@ def _load(path: Path) -> StudyRecord:
             raise DataError(f"{path} has version {content['version']}; expected {RECORD_VERSION}. Run the study again.")
         content.pop("verdict", None)  # which earlier versions wrote, and left empty
         claims = [{key: with_minus(said) for key, said in claim.items()} for claim in content.pop("claims")]
+        for claim in claims:
+            claim["verdict"] = OLD_VERDICTS.get(claim["verdict"], claim["verdict"])
         return StudyRecord(**content, claims=claims)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{path} is not a complete study record ({error}); run the study again.") from None

@@ -14,6 +14,7 @@ from selffl.errors import DataError
 from selffl.reports import tables
 from selffl.reports.page import Recorded, capfirst, reading, verdicts
 from selffl.reports.record import StudyRecord, place_of
+from selffl.studies.result import OLD_VERDICTS
 
 OPENING = "# Results\n\nMade from run records by `selffl paper page`"
 QUICK = "**Quick run: fewer repeats or rounds than stated.**"
@@ -66,6 +67,8 @@ def results_page(studies: Recorded, figure_folder: str, before: Path | None = No
 def _sections(page: Path) -> dict[str, str]:
     """What a page says of each study, by its name."""
     text = page.read_text(encoding="utf-8-sig", errors="replace")
+    for old, new in OLD_VERDICTS.items():
+        text = text.replace(f"*{old.capitalize()}.*", f"*{new.capitalize()}.*")
     if not text.startswith(OPENING):
         raise DataError(
             f"{page} does not begin as a results page; expected one that `selffl paper page` has written, to bring it "

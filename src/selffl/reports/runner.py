@@ -1,4 +1,4 @@
-"""Run studies side by side, one process each, and record each as soon as it is done."""
+"""Run studies side by side, in as many processes as there are cores, and record each as soon as it is done."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Thread
@@ -24,23 +26,33 @@ from selffl.studies.result import Job
 OnProgress = Callable[[str, int, int, str], None]  # study, steps done, steps in all, what comes next
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors of a study are small: a second thread costs more than it brings."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def _run(
+    on_progress: OnProgress,
     study_id: str,
     folder: Path,
     quick: bool,
     device: str,
     num_processes: int,
     num_seeds: int | None,
-    news: Queue[Any],
 ) -> StudyRecord:
-    """One study in a process of its own."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, it ends its own training runs first
-    torch.set_num_threads(1)  # the tensors are small: a second thread costs more than it brings
+    """One study, from its first run to its record."""
     study = DEMO if study_id == DEMO.id else STUDIES[study_id]
     began = time.perf_counter()
     job = Job(
         quick,
-        lambda done, total, now: news.put((study_id, done, total, now)),
+        partial(on_progress, study_id),
         folder / study_id / "runs",
         device,
         num_processes,
@@ -56,6 +68,12 @@ def _run(
     return save_study(study, result, folder / study_id, command=command, is_quick=quick, seconds=seconds)
 
 
+def _run_in_process(news: Queue[Any], *arguments: Any) -> StudyRecord:
+    """One study in a process of its own, which puts its progress into a queue."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, it ends its own training runs first
+    return _run(lambda *progress: news.put(progress), *arguments)
+
+
 def run_studies(
     ids: Sequence[str],
     folder: Path,
@@ -69,13 +87,19 @@ def run_studies(
 ) -> None:
     """Run the studies, as many at a time as there are cores; what is finished stays, whatever happens to the rest.
 
+    One at a time they run in this process: another spends seconds on imports.
     ``num_processes`` are for the training runs of one study; none: the cores, shared among the studies.  ``num_seeds``
     are the repeats of those that train; none: their own number.
     """
-    context = multiprocessing.get_context("spawn")
     cores = os.cpu_count() or 1
     workers = min(len(ids), cores)
     each = num_processes or max(cores // workers, 1)
+    options = (folder, quick, device, each, num_seeds)
+    if workers == 1:
+        for study_id in ids:
+            on_record(_run(on_progress, study_id, *options))
+        return
+    context = multiprocessing.get_context("spawn")
     stop = Event()
     with context.Manager() as manager:
         news: Queue[Any] = manager.Queue()
@@ -92,8 +116,7 @@ def run_studies(
         pool = ProcessPoolExecutor(workers, mp_context=context)
         try:
             with sigint_blocked():
-                arguments = (folder, quick, device, each, num_seeds, news)
-                futures = [pool.submit(_run, study_id, *arguments) for study_id in ids]
+                futures = [pool.submit(_run_in_process, news, study_id, *options) for study_id in ids]
             for future in as_completed(futures):
                 on_record(future.result())
         except BaseException:

@@ -24,7 +24,7 @@ from selffl.reports import figures, forest
 Floats = npt.NDArray[np.float64]
 
 MIN_GAIN = 1.05  # below which a client alone is as good
-MOST_LEFT_OUT = 500  # clients; each is one more analysis
+MAX_CLIENTS_LEFT_OUT = 500  # clients; each is one more analysis
 BLOCK_ROWS = 10_000
 SOURCES = {
     "reml": "REML",
@@ -107,7 +107,7 @@ class Shrinkage:
     def without_each(self) -> LeaveOneOut | None:
         """The analysis without each client in turn; None for too few clients, or too many to wait for."""
         hierarchy = self.analysis._hierarchy
-        is_possible = hierarchy.degrees_of_freedom >= 2 and hierarchy.num_clients <= MOST_LEFT_OUT
+        is_possible = hierarchy.degrees_of_freedom >= 2 and hierarchy.num_clients <= MAX_CLIENTS_LEFT_OUT
         return self.analysis.leave_one_out() if is_possible else None
 
     def rows(self, most: int | None = None) -> Iterator[dict[str, Any]]:

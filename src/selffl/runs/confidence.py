@@ -33,8 +33,8 @@ from selffl.runs.folder import Row
 from selffl.runs.session import Session
 from selffl.training.tangents import Tangents, check_classifies, class_labels
 
-MOST_ROWS = 200  # of a client's training rows that its posterior is made of
-MOST_CLIENTS = 100  # whose rows, left out, decide how much of the posterior counts
+MAX_ROWS = 200  # of a client's training rows that its posterior is made of
+MAX_CLIENTS = 100  # whose rows, left out, decide how much of the posterior counts
 
 
 class _Own(NamedTuple):
@@ -96,7 +96,7 @@ class Confidence:
         low, high = self._rows.offset[position : position + 2].tolist()
         has_trained = int(self._state.num_rounds[position]) > 0
         lots = uniform(self._session.recipe.seed, "confidence", position, torch.arange(high - low))
-        chosen = low + lots.argsort(stable=True)[: MOST_ROWS if has_trained else 0].sort().values
+        chosen = low + lots.argsort(stable=True)[: MAX_ROWS if has_trained else 0].sort().values
         chosen = chosen.to(self._rows.offset.device)
         features = self._rows.features[chosen]
         classes = class_labels(self._rows.labels[chosen], self._session.measure)
@@ -118,7 +118,7 @@ class Confidence:
         trained = self._state.num_rounds.cpu().nonzero().flatten()
         lots = uniform(self._session.recipe.seed, "confidence", trained)
         logits, labels, variance = [], [], []
-        for position in trained[lots.argsort(stable=True)[:MOST_CLIENTS]].tolist():
+        for position in trained[lots.argsort(stable=True)[:MAX_CLIENTS]].tolist():
             tangents = self.tangents(position)
             own = self._own(position, tangents)
             side = own.features, own.classes

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_BATCH_SIZE = (1 << 31) - 1  # rows
 REMOTE = "remote"  # the device of a run whose clients compute at their own sites
 WITH_SERIAL = ("auto", "loop")  # gradients that the serial engine can be asked for
-EVALUATIONS = 20  # of a run, where nobody has said how many rounds lie between them
+NUM_EVALUATIONS = 20  # of a run, where nobody has said how many rounds lie between them
 
 
 # Where a setting can be given beside `selffl.train`: in a study file and by ``--set``, and to a server over Flower.
@@ -195,7 +195,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     found["fine_tune"] = tuple(sorted(set(found["fine_tune"])))
     found["optimiser"] = optimiser_of(found["optimiser"])
     if found["evaluate_every"] is None:
-        found["evaluate_every"] = max(found["rounds"] // EVALUATIONS, 1)
+        found["evaluate_every"] = max(found["rounds"] // NUM_EVALUATIONS, 1)
     if found["checkpoint_every"] is None:
         found["checkpoint_every"] = found["evaluate_every"] or found["rounds"]
     return found

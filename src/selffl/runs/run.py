@@ -28,12 +28,12 @@ from selffl.runs.export import (
 )
 from selffl.runs.folder import Checkpoints, Records, Row, RunFolder
 from selffl.runs.gain import gain_rows
+from selffl.runs.new_client import make_new_client_models, rows_of_new_client
 from selffl.runs.observers import Observer
 from selffl.runs.predict import Predictor
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Recorder, partition_rows
 from selffl.runs.session import Session, single_thread
-from selffl.runs.welcome import make_newcomer_models, rows_of_newcomer
 from selffl.state.checkpoint import save_tensors
 from selffl.state.files import write_csv
 from selffl.training.blocks import deterministic_cudnn
@@ -139,11 +139,11 @@ class Run:
         """A personal model for a client that never took part, from the global model and its own rows, at once.
 
         Of ``self-fl-auto`` it is the posterior mode under the spread between clients that the run has learned: one or
-        two rows hardly move the global model, many are hardly held.  Of other methods it is what the newcomer would
-        keep after visits to the server as it is, until its model no longer moves (`selffl.runs.welcome` has tolerance
-        and bound); of those that take a client's variance from its earlier rounds (``self-fl`` and its kin), after one.
-        Methods without personal models give the global one.  Nothing in the run is changed, and nothing of the newcomer
-        is kept.
+        two rows hardly move the global model, many are hardly held.  Of other methods it is what the new client would
+        keep after visits to the server as it is, until its model no longer moves (`selffl.runs.new_client` has
+        tolerance and bound); of those that take a client's variance from its earlier rounds (``self-fl`` and its kin),
+        after one.  Methods without personal models give the global one.  Nothing in the run is changed, and nothing of
+        the new client is kept.
 
         Args:
             rows: of a run on a table, a frame or the path of a file with the same columns and the label.  Or
@@ -159,10 +159,10 @@ class Run:
             >>> run.welcome((newcomer.train.features, newcomer.train.labels))
             Linear(in_features=64, out_features=10, bias=True)
         """
-        own = rows_of_newcomer(self._session, rows)
+        own = rows_of_new_client(self._session, rows)
         if len(own.labels) == 0:
             return self.global_model()
-        return self._session.present(make_newcomer_models(self._session, self._state, own)[0])
+        return self._session.present(make_new_client_models(self._session, self._state, own)[0])
 
     def _personal(self, position: int) -> Tensor:
         """One at a time, so that a model has the same bits whoever asks for it."""

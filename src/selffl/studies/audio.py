@@ -18,9 +18,9 @@ from selffl.studies.detection import Cell, Relative, as_ratio, average, curves, 
 from selffl.studies.problems import WAKEWORD, Problem, WarmUp
 from selffl.studies.result import OVER_SPLITS, Claim, Estimate, Figure, Job, Study, StudyResult, above_zero
 
-SIMILAR = 0.1  # difference of logarithms, about a tenth of the false accepts
-PER_TYPE = 4  # clients of each type, where clients are drawn
-MAX_CONVERGENCE = 100  # steps of Algorithm 2 towards a local optimum, a round
+MAX_LOG_GAP = 0.1  # difference of logarithms, about a tenth of the false accepts
+CLIENTS_PER_TYPE = 4  # clients of each type, where clients are drawn
+MAX_CONVERGENCE_STEPS = 100  # of Algorithm 2 towards a local optimum, a round
 
 # Labels as in the paper: -w weighs by sample size, -e equally.
 METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -268,11 +268,11 @@ def personal_study(problem: Problem, job: Job) -> StudyResult:
     return _result(found, results, views, _normal(results, PERSONAL_PAPER), claims, "Wake words: personal models")
 
 
-def augmented_study(problem: Problem, job: Job) -> StudyResult:
+def augmented_study(problem: Problem, job: Job, *, max_convergence_steps: int = MAX_CONVERGENCE_STEPS) -> StudyResult:
     """Table 6: Algorithm 1 against Algorithm 2."""
     arms = [
         _arm("Algorithm 1", "self-fl"),
-        _arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": MAX_CONVERGENCE}),
+        _arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": max_convergence_steps}),
     ]
     found = _run(problem, arms, job)
     views = {arm.label: "global" for arm in arms}
@@ -280,9 +280,9 @@ def augmented_study(problem: Problem, job: Job) -> StudyResult:
     gap = found.tested(average(results["Algorithm 2"], NORMAL) - average(results["Algorithm 1"], NORMAL))
     claim = Claim(
         "The two algorithms perform alike (table 6).",
-        within(gap, SIMILAR),
+        within(gap, MAX_LOG_GAP),
         f"Algorithm 2 over Algorithm 1, mean over types: {as_ratio(gap)}, paired over {gap.count} seeds; read as alike "
-        f"if the logarithm is within {SIMILAR:g}.",
+        f"if the logarithm is within {MAX_LOG_GAP:g}.",
     )
     table = _normal(results, AUGMENTED_PAPER)
     return _result(found, results, views, table, [claim], "Wake words: Algorithm 1 against Algorithm 2")
@@ -355,9 +355,9 @@ def participation_study(problem: Problem, job: Job) -> StudyResult:
 
 SAMPLED = replace(
     WAKEWORD,
-    title=f"{WAKEWORD.title}, over {PER_TYPE * len(DEVICES)} clients",
+    title=f"{WAKEWORD.title}, over {CLIENTS_PER_TYPE * len(DEVICES)} clients",
     participation=0.25,
-    data_options={"clients_per_type": PER_TYPE},
+    data_options={"clients_per_type": CLIENTS_PER_TYPE},
 )
 MADE_UP = "made-up devices, a stand-in for the paper's private audio"
 # Runs that two of the studies share were made twice on a GPU, and differ.
@@ -396,7 +396,7 @@ AUDIO = (
         "augmented-wakeword",
         f"Wake words: Algorithm 1 against Algorithm 2 ({MADE_UP})",
         "appendix, table 6",
-        f"{WAKEWORD.setting}; local optima after at most {MAX_CONVERGENCE} steps a round; {NUM_SEEDS} seeds",
+        f"{WAKEWORD.setting}; local optima after at most {MAX_CONVERGENCE_STEPS} steps a round; {NUM_SEEDS} seeds",
         partial(augmented_study, WAKEWORD),
         "The two are alike, as the paper says." + NOISE,
     ),

@@ -27,7 +27,7 @@ from selffl.studies.comparison import (
     NUM_SEEDS,
     PENALTIES,
     TUNED_FEDAVG,
-    VALIDATION,
+    VALIDATION_SHARE,
     best_steps,
     by_round,
     fine_tuned,
@@ -45,7 +45,7 @@ from selffl.training.gaussian import GaussianFederation
 
 AUTO = SelfFLAuto.name
 PFEDME_PENALTIES = (1.0, 5.0, 15.0)  # lambda of pFedMe, to choose from; the authors' is 15
-BUDGET = 2.0  # times FedAvg's gradients and bytes
+BUDGET_RATIO = 2.0  # times FedAvg's gradients and bytes
 GRIDS = {"ditto": PENALTIES, "pfedme": PFEDME_PENALTIES}
 SHARE = "worse than alone"
 
@@ -119,10 +119,10 @@ def _run(entry: TunedComparison, job: Job) -> StudyResult:
     choosing = range(1 if job.quick else min(entry.num_choosing, len(seeds)))
     grids = {name: grid[:: len(grid) // 2] if job.quick else grid for name, grid in GRIDS.items()}
     trials = [
-        Arm(f"{name} {penalty:g}", name, {"penalty": penalty}, (), "validation", VALIDATION, num_evaluations=1)
+        Arm(f"{name} {penalty:g}", name, {"penalty": penalty}, (), "validation", VALIDATION_SHARE, num_evaluations=1)
         for name, grid in grids.items()
         for penalty in grid
-    ] + [Arm("fedavg choosing", "fedavg", {}, entry.fine_tune, "validation", VALIDATION, num_evaluations=1)]
+    ] + [Arm("fedavg choosing", "fedavg", {}, entry.fine_tune, "validation", VALIDATION_SHARE, num_evaluations=1)]
     plain = [Arm(name, name) for name in (AUTO, "local", *entry.others)] + [
         Arm("fedavg", "fedavg", {}, entry.fine_tune)
     ]
@@ -254,8 +254,8 @@ def _claims(outcomes: Outcomes, losing: Mapping[str, Tensor]) -> list[Claim]:
             f"({fewest}); {shares[fewest].signed} points fewer ({paired}).",
         ),
         Claim(
-            f"At most {BUDGET:g} times FedAvg's gradient evaluations and bytes a round.",
-            "holds" if gradients <= BUDGET and traffic <= BUDGET else "does not hold",
+            f"At most {BUDGET_RATIO:g} times FedAvg's gradient evaluations and bytes a round.",
+            "holds" if gradients <= BUDGET_RATIO and traffic <= BUDGET_RATIO else "does not hold",
             f"{gradients:.2f} times the gradients, {traffic:.2f} times the numbers sent: counted, not tested.",
         ),
     ]

@@ -31,7 +31,7 @@ from selffl.training.metrics import HIGHER_IS_BETTER, PERCENT, name_of, plain_nu
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
 FINE_TUNE = (5, 20, 80, 320)  # steps of fine-tuning, to choose from
-VALIDATION = 0.2  # share of each client's rows, while choosing
+VALIDATION_SHARE = 0.2  # of each client's rows, while choosing
 GRADIENTS_PER_STEP = {"fedavg": 1, "local": 1, "ditto": 2, "perfedavg": 2, "pfedme": 5}
 
 TUNED_DITTO, TUNED_FEDAVG = "ditto, λ chosen", "fedavg, fine-tuned"
@@ -118,8 +118,9 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
         return run_each(problem, base, seeds, job), {}
 
     choosing = [
-        Arm(f"ditto {penalty:g}", "ditto", {"penalty": penalty}, (), "validation", VALIDATION) for penalty in PENALTIES
-    ] + [Arm("fedavg choosing", "fedavg", {}, FINE_TUNE, "validation", VALIDATION)]
+        Arm(f"ditto {penalty:g}", "ditto", {"penalty": penalty}, (), "validation", VALIDATION_SHARE)
+        for penalty in PENALTIES
+    ] + [Arm("fedavg choosing", "fedavg", {}, FINE_TUNE, "validation", VALIDATION_SHARE)]
     equal = [name for name in comparison.methods if name in GRADIENTS_PER_STEP]
     total = (len(base) + len(choosing) + len(equal) + 1) * len(seeds)
     outcomes = run_each(problem, [*base, *choosing], seeds, job, 0, total)
@@ -335,7 +336,7 @@ def within(gap: Estimate, bound: float) -> Verdict:
         return "holds"
     if (inside.is_significant and inside.mean > 0) or (outside.is_significant and outside.mean < 0):
         return "does not hold"
-    return "not decided"
+    return "inconclusive"
 
 
 def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Claim]:

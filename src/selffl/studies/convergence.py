@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import linregress
 from torch import Tensor
 
 from selffl.algorithms import SelfFL
@@ -97,6 +96,8 @@ def measure(setting: Setting, regime: str, num_clients: int) -> Trajectory:
         errors.append((report.upload.params - target).abs().amax((-2, -1)).mean())
 
     engine.advance(engine.start(torch.zeros_like(centre)), min(num_rounds, setting.num_watched), watch)
+    from scipy.stats import linregress  # here: it takes a second
+
     rounds = np.arange(1, len(distances) + 1)
     logs = torch.stack(distances).log().numpy()
     decay = torch.tensor([math.exp(linregress(rounds, logs[:, r]).slope) for r in range(setting.num_repeats)])
@@ -142,7 +143,7 @@ def bound_verdict(slopes: Sequence[Slope]) -> Verdict:
     """Whether errors fall at least like M^(-1/2): an interval around -1/2 decides nothing."""
     if all(slope.high <= -0.5 for slope in slopes):
         return "holds"
-    return "does not hold" if any(slope.low > -0.5 for slope in slopes) else "not decided"
+    return "does not hold" if any(slope.low > -0.5 for slope in slopes) else "inconclusive"
 
 
 Found = dict[tuple[str, int], Trajectory]  # by regime and number of clients
@@ -267,7 +268,7 @@ def _claim_on_floors(found: Found, regime: str, sizes: Sequence[int]) -> Claim:
         f"What remains is O(M^(−1/2)); {REGIMES[regime]}.",
         bound_verdict(late),
         "Decided by the 95 % intervals over the larger sizes: holds if both lie below −1/2, does not if one "
-        "lies above, and is not decided otherwise. "
+        "lies above, and is inconclusive otherwise. "
         f"Slope of log error against log M with its interval, {len(found[regime, sizes[0]].decay)} repeats of each "
         f"size: personal {whole[0]}, global {whole[1]} over M = {sizes[0]} … {sizes[-1]}; personal {late[0]}, global "
         f"{late[1]} over M = {larger[0]} … {larger[-1]}. What remains is the difference between weighting "

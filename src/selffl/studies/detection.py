@@ -17,7 +17,7 @@ from selffl.randomness import uniform
 from selffl.studies.arms import START, Outcome
 from selffl.studies.result import Chart, Estimate, Series
 
-REJECTED = 0.1  # share of the wake words, in the normal state, that the pre-trained model rejects at its threshold
+REJECTED_SHARE = 0.1  # of the wake words, in the normal state, that the pre-trained model rejects at its threshold
 NUM_SAMPLES = 1000  # of the bootstrap
 REJECT_RATES = torch.tensor([0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.4], dtype=torch.float64)
 
@@ -49,9 +49,9 @@ def cells_of(tables: Sequence[RowTable]) -> list[Cell]:
 
 
 def operating_point(scores: Tensor, table: RowTable) -> float:
-    """One threshold for all types: the highest at which no more than `REJECTED` of the wake words are rejected."""
+    """One threshold for all types: the highest at which at most `REJECTED_SHARE` of the wake words are rejected."""
     positives = scores[torch.from_numpy((table.label == 1) & (table.state == NORMAL))].sort().values
-    return float(positives[int(REJECTED * len(positives))])
+    return float(positives[int(REJECTED_SHARE * len(positives))])
 
 
 def relative(outcomes: Sequence[Outcome], view: str, tables: Sequence[RowTable]) -> dict[Cell, Relative]:

@@ -154,16 +154,18 @@ def ablation_study(whole: Problem, job: Job) -> StudyResult:
 
 # A client's optimum is carried on from round to round, so that a bound on the steps of one round is no bound on how
 # near it gets.
-MAX_CONVERGENCE = 100
+MAX_CONVERGENCE_STEPS = 100
 
 
-def augmented_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
+def augmented_study(
+    digits: Problem, letters: Problem, job: Job, *, max_convergence_steps: int = MAX_CONVERGENCE_STEPS
+) -> StudyResult:
     """Figure 6: Algorithm 1 against Algorithm 2, on two problems."""
     problems = [shortened(problem, job)[0] for problem in (digits, letters)]
     seeds = shortened(digits, job)[1]
     arms = [
         Arm("Algorithm 1", "self-fl", evaluate_train=True),
-        Arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": MAX_CONVERGENCE}, evaluate_train=True),
+        Arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": max_convergence_steps}, evaluate_train=True),
     ]
     table, charts, claims, rows = [], [], [], []
     for place, problem in enumerate(problems):
@@ -202,8 +204,8 @@ def augmented_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
         claims,
         {problem.name: asdict(problem) for problem in problems} | {"num_seeds": len(seeds)},
         title=f"Algorithm 1 against Algorithm 2 on MNIST and on letters{_source(letters)}",
-        setting=f"{digits.setting}; and {letters.setting}; local optima after at most {MAX_CONVERGENCE} steps a round; "
-        f"{len(seeds)} seeds",
+        setting=f"{digits.setting}; and {letters.setting}; local optima after at most {max_convergence_steps} steps a "
+        f"round; {len(seeds)} seeds",
         decided_by=OVER_SPLITS,
     )
 
@@ -327,7 +329,7 @@ def histogram_study(digits: Problem, job: Job) -> StudyResult:
     return StudyResult(rows, table, [Figure("steps", caption, charts)], claims, config, decided_by=OVER_SPLITS)
 
 
-MANY = 20  # rounds of a client, to be called a trajectory
+MIN_TRAJECTORY_ROUNDS = 20  # of a client, to be called a trajectory
 
 
 def trajectory_study(digits: Problem, job: Job) -> StudyResult:
@@ -344,7 +346,11 @@ def trajectory_study(digits: Problem, job: Job) -> StudyResult:
                 if row["wanted_steps"] is not None:
                     taken.setdefault(row["client"], []).append((row["round"], row["wanted_steps"]))
             # A client that took part often shows a trajectory; the first such one to take part, so that none is picked.
-            often = next(client for client in taken if len(taken[client]) >= min(MANY, max(map(len, taken.values()))))
+            often = next(
+                client
+                for client in taken
+                if len(taken[client]) >= min(MIN_TRAJECTORY_ROUNDS, max(map(len, taken.values())))
+            )
             rows += [
                 {"form": label, "seed": outcome.seed, "client": often, "round": number, "wanted_steps": steps}
                 for number, steps in taken[often]

@@ -5,7 +5,7 @@ Data that are not found are left out, and the record says so; simulated counties
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -43,23 +43,27 @@ EACH_BY_ITSELF = (
     "draw simulated rows: Student's t test."
 )
 
+QUICK_VARIANCE = 0.06
+QUICK_PROBLEM = Problem(f"simulated, σ₀² = {QUICK_VARIANCE:g}", Simulation(QUICK_VARIANCE, 30), (0, 1), (0, 5))
 QUICK = Settings(rounds=10, longer_rounds=None, with_lme4=False)
-QUICK_VARIANCE, QUICK_GROUPS = 0.06, 30
-QUICK_COUNTS = (0, 5)
 
 Array = npt.NDArray[Any]
 
 
-def _multilevel(job: Job) -> StudyResult:
-    """Every model on every data set that is there."""
+def multilevel_study(
+    job: Job,
+    *,
+    whole: Sequence[Problem] = (*REAL, *SIMULATED),
+    quick: tuple[Problem, Settings] = (QUICK_PROBLEM, QUICK),
+    why_no_lme4: Callable[[], str] = why_no_lme4,
+) -> StudyResult:
+    """Every model on every data set that is there; ``quick`` is the problem of a quick look, and its settings."""
     missing = {}
     if job.quick:
-        source = Simulation(QUICK_VARIANCE, QUICK_GROUPS)
-        problems = [Problem(f"simulated, σ₀² = {QUICK_VARIANCE:g}", source, (0, 1), QUICK_COUNTS)]
-        settings, why = QUICK, "left out of a quick run"
+        problems, settings, why = [quick[0]], quick[1], "left out of a quick run"
     else:
         problems = []
-        for problem in (*REAL, *SIMULATED):
+        for problem in whole:
             try:
                 problem.load(0)
                 problems.append(problem)
@@ -166,7 +170,7 @@ def join_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
         return "holds"
     if "holds" in kinds:
         return "holds in part"
-    return "does not hold" if "does not hold" in kinds else "not decided"
+    return "does not hold" if "does not hold" in kinds else "inconclusive"
 
 
 def claims_of(problem: Problem, rows: Sequence[Row]) -> list[Claim]:
@@ -220,7 +224,7 @@ def _better(
     own = numbers(rows, problem, OURS)
 
     def verdict(gap: Estimate) -> Verdict:
-        return "not decided" if abs(gap.mean) < NEGLIGIBLE * float(own.mean()) else sign(gap)
+        return "inconclusive" if abs(gap.mean) < NEGLIGIBLE * float(own.mean()) else sign(gap)
 
     return Claim(
         text,
@@ -309,7 +313,7 @@ MULTILEVEL = Study(
     "The estimators beside mixed models",
     "beyond the paper",
     SETTING,
-    _multilevel,
+    multilevel_study,
     "The estimator shares one variance among all coefficients. Where slopes vary as intercepts do (simulated, "
     "σ₀² = 0.06), it is level with a mixed model that has slopes. On most of the real data the intercept varies more "
     "than slopes do, and one variance does not fit both: a mixed model with a slope has the lower mean error on all "

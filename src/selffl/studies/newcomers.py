@@ -12,8 +12,8 @@ from torch import Tensor
 
 from selffl.algorithms.solver import descend
 from selffl.data.federation import Federation, Rows
+from selffl.runs.new_client import make_new_client_models
 from selffl.runs.run import Run
-from selffl.runs.welcome import make_newcomer_models
 from selffl.studies.arms import Arm, Outcomes, ratio_of, values
 from selffl.studies.comparison import NUM_SEEDS, points, run_each, seeds_of, shortened, sign
 from selffl.studies.problems import DIGITS, LETTERS, MNIST, Problem, femnist
@@ -34,7 +34,7 @@ from selffl.training.evaluation import numbers_of_rows
 
 SHARE = 0.2  # of the clients never take part in training
 COUNTS = (0, 1, 2, 5, 10, 20, 50)  # k
-LONGER = 16  # times L, of the longer fine-tuning
+LONGER_RATIO = 16  # times L, of the longer fine-tuning
 MAX_GAP_POINTS = 0.5  # points of accuracy that may be missing where one is called at least as good as the other
 
 OURS, FEDAVG, DITTO, LOCAL = "self-fl-auto", "fedavg", "ditto, λ = 1", "local"
@@ -46,11 +46,12 @@ class WithNewcomers(Problem):
     """A problem of which some clients come only when training is over."""
 
     share: float = SHARE
+    counts: tuple[int, ...] = COUNTS
 
     @classmethod
-    def of(cls, problem: Problem) -> WithNewcomers:
+    def of(cls, problem: Problem, counts: tuple[int, ...] = COUNTS) -> WithNewcomers:
         """The same problem."""
-        return cls(**{field.name: getattr(problem, field.name) for field in fields(problem)})
+        return cls(**{field.name: getattr(problem, field.name) for field in fields(problem)}, counts=counts)
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
         """Those that take part."""
@@ -75,7 +76,7 @@ class WithNewcomers(Problem):
     def scores(self, run: Run, fine_tune: Sequence[int] = ()) -> dict[str, Tensor]:
         """Whether each held-out row of the newcomers is answered right, once they have been given k rows.
 
-        By the model that they are welcomed with and, for each number of steps, by the global one fine-tuned.
+        By the model that they are given and, for each number of steps, by the global one fine-tuned.
         """
         training, state = run._session, run._state
         seed = run.config.seed
@@ -83,9 +84,9 @@ class WithNewcomers(Problem):
         shared = state.server.params
         everyone = torch.arange(late.num_clients, device=shared.device)
         found = {SIZES: late.train.num_examples.cpu()}
-        for count in COUNTS:
+        for count in self.counts:
             rows = first_rows(late.train, count, seed)
-            models = {view("welcome", count): make_newcomer_models(training, state, rows)}
+            models = {view("welcome", count): make_new_client_models(training, state, rows)}
             for steps in fine_tune:
                 start = shared.expand(len(everyone), -1)
                 tuned = self._tuned(run, rows, everyone, start, steps) if count else start
@@ -131,20 +132,20 @@ def lines_of(problem: Problem) -> dict[str, Line]:
         OURS: Line(OURS),
         "fedavg, as it is": Line(FEDAVG),
         f"fedavg, {steps} steps": Line(FEDAVG, f"{steps} steps"),
-        f"fedavg, {LONGER * steps} steps": Line(FEDAVG, f"{LONGER * steps} steps"),
+        f"fedavg, {LONGER_RATIO * steps} steps": Line(FEDAVG, f"{LONGER_RATIO * steps} steps"),
         DITTO: Line(DITTO),
         LOCAL: Line(LOCAL),
     }
 
 
-def newcomers_study(whole: Sequence[Problem], job: Job) -> StudyResult:
+def newcomers_study(whole: Sequence[Problem], job: Job, *, counts: tuple[int, ...] = COUNTS) -> StudyResult:
     """Accuracy of newcomers against the number of their rows."""
     problems, seeds = [shortened(problem, job)[0] for problem in whole], seeds_of(job)
     rows, table, charts, claims = [], [], [], []
-    config: dict[str, Any] = {"counts": COUNTS, "num_seeds": len(seeds)}
+    config: dict[str, Any] = {"counts": counts, "num_seeds": len(seeds)}
     total, done = len(problems) * 4 * len(seeds), 0
-    for problem in map(WithNewcomers.of, problems):
-        longest = (problem.num_local_steps, LONGER * problem.num_local_steps)
+    for problem in (WithNewcomers.of(problem, counts) for problem in problems):
+        longest = (problem.num_local_steps, LONGER_RATIO * problem.num_local_steps)
         arms = [
             Arm(OURS, "self-fl-auto", keep_scores=True),
             Arm(FEDAVG, "fedavg", fine_tune=longest, keep_scores=True),
@@ -157,7 +158,7 @@ def newcomers_study(whole: Sequence[Problem], job: Job) -> StudyResult:
         outcomes |= run_each(replace(problem, rounds=1), [alone], seeds, job, done, total)
         done += len(seeds)
         lines = lines_of(problem)
-        found = {label: _by_count(outcomes, line) for label, line in lines.items()}
+        found = {label: _by_count(outcomes, line, counts) for label, line in lines.items()}
         sizes = torch.cat([outcome.scores[SIZES] for outcome in outcomes[OURS]])
         rows += [
             {"problem": problem.name, "method": label, "seed": seed, "rows": count, "accuracy": float(accuracy)}
@@ -169,12 +170,12 @@ def newcomers_study(whole: Sequence[Problem], job: Job) -> StudyResult:
             {
                 "problem": problem.name,
                 "method": label,
-                **{_heading(count): points(Estimate.of(by_count[count])) for count in COUNTS},
+                **{_heading(count): points(Estimate.of(by_count[count])) for count in counts},
                 "took part": _of_members(outcomes, lines[label]),
             }
             for label, by_count in found.items()
         ]
-        have = {_heading(count): f"{float((sizes >= count).double().mean()):.0%}" for count in COUNTS}
+        have = {_heading(count): f"{float((sizes >= count).double().mean()):.0%}" for count in counts}
         table.append({"problem": problem.name, "method": "newcomers with as many rows", **have, "took part": "–"})
         charts.append(_chart(problem, found))
         everyone = [outcome for group in outcomes.values() for outcome in group]
@@ -188,11 +189,11 @@ def newcomers_study(whole: Sequence[Problem], job: Job) -> StudyResult:
     return StudyResult(rows, table, [figure], claims, config, decided_by=OVER_SPLITS)
 
 
-def _by_count(outcomes: Outcomes, line: Line) -> dict[int, Tensor]:
+def _by_count(outcomes: Outcomes, line: Line, counts: Sequence[int]) -> dict[int, Tensor]:
     """Accuracy in percent over all held-out rows of the newcomers, a number for each seed."""
     return {
         count: torch.stack([100 * o.scores[view(line.way, count)].double().mean() for o in outcomes[line.arm]])
-        for count in COUNTS
+        for count in counts
     }
 
 
@@ -211,7 +212,7 @@ def _heading(count: int) -> str:
 
 def _chart(problem: Problem, found: Mapping[str, Mapping[int, Tensor]]) -> Chart:
     series = []
-    some = [count for count in COUNTS if count]
+    some = [count for count in found[OURS] if count]
     for label, by_count in found.items():
         each = [Estimate.of(by_count[count]) for count in some]
         is_flat = label == "fedavg, as it is"
@@ -240,7 +241,7 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
             continue
         gaps = {
             count: Estimate.of(found[OURS][count] - found[rival][count], test_per_train=test_per_train)
-            for count in COUNTS
+            for count in found[OURS]
             if count
         }
         said = ", ".join(f"{count}: {gap.signed}" for count, gap in gaps.items())
@@ -261,7 +262,7 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
     for verdict in ("holds", "does not hold"):
         if all(found == verdict for found in verdicts):
             return verdict
-    return "holds in part" if "holds" in verdicts else "not decided"
+    return "holds in part" if "holds" in verdicts else "inconclusive"
 
 
 NEWCOMERS = Study(

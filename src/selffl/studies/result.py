@@ -14,7 +14,8 @@ from torch import Tensor
 
 from selffl.maths.significance import LEVEL, holm_p_values, paired_p_value
 
-Verdict = Literal["holds", "holds in part", "not decided", "does not hold"]  # not decided: inconclusive
+Verdict = Literal["holds", "holds in part", "inconclusive", "does not hold"]
+OLD_VERDICTS = {"not decided": "inconclusive"}  # as records and pages of earlier versions have them
 NEGATIVE = re.compile(r"(?<![\w.)\]-])-(?=\.?\d)")  # the hyphen that stands for a minus
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what comes next
 
@@ -207,7 +208,7 @@ def above_zero(gaps: Sequence[Estimate]) -> list[Verdict]:
     """Whether each of several differences is above zero, at the 5 % level after Holm's correction over all of them."""
     p_values = holm_p_values([gap.p_value for gap in gaps])
     return [
-        "not decided" if not p < LEVEL else "holds" if gap.mean > 0 else "does not hold"
+        "inconclusive" if not p < LEVEL else "holds" if gap.mean > 0 else "does not hold"
         for gap, p in zip(gaps, p_values, strict=True)
     ]
 
@@ -217,4 +218,4 @@ def all_above_zero(gaps: Sequence[Estimate]) -> Verdict:
     found = above_zero(gaps)
     if "does not hold" in found:
         return "does not hold"
-    return "holds" if all(verdict == "holds" for verdict in found) else "not decided"
+    return "holds" if all(verdict == "holds" for verdict in found) else "inconclusive"

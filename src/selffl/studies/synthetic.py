@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -179,8 +179,16 @@ def estimated_rows(setting: Setting, progress: Progress, done: int, total: int) 
     return found
 
 
-def _run(setting: Setting, case: str, job: Job) -> StudyResult:
-    setting = quick_setting(setting) if job.quick else setting
+def quick_setting(setting: Setting) -> Setting:
+    """The same study with fewer repeats and rates."""
+    return replace(setting, num_repeats=20, participation=(0.1, 0.5, 1.0))
+
+
+def synthetic_study(
+    setting: Setting, case: str, job: Job, *, shorten: Callable[[Setting], Setting] = quick_setting
+) -> StudyResult:
+    """Figures 3 and 4: every method against participation; ``shorten`` makes the setting of a quick look."""
+    setting = shorten(setting) if job.quick else setting
     named = methods(setting)
     learning: dict[str, AnyAlgorithm] = {AUTO: SelfFLAuto(setting.num_local_steps)}
     total = (len(named) + len(learning)) * len(setting.participation) + NUM_VARIANTS + 2
@@ -240,11 +248,6 @@ def learned_claim(setting: Setting, outcomes: Outcomes, bound: Outcome) -> Claim
         f"Mean ℓ1 error over that of the posterior mean with everything known: personal {said['local_error']}; global "
         f"{said['global_error']}.",
     )
-
-
-def quick_setting(setting: Setting) -> Setting:
-    """The same study with fewer repeats and rates."""
-    return replace(setting, num_repeats=20, participation=(0.1, 0.5, 1.0))
 
 
 RIVALS = ("fedavg", "ditto", "pfedme", "perfedavg")
@@ -387,8 +390,11 @@ def common_claims(setting: Setting, outcomes: Outcomes, variants: Outcomes, esti
     ]
 
 
-def augmented_study(cases: Mapping[str, Setting], job: Job) -> StudyResult:
-    """Algorithm 1 against Algorithm 2 in each of the cases."""
+def augmented_study(
+    cases: Mapping[str, Setting], job: Job, *, shorten: Callable[[Setting], Setting] = quick_setting
+) -> StudyResult:
+    """Algorithm 1 against Algorithm 2 in each of the cases; ``shorten`` makes the setting of a quick look."""
+    cases = {case: shorten(setting) for case, setting in cases.items()} if job.quick else cases
     rows: list[dict[str, Any]] = []
     table: list[dict[str, str]] = []
     charts: list[Chart] = []
@@ -444,12 +450,6 @@ def _claim_on_algorithms(case: str, outcomes: Outcomes, rates: Sequence[float], 
     )
 
 
-def _cases(job: Job) -> dict[str, Setting]:
-    """Both cases, with fewer repeats for a quick look."""
-    cases = {"homogeneous": HOMOGENEOUS, "heterogeneous": HETEROGENEOUS}
-    return {name: quick_setting(setting) if job.quick else setting for name, setting in cases.items()}
-
-
 def _setting_text(setting: Setting) -> str:
     low, high = setting.num_examples
     return (
@@ -465,19 +465,19 @@ SYNTHETIC_HOMOGENEOUS = Study(
     "Synthetic data, clients much alike",
     "appendix E.1, case 1; figure 3",
     _setting_text(HOMOGENEOUS),
-    partial(_run, HOMOGENEOUS, "homogeneous"),
+    partial(synthetic_study, HOMOGENEOUS, "homogeneous"),
 )
 SYNTHETIC_HETEROGENEOUS = Study(
     "synthetic-heterogeneous",
     "Synthetic data, clients far apart",
     "appendix E.1, case 2; figure 4",
     _setting_text(HETEROGENEOUS),
-    partial(_run, HETEROGENEOUS, "heterogeneous"),
+    partial(synthetic_study, HETEROGENEOUS, "heterogeneous"),
 )
 AUGMENTED_SYNTHETIC = Study(
     "augmented-synthetic",
     "Algorithm 1 against Algorithm 2 on synthetic data",
     "appendix E.2; figure 5",
     "both synthetic cases, Self-FL and Augmented Self-FL, variances known",
-    lambda job: augmented_study(_cases(job), job),
+    partial(augmented_study, {"homogeneous": HOMOGENEOUS, "heterogeneous": HETEROGENEOUS}),
 )

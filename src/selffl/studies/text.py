@@ -25,8 +25,8 @@ ARMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "perfedavg": ("perfedavg", {}),
     "local": ("local", {}),
 }
-SATURATED = 1.0  # points
-UNCHANGED = 2.0  # points
+SATURATED_POINTS = 1.0
+UNCHANGED_POINTS = 2.0
 
 
 PANELS = {"train_accuracy": "Training rows", "weighted_accuracy": "Test rows"}
@@ -92,12 +92,12 @@ def warm_start_study(found: Problem, job: Job) -> StudyResult:
     late = max((number for number in _evaluated(outcomes) if number <= scratch.rounds * 3 // 4), default=scratch.rounds)
     claims = []
     for label in outcomes:
-        verdict, change = _unchanged(outcomes, label, late, SATURATED)
+        verdict, change = _unchanged(outcomes, label, late, SATURATED_POINTS)
         claims.append(
             Claim(
                 f"Test accuracy saturates during the warm start (appendix, figure 8's text; {label}).",
                 verdict,
-                f"From round {late} to {scratch.rounds} {change}read as saturated if within {SATURATED:g}).",
+                f"From round {late} to {scratch.rounds} {change}read as saturated if within {SATURATED_POINTS:g}).",
             )
         )
     caption = f"FedAvg from scratch, {_named(found)}; mean over {len(seeds)} seeds, bars ± s.e."
@@ -115,13 +115,13 @@ def methods_study(found: Problem, job: Job) -> StudyResult:
     warm, first = warm_up.rounds, min(_evaluated(outcomes), default=problem.rounds)
     claims = _convergence_claims(outcomes)
     for label in list(ARMS)[:-1]:
-        verdict, change = _unchanged(outcomes, label, first, UNCHANGED)
+        verdict, change = _unchanged(outcomes, label, first, UNCHANGED_POINTS)
         claims.append(
             Claim(
                 f"Test accuracy does not change much after the warm start (appendix, figure 8; {label}).",
                 verdict,
                 f"From round {warm + first} to {warm + problem.rounds} {change}read as unchanged if within "
-                f"{UNCHANGED:g}).",
+                f"{UNCHANGED_POINTS:g}).",
             )
         )
     claims += _claims_beyond(outcomes)

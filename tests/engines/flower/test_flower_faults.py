@@ -13,7 +13,7 @@ from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord, RecordDi
 from wire import Small, WireGrid, over_the_wire, set_numbers
 
 from selffl.algorithms.self_fl import SelfFL
-from selffl.engines.flower.messages import MOST_SHOWN, Answer, fingerprint, read, shown
+from selffl.engines.flower.messages import MAX_SHOWN_CHARACTERS, Answer, fingerprint, read, shown
 from selffl.engines.flower.roster import Roster, wait_for_clients
 from selffl.engines.flower.strategy import QUERY_SECONDS
 from selffl.errors import DataError, DivergedError, QuorumError, RefusedError
@@ -685,7 +685,7 @@ def test_what_clients_say_is_cut_and_stays_on_its_line(place, text, small, heard
     small.serve(small.grid(TEXTS[place](text)), rounds=1)
     assert heard()
     for line in heard():
-        assert len(line) < MOST_SHOWN + 300
+        assert len(line) < MAX_SHOWN_CHARACTERS + 300
         assert line.isprintable(), line
 
 
@@ -694,12 +694,12 @@ def test_a_run_that_ends_for_want_of_answers_says_no_more_than_its_log(small):
     with pytest.raises(QuorumError) as found:
         small.serve(WireGrid(small.client(), {100: 0}, fault), rounds=1, quorum=0.25)
     assert str(found.value).isprintable()
-    assert len(str(found.value)) < MOST_SHOWN + 300
+    assert len(str(found.value)) < MAX_SHOWN_CHARACTERS + 300
 
 
 def test_what_is_shown_is_on_one_line_of_bounded_length():
     assert shown("a\nb\x1b") == r"'a\nb\x1b'"
-    assert len(shown("é" * 5000)) == MOST_SHOWN + 1
+    assert len(shown("é" * 5000)) == MAX_SHOWN_CHARACTERS + 1
     assert shown((1, 650)) == "(1, 650)"
 
 
@@ -708,7 +708,7 @@ def test_a_note_of_20_megabytes_is_a_short_error():
     with pytest.raises(DataError) as found:
         read(Answer, RecordDict({"about": record}))
     assert str(found.value).startswith("round_number is 'xxx")
-    assert len(str(found.value)) < MOST_SHOWN + 100
+    assert len(str(found.value)) < MAX_SHOWN_CHARACTERS + 100
 
 
 def test_the_name_of_an_experiment_outlives_a_first_round_that_does_not_end(small):

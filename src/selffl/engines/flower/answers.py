@@ -22,8 +22,8 @@ from selffl.engines.flower.records import models_of, unpack
 from selffl.errors import DataError
 from selffl.training.metrics import HIGHER_IS_BETTER
 
-MOST_GRADIENTS = 10**12  # that a client may say it has spent in a round
-MOST_LOSS = 1e15  # of a client's rows together: beyond that their sum could leave the finite numbers
+MAX_GRADIENTS = 10**12  # that a client may say it has spent in a round
+MAX_LOSS = 1e15  # of a client's rows together: beyond that their sum could leave the finite numbers
 ROUNDED = 1.001  # times its bound that a number may be: soft labels are parts of rows, and sums of them round
 
 
@@ -54,8 +54,8 @@ def check_answer(content: RecordDict, experiment: str, round_number: int, client
     for name, value in {"experiment": experiment, "round_number": round_number, "client": client}.items():
         if getattr(answer, name) != value:
             raise DataError(f"the {name} of the answer is {shown(getattr(answer, name))}; expected {value!r}.")
-    if not 0 <= answer.num_gradients <= MOST_GRADIENTS:
-        raise DataError(f"num_gradients is {answer.num_gradients}; expected 0 to {MOST_GRADIENTS}.")
+    if not 0 <= answer.num_gradients <= MAX_GRADIENTS:
+        raise DataError(f"num_gradients is {answer.num_gradients}; expected 0 to {MAX_GRADIENTS}.")
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Bounds:
             )
         for name, value in values.items():
             view, _, metric = name.partition(".")
-            most = {"accuracy": float(rows), "auc": 1.0}.get(metric, MOST_LOSS)
+            most = {"accuracy": float(rows), "auc": 1.0}.get(metric, MAX_LOSS)
             least = -most if metric == "loss" or metric in self.own_metrics else 0.0
             is_value = metric == "auc" or metric in self.own_metrics  # of the client, not a sum over its rows
             if rows == 0 and not is_value:  # a sum over nothing

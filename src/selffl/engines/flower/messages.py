@@ -19,7 +19,7 @@ from selffl.training.flat import FlatModel
 
 PROTOCOL = 4  # of these messages; other numbers are refused
 
-MOST_SHOWN = 200  # characters of what others have sent
+MAX_SHOWN_CHARACTERS = 200  # characters of what others have sent
 
 ABOUT, ARRAYS, METRICS = "about", "arrays", "metrics"  # records of a message
 
@@ -89,7 +89,7 @@ class Answer:
 def shown(value: object) -> str:
     """What somebody else has sent, on one line of bounded length: it may be long, or look like lines of a log."""
     text = repr(value)  # of a string: in quotes, with anything that a terminal would act on spelt out
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 
 
 def write(note: Any) -> ConfigRecord:

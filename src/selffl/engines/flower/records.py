@@ -149,7 +149,7 @@ class Templates(NamedTuple):
 def templates(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Templates:
     """Names, shapes and types of what one client is sent and keeps.
 
-    Only the method knows its records, so it is asked what it would send to a lone newcomer.
+    Only the method knows its records, so it is asked what it would send to a lone new client.
     """
     params = model.params
     zero = torch.zeros(1, dtype=params.dtype, device=params.device)

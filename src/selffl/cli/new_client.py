@@ -19,7 +19,7 @@ app = typer.Typer()
 def welcome_command(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
     table: Annotated[
-        Path, typer.Argument(help="The newcomer's rows, with a header: .csv, or .parquet.", metavar="ROWS.csv")
+        Path, typer.Argument(help="The new client's rows, with a header: .csv, or .parquet.", metavar="ROWS.csv")
     ],
     label: Annotated[
         str | None, typer.Option(help="Column of the labels; without it, the one that was trained on, or label.")

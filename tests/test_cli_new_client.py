@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(command_line, tmp_path):
-    """A function that runs the command here, in a folder with two rows of a newcomer."""
+    """A function that runs the command here, in a folder with two rows of a new client."""
     tables = {
         "new.csv": "age,dose,ill\n1,2,yes\n3,0.5,no\n",
         "mixed.csv": "ill,name,dose,age\nyes,x,2,1\nno,y,0.5,3\n",

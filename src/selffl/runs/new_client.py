@@ -1,9 +1,9 @@
-"""Newcomers: a personal model for a client that never took part, from the current global model and its own rows.
+"""New clients: a personal model for a client that never took part, from the current global model and its own rows.
 
-A newcomer makes visits, one after the other, to a server that stays as it is: what it would be sent, what it would do
+A new client makes visits, one after the other, to a server that stays as it is: what it would be sent, what it would do
 with it, and what it would keep are the method's own (``broadcast``, ``adapt``, ``personal``); nothing is sent back.
 The visits end when its model no longer moves, or after as many as the method says.  A method with a learned sigma_0^2
-arrives at the posterior mode under it, which needs nothing of the newcomer but its rows.
+arrives at the posterior mode under it, which needs nothing of the new client but its rows.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from selffl.training.blocks import deterministic_cudnn
 from selffl.training.evaluation import check_rows
 from selffl.training.model import ModelTask
 
-MOST_VISITS = 50
+MAX_VISITS = 50  # of a method whose visits go on until a model no longer moves
 TOLERANCE = 3e-4  # a model that moves less in a visit, relative to its way from the global one, no longer moves
 MAX_FULL_BATCH_ROWS = 500  # up to so many are met in every step, so that no minibatch noise is left
-NEWCOMER = "newcomer"  # what messages call it
+NAME = "new"  # what messages call it
 
 
-def rows_of_newcomer(session: Session, rows: Any) -> Rows:
+def rows_of_new_client(session: Session, rows: Any) -> Rows:
     """A new client's rows as the model takes them, once they are seen to be of the kind that the run was trained on."""
     known = session.federation.train
     features, labels = _features_and_labels(session, rows)
@@ -46,17 +46,17 @@ def rows_of_newcomer(session: Session, rows: Any) -> Rows:
     if found.labels.is_floating_point() and not known.labels.is_floating_point():
         odd = found.labels[found.labels != found.labels.round()].flatten()
         raise DataError(
-            f"the label {float(odd[0]):g} of the newcomer is no class; expected whole numbers, one per row."
+            f"the label {float(odd[0]):g} of the new client is no class; expected whole numbers, one per row."
         )
     for name, mine, theirs in (("row", found.features, known.features), ("label", found.labels, known.labels)):
         if mine.shape[1:] != theirs.shape[1:]:
             raise DataError(
-                f"a {name} of the newcomer has shape {tuple(mine.shape[1:])}; expected {tuple(theirs.shape[1:])}, as "
+                f"a {name} of the new client has shape {tuple(mine.shape[1:])}; expected {tuple(theirs.shape[1:])}, as "
                 "of the clients that were trained on."
             )
     found = Rows(found.features, session.label_scale.scale_labels(found.labels), found.offset)
     found = found.to(session.recipe.device, session.model.params.dtype)
-    check_rows(session.model, session.source.loss, found, [NEWCOMER])
+    check_rows(session.model, session.source.loss, found, [NAME])
     return found
 
 
@@ -65,10 +65,10 @@ def _features_and_labels(session: Session, rows: Any) -> tuple[Any, Any]:
     federation, preparation = session.federation, session.federation.preparation
     if isinstance(rows, Federation):
         if rows.num_clients != 1:
-            raise DataError(f"the federation has {rows.num_clients} clients; expected the newcomer alone.")
+            raise DataError(f"the federation has {rows.num_clients} clients; expected the new client alone.")
         if rows.preparation is not None and rows.preparation != preparation:
             raise DataError(
-                "the newcomer's federation has a preparation of its own; expected that of the run. Pass "
+                "the new client's federation has a preparation of its own; expected that of the run. Pass "
                 "preparation=run.preparation where it is made, or the frame or file itself."
             )
         labels: Any = rows.train.labels
@@ -97,14 +97,14 @@ def _features_and_labels(session: Session, rows: Any) -> tuple[Any, Any]:
 
 
 def _check_one_client(table: Table, name: str | None) -> None:
-    """Refuse the rows of several clients, which would be taken for one newcomer's."""
+    """Refuse the rows of several clients, which would be taken for one new client's."""
     if name is None or name not in table.columns:
         return
     clients = table.words(name).unique().drop_null().to_pylist()
     if len(clients) > 1:
         raise DataError(
             f"{table.place} holds rows of {len(clients):,} clients in the column {name!r}, such as {clients[0]!r} and "
-            f"{clients[1]!r}; expected the newcomer's alone. Welcome them one by one, each with its own rows."
+            f"{clients[1]!r}; expected the new client's alone. Serve them one by one, each with its own rows."
         )
 
 
@@ -128,8 +128,8 @@ def _as(values: Tensor, known: Tensor) -> Tensor:
 
 
 @deterministic_cudnn()
-def make_newcomer_models(session: Session, state: RunState, rows: Rows) -> Tensor:
-    """Personal models ``[C, P]`` of C newcomers with ``rows``, each by itself; the global one for who has none.
+def make_new_client_models(session: Session, state: RunState, rows: Rows) -> Tensor:
+    """Personal models ``[C, P]`` of C new clients with ``rows``, each by itself; the global one for who has none.
 
     Nothing of the run is changed.
     """
@@ -144,8 +144,8 @@ def make_newcomer_models(session: Session, state: RunState, rows: Rows) -> Tenso
                 found[some] = _visit_until_settled(session, state, sent, rows.subset(some))
     if not found.norm(dim=-1).isfinite().all():
         raise DivergedError(
-            f"the newcomer's model by {session.method.name} is not finite; expected finite numbers. Scale its rows as "
-            "those that were trained on, or train with a lower learning rate or penalty."
+            f"the new client's model by {session.method.name} is not finite; expected finite numbers. Scale its rows "
+            "as those that were trained on, or train with a lower learning rate or penalty."
         )
     return found
 
@@ -154,7 +154,7 @@ def _message(session: Session, state: RunState) -> Any:
     """What the server sends to a client of whom it knows what it knew of everybody before the first round."""
     population = session.source.population
     number, cluster = population.num_clients, population.cluster
-    # Clusters decide how far one that has a variance trusts itself, which a newcomer has not: any will do.
+    # Clusters decide how far one that has a variance trusts itself, which a new client has not: any will do.
     wider = replace(
         population,
         num_clients=number + 1,
@@ -170,7 +170,7 @@ def _message(session: Session, state: RunState) -> Any:
 
 
 def _visit_until_settled(session: Session, state: RunState, sent: Any, rows: Rows) -> Tensor:
-    """Models ``[C, P]`` of newcomers with as many rows each, after their visits."""
+    """Models ``[C, P]`` of new clients with as many rows each, after their visits."""
     method, source = session.method, session.source
     shared: Tensor = state.server.params
     count, size = len(rows.num_examples), int(rows.num_examples[0])
@@ -179,7 +179,7 @@ def _visit_until_settled(session: Session, state: RunState, sent: Any, rows: Row
     store = MemoryStore(method.newcomer(shared.expand(count, -1)), ())
     found = shared.expand(count, -1).clone()
     moving = torch.arange(count, device=shared.device)
-    for visit in range(1, (method.newcomer_visits or MOST_VISITS) + 1):
+    for visit in range(1, (method.newcomer_visits or MAX_VISITS) + 1):
         task = ModelTask(
             source.model, source.loss, rows, moving, source.learning_rate, min(size, most), source.seed,
             state.round_number + visit, source.gradients, keys=torch.full_like(moving, source.federation.num_clients),

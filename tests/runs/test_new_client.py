@@ -1,4 +1,4 @@
-"""Newcomers: their models against plain minimisation, the run as it was, every method, and rows that are refused."""
+"""New clients: their models against plain minimisation, the run as it was, every method, and rows that are refused."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from selffl.algorithms.averaging import ModelBroadcast, ModelServer
 from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Rows
 from selffl.errors import DataError, DivergedError, SelfFLError
-from selffl.runs import welcome
+from selffl.runs import new_client
 
 FEATURES, CLASSES, BATCH = 5, 3, 10
 
@@ -147,7 +147,7 @@ def test_more_rows_move_the_model_further_and_none_do_not():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_method_gives_a_newcomer_a_model_and_leaves_the_run_as_it_was(name, monkeypatch):
-    monkeypatch.setattr(welcome, "MOST_VISITS", 5)
+    monkeypatch.setattr(new_client, "MAX_VISITS", 5)
     run = trained(name)
     x, y = rows_of(94, 4)
     states = {key: tensor.clone() for key, tensor in tensors_of(run._state).items()}
@@ -177,12 +177,12 @@ def test_every_method_gives_a_newcomer_a_model_and_leaves_the_run_as_it_was(name
 
 @pytest.mark.parametrize("name", ["self-fl-auto", "self-fl", "ditto", "apfl", "perfedavg"])
 def test_newcomers_who_come_together_have_the_models_that_each_has_alone(name, monkeypatch):
-    monkeypatch.setattr(welcome, "MOST_VISITS", 5)
+    monkeypatch.setattr(new_client, "MAX_VISITS", 5)
     run = trained(name, batch_size=4, chunk_size=2)
     each = [rows_of(seed, count) for seed, count in ((90, 9), (91, 2), (92, 9), (93, 9), (94, 0))]
     offset = torch.tensor([0, *(len(y) for _, y in each)]).cumsum(0)
     x, y = (torch.as_tensor(np.concatenate(part)) for part in zip(*each, strict=True))
-    found = welcome.make_newcomer_models(run._session, run._state, Rows(x, y, offset))
+    found = new_client.make_new_client_models(run._session, run._state, Rows(x, y, offset))
     for params, own in zip(found, each, strict=True):
         torch.testing.assert_close(params, flat(run.welcome(own)), rtol=1e-9, atol=1e-9)
 
@@ -232,8 +232,8 @@ def test_the_server_knows_of_a_newcomer_what_it_knew_of_everybody_at_first():
 def visits(monkeypatch):
     """A list with an entry for every visit."""
     found = []
-    once = welcome.ModelTask  # the local work of one visit
-    monkeypatch.setattr(welcome, "ModelTask", lambda *given, **more: (found.append(1), once(*given, **more))[1])
+    once = new_client.ModelTask  # the local work of one visit
+    monkeypatch.setattr(new_client, "ModelTask", lambda *given, **more: (found.append(1), once(*given, **more))[1])
     return found
 
 
@@ -246,10 +246,10 @@ def test_a_method_that_learns_its_variance_by_taking_part_is_visited_once(name, 
 def test_visits_end_where_the_model_no_longer_moves_and_at_the_bound(visits, monkeypatch):
     run, own = trained("self-fl-auto"), rows_of(92, 5)
     run.welcome(own)
-    assert 1 < len(visits) < welcome.MOST_VISITS
+    assert 1 < len(visits) < new_client.MAX_VISITS
     visits.clear()
-    monkeypatch.setattr(welcome, "TOLERANCE", 0.0)
-    monkeypatch.setattr(welcome, "MOST_VISITS", 3)
+    monkeypatch.setattr(new_client, "TOLERANCE", 0.0)
+    monkeypatch.setattr(new_client, "MAX_VISITS", 3)
     run.welcome(own)
     assert len(visits) == 3
 
@@ -257,7 +257,7 @@ def test_visits_end_where_the_model_no_longer_moves_and_at_the_bound(visits, mon
 # ------------------------------------------------------------------------------------------------- where it works
 
 
-def test_a_saved_run_welcomes_as_the_one_that_was_trained(tmp_path):
+def test_a_saved_run_serves_new_clients_as_the_one_that_was_trained(tmp_path):
     run, own = trained("self-fl-auto", out=tmp_path / "run"), rows_of(91, 6)
     before = {file: file.read_bytes() for file in (tmp_path / "run").iterdir()}
     opened = selffl.load(tmp_path / "run")
@@ -317,17 +317,20 @@ def test_on_a_gpu_as_on_the_cpu(name):
 GOOD = np.zeros((2, FEATURES))
 WRONG = {
     "NaN": ((np.full((2, FEATURES), np.nan), [0, 1]), "x holds NaN or infinity, first in row 0"),
-    "another shape": ((np.zeros((2, 4)), [0, 1]), "a row of the newcomer has shape (4,); expected (5,)"),
-    "an axis too many": ((np.zeros((2, 1, FEATURES)), [0, 1]), "a row of the newcomer has shape (1, 5); expected (5,)"),
-    "labels of another shape": ((GOOD, [[0], [1]]), "a label of the newcomer has shape (1,); expected ()"),
-    "a label beyond the outputs": ((GOOD, [0, 3]), "client 'newcomer' has the label 3, and Linear has 3 outputs"),
+    "another shape": ((np.zeros((2, 4)), [0, 1]), "a row of the new client has shape (4,); expected (5,)"),
+    "an axis too many": (
+        (np.zeros((2, 1, FEATURES)), [0, 1]),
+        "of the new client has shape (1, 5); expected (5,)",
+    ),
+    "labels of another shape": ((GOOD, [[0], [1]]), "a label of the new client has shape (1,); expected ()"),
+    "a label beyond the outputs": ((GOOD, [0, 3]), "client 'new' has the label 3, and Linear has 3 outputs"),
     "a label below none": ((GOOD, [0, -1]), "y is -1 in row 1"),
-    "labels that are no classes": ((GOOD, [1.0, 1.5]), "the label 1.5 of the newcomer is no class"),
+    "labels that are no classes": ((GOOD, [1.0, 1.5]), "the label 1.5 of the new client is no class"),
     "names where there are none": ((GOOD, ["no", "yes"]), "y is of type"),
     "other numbers of rows and labels": ((GOOD, [0, 1, 2]), "x has 2 rows and y 3"),
     "no pair": (GOOD[0], "rows are a ndarray; expected a pair (features, labels)"),
     "nothing": (None, "rows are a NoneType; expected a pair (features, labels)"),
-    "several clients": (federation(), "the federation has 8 clients; expected the newcomer alone"),
+    "several clients": (federation(), "the federation has 8 clients; expected the new client alone"),
 }
 
 
@@ -354,5 +357,5 @@ def test_a_class_that_nobody_knows_is_told_with_the_nearest():
 def test_a_model_that_leaves_the_finite_numbers_is_no_model():
     run = trained("ditto", "values")
     x, y = rows_of(89, 5, "values")
-    with pytest.raises(DivergedError, match="the newcomer's model by ditto is not finite"):
+    with pytest.raises(DivergedError, match="the new client's model by ditto is not finite"):
         run.welcome((x * 1e6, y))
