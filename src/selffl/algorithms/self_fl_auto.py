@@ -86,7 +86,7 @@ class AutoBroadcast:
 
 @dataclass(frozen=True)
 class AutoMemory:
-    """What a client keeps: its model, as a function of the global one, which moves, and how its halves' models differ."""
+    """What a client keeps: its model, as a function of the global one, which moves, and how its halves differ."""
 
     # theta_m - (1 - k_m) theta [..., C, P], as of its last visit.
     personal_offset: Tensor = field(metadata={EARLIER_NAME: "own"})
