@@ -20,6 +20,7 @@ AUTO = {
     "skipped": self_fl_auto.BURN_IN,
     "change": self_fl_auto.MOST_CHANGE,
     "least": self_fl_auto.LEAST_DECIDED,
+    "per_whole": self_fl_auto.STEPS_PER_WHOLE,
 }
 
 

@@ -552,13 +552,27 @@ def moved(old, new, learning):
     return new if old is None else old * (new / old) ** learning
 
 
-def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, first, skipped, change, least):
-    """D17. A client keeps the models of both halves of its rows, whose mean is θ_m, and the θ they were made with: they
-    move by 1 − k_m of the way from there to the new θ."""
+def held_descent(own, centre, slope, rate, held, num_steps, momentum, skipped):
+    """Steps with momentum, each followed by a pull towards the centre; the mean over the last of them."""
+    velocity, kept = [0.0] * len(own), []
+    for draw in range(num_steps):
+        velocity = [momentum * v + g for v, g in zip(velocity, slope(own, draw), strict=True)]
+        own = [x - rate * v for x, v in zip(own, velocity, strict=True)]
+        pull = rate * held * math.fsum(momentum**i for i in range(draw + 1))
+        own = [(x + pull * c) / (1.0 + pull) for x, c in zip(own, centre, strict=True)]
+        if draw >= math.floor(skipped * num_steps):
+            kept.append(own)
+    return mean_model(kept, [1.0] * len(kept))
+
+
+def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, first, skipped, change, least, per_whole):
+    """D17. A client keeps θ_m, the models of both halves of its rows and the θ they were made with: all move by 1 − k_m
+    of the way from there to the new θ."""
     shared = prior = problem["start"]  # w, θ
     precision, prior_rows, memory = first, None, {}
     agreed, disagreed, unit = 0.0, 0.0, None  # running means, each round's over the disagreement of the one before
-    half_steps = max((num_local_steps - 2) // 2, 1)
+    own_steps = max(num_local_steps // per_whole, 1)
+    half_steps = max((num_local_steps - 2 - own_steps) // 2, 1)
     history, steps, gradients = [], [], []
     # Rows of each class; and of each class where its score's bias lies, and which way it acts.
     classes, bias = problem.get("classes"), problem.get("bias", [])
@@ -570,16 +584,12 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
     def less(a, b):
         return [x - y for x, y in zip(a, b, strict=True)]
 
-    def here(m, half):
-        """Its model, as θ is now."""
+    def here(m, which):
+        """One of its three models, as θ is now."""
         if m not in memory:
             return prior
-        found, lean = memory[m]["halves"][half], memory[m]["lean"]
+        found, lean = memory[m]["models"][which], memory[m]["lean"]
         return [x + lean * (now - old) for x, now, old in zip(found, prior, memory[m]["prior"], strict=True)]
-
-    def whole(m):
-        """θ_m: the mean of both halves' models, by their rows."""
-        return mean_model([here(m, 0), here(m, 1)], problem["half_terms"][m])
 
     def skew():
         """ρ, the variance of class frequencies between clients over π(1 − π)."""
@@ -609,20 +619,22 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
             before = memory.get(m, {"lean": 1.0, "rho": 0.0})
             step = [new - old for new, old in zip(shift(m, rho), shift(m, before["rho"]), strict=True)]
             centre = added(prior, shift(m, rho))
-            slopes, halves = problem["half_gradient"](t, m), []
-            for half, slope in enumerate(slopes):
-                own, velocity, kept = added(here(m, half), step, before["lean"]), [0.0] * len(prior), []
-                for draw in range(half_steps):
-                    velocity = [momentum * v + g for v, g in zip(velocity, slope(own, draw), strict=True)]
-                    own = [x - rate * v for x, v in zip(own, velocity, strict=True)]
-                    pull = rate * precision / problem["terms"][m] * math.fsum(momentum**i for i in range(draw + 1))
-                    own = [(x + pull * c) / (1.0 + pull) for x, c in zip(own, centre, strict=True)]
-                    if draw >= math.floor(skipped * half_steps):
-                        kept.append(own)
-                halves.append(mean_model(kept, [1.0] * len(kept)))
+            old, *starts = (added(here(m, which), step, before["lean"]) for which in ("whole", 0, 1))
+            slopes, parts, held = (
+                problem["half_gradient"](t, m),
+                problem["half_terms"][m],
+                precision / problem["terms"][m],
+            )
+            halves = [
+                held_descent(start, centre, slope, rate, held, half_steps, momentum, skipped)
+                for start, slope in zip(starts, slopes, strict=True)
+            ]
+            mean, earlier = mean_model(halves, parts), mean_model(starts, parts)
+            start = [x + y - z for x, y, z in zip(old, mean, earlier, strict=True)]
+            own = held_descent(start, centre, gradient, rate, held, own_steps, 0.0, skipped)
             terms, count = problem["half_terms"][m], problem["examples"][m]
             lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
-            spent.append(num_local_steps + 2 * half_steps + 2)
+            spent.append(num_local_steps + 2 * half_steps + own_steps + 2)
             if terms[1] > 0:
                 warmth = problem["temperature"](t, m, halves, half_steps) if "temperature" in problem else 1.0
                 temperatures.append(warmth)
@@ -636,7 +648,7 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
                 products.append(dot(one, two))
                 apart = terms[0] * terms[1] / math.fsum(terms) ** 2 * dot(less(one, two), less(one, two))
                 undecided.append(precision * apart)
-            memory[m] = {"halves": halves, "prior": prior, "lean": lean, "rho": rho}
+            memory[m] = {"models": {"whole": own, 0: halves[0], 1: halves[1]}, "prior": prior, "lean": lean, "rho": rho}
         size, weight = len(deviations), (recent + 1.0) / (t + 1.0 + recent)
         if size and math.fsum(disagreements) > 0.0:
             pairs = [dot(a, b) for i, a in enumerate(deviations) for j, b in enumerate(deviations) if i != j]
@@ -674,7 +686,7 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
     num_clients = len(problem["examples"])
     result = outcome(
         prior,
-        [whole(m) for m in range(num_clients)],
+        [here(m, "whole") for m in range(num_clients)],
         history,
         steps,
         gradients,

@@ -13,7 +13,8 @@ far as its rows tell (`selffl.maths.frequencies`): the logarithm of their ratio 
 Large clients are therefore hardly held, small ones lean on the rest, and no strength is chosen: c is learned from two
 halves of each client's rows (`selffl.maths.split_half`).  A client trains a model for each half, as if it had no more
 rows, with that half's share of the prior; what the two agree on is the client's, and what they disagree on is noise, of
-its rows and of its steps.  theta_m is their mean, as the product of both posteriors has it.
+its rows and of its steps.  Their mean is theta_m, but for what the curvatures of both differ by: a few steps on all
+rows find that.
 
 The share of the P parameters that an average client decides says how many rows n_0 of one's own the prior equals:
 k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(sigma_0^2 + sigma_m^2), Eq. (20): by
@@ -43,7 +44,7 @@ from selffl.maths.posterior import local_weight
 from selffl.maths.split_half import HalvesOfClients, common_square
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
-MOMENTUM = 0.9  # of a client's own steps
+MOMENTUM = 0.9  # of the steps of halves
 FIRST_PRECISION = 10.0  # c before anybody has reported
 MOST_CHANGE = 2.0  # times what it was before a round that c is after it, at most; and one over it, at least
 VARIANCE_RATE = 0.2  # share of the way that log n_0 moves in a round
@@ -51,7 +52,8 @@ AVERAGING_POWER = 8.0  # round t weighs as t^8 in the running means of the share
 BURN_IN = 0.5  # share of the steps before those whose mean is kept
 LEAST_DECIDED = 1e-4  # parameters that an average client decides, below which c grows no further
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
-NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree: that many steps fewer
+NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree
+STEPS_PER_WHOLE = 10  # of the steps of a visit, one in so many is on all rows; the others are on halves
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,14 @@ class AutoBroadcast:
 
 @dataclass(frozen=True)
 class AutoMemory:
-    """What a client keeps: its model, as a function of the global one, which moves, and how its halves differ."""
+    """What a client keeps: its model and those of two halves of its rows, as functions of the global one, which moves.
 
-    # theta_m - (1 - k_m) theta [..., C, P], as of its last visit.
-    personal_offset: Tensor = field(metadata={EARLIER_NAME: "own"})
-    # Model of the first half of its rows less that of the second [..., C, P].
-    half_difference: Tensor = field(metadata={ADDED_LATER: True})
+    Each is kept as theta_m - (1 - k_m) theta, as of the client's last visit.
+    """
+
+    personal_offset: Tensor = field(metadata={EARLIER_NAME: "own"})  # [..., C, P]
+    first_half_offset: Tensor = field(metadata={ADDED_LATER: True})  # [..., C, P]
+    second_half_offset: Tensor = field(metadata={ADDED_LATER: True})  # [..., C, P]
     prior_weight: Tensor = field(metadata={EARLIER_NAME: "lean"})  # 1 - k_m [..., C]
     class_skew: Tensor = field(metadata={EARLIER_NAME: "skew"})  # rho of that visit [..., C]
     visits: Tensor  # how many there were [..., C]
@@ -99,6 +103,11 @@ class AutoMemory:
     def model(self, global_params: Tensor) -> Tensor:
         """The posterior mode moves by 1 - k_m of the way that the prior mean has moved since."""
         return torch.addcmul(self.personal_offset, self.prior_weight.unsqueeze(-1), global_params)
+
+    def half_models(self, global_params: Tensor) -> Tensor:
+        """Likewise of both halves ``[..., C, 2, P]``."""
+        offsets = torch.stack([self.first_half_offset, self.second_half_offset], dim=-2)
+        return offsets + self.prior_weight[..., None, None] * global_params.unsqueeze(-2)
 
 
 @dataclass(frozen=True)
@@ -129,6 +138,7 @@ class Arrival(NamedTuple):
 
     anchor: Tensor  # its prior mean [..., C, P]
     model: Tensor  # its own [..., C, P]
+    halves: Tensor  # those of both halves of its rows [..., C, 2, P]
     class_counts: Tensor  # [..., C, K]
 
 
@@ -150,7 +160,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     """Self-FL with learned variances; there is nothing to choose but how long clients train.
 
     Attributes:
-        num_local_steps: L, of the shared model; of both halves together, with what is measured, as many.
+        num_local_steps: L, of the shared model; of all others together, with what is measured, as many.
     """
 
     name: ClassVar[str] = "self-fl-auto"
@@ -181,7 +191,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def newcomer(self, params: Tensor) -> AutoMemory:
         """Nothing of its own yet: the global model."""
         none = torch.zeros_like(params[..., 0])
-        return AutoMemory(torch.zeros_like(params), torch.zeros_like(params), none + 1, none, none.clone())
+        own, first, second = (torch.zeros_like(params) for _ in range(3))
+        return AutoMemory(own, first, second, none + 1, none, none.clone())
 
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
@@ -198,10 +209,10 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def client_round(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask
     ) -> tuple[AutoUpload, AutoMemory]:
-        """FedAvg's steps from w, and as many towards the posterior modes of both halves, with what is measured."""
+        """FedAvg's steps from w, and as many towards the posterior modes of both halves and of all rows."""
         trained = descend(task, broadcast.latest, self.steps(task))
         arrival, halves = self.arrive(broadcast, memory, task), task.halves()
-        models, draw = self.train_halves(broadcast, memory, task, halves, arrival)
+        model, models, draw = self.train_own(broadcast, task, halves, arrival)
         report = self.measure(broadcast, halves, models - arrival.anchor.unsqueeze(-2), models, draw)
         count = task.num_examples.expand(task.shape).to(trained)
         # While n_0 is unknown, because rows have decided nothing yet, as with the largest: by rows.
@@ -218,74 +229,55 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             same_class.nan_to_num(nan=0.0),
             (~same_class.isnan()).to(weight),
         )
-        return upload, self.keep(broadcast, memory, task, halves, models)
+        return upload, self.keep(broadcast, memory, task, model, models)
 
     def arrive(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> Arrival:
-        """Prior mean and own model, by the class frequencies as they are known by now.
+        """Prior mean and own models, by the class frequencies as they are known by now.
 
-        The bias of a client's own model has moved by 1 - k_m times the change of the shift since its last visit.
+        The bias of a client's own models has moved by 1 - k_m times the change of the shift since its last visit.
         """
-        anchor, model = broadcast.params, memory.model(broadcast.params)
+        anchor, model, halves = broadcast.params, memory.model(broadcast.params), memory.half_models(broadcast.params)
         counts = task.class_counts(broadcast.frequencies.shape[-1]).to(anchor)
         if task.class_bias is not None:
             shift = class_shift(counts, broadcast.frequencies, broadcast.class_skew)
             before = class_shift(counts, broadcast.frequencies, memory.class_skew)
-            anchor = task.class_bias.added(anchor, shift)
-            model = task.class_bias.added(model, memory.prior_weight.unsqueeze(-1) * (shift - before))
-        return Arrival(anchor, model, counts)
+            moved = memory.prior_weight.unsqueeze(-1) * (shift - before)
+            anchor, model = task.class_bias.added(anchor, shift), task.class_bias.added(model, moved)
+            halves = task.class_bias.added(halves, moved.unsqueeze(-2))
+        return Arrival(anchor, model, halves, counts)
 
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
         """A client's own training alone: neither FedAvg's steps nor a report."""
-        arrival, halves = self.arrive(broadcast, memory, task), task.halves()
-        models, _ = self.train_halves(broadcast, memory, task, halves, arrival)
-        return self.keep(broadcast, memory, task, halves, models)
+        arrival = self.arrive(broadcast, memory, task)
+        model, models, _ = self.train_own(broadcast, task, task.halves(), arrival)
+        return self.keep(broadcast, memory, task, model, models)
 
-    def train_halves(
-        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, halves: RowwiseTask, arrival: Arrival
-    ) -> tuple[Tensor, int]:
-        """The models of both halves of each client's rows ``[..., C, 2, P]``, and the number of an unused minibatch.
+    def train_own(
+        self, broadcast: AutoBroadcast, task: RowwiseTask, halves: RowwiseTask, arrival: Arrival
+    ) -> tuple[Tensor, Tensor, int]:
+        """Each client's own model ``[..., C, P]``, those of its halves ``[..., C, 2, P]``, and a minibatch left unused.
 
         A half has its share of the rows and as large a share of the prior: a row of it is held as hard as one of all.
-        Steps with momentum on the loss, each followed by the pull towards the prior mean, implicitly, so that no
-        strength is too much for the step size.  A visit arrives at the mean over the second half of its steps.
+        The client's model goes where the mean of its halves has gone, and a few plain steps on all rows beside it.
         """
-        num_steps = self.half_steps(task)
-        # The mean of both by their rows is the client's own.
-        apart = _shares(task, halves, arrival.model).flip(-1) * arrival.model.new_tensor([1.0, -1.0])
-        begin = arrival.model.unsqueeze(-2) + apart.unsqueeze(-1) * memory.half_difference.unsqueeze(-2)
-        start, anchor = (
-            models.expand_as(begin).reshape(-1, begin.shape[-1]) for models in (begin, arrival.anchor.unsqueeze(-2))
-        )
+        of_client, of_half = self.own_steps(task)
+        pull = 1.0 / (broadcast.inter_variance * task.num_terms)
+        anchor = arrival.anchor.unsqueeze(-2).expand_as(arrival.halves)
+        by_half = of_half.unsqueeze(-1) if isinstance(of_half, Tensor) else of_half
+        models = _descend(halves, arrival.halves, anchor, pull.unsqueeze(-1), by_half, MOMENTUM)
+        share = halves.num_terms.to(models) / task.num_terms.to(models).unsqueeze(-1)
+        start = arrival.model + (share.unsqueeze(-1) * (models - arrival.halves)).sum(-2)
+        own = _descend(task, start, arrival.anchor, pull, of_client, 0.0)
+        return own, models, int(of_half.max()) if isinstance(of_half, Tensor) else of_half
 
-        def by_half(numbers: Tensor) -> Tensor:
-            return numbers.expand(task.shape).unsqueeze(-1).expand(halves.shape).reshape(-1, 1)
-
-        pull = by_half(1.0 / (broadcast.inter_variance * task.num_terms))
-        skipped = (by_half(torch.as_tensor(num_steps).to(pull)) * BURN_IN).floor()
-        first_kept = int(skipped.min())
-
-        def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            params, centre, velocity, mean = states
-            velocity.mul_(MOMENTUM).add_(halves.gradient(params, halves.batch(number, slots), slots))
-            rate = rate_of(halves, slots)
-            params.sub_(rate * velocity)
-            # The pull builds up as the momentum does, so that they balance where the posterior is highest.
-            held = rate * pull[slots] * (1.0 - MOMENTUM ** (number + 1)) / (1.0 - MOMENTUM)
-            params.lerp_(centre, held / (1.0 + held))
-            if number >= first_kept:
-                since = (number - skipped[slots]).clamp(min=0.0) + 1.0
-                mean.lerp_(params, 1.0 / since)
-            return states
-
-        by_client = num_steps.unsqueeze(-1) if isinstance(num_steps, Tensor) else num_steps
-        found = iterate(halves, by_client, step, start, anchor, torch.zeros_like(start), start)[3]
-        last = int(num_steps.max()) if isinstance(num_steps, Tensor) else num_steps
-        return found.reshape(*halves.shape, -1), last
-
-    def half_steps(self, task: RowwiseTask) -> int | Tensor:
-        """Steps of each half: together as many as FedAvg takes, less what is measured; at least one."""
-        left = (self.steps(task) - NUM_MEASUREMENTS) // 2
-        return left.clamp(min=1) if isinstance(left, Tensor) else max(left, 1)
+    def own_steps(self, task: RowwiseTask) -> tuple[int, int] | tuple[Tensor, Tensor]:
+        """Steps on all rows, and of each half: with what is measured as many as FedAvg takes; at least one of each."""
+        steps = self.steps(task)
+        if isinstance(steps, Tensor):
+            of_client = (steps // STEPS_PER_WHOLE).clamp(min=1)
+            return of_client, ((steps - NUM_MEASUREMENTS - of_client) // 2).clamp(min=1)
+        whole = max(steps // STEPS_PER_WHOLE, 1)
+        return whole, max((steps - NUM_MEASUREMENTS - whole) // 2, 1)
 
     def measure(
         self, broadcast: AutoBroadcast, halves: RowwiseTask, deviations: Tensor, models: Tensor, draw: int
@@ -313,16 +305,14 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         )
 
     def keep(
-        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, halves: RowwiseTask, models: Tensor
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, model: Tensor, halves: Tensor
     ) -> AutoMemory:
-        """What clients keep of the ``models [..., C, 2, P]`` of their halves."""
+        """What clients keep of their ``model [..., C, P]`` and of those of their ``halves [..., C, 2, P]``."""
         # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
-        prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(models)).nan_to_num(nan=0.0)
-        share = _shares(task, halves, models)
-        model = (share.unsqueeze(-1) * models).sum(-2)
-        difference = (models[..., 0, :] - models[..., 1, :]).masked_fill(share[..., 1:] == 0, 0.0)
-        own = model - prior_weight.unsqueeze(-1) * broadcast.params
-        return AutoMemory(own, difference, prior_weight, broadcast.class_skew.clone(), memory.visits + 1)
+        prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(model)).nan_to_num(nan=0.0)
+        leans = prior_weight.unsqueeze(-1) * broadcast.params
+        own, first, second = (each - leans for each in (model, *halves.unbind(-2)))
+        return AutoMemory(own, first, second, prior_weight, broadcast.class_skew.clone(), memory.visits + 1)
 
     def server_round(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
         """The precision-weighted average of the w_m, its running mean, and both variances a step further."""
@@ -408,9 +398,33 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         return memory.model(global_params.unsqueeze(-2))
 
 
-def _shares(task: RowwiseTask, halves: RowwiseTask, like: Tensor) -> Tensor:
-    """The halves' shares of their clients' rows ``[..., C, 2]``."""
-    return halves.num_terms.to(like) / task.num_terms.to(like).unsqueeze(-1)
+def _descend(
+    task: RowwiseTask, start: Tensor, anchor: Tensor, pull: Tensor, num_steps: int | Tensor, momentum: float
+) -> Tensor:
+    """Models ``[..., P]`` from ``start`` towards the posterior mode, held by ``pull [...]`` at the ``anchor``.
+
+    Steps on the loss, each followed by the pull, implicitly, so that no strength is too much for the step size.
+    Training arrives at the mean over the second half of its steps.
+    """
+    begin, centre = (models.reshape(-1, models.shape[-1]) for models in (start, anchor))
+    pull = pull.expand(task.shape).reshape(-1, 1)
+    skipped = (torch.as_tensor(num_steps).to(pull).expand(task.shape).reshape(-1, 1) * BURN_IN).floor()
+    first_kept = int(skipped.min())
+
+    def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        params, centre, velocity, mean = states
+        velocity.mul_(momentum).add_(task.gradient(params, task.batch(number, slots), slots))
+        rate = rate_of(task, slots)
+        params.sub_(rate * velocity)
+        # The pull builds up as the momentum does, so that they balance where the posterior is highest.
+        held = rate * pull[slots] * (1.0 - momentum ** (number + 1)) / (1.0 - momentum)
+        params.lerp_(centre, held / (1.0 + held))
+        if number >= first_kept:
+            since = (number - skipped[slots]).clamp(min=0.0) + 1.0
+            mean.lerp_(params, 1.0 / since)
+        return states
+
+    return iterate(task, num_steps, step, begin, centre, torch.zeros_like(begin), begin)[3].reshape_as(start)
 
 
 class Spread(NamedTuple):
