@@ -468,7 +468,7 @@ def test_a_client_whose_own_model_has_left_the_finite_numbers_keeps_it_to_itself
     sent = chosen.broadcast(state.server, clients)
     sound, _ = chosen.client_round(sent, state.memory, source.task(clients, 4))
     broken = map_tensors(torch.clone, state.memory)
-    broken.personal_offset[2] = torch.nan
+    broken.personal_offset[2] = broken.first_half_offset[2] = torch.nan
     upload, kept = chosen.client_round(sent, broken, source.task(clients, 4))
     others = [0, 1, 3, 4]
     for name, part in tensors_of(upload).items():

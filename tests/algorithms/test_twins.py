@@ -326,15 +326,15 @@ def test_self_fl_auto_equals_its_twin(with_rows, num_local_steps, setting):
         name, options, setting, twins.run_self_fl_auto, with_rows=with_rows, **options, **AUTO
     )
     server = state.server
-    assert server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9, abs=0)
+    assert server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-7, abs=0)
     if expected["prior_rows"] is None:  # nothing has been decided yet
         assert server.prior_rows.isnan()
         return
-    assert server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-9, abs=0)
+    assert server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-7, abs=0)
     rows = torch.tensor([2.0, 50.0], dtype=torch.float64)
     found = algorithm(name).intra_variance(server, torch.tensor([0, 0]), {"num_examples": rows})
     of_one_row = expected["inter_variance"] * expected["prior_rows"]
-    assert found.tolist() == pytest.approx([of_one_row / 2, of_one_row / 50], rel=1e-8, abs=0)
+    assert found.tolist() == pytest.approx([of_one_row / 2, of_one_row / 50], rel=1e-7, abs=0)
 
 
 AUGMENTED = {

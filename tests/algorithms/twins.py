@@ -636,14 +636,11 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
             lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
             spent.append(num_local_steps + 2 * half_steps + own_steps + 2)
             if terms[1] > 0:
-                warmth = problem["temperature"](t, m, halves, half_steps) if "temperature" in problem else 1.0
+                warmth = problem["temperature"](t, m, halves, 0) if "temperature" in problem else 1.0
                 temperatures.append(warmth)
                 one, two = (less(half, centre) for half in halves)
-                bends = [
-                    less(slope(halves[0], half_steps, short=True), slope(halves[1], half_steps, short=True))
-                    for slope in slopes
-                ]
-                disagreements.append((terms[1] * dot(one, bends[1]) - terms[0] * dot(two, bends[0])) / 2)
+                bends = [less(slope(halves[0], 0, short=True), slope(halves[1], 0, short=True)) for slope in slopes]
+                disagreements.append((terms[0] * dot(one, bends[1]) - terms[1] * dot(two, bends[0])) / 2)
                 deviations.append([(x + y) / 2 for x, y in zip(one, two, strict=True)])
                 products.append(dot(one, two))
                 apart = terms[0] * terms[1] / math.fsum(terms) ** 2 * dot(less(one, two), less(one, two))

@@ -137,6 +137,63 @@ def test_lots_that_differ_in_their_last_bits_order_rows_the_same_in_any_cohort(m
     assert drawn(task_of(range(301), sizes=sizes), 300, range(50)) == alone
 
 
+def rows_of_halves(task, position):
+    """The rows of both halves of the client at a position of the cohort, as its minibatches show them."""
+    halves = task.halves()
+    sizes = halves.num_examples[position].tolist()
+    return [
+        {row for batch in drawn(halves, 2 * position + half, range(-(-size // task.batch_size) + 1)) for row in batch}
+        if size
+        else set()
+        for half, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("client", range(len(SIZES)))
+def test_two_halves_share_no_row_and_miss_none(client):
+    own = set(range(sum(SIZES[:client]), sum(SIZES[: client + 1])))
+    first, second = rows_of_halves(task_of(range(len(SIZES))), client)
+    assert first | second == own
+    assert not first & second
+    assert len(first) == -(-len(own) // 2)
+
+
+def test_halves_are_the_same_in_every_round_and_cohort_and_differ_by_seed():
+    expected = rows_of_halves(task_of(range(len(SIZES))), 5)
+    assert rows_of_halves(task_of([5], round_number=9), 0) == expected
+    assert rows_of_halves(task_of([2, 5, 0]), 1) == expected
+    assert rows_of_halves(task_of([5], seed=6), 0) != expected
+    # Neither the first rows nor every other one: rows may come in an order that means something.
+    begin = sum(SIZES[:5])
+    assert 30 < len(expected[0] & set(range(begin, begin + 100))) < 70
+    assert 30 < len(expected[0] & set(range(begin, begin + 200, 2))) < 70
+
+
+def test_gradients_of_halves_are_counted_by_client():
+    task = task_of(range(len(SIZES)))
+    halves = task.halves()
+    slots = torch.tensor([0, 1, 4, 5, 13])
+    halves.batch_gradient = lambda params, batch: torch.zeros_like(params)
+    halves.gradient(torch.zeros(5, 4), None, slots)
+    assert task.num_gradients.tolist() == [2, 0, 2, 0, 0, 0, 1]
+    halves.measure_halves(torch.zeros(len(SIZES), 2, 4))
+    assert task.num_gradients.tolist() == [4, 2, 4, 2, 2, 2, 3]
+
+
+def test_both_models_are_measured_on_half_a_minibatch_of_each_half():
+    task = task_of([4, 5], batch_size=5)
+    halves = task.halves()
+    models = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0))
+    halves._gradient = lambda params, features, labels: params * labels.double().sum(1, keepdim=True).float()
+    found = halves.measure_halves(models)
+    assert found.gradients.shape == (2, 2, 2, 4)
+    assert found.temperature.tolist() == [1.0, 1.0]
+    for client in range(2):
+        for half in range(2):
+            seen = sum(drawn(halves, 2 * client + half, [0])[0][:3])
+            torch.testing.assert_close(found.gradients[client, half], models[client] * seen)
+
+
 def test_a_tasks_gradient_is_that_of_its_minibatch_and_is_counted():
     fed = digits(6, seed=2)
     module = seeded(lambda: nn.Linear(64, 10))

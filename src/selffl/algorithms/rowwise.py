@@ -45,13 +45,13 @@ class RowwiseTask(LocalTask):
         """How large a loss is one nat ``[n]``: 1 for a negative log-likelihood, else by the rows of a minibatch."""
         return torch.ones_like(params[:, 0])
 
-    def measure_halves(self, models: Tensor, draw: int) -> HalfMeasurement:
+    def measure_halves(self, models: Tensor) -> HalfMeasurement:
         """Of a task of halves: gradients on rows of each half at both ``models [..., clients, 2, P]`` of a client.
 
-        Half of a minibatch of each half counts as one minibatch, so that a client spends two gradients.
+        Half of the first minibatch of each half; both count as one minibatch, so that a client spends two gradients.
         """
         slots = torch.arange(self.shape.numel(), device=models.device)
-        batch = self.shorten(self.batch(draw, slots))
+        batch = self.shorten(self.batch(0, slots))
         each = [these.reshape(len(slots), -1) for these in (models, models.flip(-2))]
         own, other = (self.batch_gradient(these, batch).reshape_as(models) for these in each)
         self.num_gradients += 2

@@ -212,8 +212,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """FedAvg's steps from w, and as many towards the posterior modes of both halves and of all rows."""
         trained = descend(task, broadcast.latest, self.steps(task))
         arrival, halves = self.arrive(broadcast, memory, task), task.halves()
-        model, models, draw = self.train_own(broadcast, task, halves, arrival)
-        report = self.measure(broadcast, halves, models - arrival.anchor.unsqueeze(-2), models, draw)
+        model, models = self.train_own(broadcast, task, halves, arrival)
+        report = self.measure(broadcast, halves, models - arrival.anchor.unsqueeze(-2), models)
         count = task.num_examples.expand(task.shape).to(trained)
         # While n_0 is unknown, because rows have decided nothing yet, as with the largest: by rows.
         weight = torch.where(broadcast.prior_rows.isnan(), count, local_weight(broadcast.prior_rows, count))
@@ -249,13 +249,13 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
         """A client's own training alone: neither FedAvg's steps nor a report."""
         arrival = self.arrive(broadcast, memory, task)
-        model, models, _ = self.train_own(broadcast, task, task.halves(), arrival)
+        model, models = self.train_own(broadcast, task, task.halves(), arrival)
         return self.keep(broadcast, memory, task, model, models)
 
     def train_own(
         self, broadcast: AutoBroadcast, task: RowwiseTask, halves: RowwiseTask, arrival: Arrival
-    ) -> tuple[Tensor, Tensor, int]:
-        """Each client's own model ``[..., C, P]``, those of its halves ``[..., C, 2, P]``, and a minibatch left unused.
+    ) -> tuple[Tensor, Tensor]:
+        """Each client's own model ``[..., C, P]``, and those of its halves ``[..., C, 2, P]``.
 
         A half has its share of the rows and as large a share of the prior: a row of it is held as hard as one of all.
         The client's model goes where the mean of its halves has gone, and a few plain steps on all rows beside it.
@@ -267,8 +267,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         models = _descend(halves, arrival.halves, anchor, pull.unsqueeze(-1), by_half, MOMENTUM)
         share = halves.num_terms.to(models) / task.num_terms.to(models).unsqueeze(-1)
         start = arrival.model + (share.unsqueeze(-1) * (models - arrival.halves)).sum(-2)
-        own = _descend(task, start, arrival.anchor, pull, of_client, 0.0)
-        return own, models, int(of_half.max()) if isinstance(of_half, Tensor) else of_half
+        return _descend(task, start, arrival.anchor, pull, of_client, 0.0), models
 
     def own_steps(self, task: RowwiseTask) -> tuple[int, int] | tuple[Tensor, Tensor]:
         """Steps on all rows, and of each half: with what is measured as many as FedAvg takes; at least one of each."""
@@ -280,12 +279,12 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         return whole, max((steps - NUM_MEASUREMENTS - whole) // 2, 1)
 
     def measure(
-        self, broadcast: AutoBroadcast, halves: RowwiseTask, deviations: Tensor, models: Tensor, draw: int
+        self, broadcast: AutoBroadcast, halves: RowwiseTask, deviations: Tensor, models: Tensor
     ) -> SpreadReport:
-        """What the ``models [..., C, 2, P]`` of both halves agree and disagree on, on rows of minibatch ``draw``."""
+        """What the ``models [..., C, 2, P]`` of both halves, and their ``deviations``, agree and disagree on."""
         is_there = (halves.num_terms > 0).all(-1)
         found = HalvesOfClients(deviations, halves.num_terms.to(models))
-        measured = halves.measure_halves(models, draw)
+        measured = halves.measure_halves(models)
         disagreement = found.disagreement(measured.gradients)
         undecided = found.undecided(1.0 / broadcast.inter_variance)
         decided = ((disagreement + undecided) / measured.temperature).clamp(0.0, models.shape[-1])

@@ -9,10 +9,10 @@ where delta is how the client differs from the rest, of variance sigma_0^2 in ev
 half's own optimum, of covariance (N_h H)^-1.  The halves share delta and nothing else.  So what they agree on is the
 client's, and what they disagree on measures how much of it such models show:
 
-    E d_1 . d_2  =  sigma_0^2 tr S^2,      E d_1 . N_2 H (d_1 - d_2)  =  tr S^2.
+    E d_1 . d_2  =  sigma_0^2 tr S^2,      E N_1 d_1 . H (d_1 - d_2)  =  tr S^2.
 
-H (d_1 - d_2) is by how much the gradient on the second half's rows changes from one model to the other: no Hessian is
-needed, no noise of steps enters what halves agree on, and the ratio is sigma_0^2 whatever c the models were trained
+H (d_1 - d_2) is by how much the mean gradient on the second half's rows changes from one model to the other: no Hessian
+is needed.  No noise of steps enters what halves agree on, and the ratio is sigma_0^2 whatever c the models were trained
 with and however far they got, for any S that depends on H alone.  Where the loss is a multiple of the negative
 log-likelihood, the ratio is sigma_0^2 in that unit, which is what c is in.
 
@@ -52,7 +52,7 @@ class HalvesOfClients(NamedTuple):
         """
         change = gradients[..., 0, :] - gradients[..., 1, :]  # from the second's model to the first's
         others = self.deviations.flip(-2) * self.deviations.new_tensor([[-1.0], [1.0]])
-        return (self.num_terms * (others * change).sum(-1)).sum(-1) / 2
+        return (self.num_terms.flip(-1) * (others * change).sum(-1)).sum(-1) / 2
 
     def undecided(self, precision: Tensor) -> Tensor:
         """tr S (1 - S) in expectation ``[...]``, under the prior's precision c ``[...]``; with tr S^2 it is gamma."""

@@ -1,0 +1,112 @@
+"""The variance between clients from two halves of their rows: expectations against dense matrices, and simulations."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from selffl.maths.split_half import HalvesOfClients, common_square
+
+
+def spd(rng, size):
+    root = rng.normal(size=(size, size + 2))
+    return root @ root.T / size
+
+
+def drawn_halves(rng, *, inter, precision, shares, curvature, size, number):
+    """Deviations [number, 2, P] of exact posterior modes, and gradients of both halves' rows at both models.
+
+    A half of N_h rows with mean curvature H has its optimum at delta + e_h, e_h ~ N(0, (N_h H)^-1).
+    """
+    total, root = sum(shares), np.linalg.cholesky(np.linalg.inv(curvature))
+    shrink = np.linalg.solve(curvature + precision / total * np.eye(size), curvature)
+    own = np.sqrt(inter) * rng.normal(size=(number, size))
+    optima = np.stack([own + rng.normal(size=(number, size)) @ root.T / np.sqrt(n) for n in shares], axis=1)
+    deviations = optima @ shrink.T
+    # [number, whose rows, whose model, P]
+    gradients = (deviations[:, None] - optima[:, :, None]) @ curvature
+    return torch.from_numpy(deviations), torch.from_numpy(gradients), shrink
+
+
+@pytest.mark.parametrize("precision", [0.5, 20.0, 1000.0])
+@pytest.mark.parametrize("shares", [(30.0, 30.0), (21.0, 20.0), (2.0, 1.0)])
+def test_both_traces_are_those_of_the_dense_matrices(precision, shares):
+    """E d_1·d_2 = σ_0² tr S², the disagreement tr S², and what is undecided tr S(1 − S)."""
+    rng = np.random.default_rng(3)
+    curvature, inter = spd(rng, 4), 0.2
+    deviations, gradients, shrink = drawn_halves(
+        rng, inter=inter, precision=precision, shares=shares, curvature=curvature, size=4, number=50_000
+    )
+    found = HalvesOfClients(deviations, torch.tensor(shares, dtype=torch.float64).expand(len(deviations), 2))
+    traces = np.trace(shrink @ shrink), np.trace(shrink @ (np.eye(4) - shrink))
+    agreement = found.mean.square().sum(-1) - found.half_difference.square().sum(-1)
+    torch.testing.assert_close(agreement, deviations.prod(-2).sum(-1), rtol=1e-9, atol=1e-12)
+    numbers = {
+        inter * traces[0]: agreement,
+        traces[0]: found.disagreement(gradients),
+        traces[1]: found.undecided(torch.tensor(precision, dtype=torch.float64)),
+    }
+    for expected, values in numbers.items():
+        error = values.std().item() / len(values) ** 0.5
+        assert values.mean().item() == pytest.approx(expected, abs=4 * error)
+        assert error < 0.04 * expected  # so that this can fail
+
+
+@pytest.mark.parametrize("stopped", [1, 5, 1000])
+def test_the_ratio_is_the_variance_however_far_training_got(stopped):
+    """Gradient descent from the prior mean for a few steps is as good as the mode: S is a function of H alone."""
+    rng, inter, rows, rate = np.random.default_rng(4), 0.3, 25.0, 0.2
+    curvature = spd(rng, 5)
+    own = np.sqrt(inter) * rng.normal(size=(60_000, 5))
+    root = np.linalg.cholesky(np.linalg.inv(rows * curvature))
+    optima = np.stack([own + rng.normal(size=own.shape) @ root.T for _ in range(2)], axis=1)
+    models = np.zeros_like(optima)
+    for _ in range(stopped):
+        models = models - rate * (models - optima) @ curvature
+    gradients = torch.from_numpy((models[:, None] - optima[:, :, None]) @ curvature)
+    found = HalvesOfClients(torch.from_numpy(models), torch.full((len(own), 2), rows, dtype=torch.float64))
+    agreement = torch.from_numpy(models).prod(-2).sum()
+    assert (agreement / found.disagreement(gradients).sum()).item() == pytest.approx(inter, rel=0.03)
+
+
+def mode(x: np.ndarray, y: np.ndarray, precision: float) -> np.ndarray:
+    return np.linalg.solve(x.T @ x + precision * np.eye(x.shape[1]), x.T @ y)
+
+
+@pytest.mark.parametrize("inter", [0.0, 0.06, 0.3])
+def test_groups_with_about_as_many_rows_as_coefficients(inter):
+    """Halves of a few rows have curvatures of their own, each its own design: the ratio stays near the truth."""
+    rng, num_groups = np.random.default_rng(5), 2000
+    agreed = disagreed = 0.0
+    for count in rng.integers(2, 12, num_groups):
+        x = np.column_stack([np.ones(count), rng.normal(size=count)])
+        y = x @ (np.sqrt(inter) * rng.normal(size=2)) + rng.normal(size=count)
+        cut = (count + 1) // 2
+        parts, precision = [(x[:cut], y[:cut]), (x[cut:], y[cut:])], 1.0 / max(inter, 0.02)
+        models = [mode(own, values, precision * len(values) / count) for own, values in parts]
+        gradients = [[own.T @ (own @ model - values) / len(values) for model in models] for own, values in parts]
+        found = HalvesOfClients(
+            torch.from_numpy(np.stack(models)), torch.tensor([cut, count - cut], dtype=torch.float64)
+        )
+        agreed += float(models[0] @ models[1])
+        disagreed += found.disagreement(torch.from_numpy(np.array(gradients))).item()
+    assert agreed / disagreed == pytest.approx(inter, rel=0.15, abs=0.006)
+
+
+def test_what_all_clients_have_in_common_is_found_from_pairs_of_clients():
+    deviations = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.7
+    pairs = [deviations[i] @ deviations[j] for i in range(7) for j in range(7) if i != j]
+    expected = torch.stack(pairs).mean()
+
+    def found(some: Tensor) -> Tensor:
+        number = torch.tensor(float(len(some)), dtype=torch.float64)
+        return common_square(some.sum(0), some.square().sum(), number)
+
+    torch.testing.assert_close(found(deviations), expected, rtol=1e-12, atol=0)
+    assert found(deviations[:1]) == 0.0
+    assert found(deviations[:0]) == 0.0
+
+
+def test_an_empty_half_decides_nothing():
+    found = HalvesOfClients(torch.ones(1, 2, 3), torch.tensor([[1.0, 0.0]]))
+    assert found.undecided(torch.tensor([10.0])) == 0.0
