@@ -4,6 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
+from selffl.errors import ConfigError
 from selffl.training.gaussian import GaussianFederation, GaussianTask
 
 
@@ -113,45 +114,45 @@ def test_rows_are_keyed_by_seed_and_client():
 # -------------------------------------------------------------------------------------------------------------- tasks
 
 
-def row_losses(params, rows, variance, count):
-    """(θ − x)² / (2 N σ_m²) of each row."""
-    return ((params - rows) ** 2).sum(-1) / (2 * count * variance)
-
-
-def test_rows_have_gradients_of_their_own():
+def test_halves_of_rows_have_the_losses_of_their_own_rows():
+    """The sum over the rows of a half of (θ − x)²/(2 N σ_m²), as its share of the terms times its mean loss."""
     source, clients = draw([3, 4], with_rows=True), torch.tensor([[5, 0, 7], [2, 1, 19]])
-    task, rows = source.task(clients, 1), torch.tensor([4, 0, 2])
-    params = torch.linspace(1.0, 2.0, 3, dtype=torch.float64).unsqueeze(-1)
-    found = task.row_gradients(
-        params, task.batch(0, rows), rows, 2
-    )  # all of them are at hand, and counted as one gradient
-    for place, row in enumerate(rows.tolist()):
-        repeat, client = row // 3, clients.flatten()[row].item()
+    halves = source.task(clients, 1).halves()
+    slots = torch.arange(12)
+    params = torch.linspace(1.0, 2.0, 12, dtype=torch.float64).unsqueeze(-1)
+    found = halves.gradient(params, halves.batch(0, slots), slots) * halves.num_terms.reshape(-1, 1)
+    for slot in slots.tolist():
+        repeat, client, half = slot // 6, clients.flatten()[slot // 2].item(), slot % 2
         count, variance = source.num_examples[repeat, client].item(), source.intra_variance[repeat, client].item()
-        data, own = source.data[repeat, client, :count], params[place].clone().requires_grad_()
-        for number in range(count):
-            (expected,) = torch.autograd.grad(row_losses(own, data[number], variance, count), own)
-            torch.testing.assert_close(found.gradients[place, number], expected, rtol=1e-12, atol=1e-14)
-        assert (found.gradients[place, count:] == 0).all()
-        # With the log-likelihood of all rows, the loss counts once: the rows' gradients sum to its own.
-        torch.testing.assert_close(found.gradients[place].sum(0), found.mean[place], rtol=1e-9, atol=1e-10)
-        assert found.num_rows[place] == found.num_examples[place] == count
-    assert (found.surplus == 1).all()
-    assert (found.temperature == 1).all()
-    assert task.num_gradients.tolist() == [1, 0, 1, 0, 1, 0]
-    assert task.num_terms.tolist() == [[1] * 3] * 2
+        rows = source.data[repeat, client, :count]
+        rows = rows[(count + 1) // 2 :] if half else rows[: (count + 1) // 2]
+        own = params[slot].clone().requires_grad_()
+        (expected,) = torch.autograd.grad(((own - rows) ** 2).sum() / (2 * count * variance), own)
+        torch.testing.assert_close(found[slot], expected, rtol=1e-10, atol=1e-10)
+    assert halves.num_gradients.tolist() == [2] * 6
+    torch.testing.assert_close(halves.num_terms.sum(-1), torch.ones(2, 3, dtype=torch.float64))
 
 
-def test_without_rows_the_information_is_that_of_the_estimate():
-    estimate = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    variance = torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)
-    task = GaussianTask(estimate, variance, torch.tensor([7, 8, 9]), 0.1)
-    rows = torch.tensor([2, 0])
-    found = task.row_gradients(estimate[rows] + 1.0, task.batch(0, rows), rows, 20)
-    for place, row in enumerate(rows.tolist()):
-        information = found.gradients[place].T @ found.gradients[place]
-        torch.testing.assert_close(information, torch.eye(4, dtype=torch.float64) / variance[row], rtol=1e-14, atol=0)
-    assert found.num_rows.tolist() == found.num_examples.tolist() == [4, 4]
+def test_without_rows_halves_are_two_independent_estimates_whose_mean_is_the_estimate():
+    source = draw(list(range(3000)))
+    clients = torch.arange(2).expand(3000, 2)
+    halves = source.task(clients, 1).halves()
+    first, second = halves.batch(0, torch.arange(12000))[0].reshape(3000, 2, 2).unbind(-1)
+    estimate = source.local_estimate[:, :2, 0]
+    torch.testing.assert_close((first + second) / 2, estimate, rtol=1e-12, atol=1e-14)
+    scale = source.intra_variance[:, :2].sqrt()
+    errors = [(part - source.personal_params[:, :2, 0]) / scale for part in (first, second)]
+    for error in errors:  # twice the variance of the whole
+        assert error.var().item() == pytest.approx(2.0, abs=0.15)
+    assert (errors[0] * errors[1]).mean().item() == pytest.approx(0.0, abs=0.1)
+    again = source.task(clients, 9).halves().batch(0, torch.arange(12000))[0]
+    assert torch.equal(again.reshape(3000, 2, 2)[..., 0], first)  # in every round
+
+
+def test_a_task_of_one_estimate_has_no_halves():
+    one = torch.ones(1, dtype=torch.float64)
+    with pytest.raises(ConfigError, match="two halves"):
+        GaussianTask(one.unsqueeze(-1), one, torch.tensor([7]), 0.1).halves()
 
 
 def test_the_gradient_is_that_of_equation_4():

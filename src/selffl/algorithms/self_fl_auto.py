@@ -247,10 +247,11 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         return Arrival(anchor, model, halves, counts)
 
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
-        """A client's own training alone: neither FedAvg's steps nor a report."""
+        """A client's own training alone, on all rows: neither FedAvg's steps, nor halves, nor a report."""
         arrival = self.arrive(broadcast, memory, task)
-        model, models = self.train_own(broadcast, task, task.halves(), arrival)
-        return self.keep(broadcast, memory, task, model, models)
+        pull = 1.0 / (broadcast.inter_variance * task.num_terms)
+        model = _descend(task, arrival.model, arrival.anchor, pull, self.steps(task), MOMENTUM)
+        return self.keep(broadcast, memory, task, model, arrival.halves)
 
     def train_own(
         self, broadcast: AutoBroadcast, task: RowwiseTask, halves: RowwiseTask, arrival: Arrival
