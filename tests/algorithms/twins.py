@@ -647,17 +647,17 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
                 undecided.append(precision * apart)
             memory[m] = {"models": {"whole": own, 0: halves[0], 1: halves[1]}, "prior": prior, "lean": lean, "rho": rho}
         size, weight = len(deviations), (recent + 1.0) / (t + 1.0 + recent)
-        if size and math.fsum(disagreements) > 0.0:
+        if size and (unit or math.fsum(disagreements) > 0.0):
             pairs = [dot(a, b) for i, a in enumerate(deviations) for j, b in enumerate(deviations) if i != j]
             common = math.fsum(pairs) / len(pairs) if pairs else 0.0
             seen = math.fsum(products) / size - common, math.fsum(disagreements) / size
-            unit = unit or seen[1]
-            agreed, disagreed = (
-                old + weight * (new / unit - old) for old, new in zip((agreed, disagreed), seen, strict=True)
-            )
-            unit, old = seen[1], 1.0 / precision
+            unit, old = unit or seen[1], 1.0 / precision
+            agreed += weight * (seen[0] / unit - agreed)
+            disagreed += weight * (seen[1] / unit - disagreed)
             low = old if unit < least else old / change
-            precision = 1.0 / min(max(agreed / disagreed, low), old * change)
+            unit = min(max(seen[1], unit / change**2), unit * change**2)
+            if disagreed > 0.0:
+                precision = 1.0 / min(max(agreed / disagreed, low), old * change)
         counts = [problem["examples"][m] for m in cohort]
         # A client weighs itself, by the n_0 that it was sent.
         weights = [count if prior_rows is None else count / (count + prior_rows) for count in counts]

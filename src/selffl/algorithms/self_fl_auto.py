@@ -67,10 +67,10 @@ class AutoServer:
     frequencies: Tensor  # pi [..., K], of the classes, everybody's; K = 0 where models have no scores of classes
     # How often two rows of one client are of one class [...]; 0 before the first report.
     same_class_rate: Tensor = field(metadata={EARLIER_NAME: "alike"})
-    # Running means of what halves agree and disagree on [...], each round's over the disagreement of the round before.
+    # Running means of what halves of an average client agree and disagree on [...], in a unit that follows the latter.
     agreement: Tensor = field(metadata={ADDED_LATER: True})
     disagreement: Tensor = field(metadata={ADDED_LATER: True})
-    last_disagreement: Tensor = field(metadata={ADDED_LATER: True})  # of an average client [...]; NaN before the first
+    unit: Tensor = field(metadata={ADDED_LATER: True})  # NaN before the first report
     clock: Tensor  # t [...]
 
 
@@ -336,35 +336,37 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             _running_mean(server.same_class_rate, same_class, clock),
             spread.agreement,
             spread.disagreement,
-            spread.last_disagreement,
+            spread.unit,
             clock,
         )
 
     def spread_round(self, server: AutoServer, upload: AutoUpload, share: Tensor) -> Spread:
         """sigma_0^2 and what it is learned from, after one more cohort, which weighs ``share [...]`` of the means.
 
-        How much halves agree and disagree on shrinks as c grows, both alike.  Each round is measured in units of what
-        they disagreed on in the round before, so that rounds under one c and under another count the same.
+        How much halves agree and disagree on shrinks as c grows, as c^-2 at most, both alike.  Each round is measured
+        in a unit that follows what they disagree on, no faster than that: rounds under one c and under another count
+        the same, and so does one whose few clients hardly disagree.
         """
         pairs = upload.has_halves
         common = common_square(upload.deviation, upload.deviation_square, pairs)
         agreement = (upload.deviation_square - upload.difference_square) / pairs - common
         disagreement = upload.disagreement / pairs
-        is_usable = agreement.isfinite() & (disagreement > 0)
-        unit = torch.where(server.last_disagreement.isnan(), disagreement, server.last_disagreement)
+        unit = torch.where(server.unit.isnan() & (disagreement > 0), disagreement, server.unit.to(disagreement))
+        is_usable = agreement.isfinite() & disagreement.isfinite() & unit.isfinite()
         means = [
             torch.where(is_usable, torch.lerp(old.to(new), new / unit, share.to(new)), old)
             for old, new in ((server.agreement, agreement), (server.disagreement, disagreement))
         ]
         old = server.inter_variance.to(disagreement)
         # Where clients decide next to nothing, nothing is gained by holding them harder.
-        lowest = torch.where(disagreement < LEAST_DECIDED, old, old / MOST_CHANGE)
+        lowest = torch.where(unit < LEAST_DECIDED, old, old / MOST_CHANGE)
         found = (means[0] / means[1]).clamp(min=lowest, max=old * MOST_CHANGE)
+        follows = disagreement.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
         return Spread(
-            torch.where(is_usable, found, old).to(server.inter_variance),
+            torch.where(is_usable & (means[1] > 0), found, old).to(server.inter_variance),
             means[0].to(server.agreement),
             means[1].to(server.disagreement),
-            torch.where(is_usable, disagreement, server.last_disagreement).to(server.last_disagreement),
+            torch.where(is_usable, follows, unit).to(server.unit),
         )
 
     def inter_variance(self, server: AutoServer) -> Tensor:
@@ -433,7 +435,7 @@ class Spread(NamedTuple):
     inter_variance: Tensor
     agreement: Tensor
     disagreement: Tensor
-    last_disagreement: Tensor
+    unit: Tensor
 
 
 def _geometric_step(old: Tensor, new: Tensor) -> Tensor:
