@@ -662,7 +662,7 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
         # A client weighs itself, by the n_0 that it was sent.
         weights = [count if prior_rows is None else count / (count + prior_rows) for count in counts]
         worth = None
-        if size and math.fsum(disagreements) != 0.0:
+        if size and math.fsum(disagreements) > 0.0:
             left, gone = math.fsum(undecided), math.fsum(disagreements)
             share = (left + gone) / math.fsum(temperatures) / len(prior)
             odds = max(1.0 / share - 1.0, left / gone)

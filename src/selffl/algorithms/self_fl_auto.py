@@ -323,6 +323,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         decided = (upload.disagreement + upload.undecided) / upload.temperature / upload.change.shape[-1]
         odds = torch.maximum(1.0 / decided - 1.0, upload.undecided / upload.disagreement)
         prior_rows = upload.num_examples / number * odds.clamp(min=LEAST_UNDECIDED)
+        # Of a few clients what is measured may be noise alone: then nothing moves.
+        prior_rows = prior_rows.where(upload.disagreement > 0, torch.nan)
         # Means over all rounds; the guess that frequencies began from counts as one.
         frequencies = upload.class_weights / upload.weight_with_classes.unsqueeze(-1)
         same_class = upload.same_class_rate / upload.has_pairs
