@@ -13,8 +13,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -252,18 +253,26 @@ def _function(folder: str, where: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+class _SourceLoader(SourceFileLoader):
+    """Python's own, but that it never takes byte code: a file edited within a second may be as long as it was."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compiled from the file as it is."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 @lru_cache
 def _module(path: Path, digest: str) -> ModuleType:
     """A Python file as a module of its own, which may import what lies beside it."""
     _enter(str(path.parent))
     name = f"{PREFIX}{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = _SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where pickle looks for its classes
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise _as_mistake(path, path.name, error) from error
