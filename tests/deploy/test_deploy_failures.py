@@ -102,7 +102,8 @@ def test_a_server_of_another_authority_is_refused(found):
 def test_plain_text_is_refused(found):
     status, said = found["plain"]
     assert status is None  # it tries for ever
-    assert "Server disconnected without sending a response" in said
+    # How a connection ends that the other side has closed depends on what was still on its way.
+    assert "Server disconnected without sending a response" in said or "reset by peer" in said
     assert "SuperNode ID:" not in said
 
 
