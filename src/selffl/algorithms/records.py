@@ -11,9 +11,7 @@ from torch import Tensor
 Record = TypeVar("Record")
 
 EARLIER_NAME = "earlier_name"  # metadata of a field: what checkpoints of earlier versions call it
-ADDED_LATER = (
-    "added_later"  # metadata of a field: checkpoints of earlier versions lack it, and it starts as it does anew
-)
+ADDED_LATER = "added_later"  # metadata of a field that checkpoints of earlier versions lack: it begins as in a new run
 
 
 def map_tensors(function: Callable[..., Tensor], record: Record, *others: Record) -> Record:

@@ -6,6 +6,7 @@ Most methods need gradients of minibatches alone, which any `selffl.algorithms.c
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import copy
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -36,6 +37,15 @@ class RowwiseTask(LocalTask):
         Its ``num_terms`` are those of the halves.  The second half of a client with a single row is empty; it has no
         terms, and whatever its minibatches hold does not count.  Gradients are counted by client, as everywhere.
         """
+
+    def _halved(self) -> Self:
+        """A copy with the shape, the counts and the rates of a task of halves; whose rows are whose is for `halves`."""
+        task = copy(self)
+        task.shape, task.slots_per_client = torch.Size((*self.shape, 2)), 2
+        task.num_examples = split_in_two(self.num_examples.expand(self.shape))
+        if isinstance(self.learning_rate, Tensor):
+            task.learning_rate = self.learning_rate.unsqueeze(-1).expand(task.shape)
+        return task
 
     def shorten(self, batch: Any) -> Any:
         """The first half of the rows of a minibatch, rounded up; all of it, where there are no minibatches."""

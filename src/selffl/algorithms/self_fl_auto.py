@@ -98,7 +98,6 @@ class AutoMemory:
     second_half_offset: Tensor = field(metadata={ADDED_LATER: True})  # [..., C, P]
     prior_weight: Tensor = field(metadata={EARLIER_NAME: "lean"})  # 1 - k_m [..., C]
     class_skew: Tensor = field(metadata={EARLIER_NAME: "skew"})  # rho of that visit [..., C]
-    visits: Tensor  # how many there were [..., C]
 
     def model(self, global_params: Tensor) -> Tensor:
         """The posterior mode moves by 1 - k_m of the way that the prior mean has moved since."""
@@ -117,9 +116,8 @@ class AutoUpload:
     change: Tensor  # v_m (w_m - w) [..., C, P]
     weight: Tensor  # v_m = N_m/(N_m + n_0) [..., C]
     num_examples: Tensor  # N_m [..., C]
-    has_halves: (
-        Tensor  # 1 where halves were trained on this visit, and both have rows; else 0, as all of these [..., C]
-    )
+    # Of clients with two rows or more; else zeros, and NaN for what is unknown.
+    has_halves: Tensor  # 1 [..., C]
     deviation: Tensor  # mean of both halves' models, less mu_m [..., C, P]
     deviation_square: Tensor  # its squared length [..., C]
     difference_square: Tensor  # that of half the difference of both models [..., C]
@@ -192,7 +190,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """Nothing of its own yet: the global model."""
         none = torch.zeros_like(params[..., 0])
         own, first, second = (torch.zeros_like(params) for _ in range(3))
-        return AutoMemory(own, first, second, none + 1, none, none.clone())
+        return AutoMemory(own, first, second, none + 1, none)
 
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
@@ -229,7 +227,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             same_class.nan_to_num(nan=0.0),
             (~same_class.isnan()).to(weight),
         )
-        return upload, self.keep(broadcast, memory, task, model, models)
+        return upload, self.keep(broadcast, task, model, models)
 
     def arrive(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> Arrival:
         """Prior mean and own models, by the class frequencies as they are known by now.
@@ -251,7 +249,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         arrival = self.arrive(broadcast, memory, task)
         pull = 1.0 / (broadcast.inter_variance * task.num_terms)
         model = _descend(task, arrival.model, arrival.anchor, pull, self.steps(task), MOMENTUM)
-        return self.keep(broadcast, memory, task, model, arrival.halves)
+        return self.keep(broadcast, task, model, arrival.halves)
 
     def train_own(
         self, broadcast: AutoBroadcast, task: RowwiseTask, halves: RowwiseTask, arrival: Arrival
@@ -304,15 +302,13 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             decided.masked_fill(~is_there, torch.nan),
         )
 
-    def keep(
-        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, model: Tensor, halves: Tensor
-    ) -> AutoMemory:
+    def keep(self, broadcast: AutoBroadcast, task: RowwiseTask, model: Tensor, halves: Tensor) -> AutoMemory:
         """What clients keep of their ``model [..., C, P]`` and of those of their ``halves [..., C, 2, P]``."""
         # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
         prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(model)).nan_to_num(nan=0.0)
         leans = prior_weight.unsqueeze(-1) * broadcast.params
         own, first, second = (each - leans for each in (model, *halves.unbind(-2)))
-        return AutoMemory(own, first, second, prior_weight, broadcast.class_skew.clone(), memory.visits + 1)
+        return AutoMemory(own, first, second, prior_weight, broadcast.class_skew.clone())
 
     def server_round(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
         """The precision-weighted average of the w_m, its running mean, and both variances a step further."""

@@ -5,7 +5,6 @@ Each client's loss is the negative log-likelihood of its local estimate, Eq. (4)
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 from typing import Self
 
@@ -32,14 +31,14 @@ class GaussianTask(RowwiseTask):
         super().__init__(intra_variance.shape, num_examples, learning_rate)
         self._estimate = local_estimate.reshape(-1, local_estimate.shape[-1])
         self._variance = intra_variance.reshape(-1, 1)
-        self._half_estimates, self._shares = half_estimates, half_shares
+        self._half_estimates, self._half_shares = half_estimates, half_shares
+        self._shares: Tensor | None = None  # of the rows that this task has
         self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
     @property
     def num_terms(self) -> Tensor:
         """1: the loss is the log-likelihood of all rows; of a half of them, its share."""
-        is_half = self.slots_per_client == 2
-        return self._shares if is_half and self._shares is not None else torch.ones_like(self.num_examples)
+        return torch.ones_like(self.num_examples) if self._shares is None else self._shares
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The clients' estimates and variances, whatever the draw."""
@@ -57,11 +56,8 @@ class GaussianTask(RowwiseTask):
         """A half's loss is (theta - z)^2 / (2 sigma_m^2) with its own estimate z, and counts by its share."""
         if self._half_estimates is None:
             raise ConfigError("this task was given one estimate a client; expected estimates of two halves beside it.")
-        task = copy(self)
-        task.shape, task.slots_per_client = torch.Size((*self.shape, 2)), 2
-        task.num_examples = split_in_two(self.num_examples)
-        if isinstance(self.learning_rate, Tensor):
-            task.learning_rate = self.learning_rate.unsqueeze(-1).expand(task.shape)
+        task = self._halved()
+        task._shares = self._half_shares
         task._estimate = self._half_estimates.reshape(-1, self._half_estimates.shape[-1])
         task._variance, task._last = self._variance.repeat_interleave(2, dim=0), None
         return task
@@ -185,6 +181,5 @@ class GaussianFederation:
         place = torch.arange(self.data.shape[-2])
         is_first = place < parts[..., :1]
         is_half = torch.stack([is_first, ~is_first & (place < count.unsqueeze(-1))], dim=-2).to(estimate)
-        return is_half @ self.data.gather(-3, index) / parts.clamp(min=1).unsqueeze(-1), parts.to(
-            estimate
-        ) / count.unsqueeze(-1)
+        means = is_half @ self.data.gather(-3, index) / parts.clamp(min=1).unsqueeze(-1)
+        return means, parts.to(estimate) / count.unsqueeze(-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
-from selffl.algorithms.rowwise import RowwiseTask, split_in_two
+from selffl.algorithms.rowwise import RowwiseTask
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import uniform
 from selffl.training.blocks import (
@@ -95,9 +94,8 @@ class ModelTask(RowwiseTask):
         begin = size.cumsum(0) - size
         row = torch.arange(len(owner), device=size.device) - begin[owner]
         by_lot = uniform(self._seed, "half", keys[owner], row).argsort(stable=True)
-        parts = split_in_two(size)
-        task = copy(self)
-        task.shape, task.slots_per_client, task.num_examples = torch.Size((*self.shape, 2)), 2, parts
+        task = self._halved()
+        parts = task.num_examples
         task._order = (self._begin[owner] + row)[by_lot[owner[by_lot].argsort(stable=True)]]
         task._begin = torch.stack([begin, begin + parts[:, 0] * (parts[:, 1] > 0)], dim=-1).reshape(-1)
         task._size, task._stream, task._ahead = parts.reshape(-1).clamp(min=1), "half batch", None
@@ -117,9 +115,8 @@ class ModelTask(RowwiseTask):
         features, labels = batch
         with torch.no_grad():
             outputs = outputs_of(self._model, params, features, quickest_way(self._model, params, features))
-        errors = (outputs.reshape(labels.shape) - labels).square().flatten(2 if labels.ndim > 2 else 1)
-        num_outputs = errors.shape[-1] if labels.ndim > 2 else 1
-        return (2.0 * errors.flatten(1).mean(1) / num_outputs).clamp(min=torch.finfo(errors.dtype).eps)
+        errors = (outputs.reshape(labels.shape) - labels).square()
+        return (2.0 * errors.flatten(1).mean(1) / errors[0, 0].numel()).clamp(min=torch.finfo(errors.dtype).eps)
 
     def class_counts(self, num_classes: int) -> Tensor:
         """Training rows of each class, where the loss is that of classes."""

@@ -85,6 +85,7 @@ class Bounds:
         # Squares of models are summed over coordinates and clients, and have to stay finite.
         longest = math.sqrt(torch.finfo(self.params.dtype).max / max(self.num_clients, 1)) / 100.0
         bounds = self.algorithm.bounds(upload, self.max_examples)
+        signed = {name for name, (least, _) in bounds.items() if (torch.as_tensor(least) < 0).any()}
         for name, tensor in tensors_of(upload).items():
             field = name.rpartition(".")[2]
             if tensor.isinf().any() or (tensor.isnan().any() and field not in self.algorithm.may_be_unknown):
@@ -95,7 +96,7 @@ class Bounds:
                     raise DataError(
                         f"{name} measures {length:g}; expected at most {longest:g}, for squares to be finite."
                     )
-            elif (tensor < 0).any() and not (name in bounds and float(torch.as_tensor(bounds[name][0]).min()) < 0):
+            elif name not in signed and (tensor < 0).any():  # variances, counts, weights
                 raise DataError(f"{name} is {float(tensor.min()):g}; expected 0 or more.")
         for name, (least, most) in bounds.items():
             sent = tensors_of(upload)[name]

@@ -19,7 +19,7 @@ from selffl.training.flat import FlatModel
 
 PROTOCOL = 4  # of these messages; other numbers are refused
 
-MAX_SHOWN_CHARACTERS = 200  # characters of what others have sent
+MAX_SHOWN_CHARACTERS = 200  # of what others have sent
 
 ABOUT, ARRAYS, METRICS = "about", "arrays", "metrics"  # records of a message
 

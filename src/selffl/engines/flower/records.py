@@ -7,7 +7,6 @@ cohort of one.  What arrives is held against a template, for it comes from anoth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
-from selffl.algorithms.rowwise import RowwiseTask, split_in_two
+from selffl.algorithms.rowwise import RowwiseTask
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
 from selffl.state.checkpoint import fill_record
@@ -134,9 +133,7 @@ class _Idle(RowwiseTask):
 
     def halves(self) -> Self:
         """The one row, and none."""
-        task = copy(self)
-        task.shape, task.slots_per_client, task.num_examples = torch.Size([1, 2]), 2, split_in_two(self.num_examples)
-        return task
+        return self._halved()
 
 
 class Templates(NamedTuple):
