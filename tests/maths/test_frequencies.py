@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from selffl.maths.frequencies import MAX_SKEW, class_shift, class_skew, same_class_rate
+from selffl.maths.frequencies import MAX_SKEW, class_shift, class_shifts, class_skew, same_class_rate
 
 counts_of = arrays(np.int64, st.tuples(st.integers(1, 4), st.just(3)), elements=st.integers(0, 6))
 
@@ -69,3 +69,34 @@ def test_the_skew_stays_within_its_bounds():
     pi = torch.tensor([0.5, 0.5])
     assert class_skew(torch.tensor([0.2, 0.5, 1.0]), pi).tolist() == pytest.approx([0.0, 0.0, MAX_SKEW])
     assert class_skew(torch.tensor(0.0), torch.empty(0)).item() == 0.0
+
+
+def test_nothing_is_known_of_the_skew_without_pairs_or_where_all_rows_are_of_one_class():
+    assert class_skew(torch.tensor([torch.nan, 1.0]), torch.tensor([[0.5, 0.5], [0.0, 1.0]])).tolist() == [0.0, 0.0]
+
+
+def test_nothing_is_added_for_a_class_that_nobody_has():
+    pi, rho = torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
+    found = class_shift(torch.tensor([2.0, 0.0, 0.0], dtype=torch.float64), pi, rho)
+    assert found.tolist() == pytest.approx([np.log(3 / 0.25 * 0.75 / 3), 0.0, np.log(1 / 3)])
+    # Frequencies that leave out what a client has are wrong, and are not taken for right.
+    assert class_shift(torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64), pi, rho)[1].item() == np.inf
+
+
+@given(counts_of)
+def test_the_shifts_of_all_clients_are_of_pooled_rows_and_of_all_pairs(counts):
+    found = class_shifts(torch.from_numpy(counts).double())
+    pi = counts.sum(0) / max(counts.sum(), 1)
+    pairs = [
+        np.mean([a == b for a, b in itertools.combinations(np.repeat(np.arange(3), own), 2)])
+        for own in counts
+        if own.sum() > 1
+    ]
+    chance = (pi**2).sum()
+    rho = min(max((np.mean(pairs) - chance) / (1 - chance), 0.0), MAX_SKEW) if pairs and chance < 1 else 0.0
+    for own, shift in zip(counts, found.tolist(), strict=True):
+        expected = [
+            np.log((rho * n + (1 - rho) * p) / (rho * own.sum() + 1 - rho) / p) if p else 0.0
+            for n, p in zip(own.tolist(), pi.tolist(), strict=True)
+        ]
+        assert shift == pytest.approx(expected, rel=1e-6, abs=1e-9)

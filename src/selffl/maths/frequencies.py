@@ -17,10 +17,21 @@ def class_shift(counts: Tensor, frequencies: Tensor, skew: Tensor) -> Tensor:
     """log of a client's class frequencies over everybody's, of its ``counts [..., K]`` and rho ``[...]``: ``[..., K]``.
 
     Its own are estimated by (n_k + alpha pi_k) / (N + alpha), alpha = (1 - rho)/rho.  Nothing where it has no rows, or
-    rho = 0.
+    rho = 0, and nothing for a class that nobody has.
     """
     own, rest = skew.unsqueeze(-1), 1.0 - skew.unsqueeze(-1)
-    return ((own * counts / frequencies + rest) / (own * counts.sum(-1, keepdim=True) + rest)).log()
+    shift = ((own * counts / frequencies + rest) / (own * counts.sum(-1, keepdim=True) + rest)).log()
+    return shift.where((counts > 0) | (frequencies != 0), 0.0)
+
+
+def class_shifts(counts: Tensor) -> Tensor:
+    """The shift of every client ``[M, K]``, of everybody's ``counts [M, K]`` at once; zeros where nobody has a row.
+
+    pi are the frequencies of all rows together; rho is of the mean over the clients that have a pair of rows.
+    """
+    frequencies = counts.sum(0) / counts.sum().clamp(min=1.0)
+    skew = class_skew(same_class_rate(counts).nanmean(), frequencies)
+    return class_shift(counts, frequencies, skew.expand(len(counts)))
 
 
 def same_class_rate(counts: Tensor) -> Tensor:
@@ -34,6 +45,7 @@ def class_skew(same_class: Tensor, frequencies: Tensor) -> Tensor:
     """rho ``[...]``, of how often two rows of one client are of one class and how often any two would be.
 
     With the frequencies pi_m of client m the former is sum_k pi_mk^2, on average sum_k pi_k^2 + rho pi_k (1 - pi_k).
+    0 where nothing is known of it: no client has two rows (NaN), or all rows are of one class.
     """
     by_chance = frequencies.square().sum(-1)
-    return ((same_class - by_chance) / (1.0 - by_chance)).clamp(0.0, MAX_SKEW)
+    return ((same_class - by_chance) / (1.0 - by_chance)).clamp(0.0, MAX_SKEW).nan_to_num(nan=0.0)
