@@ -302,6 +302,8 @@ def late(outputs, labels):
         ({"f1": 3}, r"a metric is 3; expected a function \(outputs, labels\) -> number"),
         ({"accuracy": fails}, "a metric is called 'accuracy', as something else in a run's records is; rename it"),
         ({"global_f1": fails}, "a metric is called 'global_f1', as something else"),
+        ({"after_5_f1": fails}, "a metric is called 'after_5_f1', as something else"),
+        ({"with_classes_f1": fails}, "a metric is called 'with_classes_f1', as something else"),
         ({"num_train": fails}, "a metric is called 'num_train', as something else"),
         ({"f1 score": fails}, "a metric is called 'f1 score'; expected letters, digits and underscores"),
         ({3: fails}, "a metric is called 3; expected letters"),

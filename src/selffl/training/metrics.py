@@ -247,7 +247,10 @@ RESERVED_NAMES = (
     "client", "cluster", "predicted_gain", "realised_gain", "rounds", "round", "clients", "seconds",
     "gradient_evaluations", "majority_accuracy", "federation_majority_accuracy", "largest_class_share",
 )  # fmt: skip
-PREFIXES = ("weighted_", "top10_", "worst10_", "pooled_", "global_", "personal_", "alone_", "train_", "num_")
+PREFIXES = (
+    "weighted_", "top10_", "worst10_", "pooled_", "global_", "personal_", "alone_", "train_", "num_", "after_",
+    "with_classes_",
+)  # fmt: skip
 
 
 def own_metrics(given: Mapping[str, Any] | None) -> dict[str, Metric]:
