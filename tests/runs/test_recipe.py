@@ -159,6 +159,7 @@ def test_a_participation_that_is_no_share_is_refused(participation):
         ("evaluate_train", "yes", "evaluate_train is 'yes'; expected True or False"),
         ("fine_tune", "20", "fine_tune is '20'; expected a list"),
         ("fine_tune", (0,), "fine_tune is 0"),
+        ("class_frequencies", 1, "class_frequencies is 1; expected True or False"),
         ("checkpoint_every", 0.5, "checkpoint_every is 0.5"),
         ("chunk_size", 0, "chunk_size is 0"),
         ("gradients", "by hand", "unknown gradients 'by hand'"),

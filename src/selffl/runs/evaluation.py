@@ -1,7 +1,8 @@
 """The one evaluator: every method, every client, on rows that training never sees.
 
 Personal models are those that the method itself names (``Algorithm.personal``).  Views after k steps of fine-tuning
-are kept apart from those before, under names of their own; the steps use training rows.
+are kept apart from those before, under names of their own; the steps use training rows.  So is the global model with
+each client's class frequencies, which are those of its training rows.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selffl.algorithms.layers import ClassBias
 from selffl.algorithms.solver import descend
 from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, RunState
-from selffl.errors import DivergedError, unknown_name
+from selffl.errors import ConfigError, DivergedError, unknown_name
+from selffl.maths.frequencies import class_shifts
 from selffl.training.answers import LabelScale
 from selffl.training.evaluation import numbers_of_rows
 from selffl.training.metrics import (
@@ -37,20 +40,28 @@ from selffl.training.model import ModelSource
 LARGEST_SHARE = "largest_class_share"
 MAJORITY = ("majority_accuracy", "federation_majority_accuracy", LARGEST_SHARE)
 
+WITH_CLASSES = "global+classes"  # the view of the global model with each client's class frequencies
 
-def score_names(metrics: Sequence[str], fine_tune: Sequence[int] = ()) -> list[str]:
-    """Names of the numbers in a summary: personal models first, then the global one, then the fine-tuned views.
+
+def prefix_of(view: str) -> str:
+    """How the names of a view's numbers begin: ``global+classes+5`` is ``global_with_classes_after_5_``."""
+    return "" if view == "personal" else f"{view.replace('+classes', '_with_classes').replace('+', '_after_')}_"
+
+
+def score_names(metrics: Sequence[str], fine_tune: Sequence[int] = (), class_frequencies: bool = False) -> list[str]:
+    """Names of the numbers in a summary: personal models first, then the global one, then views of the last round.
 
     Where answers are classes, what the constant answer scores stands at the end.
     """
+    with_classes = [WITH_CLASSES] if class_frequencies else []
+    tuned = [f"{view}+{steps}" for steps in sorted(fine_tune) for view in ("personal", "global", *with_classes)]
     return [
         *(f"{part}_{metric}" for metric in metrics for part in ("weighted", "top10", "worst10", "global")),
         *(("pooled_auc", "global_pooled_auc") if "auc" in metrics else ()),
         *(
-            f"{kind}_after_{steps}_{part}_{metric}"
+            f"{prefix_of(view)}{part}_{metric}"
             for metric in metrics
-            for steps in sorted(fine_tune)
-            for kind in ("personal", "global")
+            for view in with_classes + tuned
             for part in ("weighted", "top10", "worst10")
         ),
         *(MAJORITY if "accuracy" in metrics else ()),
@@ -97,8 +108,9 @@ def majority_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
 class Evaluation:
     """What the measure of the task makes of each row of each client, by view; on the CPU.
 
-    Views are ``personal``, ``global`` and, after k steps of fine-tuning, ``personal+k`` and ``global+k``.  ``numbers``
-    are the rows' answers; where answers are classes, ``log_losses`` are there as well.
+    Views are ``personal``, ``global`` and, with each client's class frequencies, ``global+classes``; after k steps of
+    fine-tuning they are ``personal+k``, ``global+k`` and ``global+classes+k``.  ``numbers`` are the rows' answers;
+    where answers are classes, ``log_losses`` are there as well.
     """
 
     measure: Measure
@@ -193,13 +205,11 @@ class Evaluation:
         found = {}
         for metric in self.metrics:
             for view in self.numbers:
-                kind, plus, steps = view.partition("+")
-                prefix = f"{kind}_after_{steps}_" if plus else ""
-                if metric == "auc" and not plus:  # over all rows at once, as if all scores were one model's
-                    name = "pooled_auc" if view == "personal" else "global_pooled_auc"
-                    found[name] = auc(self.numbers[view], self.labels)
+                prefix = prefix_of(view)
+                if metric == "auc" and "+" not in view:  # over all rows at once, as if all scores were one model's
+                    found[f"{prefix}pooled_auc"] = auc(self.numbers[view], self.labels)
                 if view == "global":
-                    found[f"global_{metric}"] = self.weighted(metric, view)
+                    found[f"{prefix}{metric}"] = self.weighted(metric, view)
                     continue
                 found[f"{prefix}weighted_{metric}"] = self.weighted(metric, view)
                 found[f"{prefix}top10_{metric}"] = self.top(metric, view)
@@ -228,6 +238,26 @@ def _rooted(metric: str, mean: Tensor) -> Tensor:
     return mean.sqrt() if metric == "error" else mean
 
 
+def class_shifts_of(source: ModelSource) -> tuple[ClassBias, Tensor]:
+    """What each client's class frequencies add to the scores ``[M, K]``, and where; refused where there are no classes.
+
+    Frequencies are those of training rows.
+    """
+    bias, params = source.model.class_bias, source.model.params
+    found = f"{type(source.model.module).__name__} ends in no linear layer with a bias"
+    if bias is not None:
+        everyone = torch.arange(source.federation.num_clients, device=params.device)
+        counts = source.task(everyone, 0).class_counts(bias.num_classes)
+        if counts.any():
+            return bias, class_shifts(counts.double()).to(params)
+        found = "the bias adds to no scores of classes, as far as labels, loss and outputs tell"
+    raise ConfigError(
+        f"class_frequencies is True, and {found}; expected labels that are classes, the cross-entropy or logistic loss "
+        "without weights, and a model whose outputs are those of a last nn.Linear with a bias. Leave class_frequencies "
+        "out, or change these."
+    )
+
+
 def evaluate(
     engine: CohortEngine,
     source: ModelSource,
@@ -235,6 +265,7 @@ def evaluate(
     rows: Rows,
     measure: Measure,
     fine_tune: Sequence[int] = (),
+    class_frequencies: bool = False,
     own_metrics: Mapping[str, Metric] | None = None,
     label_scale: LabelScale | None = None,
 ) -> Evaluation:
@@ -243,6 +274,7 @@ def evaluate(
     shared = state.server.params
     num_clients, ids = source.federation.num_clients, list(source.federation.clients)
     metrics = own_metrics or {}
+    of_classes = class_shifts_of(source) if class_frequencies else None
     found: dict[str, list[tuple[Tensor, ...]]] = {}
     by_client: dict[str, dict[str, Tensor]] = {}
 
@@ -275,8 +307,13 @@ def evaluate(
             )
         note("personal", personal, own)
         note("global", shared, own)
+        starts = {"personal": personal, "global": shared.expand(len(clients), -1)}
+        if of_classes is not None:
+            bias, shifts = of_classes
+            starts[WITH_CLASSES] = bias.added(starts["global"], shifts[start:stop])
+            note(WITH_CLASSES, starts[WITH_CLASSES], own)
         is_shared = personal.data_ptr() == shared.data_ptr()  # one model for everybody, expanded: no need to tune twice
-        for kind, params in (("personal", personal), ("global", shared.expand(len(clients), -1))):
+        for kind, params in starts.items():
             task, done = source.task(clients, state.round_number + 1), 0
             tuned = params
             for steps in sorted(fine_tune):

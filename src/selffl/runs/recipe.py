@@ -46,6 +46,9 @@ class Recipe:
         evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
         evaluate_train: Whether the same on training rows is noted beside it, as ``train_accuracy``.
         fine_tune: Numbers of local steps after which the final models are evaluated once more, by names of their own.
+        class_frequencies: Whether the final global model is evaluated once more with each client's class frequencies in
+            place of everybody's (log of one over the other on top of its scores), as ``global_with_classes``, and
+            fine-tuned from there.
         checkpoint_every: Rounds between checkpoints; none: at every evaluation; 0: never.
         chunk_size: Clients that train at once; none: as many as fit.
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
@@ -86,6 +89,7 @@ class Recipe:
     evaluate_on: Literal["test", "validation"] = field(default="test", metadata=HERE)
     evaluate_train: bool = field(default=False, metadata=HERE)
     fine_tune: Sequence[int] = field(default=(), metadata=HERE)
+    class_frequencies: bool = field(default=False, metadata=HERE)
     checkpoint_every: int | None = field(default=None, metadata=HERE)
     chunk_size: int | None = field(default=None, metadata=HERE)
     gradients: Gradients = field(default="auto", metadata=HERE)
@@ -177,7 +181,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     found["device"] = str(found["device"])
     check_choice("evaluate_on", found["evaluate_on"], ("test", "validation"))
     check_choice("engine", found["engine"], ("cohort", "serial"))
-    for name in ("evaluate_train", "gain"):
+    for name in ("evaluate_train", "class_frequencies", "gain"):
         check_bool(name, found[name])
     for name, least in (("evaluate_every", 0), ("checkpoint_every", 0), ("chunk_size", 1)):
         if found[name] is not None:

@@ -16,7 +16,7 @@ from selffl.engines.cohort import RunState
 from selffl.engines.rounds import RoundReport
 from selffl.errors import DivergedError
 from selffl.runs import folder as files
-from selffl.runs.evaluation import Evaluation, or_none, score_names
+from selffl.runs.evaluation import Evaluation, or_none, prefix_of, score_names
 from selffl.runs.folder import REPORTED, Records, Row, history_columns, score_columns
 from selffl.runs.gain import gain_scores
 from selffl.runs.methods import Method
@@ -182,16 +182,14 @@ def client_rows(
     found: Evaluation,
 ) -> list[Row]:
     """One row per client, as of now."""
-    prefixes = {"": "personal", "global_": "global"}
-    prefixes |= {f"{view.replace('+', '_after_')}_": view for view in found.numbers if "+" in view}
     columns: dict[str, list[Any]] = {
         "client": list(clients),
         "num_train": num_train.tolist(),
         "num_test": found.num_rows.tolist(),
         **{
-            f"{prefix}{metric}": _or_none(found.of_clients(metric, view))
+            f"{prefix_of(view)}{metric}": _or_none(found.of_clients(metric, view))
             for metric in recipe.metrics
-            for prefix, view in prefixes.items()
+            for view in found.numbers
         },
         **{name: _or_none(values) for name, values in found.majority_of_clients().items()},
         "rounds": state.num_rounds.tolist(),

@@ -21,7 +21,7 @@ from selffl.engines.cohort import CohortEngine, RunState
 from selffl.engines.rounds import RoundReport
 from selffl.engines.serial import serial_engine
 from selffl.errors import ConfigError, DataError
-from selffl.runs.evaluation import Evaluation, evaluate, of_clients
+from selffl.runs.evaluation import Evaluation, class_shifts_of, evaluate, of_clients
 from selffl.runs.gain import gain_columns
 from selffl.runs.methods import Method
 from selffl.runs.predict import inputs_of_rows
@@ -106,6 +106,8 @@ class Session:
             training_alone(method)  # refuse a method that cannot be held against it
             if not len(evaluated.labels):
                 raise DataError(f"gain=True, and no client has {recipe.evaluate_on} rows; expected some to measure by.")
+        if recipe.class_frequencies:
+            class_shifts_of(source)  # refuse a model or rows that have none
         session = cls(
             recipe=replace(recipe, metrics=(*measure.metrics, *metrics)),
             method=method,
@@ -152,19 +154,33 @@ class Session:
 
     def _evaluate_round(self, state: RunState) -> Evaluated:
         # Fine-tuning costs as much as training: once, at the end.
-        fine_tune = self.recipe.fine_tune if state.round_number == self.recipe.rounds else ()
+        is_last = state.round_number == self.recipe.rounds
+        more = (self.recipe.fine_tune, self.recipe.class_frequencies) if is_last else ((), False)
         return Evaluated(
-            self.evaluate(state, fine_tune=fine_tune),
+            self.evaluate(state, None, *more),
             self.federation.train.num_examples,
             self.evaluate(state, self.source.federation.train) if self.recipe.evaluate_train else None,
             self.federation.cluster,
         )
 
-    def evaluate(self, state: RunState, rows: Rows | None = None, fine_tune: Sequence[int] = ()) -> Evaluation:
+    def evaluate(
+        self,
+        state: RunState,
+        rows: Rows | None = None,
+        fine_tune: Sequence[int] = (),
+        class_frequencies: bool = False,
+    ) -> Evaluation:
         """All clients on the rows that the run is evaluated on, or on others."""
-        chosen = self.evaluated if rows is None else rows
         return evaluate(
-            self.engine, self.source, state, chosen, self.measure, fine_tune, self.metrics, self.label_scale
+            self.engine,
+            self.source,
+            state,
+            self.evaluated if rows is None else rows,
+            self.measure,
+            fine_tune,
+            class_frequencies,
+            self.metrics,
+            self.label_scale,
         )
 
     def train_alone(self) -> tuple[Evaluation, Tensor]:

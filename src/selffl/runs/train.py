@@ -55,6 +55,7 @@ def train(
     evaluate_on: Literal["test", "validation"] = "test",
     evaluate_train: bool = False,
     fine_tune: Sequence[int] = (),
+    class_frequencies: bool = False,
     checkpoint_every: int | None = None,
     chunk_size: int | None = None,
     gradients: Gradients = "auto",
@@ -94,6 +95,9 @@ def train(
         evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
         evaluate_train: Whether the same on training rows is noted beside it, as ``train_accuracy``.
         fine_tune: Numbers of local steps after which the final models are evaluated once more, by names of their own.
+        class_frequencies: Whether the final global model is evaluated once more with each client's class frequencies in
+            place of everybody's (log of one over the other on top of its scores), as ``global_with_classes``, and
+            fine-tuned from there.
         checkpoint_every: Rounds between checkpoints; none: at every evaluation; 0: never.
         chunk_size: Clients that train at once; none: as many as fit.
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured

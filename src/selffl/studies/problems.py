@@ -138,7 +138,7 @@ class Problem:
 
     def scores(self, run: Run, fine_tune: Sequence[int] = ()) -> dict[str, Tensor]:
         """What is kept of a run where its arm keeps scores: a number for every row evaluated, by view."""
-        return run.evaluate(fine_tune=fine_tune).numbers
+        return run.evaluate(fine_tune=fine_tune, class_frequencies=run.config.class_frequencies).numbers
 
     def warmed_up(self, seed: int, validation_fraction: float = 0.0, **training: Any) -> Run:
         """The run that every method of that seed starts from."""
