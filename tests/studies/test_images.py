@@ -178,6 +178,18 @@ def test_a_seed_that_diverges_does_not_take_the_study_with_it(monkeypatch, lost,
     assert np.isnan(curve.y[-1])
 
 
+def test_an_arm_looks_at_the_global_model_with_each_clients_class_frequencies(tmp_path):
+    arms = [Arm(label, "fedavg", fine_tune=(2,), keep_scores=True, class_frequencies=label == "c") for label in "pc"]
+    found = run_arms(SMALL, [(arm, 0) for arm in arms], Job(folder=tmp_path), 0, 2)
+    plain, with_classes = found["p"][0], found["c"][0]
+    views = {"global+classes": "", "global+classes+2": "after_2_"}
+    assert with_classes.scores.keys() - plain.scores.keys() == views.keys()
+    for view, name in views.items():
+        right = with_classes.scores[view].double().mean().item()
+        assert with_classes.summary[f"global_with_classes_{name}weighted_accuracy"] == pytest.approx(right)
+    assert with_classes.score("global_with_classes_weighted_accuracy") > plain.score("global_accuracy")
+
+
 def test_rivals_are_tuned_on_validation_rows_and_never_on_test_rows(monkeypatch):
     """A made-up world: the best λ by validation is 0.3, by test it would be 3; likewise 20 steps against 320."""
     asked = []

@@ -56,6 +56,7 @@ class Arm:
     evaluate_train: bool = False
     keep_scores: bool = False  # of every row evaluated, by view
     num_evaluations: int = 20  # over the rounds
+    class_frequencies: bool = False  # whether the global model is also looked at with those of each client
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,7 @@ def run_arm(
             device=device,
             start=start,
             fine_tune=arm.fine_tune,
+            class_frequencies=arm.class_frequencies,
             evaluate_on=arm.evaluate_on,
             evaluate_train=arm.evaluate_train,
             evaluate_every=max(problem.rounds // arm.num_evaluations, 1),
