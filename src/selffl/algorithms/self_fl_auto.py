@@ -35,6 +35,7 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import FixedLocalSteps, move, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME
 from selffl.algorithms.rowwise import RowwiseTask
@@ -159,7 +160,15 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 
     Attributes:
         num_local_steps: L, of the shared model; of all others together, with what is measured, as many.
+        prior_precision: c, by hand; none: it is learned.
     """
+
+    prior_precision: float | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prior_precision is not None:
+            check_number("prior_precision", self.prior_precision, above=0.0, alternative=", or none")
 
     name: ClassVar[str] = "self-fl-auto"
     personalises: ClassVar[Personalises] = "model"
@@ -176,7 +185,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         return AutoServer(
             params,
             params.clone(),
-            torch.full_like(each, 1.0 / FIRST_PRECISION),
+            torch.full_like(each, 1.0 / (self.prior_precision or FIRST_PRECISION)),
             torch.full_like(each, torch.nan),
             params.new_full((*each.shape, num_classes), 1.0 / max(num_classes, 1)),
             torch.zeros_like(each),
@@ -360,8 +369,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         lowest = torch.where(unit < LEAST_DECIDED, old, old / MOST_CHANGE)
         found = (means[0] / means[1]).clamp(min=lowest, max=old * MOST_CHANGE)
         follows = disagreement.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
+        is_learned = is_usable & (means[1] > 0) & (self.prior_precision is None)
         return Spread(
-            torch.where(is_usable & (means[1] > 0), found, old).to(server.inter_variance),
+            torch.where(is_learned, found, old).to(server.inter_variance),
             means[0].to(server.agreement),
             means[1].to(server.disagreement),
             torch.where(is_usable, follows, unit).to(server.unit),

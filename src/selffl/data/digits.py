@@ -19,7 +19,7 @@ from selffl.data.split import Split
 from selffl.errors import ConfigError
 
 
-def _images() -> tuple[np.ndarray, np.ndarray]:
+def images_and_labels() -> tuple[np.ndarray, np.ndarray]:
     """The images ``[1797, 64]`` and what they show.
 
     From the file inside scikit-learn, if it lies where it has lain for years: importing the whole of it takes longer
@@ -44,7 +44,7 @@ def digits(split: Split, num_clients: int = 40, classes_per_client: int = 3) -> 
     Pixels are scaled to [-1, 1].  Each client gets at least two images of each of its classes; no image is given out
     twice, and those left when the wanted sizes are met by rounding down go unused.
     """
-    images, labels = _images()
+    images, labels = images_and_labels()
     for name, value in (("classes_per_client", classes_per_client), ("num_clients", num_clients)):
         if not isinstance(value, int):
             raise ConfigError(f"{name} is {value!r}; expected a whole number.")

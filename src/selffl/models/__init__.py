@@ -25,6 +25,13 @@ def softmax(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return linear if len(shape) == 1 else nn.Sequential(nn.Flatten(), linear)
 
 
+def mlp(shape: tuple[int, ...], num_classes: int, hidden: int = 64) -> nn.Module:
+    """A network with one hidden layer of rectified units, on rows that are flat, or are made so."""
+    first = nn.Linear(math.prod(shape), hidden)
+    layers = [first, nn.ReLU(), nn.Linear(hidden, num_classes)]
+    return nn.Sequential(*layers) if len(shape) == 1 else nn.Sequential(nn.Flatten(), *layers)
+
+
 def cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """The network of the PyTorch CIFAR-10 tutorial: two convolutions, three linear layers.
 
@@ -42,14 +49,20 @@ def cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     )  # fmt: skip
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"softmax": softmax, "cnn": cnn, "lstm": lstm, "wakeword": wakeword_cnn}
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "softmax": softmax,
+    "mlp": mlp,
+    "cnn": cnn,
+    "lstm": lstm,
+    "wakeword": wakeword_cnn,
+}
 
 
 def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0, **options: Any) -> nn.Module:
     """The model of that name for rows of that shape, initial parameters drawn from ``seed`` where it draws any.
 
-    The global random state is neither used nor moved.  Some models have options: ``hidden`` of ``lstm``, ``width`` of
-    ``wakeword``.
+    The global random state is neither used nor moved.  Some models have options: ``hidden`` of ``mlp`` and
+    ``lstm``, ``width`` of ``wakeword``.
 
     Examples:
         >>> from selffl.models import build
