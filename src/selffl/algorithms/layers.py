@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -32,3 +33,19 @@ class ClassBias(NamedTuple):
         found = params.clone()
         found[..., self.start : self.stop] += shift[..., 1:] - shift[..., :1] if is_one else shift
         return found
+
+
+def sizes_of(group_sizes: Tensor) -> list[int]:
+    """How many parameters each group has, of ``group_sizes [..., G]`` that are the same everywhere."""
+    sizes: list[int] = group_sizes.reshape(-1, group_sizes.shape[-1])[0].tolist()
+    return sizes
+
+
+def by_group(values: Tensor, sizes: list[int]) -> Tensor:
+    """Sums ``[..., G]`` of ``values [..., P]`` over groups of parameters that lie behind each other."""
+    return torch.stack([part.sum(-1) for part in values.split(sizes, dim=-1)], dim=-1)  # type: ignore[no-untyped-call]
+
+
+def by_parameter(values: Tensor, group_sizes: Tensor) -> Tensor:
+    """``values [..., G]`` of the groups, for each of their parameters ``[..., P]``."""
+    return values.repeat_interleave(group_sizes.reshape(-1, group_sizes.shape[-1])[0], dim=-1)

@@ -20,6 +20,8 @@ class Population:
         cluster: Number of each client's cluster ``[M]``, from 0 up, where the federation names clusters.
         layers: The model's layers, in the order in which their parameters lie; empty where it has none.
         class_bias: What is added to its scores, where the model ends in such numbers.
+        group_sizes: Of parameters that may vary alike between clients, in the order in which they lie; empty where all
+            are one group.
     """
 
     num_clients: int
@@ -28,3 +30,4 @@ class Population:
     cluster: Tensor | None = None
     layers: tuple[Layer, ...] = ()
     class_bias: ClassBias | None = None
+    group_sizes: tuple[int, ...] = ()

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import FixedLocalSteps, move, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.layers import by_group, by_parameter, sizes_of
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME
@@ -45,7 +46,7 @@ from selffl.maths.posterior import local_weight
 from selffl.maths.split_half import HalvesOfClients, common_square
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
-MOMENTUM = 0.9  # of the steps of halves
+MOMENTUM = 0.5  # of the steps of halves
 FIRST_PRECISION = 10.0  # c before anybody has reported
 MOST_CHANGE = 2.0  # times what it was before a round that c is after it, at most; and one over it, at least
 VARIANCE_RATE = 0.2  # share of the way that log n_0 moves in a round
@@ -54,6 +55,7 @@ BURN_IN = 0.5  # share of the steps before those whose mean is kept
 LEAST_DECIDED = 1e-4  # parameters that an average client decides, below which c grows no further
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
 NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree
+PRIOR_DECIDED = 10.0  # parameters that the one variance counts for beside those of a group that clients have decided
 STEPS_PER_WHOLE = 10  # of the steps of a visit, one in so many is on all rows; the others are on halves
 
 
@@ -63,28 +65,33 @@ class AutoServer:
 
     params: Tensor  # theta [..., P], the running mean of the averages
     latest: Tensor  # w [..., P], the last of them
-    inter_variance: Tensor  # sigma_0^2 = 1/c [...]
+    inter_variance: Tensor  # sigma_0^2 = 1/c [...], over all parameters
+    # By how much more or less the parameters of each group vary [..., G], and how many they are [..., G].
+    variance_ratios: Tensor = field(metadata={ADDED_LATER: True})
+    group_sizes: Tensor = field(metadata={ADDED_LATER: True})
     prior_rows: Tensor  # n_0 [...]: rows of one's own that the prior equals; NaN before the first report
     frequencies: Tensor  # pi [..., K], of the classes, everybody's; K = 0 where models have no scores of classes
     # How often two rows of one client are of one class [...]; 0 before the first report.
     same_class_rate: Tensor = field(metadata={EARLIER_NAME: "alike"})
-    # Running means of what halves of an average client agree and disagree on [...], in a unit that follows the latter.
-    agreement: Tensor = field(metadata={ADDED_LATER: True})
-    disagreement: Tensor = field(metadata={ADDED_LATER: True})
+    # Running means of what halves of an average client agree and disagree on [..., G], in a unit that follows it.
+    agreements: Tensor = field(metadata={ADDED_LATER: True})
+    disagreements: Tensor = field(metadata={ADDED_LATER: True})
     unit: Tensor = field(metadata={ADDED_LATER: True})  # NaN before the first report
     clock: Tensor  # t [...]
 
 
 @dataclass(frozen=True)
 class AutoBroadcast:
-    """What a client is sent: two models, three numbers and a frequency for each class."""
+    """What a client is sent: two models, the variances, two more numbers and a frequency for each class."""
 
     params: Tensor  # theta [..., C, P]
     latest: Tensor  # w [..., C, P]
-    inter_variance: Tensor  # sigma_0^2 [..., C]
+    group_variances: Tensor  # sigma_0^2 of each group of parameters [..., C, G]
+    group_sizes: Tensor  # [..., C, G]
     prior_rows: Tensor  # n_0 [..., C]
     frequencies: Tensor  # pi [..., C, K]
     class_skew: Tensor  # rho [..., C]: how much frequencies differ between clients; 0 while nothing is known
+    newness: Tensor  # how much the last round weighs in the running means [..., C]: 1 at first, then ever less
 
 
 @dataclass(frozen=True)
@@ -120,9 +127,9 @@ class AutoUpload:
     # Of clients with two rows or more; else zeros, and NaN for what is unknown.
     has_halves: Tensor  # 1 [..., C]
     deviation: Tensor  # mean of both halves' models, less mu_m [..., C, P]
-    deviation_square: Tensor  # its squared length [..., C]
-    difference_square: Tensor  # that of half the difference of both models [..., C]
-    disagreement: Tensor  # tr S^2 in expectation [..., C]; of a single client it may be below 0
+    deviation_squares: Tensor  # its squared length, by group [..., C, G]
+    difference_squares: Tensor  # that of half the difference of both models [..., C, G]
+    disagreements: Tensor  # tr S^2 in expectation [..., C, G]; of a single client it may be below 0
     undecided: Tensor  # tr S (1 - S) in expectation [..., C]
     temperature: Tensor  # of its loss [..., C], the unit of both
     effective_params: Tensor  # gamma_m [..., C], their sum in nats, between 0 and P; NaN where it is unknown
@@ -146,9 +153,9 @@ class SpreadReport(NamedTuple):
 
     has_halves: Tensor
     deviation: Tensor
-    deviation_square: Tensor
-    difference_square: Tensor
-    disagreement: Tensor
+    deviation_squares: Tensor
+    difference_squares: Tensor
+    disagreements: Tensor
     undecided: Tensor
     temperature: Tensor
     effective_params: Tensor
@@ -182,15 +189,19 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """The initial model twice, a first guess of sigma_0^2, and every class as frequent as any other."""
         each = params[..., 0]
         num_classes = population.class_bias.num_classes if population.class_bias else 0
+        sizes = torch.tensor(population.group_sizes or (params.shape[-1],), device=params.device)
+        ones = params.new_ones(*each.shape, len(sizes))
         return AutoServer(
             params,
             params.clone(),
             torch.full_like(each, 1.0 / (self.prior_precision or FIRST_PRECISION)),
+            ones,
+            sizes.expand(ones.shape),
             torch.full_like(each, torch.nan),
             params.new_full((*each.shape, num_classes), 1.0 / max(num_classes, 1)),
             torch.zeros_like(each),
-            torch.zeros_like(each),
-            torch.zeros_like(each),
+            torch.zeros_like(ones),
+            torch.zeros_like(ones),
             torch.full_like(each, torch.nan),
             torch.zeros_like(each),
         )
@@ -204,13 +215,16 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
         skew = class_skew(server.same_class_rate, server.frequencies)
+        variances = server.inter_variance.unsqueeze(-1) * server.variance_ratios
         return AutoBroadcast(
             server.params.unsqueeze(-2).expand(*clients.shape, -1),
             server.latest.unsqueeze(-2).expand(*clients.shape, -1),
-            server.inter_variance.unsqueeze(-1).expand(clients.shape),
+            variances.unsqueeze(-2).expand(*clients.shape, -1),
+            server.group_sizes.unsqueeze(-2).expand(*clients.shape, -1),
             server.prior_rows.unsqueeze(-1).expand(clients.shape),
             server.frequencies.unsqueeze(-2).expand(*clients.shape, -1),
             skew.unsqueeze(-1).expand(clients.shape),
+            _newness(server.clock + 1).unsqueeze(-1).expand(clients.shape),
         )
 
     def client_round(
@@ -256,8 +270,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
         """A client's own training alone, on all rows: neither FedAvg's steps, nor halves, nor a report."""
         arrival = self.arrive(broadcast, memory, task)
-        pull = 1.0 / (broadcast.inter_variance * task.num_terms)
-        model = _descend(task, arrival.model, arrival.anchor, pull, self.steps(task), MOMENTUM)
+        model = _descend(task, arrival.model, arrival.anchor, _pull(broadcast, task), self.steps(task), MOMENTUM)
         return self.keep(broadcast, task, model, arrival.halves)
 
     def train_own(
@@ -269,13 +282,13 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         The client's model goes where the mean of its halves has gone, and a few plain steps on all rows beside it.
         """
         of_client, of_half = self.own_steps(task)
-        pull = 1.0 / (broadcast.inter_variance * task.num_terms)
+        pull = _pull(broadcast, task)
         anchor = arrival.anchor.unsqueeze(-2).expand_as(arrival.halves)
         by_half = of_half.unsqueeze(-1) if isinstance(of_half, Tensor) else of_half
-        models = _descend(halves, arrival.halves, anchor, pull.unsqueeze(-1), by_half, MOMENTUM)
+        models = _descend(halves, arrival.halves, anchor, pull.unsqueeze(-2), by_half, MOMENTUM)
         share = halves.num_terms.to(models) / task.num_terms.to(models).unsqueeze(-1)
         start = arrival.model + (share.unsqueeze(-1) * (models - arrival.halves)).sum(-2)
-        return _descend(task, start, arrival.anchor, pull, of_client, 0.0), models
+        return _descend(task, start, arrival.anchor, pull, of_client, 0.0, broadcast.newness), models
 
     def own_steps(self, task: RowwiseTask) -> tuple[int, int] | tuple[Tensor, Tensor]:
         """Steps on all rows, and of each half: with what is measured as many as FedAvg takes; at least one of each."""
@@ -293,19 +306,21 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         is_there = (halves.num_terms > 0).all(-1)
         found = HalvesOfClients(deviations, halves.num_terms.to(models))
         measured = halves.measure_halves(models)
-        disagreement = found.disagreement(measured.gradients)
-        undecided = found.undecided(1.0 / broadcast.inter_variance)
-        decided = ((disagreement + undecided) / measured.temperature).clamp(0.0, models.shape[-1])
+        sizes = sizes_of(broadcast.group_sizes)
+        differences = by_group(found.half_difference.square(), sizes)
+        disagreements = by_group(found.disagreement(measured.gradients), sizes)
+        undecided = found.undecided((differences / broadcast.group_variances).sum(-1))
+        decided = ((disagreements.sum(-1) + undecided) / measured.temperature).clamp(0.0, models.shape[-1])
 
         def where_there(numbers: Tensor) -> Tensor:
-            return numbers.masked_fill(~is_there, 0.0)
+            return numbers.masked_fill(~(is_there.unsqueeze(-1) if numbers.ndim > is_there.ndim else is_there), 0.0)
 
         return SpreadReport(
-            is_there.to(disagreement),
-            found.mean.masked_fill(~is_there.unsqueeze(-1), 0.0),
-            where_there(found.mean.square().sum(-1)),
-            where_there(found.half_difference.square().sum(-1)),
-            where_there(disagreement),
+            is_there.to(undecided),
+            where_there(found.mean),
+            where_there(by_group(found.mean.square(), sizes)),
+            where_there(differences),
+            where_there(disagreements),
             where_there(undecided),
             where_there(measured.temperature),
             decided.masked_fill(~is_there, torch.nan),
@@ -323,13 +338,14 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """The precision-weighted average of the w_m, its running mean, and both variances a step further."""
         number = clients.shape[-1]
         latest, clock = move(server.latest, upload.change, upload.weight), server.clock + 1
-        share = (AVERAGING_POWER + 1) / (clock + AVERAGING_POWER)
+        share = _newness(clock)
         # k = N/(N + n_0) of an average client; where rows decide nearly everything, by what they leave undecided.
-        decided = (upload.disagreement + upload.undecided) / upload.temperature / upload.change.shape[-1]
-        odds = torch.maximum(1.0 / decided - 1.0, upload.undecided / upload.disagreement)
+        disagreement = upload.disagreements.sum(-1)
+        decided = (disagreement + upload.undecided) / upload.temperature / upload.change.shape[-1]
+        odds = torch.maximum(1.0 / decided - 1.0, upload.undecided / disagreement)
         prior_rows = upload.num_examples / number * odds.clamp(min=LEAST_UNDECIDED)
         # Of a few clients what is measured may be noise alone: then nothing moves.
-        prior_rows = prior_rows.where(upload.disagreement > 0, torch.nan)
+        prior_rows = prior_rows.where(disagreement > 0, torch.nan)
         # Means over all rounds; the guess that frequencies began from counts as one.
         frequencies = upload.class_weights / upload.weight_with_classes.unsqueeze(-1)
         same_class = upload.same_class_rate / upload.has_pairs
@@ -338,44 +354,67 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             torch.lerp(server.params, latest, share.unsqueeze(-1)),
             latest,
             spread.inter_variance,
+            spread.variance_ratios,
+            server.group_sizes,
             _geometric_step(server.prior_rows, prior_rows),
             _running_mean(server.frequencies, frequencies, (clock + 1.0).unsqueeze(-1)),
             _running_mean(server.same_class_rate, same_class, clock),
-            spread.agreement,
-            spread.disagreement,
+            spread.agreements,
+            spread.disagreements,
             spread.unit,
             clock,
         )
 
     def spread_round(self, server: AutoServer, upload: AutoUpload, share: Tensor) -> Spread:
-        """sigma_0^2 and what it is learned from, after one more cohort, which weighs ``share [...]`` of the means.
+        """The variances and what they are learned from, after one more cohort, which weighs ``share [...]`` of it all.
 
         How much halves agree and disagree on shrinks as c grows, as c^-2 at most, both alike.  Each round is measured
         in a unit that follows what they disagree on, no faster than that: rounds under one c and under another count
         the same, and so does one whose few clients hardly disagree.
         """
-        pairs = upload.has_halves
-        common = common_square(upload.deviation, upload.deviation_square, pairs)
-        agreement = (upload.deviation_square - upload.difference_square) / pairs - common
-        disagreement = upload.disagreement / pairs
-        unit = torch.where(server.unit.isnan() & (disagreement > 0), disagreement, server.unit.to(disagreement))
-        is_usable = agreement.isfinite() & disagreement.isfinite() & unit.isfinite()
+        pairs, sizes = upload.has_halves.unsqueeze(-1), sizes_of(server.group_sizes)
+        common = common_square(by_group(upload.deviation.square(), sizes), upload.deviation_squares, pairs)
+        agreements = (upload.deviation_squares - upload.difference_squares) / pairs - common
+        disagreements = upload.disagreements / pairs
+        total = disagreements.sum(-1)
+        unit = torch.where(server.unit.isnan() & (total > 0), total, server.unit.to(total))
+        is_usable = agreements.isfinite().all(-1) & disagreements.isfinite().all(-1) & unit.isfinite()
         means = [
-            torch.where(is_usable, torch.lerp(old.to(new), new / unit, share.to(new)), old)
-            for old, new in ((server.agreement, agreement), (server.disagreement, disagreement))
+            torch.where(
+                is_usable.unsqueeze(-1),
+                torch.lerp(old.to(new), new / unit.unsqueeze(-1), share.to(new).unsqueeze(-1)),
+                old,
+            )
+            for old, new in ((server.agreements, agreements), (server.disagreements, disagreements))
         ]
-        old = server.inter_variance.to(disagreement)
-        # Where clients decide next to nothing, nothing is gained by holding them harder.
-        lowest = torch.where(unit < LEAST_DECIDED, old, old / MOST_CHANGE)
-        found = (means[0] / means[1]).clamp(min=lowest, max=old * MOST_CHANGE)
-        follows = disagreement.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
-        is_learned = is_usable & (means[1] > 0) & (self.prior_precision is None)
+        found = self.variances(server, means[0], means[1], unit * upload.has_halves / share)
+        is_learned = is_usable & (means[1].sum(-1) > 0) & (self.prior_precision is None)
+        follows = total.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
         return Spread(
-            torch.where(is_learned, found, old).to(server.inter_variance),
-            means[0].to(server.agreement),
-            means[1].to(server.disagreement),
+            torch.where(is_learned, found[0], server.inter_variance).to(server.inter_variance),
+            torch.where(is_learned.unsqueeze(-1), found[1], server.variance_ratios).to(server.variance_ratios),
+            means[0].to(server.agreements),
+            means[1].to(server.disagreements),
             torch.where(is_usable, follows, unit).to(server.unit),
         )
+
+    def variances(
+        self, server: AutoServer, agreements: Tensor, disagreements: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The one variance ``[...]``, and the ratios of the groups' own to it ``[..., G]``.
+
+        ``scale [...]`` is how many clients the means are of, in their unit: times it, what halves disagree on is how
+        many parameters of a group clients have decided, by which its own variance counts beside the one of all.
+        """
+        old = server.inter_variance.to(scale)
+        total = disagreements.sum(-1)
+        one = _within(old, agreements.sum(-1) / total, total * server.unit.to(scale) < LEAST_DECIDED)
+        decided = disagreements.clamp(min=0.0) * scale.unsqueeze(-1)
+        mean = one.unsqueeze(-1)
+        own = (agreements * scale.unsqueeze(-1) + PRIOR_DECIDED * mean) / (decided + PRIOR_DECIDED)
+        before = old.unsqueeze(-1) * server.variance_ratios.to(scale)
+        is_undecided = disagreements * server.unit.to(scale).unsqueeze(-1) < LEAST_DECIDED / disagreements.shape[-1]
+        return one, _within(before, own, is_undecided) / mean
 
     def inter_variance(self, server: AutoServer) -> Tensor:
         """sigma_0^2, as learned."""
@@ -394,7 +433,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         return {
             "num_examples": (1.0, max_examples),
             "weight": (0.0, upload.num_examples),
-            "disagreement": (-torch.inf, torch.inf),
+            "disagreements": (-torch.inf, torch.inf),
             "effective_params": (0.0, upload.change.shape[-1]),
             "has_halves": (0.0, 1.0),
             "class_weights": (0.0, upload.weight.unsqueeze(-1)),
@@ -409,22 +448,29 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 
 
 def _descend(
-    task: RowwiseTask, start: Tensor, anchor: Tensor, pull: Tensor, num_steps: int | Tensor, momentum: float
+    task: RowwiseTask,
+    start: Tensor,
+    anchor: Tensor,
+    pull: Tensor,
+    num_steps: int | Tensor,
+    momentum: float,
+    rate_share: Tensor | None = None,
 ) -> Tensor:
-    """Models ``[..., P]`` from ``start`` towards the posterior mode, held by ``pull [...]`` at the ``anchor``.
+    """Models ``[..., P]`` from ``start`` towards the posterior mode, held by ``pull [..., P]`` at the ``anchor``.
 
     Steps on the loss, each followed by the pull, implicitly, so that no strength is too much for the step size.
     Training arrives at the mean over the second half of its steps.
     """
     begin, centre = (models.reshape(-1, models.shape[-1]) for models in (start, anchor))
-    pull = pull.expand(task.shape).reshape(-1, 1)
+    pull = pull.expand(*task.shape, -1).reshape(len(begin), -1)
     skipped = (torch.as_tensor(num_steps).to(pull).expand(task.shape).reshape(-1, 1) * BURN_IN).floor()
     first_kept = int(skipped.min())
+    shares = None if rate_share is None else rate_share.expand(task.shape).reshape(-1, 1)
 
     def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         params, centre, velocity, mean = states
         velocity.mul_(momentum).add_(task.gradient(params, task.batch(number, slots), slots))
-        rate = rate_of(task, slots)
+        rate = rate_of(task, slots) if shares is None else rate_of(task, slots) * shares[slots]
         params.sub_(rate * velocity)
         # The pull builds up as the momentum does, so that they balance where the posterior is highest.
         held = rate * pull[slots] * (1.0 - momentum ** (number + 1)) / (1.0 - momentum)
@@ -437,13 +483,34 @@ def _descend(
     return iterate(task, num_steps, step, begin, centre, torch.zeros_like(begin), begin)[3].reshape_as(start)
 
 
+def _pull(broadcast: AutoBroadcast, task: RowwiseTask) -> Tensor:
+    """c/N_m of each client, for each parameter ``[..., C, P]``; one number for all where they are one group."""
+    pull = 1.0 / (broadcast.group_variances * task.num_terms.unsqueeze(-1))
+    return pull if pull.shape[-1] == 1 else by_parameter(pull, broadcast.group_sizes)
+
+
 class Spread(NamedTuple):
-    """What the server knows of the variance between clients, ``[...]`` each; as in `AutoServer`."""
+    """What the server knows of how clients vary; as in `AutoServer`."""
 
     inter_variance: Tensor
-    agreement: Tensor
-    disagreement: Tensor
+    variance_ratios: Tensor
+    agreements: Tensor
+    disagreements: Tensor
     unit: Tensor
+
+
+def _within(old: Tensor, new: Tensor, is_undecided: Tensor) -> Tensor:
+    """A variance after a round: no more than so many times what it was, nor less than one over that.
+
+    Where clients decide next to nothing, nothing is gained by holding them harder.
+    """
+    lowest = torch.where(is_undecided, old, old / MOST_CHANGE)
+    return torch.where(new.isfinite(), new, old).clamp(min=lowest, max=old * MOST_CHANGE)
+
+
+def _newness(clock: Tensor) -> Tensor:
+    """How much round t weighs in a running mean over all rounds up to it, of which it weighs as t^8."""
+    return (AVERAGING_POWER + 1) / (clock + AVERAGING_POWER)
 
 
 def _geometric_step(old: Tensor, new: Tensor) -> Tensor:

@@ -16,6 +16,10 @@ is needed.  No noise of steps enters what halves agree on, and the ratio is sigm
 with and however far they got, for any S that depends on H alone.  Where the loss is a multiple of the negative
 log-likelihood, the ratio is sigma_0^2 in that unit, which is what c is in.
 
+Groups of parameters may vary by variances of their own, the prior's precision then being a diagonal C.  With S = (H +
+C/N)^-1 H both sums, taken over the parameters of group g alone, have the ratio sigma_g^2 where C = Sigma^-1: S C^-1 is
+symmetric, so that S C^-1 S' = S^2 C^-1.
+
 The idea is that of split-half reliability (Spearman, 1910; Brown, 1910) and of cross-products in place of squares, as
 in Haseman and Elston's regression (1972).
 """
@@ -45,26 +49,29 @@ class HalvesOfClients(NamedTuple):
         return (self.deviations[..., 0, :] - self.deviations[..., 1, :]) / 2
 
     def disagreement(self, gradients: Tensor) -> Tensor:
-        """tr S^2 in expectation ``[...]``.
+        """What sums up to tr S^2 in expectation, by parameter ``[..., P]``.
 
         ``gradients [..., 2, 2, P]`` are mean gradients: first on whose rows, then at whose model.  Either half may play
         the part of the second; the mean of both leaves out what delta and the errors have in common by chance.
         """
         change = gradients[..., 0, :] - gradients[..., 1, :]  # from the second's model to the first's
         others = self.deviations.flip(-2) * self.deviations.new_tensor([[-1.0], [1.0]])
-        return (self.num_terms.flip(-1) * (others * change).sum(-1)).sum(-1) / 2
+        return (self.num_terms.flip(-1).unsqueeze(-1) * others * change).sum(-2) / 2
 
-    def undecided(self, precision: Tensor) -> Tensor:
-        """tr S (1 - S) in expectation ``[...]``, under the prior's precision c ``[...]``; with tr S^2 it is gamma."""
+    def undecided(self, held_difference: Tensor) -> Tensor:
+        """tr S (1 - S) in expectation ``[...]``; with tr S^2 it is gamma.
+
+        ``held_difference [...]`` is the squared length of `half_difference` times the prior's precision c.
+        """
         weight = (self.num_terms / self.num_terms.sum(-1, keepdim=True)).prod(-1)  # 0 where a half is empty
-        return precision * weight * 4 * self.half_difference.square().sum(-1)
+        return 4 * weight * held_difference
 
 
-def common_square(total: Tensor, squares: Tensor, number: Tensor) -> Tensor:
+def common_square(total_square: Tensor, squares: Tensor, number: Tensor) -> Tensor:
     """Squared length of what all clients deviate by ``[...]``: from pairs of clients, which share nothing else.
 
-    ``total [..., P]`` is the sum of the deviations of ``number [...]`` clients, ``squares [...]`` that of their squared
-    lengths.  0 of a single client.
+    ``total_square [...]`` is the squared length of the sum of the deviations of ``number [...]`` clients, ``squares
+    [...]`` the sum of their squared lengths.  0 of a single client.
     """
     pairs = number * (number - 1)
-    return torch.where(pairs > 0, (total.square().sum(-1) - squares) / pairs.clamp(min=1.0), 0.0)
+    return torch.where(pairs > 0, (total_square - squares) / pairs.clamp(min=1.0), 0.0)

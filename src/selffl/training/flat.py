@@ -17,6 +17,7 @@ from selffl.training.recurrent import convert_lstms, is_convertible
 from selffl.training.unfold import unfold_convolutions
 
 BIAS_TOLERANCE = 1e-3  # that a bias is added to an output is seen on numbers between 1 and 2
+MAX_OWN_GROUPS = 32  # parameters of a model, up to which each may vary by a variance of its own
 
 
 class FlatModel:
@@ -84,6 +85,12 @@ class FlatModel:
                 layers.append(Layer(owner, start, start + size))
             start += size
         return tuple(layers)
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Sizes of groups of parameters that may vary alike: those of one tensor; in small models, each by itself."""
+        total = sum(self._sizes)
+        return (1,) * total if total <= MAX_OWN_GROUPS else tuple(self._sizes)
 
     @cached_property
     def class_bias(self) -> ClassBias | None:

@@ -168,6 +168,7 @@ class ModelSource:
             cluster=self.federation.cluster,
             layers=self.model.layers,
             class_bias=self.model.class_bias,
+            group_sizes=self.model.group_sizes,
         )
 
     def task(self, clients: Tensor, round_number: int) -> ModelTask:

@@ -170,7 +170,9 @@ class Server:
     def _begin(self) -> tuple[RunState, RunIdentity, Callable[[RunState], None] | None]:
         """Where the run begins or goes on, what it goes by, and how it is kept."""
         known = self.population or Population(len(self.clients))
-        known = replace(known, layers=self.model.layers, class_bias=self.model.class_bias)
+        known = replace(
+            known, layers=self.model.layers, class_bias=self.model.class_bias, group_sizes=self.model.group_sizes
+        )
         state = start_state(self.algorithm, self.model.params, known)
         # Noise hides a client the better for nobody knowing whether it took part.
         is_secret = bool(self.algorithm.noise_scale())
