@@ -160,11 +160,11 @@ def test_a_bad_test_share_is_refused():
 
 
 def test_the_images_are_scikit_learns(monkeypatch):
-    images, labels = digits_module._images()
+    images, labels = digits_module.images_and_labels()
     expected, shown = load_digits(return_X_y=True)
     assert (images == expected).all()
     assert (labels == shown).all()
     assert labels.dtype == shown.dtype
     monkeypatch.setattr(digits_module, "find_spec", lambda name: None)  # should the file ever move
-    again, _ = digits_module._images()
+    again, _ = digits_module.images_and_labels()
     assert (again == expected).all()

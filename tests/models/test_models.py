@@ -9,7 +9,7 @@ from selffl.data.text import Embeddings
 from selffl.errors import ConfigError
 from selffl.models import MODELS, build, text
 
-SHAPES = {"softmax": (20,), "cnn": (3, 32, 32), "lstm": (5,), "wakeword": (1, 40, 76)}
+SHAPES = {"softmax": (20,), "mlp": (20,), "cnn": (3, 32, 32), "lstm": (5,), "wakeword": (1, 40, 76)}
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,16 @@ def test_the_cnn_takes_other_images(side):
     assert build("cnn", (1, *side), 3)(torch.zeros(2, 1, *side)).shape == (2, 3)
 
 
+def test_the_mlp_has_one_hidden_layer_of_rectified_units():
+    module = build("mlp", 20, 4, hidden=6)
+    first, second = (part for part in module if isinstance(part, nn.Linear))
+    rows = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
+    by_hand = (rows @ first.weight.T + first.bias).clamp(min=0) @ second.weight.T + second.bias
+    assert first.out_features == 6
+    assert torch.allclose(module(rows), by_hand)
+    assert build("mlp", (1, 8, 8), 3)(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
+
+
 def test_softmax_takes_images_too():
     assert build("softmax", (1, 8, 8), 3)(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
     assert type(build("softmax", 64, 3)) is nn.Linear
@@ -70,7 +80,7 @@ def test_softmax_takes_images_too():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("cn", 4, 2), r"unknown model 'cn'; did you mean 'cnn'\? Expected one of: cnn, lstm, softmax, wakeword\."),
+        (("cn", 4, 2), r"unknown model 'cn'; did you mean 'cnn'\? Expected one of: cnn, lstm, mlp, softmax, wakeword\."),
         (("cnn", 784, 10), r"rows have shape \(784,\); expected images"),
         (("cnn", (3, 12, 32), 10), r"rows have shape \(3, 12, 32\); expected images"),
         (("softmax", (), 10), r"rows have shape \(\); expected sizes"),

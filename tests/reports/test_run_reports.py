@@ -26,6 +26,7 @@ from selffl.reports import client_gains, data, over_rounds, page, scores, senten
 from selffl.reports.collect import Collection, Group, Method, collect, is_run, read_run
 from selffl.reports.record import RECORD, load_studies
 from selffl.runs.folder import read_config
+from selffl.runs.gain import rank_correlation
 from selffl.studies.comparison import Comparison, study_of
 from selffl.studies.problems import PROBLEMS
 from selffl.studies.result import Estimate, Job
@@ -364,12 +365,12 @@ def test_the_partition_holds_every_training_row(folder, tables):
 
 def test_rank_correlation_against_ranks_by_hand():
     one, other = [1.0, 2.0, None, 4.0, 8.0], [3.0, 1.0, 7.0, 2.0, 9.0]
-    rho, p, count = client_gains.rank_correlation(one, other)
+    rho, p, count = rank_correlation(one, other)
     # Ranks 1 2 3 4 against 3 1 2 4: 1 − 6 Σd² / (n (n² − 1)) = 1 − 6 · 6 / 60.
     assert (rho, count) == (pytest.approx(0.4), 4)
     assert 0 < p < 1
-    assert client_gains.rank_correlation([1.0, 2.0, 3.0], [5.0, 5.0, 5.0]) is None
-    assert client_gains.rank_correlation([1.0, 2.0], [5.0, 6.0]) is None
+    assert rank_correlation([1.0, 2.0, 3.0], [5.0, 5.0, 5.0]) is None
+    assert rank_correlation([1.0, 2.0], [5.0, 6.0]) is None
 
 
 # ----------------------------------------------------------------------------------------------------------- inside

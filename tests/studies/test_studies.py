@@ -545,6 +545,10 @@ def test_every_study_has_a_name_of_its_own():
         "auto-cifar10",
         "auto-sent140",
         "auto-wakeword",
+        "regimes-digits",
+        "regimes-letters",
+        "regimes-mnist",
+        "regimes-cifar10",
         "newcomers",
         "multilevel",
     ]

@@ -154,7 +154,8 @@ def _shares(
         return rng.dirichlet(np.full(len(overall), kind.concentration), number)
     if kind.has_few_classes:
         held = (np.arange(number)[:, None] + np.arange(plan.num_held)) % len(overall)
-        return np.eye(len(overall))[held].mean(1)
+        found: npt.NDArray[np.float64] = np.eye(len(overall))[held].mean(1)
+        return found
     return np.tile(overall, (number, 1))
 
 

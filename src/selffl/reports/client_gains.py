@@ -14,7 +14,7 @@ from selffl.reports.collect import Group
 from selffl.reports.schema import Bins, Losing, SeedTable
 from selffl.reports.scores import all_rounded, alone, over_seeds, runs_of_seed, scale_of, scaled
 from selffl.runs.folder import Row
-from selffl.runs.gain import gain_rows, losers
+from selffl.runs.gain import gain_rows, losers, rank_correlation
 from selffl.studies.result import Estimate
 
 ALONE = "training alone"  # what a gain is over, if that is known
@@ -162,14 +162,3 @@ def calibration(predicted: Sequence[float | None], realised: Sequence[float | No
         "error": all_rounded(each.error for each in means),
         "count": [len(own) for own in bins.values()],
     }
-
-
-def rank_correlation(one: Sequence[float | None], other: Sequence[float | None]) -> tuple[float, float, int] | None:
-    """Spearman's, its p-value, and of how many pairs; none where either does not vary."""
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
-    if len(pairs) < 3 or len({a for a, _ in pairs}) < 2 or len({b for _, b in pairs}) < 2:
-        return None
-    from scipy.stats import spearmanr  # here: it takes a second
-
-    test = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
-    return float(test.statistic), float(test.pvalue), len(pairs)

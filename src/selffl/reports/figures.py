@@ -160,7 +160,8 @@ def _draw_chart(axis: Axes, chart: Chart, colours: dict[str, str]) -> None:
             marker, colour = markers[series.name], colours[series.name]
             axis.scatter(series.x, series.y, s=22, marker=marker, color=colour, alpha=0.75, label=series.name)
             continue
-        _draw_series(axis, series, colours[series.name], markers[series.name], shift)
+        line = "none" if chart.kind == "points" else "solid"  # places along x that follow nothing are not joined
+        _draw_series(axis, series, colours[series.name], markers[series.name], shift, line)
     axis.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     if chart.log_x:
         axis.set_xscale("log")
@@ -191,12 +192,13 @@ def _round_numbers(low: float, high: float) -> list[float]:
     ]
 
 
-def _draw_series(axis: Axes, series: Series, colour: str, marker: str, shift: float) -> None:
+def _draw_series(axis: Axes, series: Series, colour: str, marker: str, shift: float, line: str) -> None:
     if series.is_reference:
         axis.plot(series.x, series.y, color=colour, linestyle=(0, (5, 2)), linewidth=1.3, label=series.name)
         return
     x = [value + shift for value in series.x]
-    axis.plot(x, series.y, color=colour, marker=marker if series.error is not None else None, label=series.name)
+    own_marker = marker if series.error is not None else None
+    axis.plot(x, series.y, color=colour, marker=own_marker, linestyle=line, label=series.name)
     if series.error is not None:
         axis.errorbar(x, series.y, yerr=series.error, fmt="none", ecolor=colour, elinewidth=1, capsize=2)
 

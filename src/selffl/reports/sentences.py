@@ -12,6 +12,7 @@ from selffl.reports import client_gains, scores
 from selffl.reports.collect import Group
 from selffl.reports.schema import Inside, SeedTable, Tables
 from selffl.runs.evaluation import majority_sentence
+from selffl.runs.gain import rank_correlation
 from selffl.runs.recipe import REMOTE, Recipe, check_settings
 from selffl.studies.result import Estimate
 from selffl.training.losses import OWN_LOSSES
@@ -214,7 +215,7 @@ def _of_predicted(group: Group, table: SeedTable) -> str:
         realised, base = client_gains.gains(group, table, number)
         if base != client_gains.ALONE:
             continue
-        correlation = client_gains.rank_correlation(columns["predicted"], realised)
+        correlation = rank_correlation(columns["predicted"], realised)
         name = group.methods[number].label
         if correlation is None:
             return f"The gains of {name} do not vary enough to say whether its predictions order them."

@@ -79,6 +79,17 @@ def is_within_chance(num_won: int, num_lost: int) -> bool:
     return num_won == num_lost or bool(binomtest(num_won, num_won + num_lost).pvalue >= LEVEL)
 
 
+def rank_correlation(one: Sequence[float | None], other: Sequence[float | None]) -> tuple[float, float, int] | None:
+    """Spearman's, its p-value, and of how many pairs; none where either does not vary."""
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    if len(pairs) < 3 or len({a for a, _ in pairs}) < 2 or len({b for _, b in pairs}) < 2:
+        return None
+    from scipy.stats import spearmanr  # here: it takes a second
+
+    test = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
+    return float(test.statistic), float(test.pvalue), len(pairs)
+
+
 def gain_rows(clients: Sequence[Row], metric: str, *, has_global: bool = True) -> list[Row]:
     """Who gains and who loses, worst first: one row for each client that has held-out rows, with a reason.
 

@@ -7,6 +7,7 @@ from selffl.studies.images import DEMO, IMAGES
 from selffl.studies.limits import LIMITS
 from selffl.studies.multilevel import MULTILEVEL
 from selffl.studies.newcomers import NEWCOMERS
+from selffl.studies.regimes import REGIMES
 from selffl.studies.result import Study, StudyResult
 from selffl.studies.sums import SUMS
 from selffl.studies.synthetic import AUGMENTED_SYNTHETIC, SYNTHETIC_HETEROGENEOUS, SYNTHETIC_HOMOGENEOUS
@@ -25,6 +26,7 @@ STUDIES: dict[str, Study] = {
         *AUDIO,
         *SUMS,
         *BEYOND,
+        *REGIMES,
         NEWCOMERS,
         MULTILEVEL,
     )

@@ -37,6 +37,7 @@ MAKING = (
     "problems.py",
     "own.py",
     "newcomers.py",
+    "regime_problem.py",
     "grouped_models.py",
     "grouped_runs.py",
 )  # of the studies' files, those that make numbers

@@ -22,14 +22,16 @@ from selffl.engines.rounds import RoundReport
 from selffl.runs.folder import Row
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.comparison import (
+    CHOOSING_FEDAVG,
     FINE_TUNE,
     METRICS,
     NUM_SEEDS,
     PENALTIES,
     TUNED_FEDAVG,
-    VALIDATION_SHARE,
     best_steps,
     by_round,
+    choosing_arms,
+    chosen_penalties,
     fine_tuned,
     history,
     mean_gradients,
@@ -37,7 +39,6 @@ from selffl.studies.comparison import (
     run_each,
     runs_of,
     sign,
-    validation_score,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, WAKEWORD, Problem, femnist, sent140
 from selffl.studies.result import OVER_SPLITS, Claim, Estimate, Figure, Job, Study, StudyResult, all_above_zero
@@ -118,21 +119,14 @@ def _run(entry: TunedComparison, job: Job) -> StudyResult:
     seeds = range(job.num_seeds or (2 if job.quick else NUM_SEEDS))
     choosing = range(1 if job.quick else min(entry.num_choosing, len(seeds)))
     grids = {name: grid[:: len(grid) // 2] if job.quick else grid for name, grid in GRIDS.items()}
-    trials = [
-        Arm(f"{name} {penalty:g}", name, {"penalty": penalty}, (), "validation", VALIDATION_SHARE, num_evaluations=1)
-        for name, grid in grids.items()
-        for penalty in grid
-    ] + [Arm("fedavg choosing", "fedavg", {}, entry.fine_tune, "validation", VALIDATION_SHARE, num_evaluations=1)]
+    trials = choosing_arms(grids, entry.fine_tune)
     plain = [Arm(name, name) for name in (AUTO, "local", *entry.others)] + [
         Arm("fedavg", "fedavg", {}, entry.fine_tune)
     ]
     total = len(trials) * len(choosing) + (len(plain) + len(grids)) * len(seeds)
     tried = run_each(problem, trials, choosing, job, 0, total)
-    penalties = {
-        name: max(grid, key=lambda penalty: sum(map(validation_score, tried[f"{name} {penalty:g}"])))
-        for name, grid in grids.items()
-    }
-    steps = best_steps(tried["fedavg choosing"], entry.fine_tune)
+    penalties = chosen_penalties(grids, tried)
+    steps = best_steps(tried[CHOOSING_FEDAVG], entry.fine_tune)
     tuned = [Arm(chosen_label(name), name, {"penalty": penalty}) for name, penalty in penalties.items()]
     outcomes = run_each(problem, [*plain, *tuned], seeds, job, len(trials) * len(choosing), total)
     outcomes[TUNED_FEDAVG] = [fine_tuned(outcome, steps) for outcome in outcomes["fedavg"]]

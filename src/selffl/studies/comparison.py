@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from selffl.runs.evaluation import prefix_of
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, metric_of, run_arms
 from selffl.studies.problems import METHODS, Problem
 from selffl.studies.problems import NUM_SEEDS as NUM_SEEDS
@@ -35,6 +36,7 @@ VALIDATION_SHARE = 0.2  # of each client's rows, while choosing
 GRADIENTS_PER_STEP = {"fedavg": 1, "local": 1, "ditto": 2, "perfedavg": 2, "pfedme": 5}
 
 TUNED_DITTO, TUNED_FEDAVG = "ditto, λ chosen", "fedavg, fine-tuned"
+CHOOSING_FEDAVG = "fedavg choosing"
 
 
 def metrics_of(metric: str) -> dict[str, str]:
@@ -117,18 +119,15 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     if not comparison.is_tuned:
         return run_each(problem, base, seeds, job), {}
 
-    choosing = [
-        Arm(f"ditto {penalty:g}", "ditto", {"penalty": penalty}, (), "validation", VALIDATION_SHARE)
-        for penalty in PENALTIES
-    ] + [Arm("fedavg choosing", "fedavg", {}, FINE_TUNE, "validation", VALIDATION_SHARE)]
+    grids = {"ditto": PENALTIES}
+    choosing = choosing_arms(grids, FINE_TUNE)
     equal = [name for name in comparison.methods if name in GRADIENTS_PER_STEP]
     total = (len(base) + len(choosing) + len(equal) + 1) * len(seeds)
     outcomes = run_each(problem, [*base, *choosing], seeds, job, 0, total)
 
-    penalties = [
-        max(PENALTIES, key=lambda penalty: validation_score(outcomes[f"ditto {penalty:g}"][seed])) for seed in seeds
-    ]
-    steps = [best_steps(outcomes["fedavg choosing"][seed : seed + 1]) for seed in seeds]
+    tried = [{label: group[seed : seed + 1] for label, group in outcomes.items()} for seed in seeds]
+    penalties = [chosen_penalties(grids, of_seed)["ditto"] for of_seed in tried]
+    steps = [best_steps(of_seed[CHOOSING_FEDAVG]) for of_seed in tried]
     budget = mean_gradients(outcomes[comparison.methods[0]])
     spending = {name: max(round(budget / GRADIENTS_PER_STEP[name]), 1) for name in equal}
     second = [(Arm(TUNED_DITTO, "ditto", {"penalty": penalties[seed]}), seed) for seed in seeds]
@@ -153,25 +152,64 @@ def validation_score(outcome: Outcome) -> float:
     return score if score == score else -1.0  # a run that diverged is never chosen
 
 
-def best_steps(outcomes: Sequence[Outcome], offered: Sequence[int] = FINE_TUNE) -> int:
-    """Steps of fine-tuning with the best accuracy over these seeds; 0 if none is better than none at all."""
-    views = {0: "global_accuracy"} | {steps: f"global_after_{steps}_weighted_accuracy" for steps in offered}
-    return max(views, key=lambda steps: sum(outcome.score(views[steps]) for outcome in outcomes))
+def choosing_arms(
+    grids: Mapping[str, Sequence[float]], fine_tune: Sequence[int], *, class_frequencies: bool = False
+) -> list[Arm]:
+    """What baselines choose by, on validation rows: methods with each penalty of their grids, and FedAvg fine-tuned."""
+    tried = [(f"{name} {penalty:g}", name, {"penalty": penalty}) for name, grid in grids.items() for penalty in grid]
+    fedavg = Arm(
+        CHOOSING_FEDAVG,
+        "fedavg",
+        {},
+        tuple(fine_tune),
+        "validation",
+        VALIDATION_SHARE,
+        num_evaluations=1,
+        class_frequencies=class_frequencies,
+    )
+    return [*(Arm(*trial, (), "validation", VALIDATION_SHARE, num_evaluations=1) for trial in tried), fedavg]
 
 
-def fine_tuned(outcome: Outcome, steps: int) -> Outcome:
-    """FedAvg's outcome with its global model, fine-tuned, as everybody's personal model."""
-    if steps == 0:
-        return outcome
+def chosen_penalties(grids: Mapping[str, Sequence[float]], tried: Outcomes) -> dict[str, float]:
+    """Of each method the penalty with the best accuracy over the seeds of `choosing_arms`."""
+    return {
+        name: max(grid, key=lambda penalty: sum(map(validation_score, tried[f"{name} {penalty:g}"])))
+        for name, grid in grids.items()
+    }
+
+
+def best_steps(outcomes: Sequence[Outcome], offered: Sequence[int] = FINE_TUNE, start: str = "global") -> int:
+    """Steps of fine-tuning with the best accuracy over these seeds; 0 if none is better than none at all.
+
+    ``start`` is the view that the steps start from.
+    """
+    names = {steps: f"{prefix_of(_after(start, steps))}weighted_accuracy" for steps in (0, *offered)}
+    if start == "global":
+        names[0] = "global_accuracy"  # as a summary calls it
+    return max(names, key=lambda steps: sum(outcome.score(names[steps]) for outcome in outcomes))
+
+
+def fine_tuned(outcome: Outcome, steps: int, start: str = "global") -> Outcome:
+    """FedAvg's outcome with its global model, fine-tuned from the view ``start``, as everybody's personal model."""
+    is_as_it_is = steps == 0 and start == "global"
+    # Gradients are those of training, for every method; these steps, once per client, come on top (see `chosen`).
+    return outcome if is_as_it_is else as_personal(outcome, _after(start, steps))
+
+
+def _after(start: str, steps: int) -> str:
+    return f"{start}+{steps}" if steps else start
+
+
+def as_personal(outcome: Outcome, view: str) -> Outcome:
+    """An outcome with another view of its last round as everybody's personal model."""
 
     def swap(row: Mapping[str, Any]) -> dict[str, Any]:
         taken = {
-            f"{part}_accuracy": row.get(f"global_after_{steps}_{part}_accuracy")
+            f"{part}_accuracy": row.get(f"{prefix_of(view)}{part}_accuracy")
             for part in ("weighted", "top10", "worst10")
         }
         return dict(row) | taken
 
-    # Gradients are those of training, for every method; these steps, once per client, come on top (see `chosen`).
     last = [swap(row) for row in outcome.history[-1:]]
     return replace(outcome, summary=swap(outcome.summary), history=last, folder=None)
 

@@ -1,0 +1,497 @@
+"""Whether self-fl-auto learns how far clients differ, where it is known what differs: not in the paper.
+
+A cell is what differs between clients, a model, how rows are spread over clients, and who takes part.  All of these
+crossed are 64 cells of a data set with two models; a study has 20.  Every kind of difference is there with every model,
+half of them with even sizes and half with lognormal ones; four come again with everybody taking part and with the other
+sizes.  What is asked for is the worst cell, not what sizes or participation do by themselves: that, this fraction of
+the cross cannot tell from what differs.
+
+In each cell self-fl-auto is held against three things.  Its own global model, with each client's class frequencies:
+personal models that are worse than that should not have been.  The same method with its precision c by hand, the best
+of a grid: the oracle, chosen on test rows, which nobody can have.  And baselines, of which those that have something to
+choose do so on validation rows of the first seed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from selffl.data.regimes import KINDS, PICTURES
+from selffl.runs.evaluation import WITH_CLASSES
+from selffl.runs.gain import rank_correlation
+from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of, run_arms
+from selffl.studies.auto import AUTO
+from selffl.studies.comparison import (
+    CHOOSING_FEDAVG,
+    FINE_TUNE,
+    NUM_SEEDS,
+    PENALTIES,
+    TUNED_DITTO,
+    TUNED_FEDAVG,
+    as_personal,
+    best_steps,
+    choosing_arms,
+    chosen_penalties,
+    fine_tuned,
+    points,
+    run_each,
+    seeds_of,
+    shortened,
+    sign,
+)
+from selffl.studies.regime_problem import RegimeProblem
+from selffl.studies.result import (
+    OVER_SPLITS,
+    Chart,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Series,
+    Study,
+    StudyResult,
+    Verdict,
+    all_above_zero,
+    with_minus,
+)
+
+SIZES = {  # of clients, by what differs between them
+    "alike": "even",
+    "shifted": "lognormal",
+    "dirichlet-0.1": "even",
+    "dirichlet-0.3": "lognormal",
+    "dirichlet-1": "even",
+    "few": "lognormal",
+    "tiny": "even",
+    "exchanged": "lognormal",
+}
+OTHER_SIZES = {"even": "lognormal", "lognormal": "even"}
+WITH_EVERYBODY = ("alike", "shifted", "dirichlet-0.3", "exchanged")  # kinds that come again, with participation 1
+FEWER_ROUNDS = 5  # with everybody the rounds are one in so many
+NUM_QUICK = 2  # cells of a quick look
+
+PRECISIONS = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)  # c, for the oracle to choose from
+BELOW_GLOBAL, BELOW_ORACLE, BELOW_BASELINE = 0.2, 0.4, 0.5  # points of accuracy that may be missing
+SHARE_LEVEL = 0.9  # of the cells, in which every baseline is to be met within one standard error
+MIN_TEST_ROWS = 10  # of a client whose gain is counted: with fewer it is mostly chance
+
+OWN_GLOBAL = "own global model, class frequencies"
+LOCAL, FEDAVG, FEDAVG_CLASSES = "local", "fedavg", "fedavg, class frequencies"
+TUNED_CLASSES = "fedavg, class frequencies, fine-tuned"
+BASELINES = (FEDAVG, FEDAVG_CLASSES, TUNED_FEDAVG, TUNED_CLASSES, TUNED_DITTO, LOCAL)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one line of the table is about."""
+
+    kind: str  # one of `selffl.data.regimes.KINDS`
+    model: str
+    sizes: str
+    participation: float
+    rounds: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.model}, {self.sizes} sizes, C = {self.participation:g}"
+
+
+@dataclass(frozen=True)
+class Regimes:
+    """One set of pictures and how it is trained on.
+
+    Attributes:
+        pictures: One of `selffl.data.regimes.PICTURES`.
+        title: As a reader knows them.
+        models: Names of models; the first is that of the cells with everybody.
+        rounds: How many.
+        participation: C of the cells without everybody.
+        learning_rate: η.
+        precisions: c that the oracle chooses from.
+        penalties: λ that DITTO chooses from.
+        fine_tune: Numbers of steps that fine-tuning chooses from.
+    """
+
+    pictures: str
+    title: str
+    models: tuple[str, ...]
+    rounds: int
+    participation: float
+    learning_rate: float
+    precisions: tuple[float, ...] = PRECISIONS
+    penalties: tuple[float, ...] = PENALTIES
+    fine_tune: tuple[int, ...] = FINE_TUNE
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The design: every kind with every model, and four with everybody and the other sizes."""
+        each = [
+            Cell(kind, model, sizes, self.participation, self.rounds)
+            for model in self.models
+            for kind, sizes in SIZES.items()
+        ]
+        rounds = max(self.rounds // FEWER_ROUNDS, 1)
+        everybody = [Cell(kind, self.models[0], OTHER_SIZES[SIZES[kind]], 1.0, rounds) for kind in WITH_EVERYBODY]
+        return (*each, *everybody)
+
+    def problem(self, cell: Cell) -> RegimeProblem:
+        """What is trained in a cell."""
+        return RegimeProblem(
+            f"regimes-{self.pictures}",
+            f"{self.title}, {KINDS[cell.kind].title}",
+            data=self.pictures,
+            model=cell.model,
+            rounds=cell.rounds,
+            participation=cell.participation,
+            learning_rate=self.learning_rate,
+            kind=cell.kind,
+            sizes=cell.sizes,
+        )
+
+    @property
+    def setting(self) -> str:
+        """One sentence."""
+        plan = PICTURES[self.pictures]
+        return (
+            f"{self.title} over {plan.num_clients} clients with {plan.mean_rows} rows on average, or {plan.num_tiny} "
+            f"tiny ones; models {' and '.join(self.models)}, {self.rounds} rounds with C = {self.participation:g} or "
+            f"{max(self.rounds // FEWER_ROUNDS, 1)} with everybody, η = {self.learning_rate:g}, B = 10, L = 20"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def at_precision(precision: float) -> str:
+    """What self-fl-auto is called with its precision by hand."""
+    return f"{AUTO}, c = {precision:g}"
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What came out in a cell.
+
+    Attributes:
+        cell: Which.
+        outcomes: By label, in the order of seeds.
+        precisions: c of the grid, by label.
+        notes: What was chosen, by label.
+    """
+
+    cell: Cell
+    outcomes: Outcomes
+    precisions: dict[str, float]
+    notes: dict[str, str]
+
+    def accuracy(self, label: str) -> Estimate:
+        """In percent, over seeds; NaN where a run diverged."""
+        return estimate(self.outcomes[label], "weighted_accuracy")
+
+    def gap(self, label: str) -> Estimate:
+        """Points that self-fl-auto is above another, paired over seeds."""
+        return difference(self.outcomes[AUTO], self.outcomes[label], "weighted_accuracy")
+
+    def best(self, labels: Iterable[str]) -> str | None:
+        """Of some, the one with the best mean accuracy; none where all diverged."""
+        trained = [label for label in labels if not math.isnan(self.accuracy(label).mean)]
+        return max(trained, key=lambda label: self.accuracy(label).mean, default=None)
+
+    @property
+    def oracle(self) -> str | None:
+        """The best precision of the grid, by test rows."""
+        return self.best(self.precisions)
+
+    @property
+    def baseline(self) -> str | None:
+        """The best of the others."""
+        return self.best(BASELINES)
+
+    @property
+    def baseline_gaps(self) -> dict[str, Estimate]:
+        """Against every baseline that did not diverge."""
+        return {label: self.gap(label) for label in BASELINES if not math.isnan(self.accuracy(label).mean)}
+
+    @property
+    def learned_precision(self) -> float:
+        """c = 1/σ₀² of the last round, median over seeds."""
+        return statistics.median(precision_of(outcome) for outcome in self.outcomes[AUTO])
+
+    @property
+    def rank_correlations(self) -> list[float | None]:
+        """Of predicted gain and gain over local training, by seed; none where either does not vary."""
+        pairs = zip(self.outcomes[AUTO], self.outcomes[LOCAL], strict=True)
+        return [predicted_order(ours, alone) for ours, alone in pairs]
+
+
+def precision_of(outcome: Outcome) -> float:
+    """c after the last round; NaN where a run left none."""
+    variance = outcome.history[-1].get("inter_variance") if outcome.history else None
+    return math.nan if variance is None else 1.0 / float(variance)
+
+
+def predicted_order(ours: Outcome, alone: Outcome) -> float | None:
+    """Spearman's correlation of the gain predicted for a client and what it gains over local training.
+
+    Over clients with `MIN_TEST_ROWS` test rows or more; none where either does not vary, or a run diverged.
+    """
+    if not ours.clients or not alone.clients:
+        return None
+    pairs = [
+        (row["predicted_gain"], float(row["accuracy"]) - float(other["accuracy"]))
+        for row, other in zip(ours.clients, alone.clients, strict=True)
+        if int(row["num_test"]) >= MIN_TEST_ROWS
+    ]
+    found = rank_correlation([predicted for predicted, _ in pairs], [gain for _, gain in pairs])
+    return None if found is None else found[0]
+
+
+def regimes_study(regimes: Regimes, job: Job) -> StudyResult:
+    """Every cell, one after the other; within a cell, runs side by side."""
+    seeds, cells = seeds_of(job), regimes.cells[: NUM_QUICK if job.quick else None]
+    grids = {"ditto": regimes.penalties}
+    trials = choosing_arms(grids, regimes.fine_tune, class_frequencies=True)
+    precisions = {at_precision(value): value for value in regimes.precisions}
+    plain = [
+        Arm(AUTO, AUTO, class_frequencies=True, num_evaluations=1),
+        *(Arm(label, AUTO, {"prior_precision": value}, num_evaluations=1) for label, value in precisions.items()),
+        Arm(FEDAVG, "fedavg", fine_tune=regimes.fine_tune, class_frequencies=True, num_evaluations=1),
+        Arm(LOCAL, "local", num_evaluations=1),
+    ]
+    each = len(trials) + (len(plain) + 1) * len(seeds)
+    total, results = each * len(cells), []
+    for number, cell in enumerate(cells):
+        problem, _ = shortened(regimes.problem(cell), job)
+        done = each * number
+        work = [(arm, seeds[0]) for arm in trials] + [(arm, seed) for seed in seeds for arm in plain]
+        outcomes = run_arms(problem, work, job, done, total)
+        tried = {arm.label: outcomes.pop(arm.label) for arm in trials}
+        penalty = chosen_penalties(grids, tried)["ditto"]
+        tuned = [Arm(TUNED_DITTO, "ditto", {"penalty": penalty}, num_evaluations=1)]
+        outcomes |= run_each(problem, tuned, seeds, job, done + each - len(seeds), total)
+        results.append(_looked_at(cell, outcomes, precisions, tried, regimes.fine_tune, penalty))
+    job.progress(total, total, "done")
+    return report(regimes, results)
+
+
+def _looked_at(
+    cell: Cell,
+    outcomes: Outcomes,
+    precisions: dict[str, float],
+    tried: Outcomes,
+    fine_tune: Sequence[int],
+    penalty: float,
+) -> CellResult:
+    """A cell's runs, with the views that count as methods."""
+    notes = {TUNED_DITTO: f"λ = {penalty:g}"}
+    outcomes[OWN_GLOBAL] = [as_personal(outcome, WITH_CLASSES) for outcome in outcomes[AUTO]]
+    outcomes[FEDAVG_CLASSES] = [as_personal(outcome, WITH_CLASSES) for outcome in outcomes[FEDAVG]]
+    for label, start in ((TUNED_FEDAVG, "global"), (TUNED_CLASSES, WITH_CLASSES)):
+        steps = best_steps(tried[CHOOSING_FEDAVG], fine_tune, start)
+        outcomes[label] = [fine_tuned(outcome, steps, start) for outcome in outcomes[FEDAVG]]
+        notes[label] = f"k = {steps}"
+    return CellResult(cell, outcomes, precisions, notes)
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+
+def report(regimes: Regimes, results: Sequence[CellResult]) -> StudyResult:
+    """Tables, figure and verdicts."""
+    num_seeds = len(results[0].outcomes[AUTO])
+    return StudyResult(
+        [row for number, found in enumerate(results, 1) for row in long_rows(number, found)],
+        [table_line(number, found) for number, found in enumerate(results, 1)],
+        [gap_figure(results)],
+        claims_of(results),
+        asdict(regimes) | {"num_seeds": num_seeds, "cells": [asdict(found.cell) for found in results]},
+        setting=f"{regimes.setting}; {num_seeds} seeds, baselines tuned on the first; {len(results)} cells",
+        decided_by=OVER_SPLITS,
+    )
+
+
+def long_rows(number: int, found: CellResult) -> list[dict[str, Any]]:
+    """Every arm with every seed."""
+    return [
+        {
+            "cell": number,
+            **asdict(found.cell),
+            "method": label,
+            "seed": outcome.seed,
+            "accuracy": outcome.score("weighted_accuracy"),
+            "worst10_accuracy": outcome.score("worst10_accuracy"),
+            "precision": precision_of(outcome),
+            "is_oracle": label == found.oracle,
+            "chosen": found.notes.get(label, ""),
+        }
+        for label, group in found.outcomes.items()
+        for outcome in group
+    ]
+
+
+def table_line(number: int, found: CellResult) -> dict[str, str]:
+    """One cell: accuracies, and how far self-fl-auto is above each."""
+    cell, oracle, baseline = found.cell, found.oracle, found.baseline
+
+    def shown(label: str | None) -> str:
+        return "–" if label is None else points(found.accuracy(label))
+
+    def above(label: str | None) -> str:
+        gap = None if label is None else found.gap(label)
+        return "–" if gap is None or math.isnan(gap.mean) else with_minus(gap.signed)
+
+    return {
+        "cell": str(number),
+        "clients": cell.kind,
+        "model": cell.model,
+        "sizes": cell.sizes,
+        "C": f"{cell.participation:g}",
+        AUTO: shown(AUTO),
+        "c learned": f"{found.learned_precision:.3g}",
+        "oracle": shown(oracle),
+        "its c": "–" if oracle is None else f"{found.precisions[oracle]:g}",
+        "own global model": shown(OWN_GLOBAL),
+        "best baseline": shown(baseline),
+        "which": "–" if baseline is None else baseline,
+        "above the oracle": above(oracle),
+        "above own global model": above(OWN_GLOBAL),
+        "above best baseline": above(baseline),
+    }
+
+
+def gap_figure(results: Sequence[CellResult]) -> Figure:
+    """How far self-fl-auto is above the oracle, its own global model and the best baseline, cell by cell."""
+    numbers = list(range(1, len(results) + 1))
+
+    def series(name: str, label_of: Callable[[CellResult], str | None]) -> Series:
+        there = [(x, found.gap(label)) for x, found in zip(numbers, results, strict=True) if (label := label_of(found))]
+        return Series(name, [x for x, _ in there], [gap.mean for _, gap in there], [gap.error for _, gap in there])
+
+    lines = [
+        series("the oracle", lambda found: found.oracle),
+        series("own global model, class frequencies", lambda found: OWN_GLOBAL),
+        series("best baseline", lambda found: found.baseline),
+    ]
+    chart = Chart(
+        "Self-FL with learned variances above …",
+        "cell, as numbered in the table",
+        "points of accuracy",
+        [*lines, Series("level", [0.5, len(results) + 0.5], [0.0, 0.0], is_reference=True)],
+        x_ticks=numbers,
+        kind="points",
+        dodge=0.2,
+    )
+    num_seeds = len(results[0].outcomes[AUTO])
+    caption = (
+        f"Accuracy of {AUTO} less that of the oracle (the best precision of a grid, chosen on test rows), of its own "
+        f"global model with each client's class frequencies, and of the best baseline; paired over {num_seeds} seeds, "
+        "bars ± s.e."
+    )
+    return Figure("gaps", caption, [chart])
+
+
+# ------------------------------------------------------------------------------------------------------------- verdicts
+
+
+def claims_of(results: Sequence[CellResult]) -> list[Claim]:
+    """What self-fl-auto is measured by, over all cells."""
+    return [
+        _not_below(
+            f"In every cell at least its own global model with class frequencies, less {BELOW_GLOBAL:g} points.",
+            {str(found.cell): found.gap(OWN_GLOBAL) for found in results},
+            BELOW_GLOBAL,
+        ),
+        _not_below(
+            f"In every cell at least the oracle, less {BELOW_ORACLE:g} points.",
+            {str(found.cell): found.gap(found.oracle) for found in results if found.oracle is not None},
+            BELOW_ORACLE,
+        ),
+        _near_baselines(results),
+        _orders(results),
+    ]
+
+
+def _low(gap: Estimate) -> float:
+    """A difference to rank by: where self-fl-auto diverged nothing is lower."""
+    return -math.inf if math.isnan(gap.mean) else gap.mean
+
+
+def _not_below(text: str, gaps: dict[str, Estimate], margin: float) -> Claim:
+    """Whether every difference is above minus a margin; cells by name."""
+    if not gaps:
+        return Claim(text, "inconclusive", "There is no cell to look at: every run diverged.")
+    worst = min(gaps, key=lambda cell: _low(gaps[cell]))
+    number = sum(gap.mean >= -margin for gap in gaps.values())
+    return Claim(
+        text,
+        all_above_zero([gap.shifted(margin) for gap in gaps.values()]),
+        f"The mean is so in {number} of {len(gaps)} cells; the lowest is {gaps[worst].signed} points ({worst}).",
+    )
+
+
+def _near_baselines(results: Sequence[CellResult]) -> Claim:
+    """Whether self-fl-auto is as good as every baseline: counted, since a test cannot show that nothing is missing."""
+    text = (
+        f"At least every baseline within one standard error in {10 * SHARE_LEVEL:g} of ten cells, nowhere more than "
+        f"{BELOW_BASELINE:g} points below."
+    )
+    gaps = {(number, label): gap for number, found in enumerate(results) for label, gap in found.baseline_gaps.items()}
+    if not gaps:
+        return Claim(text, "inconclusive", "There is no baseline to look at: every run diverged.")
+    missed = {number for (number, _), gap in gaps.items() if not gap.mean + gap.error >= 0}
+    worst = min(gaps, key=lambda piece: _low(gaps[piece]))
+    is_near = len(results) - len(missed) >= SHARE_LEVEL * len(results)
+    verdict: Verdict = "holds" if is_near and gaps[worst].mean >= -BELOW_BASELINE else "does not hold"
+    if any(gap.count < 2 for gap in gaps.values()):
+        verdict = "inconclusive"  # one seed has no standard error
+    return Claim(
+        text,
+        verdict,
+        f"So in {len(results) - len(missed)} of {len(results)} cells; the lowest is {gaps[worst].signed} points "
+        f"against {worst[1]} ({results[worst[0]].cell}): counted, not tested.",
+    )
+
+
+def _orders(results: Sequence[CellResult]) -> Claim:
+    """Whether those gain more of whom that is predicted; the mean over cells, tested over seeds."""
+    text = "The predicted gain orders who gains."
+    by_cell = {str(found.cell): found.rank_correlations for found in results}
+    known = {cell: torch.tensor(each) for cell, each in by_cell.items() if None not in each}
+    if not known:
+        return Claim(text, "inconclusive", "In no cell do both predicted and realised gains vary with every seed.")
+    ratio = ratio_of(outcome for found in results for outcome in found.outcomes[AUTO])
+    mean = Estimate.of(torch.stack(list(known.values())).mean(0), test_per_train=ratio)
+    worst = min(known, key=lambda cell: float(known[cell].mean()))
+    return Claim(
+        text,
+        sign(mean),
+        f"Spearman's correlation with the gain over local training is {mean.signed}, the mean of {len(known)} of "
+        f"{len(results)} cells (in the others either does not vary), over clients with {MIN_TEST_ROWS} test rows or "
+        f"more; the lowest is {float(known[worst].mean()):+.2f} ({worst}).",
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- studies
+
+DESIGNS = (
+    Regimes("digits", "Digits", ("softmax", "mlp"), 60, 0.25, 0.05),
+    Regimes("letters", "OCR letters", ("softmax", "mlp"), 150, 0.1, 0.05),
+    Regimes("mnist", "MNIST", ("softmax", "cnn"), 150, 0.1, 0.03),
+    Regimes("cifar10", "CIFAR-10", ("cnn",), 100, 0.25, 0.03),
+)
+
+REGIMES = tuple(
+    Study(
+        f"regimes-{regimes.pictures}",
+        f"Clients of which it is known what differs: {regimes.title}",
+        "not in the paper",
+        f"{regimes.setting}; {NUM_SEEDS} seeds",
+        partial(regimes_study, regimes),
+    )
+    for regimes in DESIGNS
+)
