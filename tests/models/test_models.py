@@ -80,7 +80,7 @@ def test_softmax_takes_images_too():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("cn", 4, 2), r"unknown model 'cn'; did you mean 'cnn'\? Expected one of: cnn, lstm, mlp, softmax, wakeword\."),
+        (("cn", 4, 2), r"unknown model 'cn'; did you mean 'cnn'\? Expected one of: cnn, lstm, mlp, softmax, wakeword"),
         (("cnn", 784, 10), r"rows have shape \(784,\); expected images"),
         (("cnn", (3, 12, 32), 10), r"rows have shape \(3, 12, 32\); expected images"),
         (("softmax", (), 10), r"rows have shape \(\); expected sizes"),
