@@ -403,12 +403,14 @@ def claims_of(results: Sequence[CellResult]) -> list[Claim]:
     return [
         _not_below(
             f"In every cell at least its own global model with class frequencies, less {BELOW_GLOBAL:g} points.",
-            {str(found.cell): found.gap(OWN_GLOBAL) for found in results},
+            results,
+            lambda found: OWN_GLOBAL,
             BELOW_GLOBAL,
         ),
         _not_below(
             f"In every cell at least the oracle, less {BELOW_ORACLE:g} points.",
-            {str(found.cell): found.gap(found.oracle) for found in results if found.oracle is not None},
+            results,
+            lambda found: found.oracle,
             BELOW_ORACLE,
         ),
         _near_baselines(results),
@@ -421,16 +423,25 @@ def _low(gap: Estimate) -> float:
     return -math.inf if math.isnan(gap.mean) else gap.mean
 
 
-def _not_below(text: str, gaps: dict[str, Estimate], margin: float) -> Claim:
-    """Whether every difference is above minus a margin; cells by name."""
+def _said(gap: Estimate) -> str:
+    return f"that of {AUTO}, which diverged" if math.isnan(gap.mean) else f"{gap.signed} points"
+
+
+def _not_below(
+    text: str, results: Sequence[CellResult], label_of: Callable[[CellResult], str | None], margin: float
+) -> Claim:
+    """Whether self-fl-auto is nowhere below another by more than a margin."""
+    gaps = [(found.cell, found.gap(label)) for found in results if (label := label_of(found)) is not None]
     if not gaps:
         return Claim(text, "inconclusive", "There is no cell to look at: every run diverged.")
-    worst = min(gaps, key=lambda cell: _low(gaps[cell]))
-    number = sum(gap.mean >= -margin for gap in gaps.values())
+    cell, lowest = min(gaps, key=lambda piece: _low(piece[1]))
+    number = sum(gap.mean >= -margin for _, gap in gaps)
+    left_out = len(results) - len(gaps)
     return Claim(
         text,
-        all_above_zero([gap.shifted(margin) for gap in gaps.values()]),
-        f"The mean is so in {number} of {len(gaps)} cells; the lowest is {gaps[worst].signed} points ({worst}).",
+        all_above_zero([gap.shifted(margin) for _, gap in gaps]),
+        f"The mean is so in {number} of {len(gaps)} cells; the lowest is {_said(lowest)} ({cell})."
+        + (f" Left out, since runs of the other diverged: {left_out}." if left_out else ""),
     )
 
 
@@ -452,7 +463,7 @@ def _near_baselines(results: Sequence[CellResult]) -> Claim:
     return Claim(
         text,
         verdict,
-        f"So in {len(results) - len(missed)} of {len(results)} cells; the lowest is {gaps[worst].signed} points "
+        f"So in {len(results) - len(missed)} of {len(results)} cells; the lowest is {_said(gaps[worst])}, "
         f"against {worst[1]} ({results[worst[0]].cell}): counted, not tested.",
     )
 
@@ -460,19 +471,19 @@ def _near_baselines(results: Sequence[CellResult]) -> Claim:
 def _orders(results: Sequence[CellResult]) -> Claim:
     """Whether those gain more of whom that is predicted; the mean over cells, tested over seeds."""
     text = "The predicted gain orders who gains."
-    by_cell = {str(found.cell): found.rank_correlations for found in results}
-    known = {cell: torch.tensor(each) for cell, each in by_cell.items() if None not in each}
+    by_cell = [(found.cell, found.rank_correlations) for found in results]
+    known = [(cell, torch.tensor(each, dtype=torch.float64)) for cell, each in by_cell if None not in each]
     if not known:
         return Claim(text, "inconclusive", "In no cell do both predicted and realised gains vary with every seed.")
     ratio = ratio_of(outcome for found in results for outcome in found.outcomes[AUTO])
-    mean = Estimate.of(torch.stack(list(known.values())).mean(0), test_per_train=ratio)
-    worst = min(known, key=lambda cell: float(known[cell].mean()))
+    mean = Estimate.of(torch.stack([each for _, each in known]).mean(0), test_per_train=ratio)
+    cell, lowest = min(known, key=lambda piece: float(piece[1].mean()))
     return Claim(
         text,
         sign(mean),
         f"Spearman's correlation with the gain over local training is {mean.signed}, the mean of {len(known)} of "
         f"{len(results)} cells (in the others either does not vary), over clients with {MIN_TEST_ROWS} test rows or "
-        f"more; the lowest is {float(known[worst].mean()):+.2f} ({worst}).",
+        f"more; the lowest is {float(lowest.mean()):+.2f} ({cell}).",
     )
 
 
