@@ -403,11 +403,18 @@ def test_the_tutorial_runs_and_in_python_it_is_the_run_of_its_commands(tmp_path,
     assert found == {name: expected[name] for name in found}
 
 
+# Studies that take hours on a GPU and have no record yet: the page has no section of a run that was not made.
+NOT_YET_RUN = {f"regimes-{pictures}" for pictures in ("digits", "letters", "mnist", "cifar10")}
+
+
 def test_the_results_are_read_as_the_studies_say():
     """A page that is brought up to date keeps the words of sections whose records are elsewhere."""
     sections = dict(re.findall(r"^## [^\n]+\n\n`([^`]+)`: (.*?)(?=^## |\Z)", text_of("results.md"), re.M | re.S))
-    assert sections.keys() == STUDIES.keys()
+    assert sections.keys() <= STUDIES.keys()
+    assert {name for name in STUDIES if name not in sections} <= NOT_YET_RUN
     for name, study in STUDIES.items():
+        if name not in sections:
+            continue
         found = re.findall(r"^\*\*Reading\.\*\* (.*)$", sections[name], re.M)
         assert found == ([study.reading] if study.reading else []), name
 

@@ -122,10 +122,11 @@ def test_the_same_seed_makes_the_same_federation_and_another_another():
 
 
 def test_validation_rows_are_taken_from_the_training_rows():
-    whole, parted = regime("digits", "dirichlet-1"), regime("digits", "dirichlet-1", validation_fraction=0.2)
+    whole, parted = regime("digits", "alike"), regime("digits", "alike", validation_fraction=0.2)
     assert torch.equal(whole.test.features, parted.test.features)
     assert whole.validation is None
-    assert parted.validation.num_examples.sum() > 0.15 * len(parted.train.labels)
+    assert set(parted.validation.num_examples.tolist()) == {8}  # a fifth of the 40 rows that each has
+    assert set(parted.train.num_examples.tolist()) == {22}
 
 
 @pytest.mark.parametrize(

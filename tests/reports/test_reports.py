@@ -524,6 +524,16 @@ def test_dodging_moves_measurements_but_not_limits():
     assert lines["a"].get_linestyle() == "-"
 
 
+@pytest.mark.parametrize(("kind", "style"), [("points", "None"), ("lines", "-")])
+def test_points_with_error_bars_are_not_joined(kind, style):
+    series = [Series("a", [1, 2], [1.0, 2.0], [0.1, 0.1]), Series("level", [1, 2], [0.0, 0.0], is_reference=True)]
+    axis = figures.draw(Figure("f", "", [Chart("", "", "", series, kind=kind)])).axes[0]
+    styles = {line.get_label(): line.get_linestyle() for line in axis.lines}
+    assert styles["a"] == style
+    assert styles["level"] == "--"
+    assert len(axis.containers) == 1  # the bars
+
+
 def test_a_method_keeps_its_colour_and_others_get_different_ones():
     names = ["mine", "self-fl", "yours", "fedavg"]
     series = [Series(name, [1, 2], [1, 2]) for name in names]

@@ -198,6 +198,7 @@ def test_runs_that_diverged_are_neither_the_best_nor_overlooked():
     # Ours in one of ten cells: no claim that is tested holds, and the one that is counted does not.
     ours = replace(found, outcomes=found.outcomes | {AUTO: lost})
     assert verdicts(ours, *[made()] * 9)[:3] == ["inconclusive", "inconclusive", "does not hold"]
+    assert regimes.claims_of([ours, *[made()] * 9])[2].evidence.startswith("So in 9 of 10 cells")
     assert "self-fl-auto, which diverged (alike" in regimes.claims_of([ours])[0].evidence
     line = regimes.table_line(1, ours)
     assert (line[AUTO], line["above the oracle"]) == ("diverged", "–")
