@@ -2,9 +2,12 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from selffl.data import regimes as data
 from selffl.data.regimes import KINDS, regime
 from selffl.studies import regimes
 from selffl.studies.arms import Outcome
@@ -57,6 +60,21 @@ def test_a_problem_is_the_cells_and_its_rows_are_flat_where_the_model_wants_that
     BY_NAME["mnist"].problem(Cell("few", "softmax", "even", 0.1, 7)).federation(11)
     assert [options["is_flat"] for _, options in asked] == [False, True]
     assert asked[0][0] == ("mnist", "few", "even")
+
+
+def test_pictures_of_cifar_train_the_network_with_everything_that_is_looked_at(monkeypatch):
+    """Made-up batches: each class has a brightness of its own."""
+    labels = np.arange(600) % 10
+    batch = np.concatenate([labels[:, None], (25 * labels)[:, None].repeat(3072, 1)], 1).astype(np.uint8)
+    monkeypatch.setattr(data.cifar10, "files", lambda: [SimpleNamespace(load=lambda: batch)])
+    monkeypatch.setitem(data.PICTURES, "cifar10", data.Pictures(6, 40, 10, 3))
+    design = BY_NAME["cifar10"]
+    assert {cell.model for cell in design.cells} == {"cnn"}
+    problem = replace(design.problem(design.cells[5]), rounds=1, num_local_steps=2, participation=1.0)
+    run = problem.run(AUTO, {}, seed=77, class_frequencies=True, fine_tune=(1,))
+    assert problem.federation(77).train.features.shape[1:] == (3, 32, 32)
+    assert 0 <= run.summary["global_with_classes_after_1_weighted_accuracy"] <= 1
+    assert run.clients[0]["predicted_gain"] is None or run.clients[0]["predicted_gain"] >= 1
 
 
 # --------------------------------------------------------------------------------------------------- choosing and views
@@ -251,7 +269,7 @@ def test_a_table_has_a_line_for_each_cell_and_the_long_one_every_arm():
     [chart] = found.figures[0].charts
     assert chart.kind == "points"
     assert [len(series.x) for series in chart.series] == [2] * 4
-    assert chart.series[0].y == pytest.approx([-0.5, 2.0])
+    assert chart.series[1].y == pytest.approx([-0.5, 2.0])
 
 
 # ----------------------------------------------------------------------------------------------------- all of it, small

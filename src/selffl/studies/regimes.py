@@ -381,7 +381,7 @@ def gap_figure(results: Sequence[CellResult]) -> Figure:
         "Self-FL with learned variances above …",
         "cell, as numbered in the table",
         "points of accuracy",
-        [*lines, Series("level", [0.5, len(results) + 0.5], [0.0, 0.0], is_reference=True)],
+        [Series("level", [0.5, len(results) + 0.5], [0.0, 0.0], is_reference=True), *lines],
         x_ticks=numbers,
         kind="points",
         dodge=0.2,
