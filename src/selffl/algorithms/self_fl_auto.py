@@ -46,7 +46,8 @@ from selffl.maths.posterior import local_weight
 from selffl.maths.split_half import HalvesOfClients, common_square
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
-MOMENTUM = 0.5  # of the steps of halves
+FIRST_MOMENTUM = 0.9  # of the steps of halves in the first round
+LAST_MOMENTUM = 0.5  # of those in late rounds, when noise counts for more than speed
 FIRST_PRECISION = 10.0  # c before anybody has reported
 MOST_CHANGE = 2.0  # times what it was before a round that c is after it, at most; and one over it, at least
 VARIANCE_RATE = 0.2  # share of the way that log n_0 moves in a round
@@ -180,7 +181,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     name: ClassVar[str] = "self-fl-auto"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
-    momentum: ClassVar[float] = MOMENTUM
+    momentum: ClassVar[float] = FIRST_MOMENTUM
     recorded: ClassVar[tuple[str, ...]] = ("effective_params", "weight", "num_examples")
     may_be_unknown: ClassVar[tuple[str, ...]] = ("effective_params",)
     information_balance: ClassVar[float | None] = 0.25  # half-way between empirical (0) and expected (1/2) information
@@ -270,7 +271,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
         """A client's own training alone, on all rows: neither FedAvg's steps, nor halves, nor a report."""
         arrival = self.arrive(broadcast, memory, task)
-        model = _descend(task, arrival.model, arrival.anchor, _pull(broadcast, task), self.steps(task), MOMENTUM)
+        momentum = torch.full_like(broadcast.newness, FIRST_MOMENTUM)
+        model = _descend(task, arrival.model, arrival.anchor, _pull(broadcast, task), self.steps(task), momentum)
         return self.keep(broadcast, task, model, arrival.halves)
 
     def train_own(
@@ -285,10 +287,11 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         pull = _pull(broadcast, task)
         anchor = arrival.anchor.unsqueeze(-2).expand_as(arrival.halves)
         by_half = of_half.unsqueeze(-1) if isinstance(of_half, Tensor) else of_half
-        models = _descend(halves, arrival.halves, anchor, pull.unsqueeze(-2), by_half, MOMENTUM)
+        momentum = LAST_MOMENTUM + (FIRST_MOMENTUM - LAST_MOMENTUM) * broadcast.newness
+        models = _descend(halves, arrival.halves, anchor, pull.unsqueeze(-2), by_half, momentum.unsqueeze(-1))
         share = halves.num_terms.to(models) / task.num_terms.to(models).unsqueeze(-1)
         start = arrival.model + (share.unsqueeze(-1) * (models - arrival.halves)).sum(-2)
-        return _descend(task, start, arrival.anchor, pull, of_client, 0.0, broadcast.newness), models
+        return _descend(task, start, arrival.anchor, pull, of_client, None, broadcast.newness), models
 
     def own_steps(self, task: RowwiseTask) -> tuple[int, int] | tuple[Tensor, Tensor]:
         """Steps on all rows, and of each half: with what is measured as many as FedAvg takes; at least one of each."""
@@ -453,7 +456,7 @@ def _descend(
     anchor: Tensor,
     pull: Tensor,
     num_steps: int | Tensor,
-    momentum: float,
+    momentum: Tensor | None,
     rate_share: Tensor | None = None,
 ) -> Tensor:
     """Models ``[..., P]`` from ``start`` towards the posterior mode, held by ``pull [..., P]`` at the ``anchor``.
@@ -466,14 +469,16 @@ def _descend(
     skipped = (torch.as_tensor(num_steps).to(pull).expand(task.shape).reshape(-1, 1) * BURN_IN).floor()
     first_kept = int(skipped.min())
     shares = None if rate_share is None else rate_share.expand(task.shape).reshape(-1, 1)
+    momenta = torch.zeros_like(skipped) if momentum is None else momentum.expand(task.shape).reshape(-1, 1)
 
     def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         params, centre, velocity, mean = states
-        velocity.mul_(momentum).add_(task.gradient(params, task.batch(number, slots), slots))
+        keeps = momenta[slots]
+        velocity.mul_(keeps).add_(task.gradient(params, task.batch(number, slots), slots))
         rate = rate_of(task, slots) if shares is None else rate_of(task, slots) * shares[slots]
         params.sub_(rate * velocity)
         # The pull builds up as the momentum does, so that they balance where the posterior is highest.
-        held = rate * pull[slots] * (1.0 - momentum ** (number + 1)) / (1.0 - momentum)
+        held = rate * pull[slots] * (1.0 - keeps ** (number + 1)) / (1.0 - keeps)
         params.lerp_(centre, held / (1.0 + held))
         if number >= first_kept:
             since = (number - skipped[slots]).clamp(min=0.0) + 1.0
