@@ -21,6 +21,7 @@ AUTO = {
     "change": self_fl_auto.MOST_CHANGE,
     "least": self_fl_auto.LEAST_DECIDED,
     "per_whole": self_fl_auto.STEPS_PER_WHOLE,
+    "prior_decided": self_fl_auto.PRIOR_DECIDED,
 }
 
 
@@ -29,14 +30,15 @@ class StructuredFederation(GaussianFederation):
     """With a few clusters in turn, and a model whose last coordinate is a layer of its own: its head."""
 
     num_clusters: int = 3
+    is_grouped: bool = False  # whether the parameters of each layer may vary by a variance of their own
 
     @property
     def population(self):
         known, last = super().population, self.local_estimate.shape[-1] - 1
-        layers = (Layer("body.0", 0, last), Layer("head", last, last + 1))
-        return replace(
-            known, cluster=torch.arange(known.num_clients) % self.num_clusters, layers=layers[0 if last else 1 :]
-        )
+        layers = (Layer("body.0", 0, last), Layer("head", last, last + 1))[0 if last else 1 :]
+        sizes = tuple(layer.stop - layer.start for layer in layers) if self.is_grouped else ()
+        cluster = torch.arange(known.num_clients) % self.num_clusters
+        return replace(known, cluster=cluster, layers=layers, group_sizes=sizes)
 
 
 def federation(
@@ -50,6 +52,7 @@ def federation(
     rates_differ=False,
     resample=False,
     with_rows=False,
+    is_grouped=False,
     dtype=torch.float64,
 ):
     """M clients of the two-level model with variances 0.1/N_m, and rows if asked for; η is one number, or one each."""
@@ -77,6 +80,7 @@ def federation(
         learning_rate=rates if rates_differ else rate,
         resample=resample,
         data=data,
+        is_grouped=is_grouped,
     )
 
 

@@ -8,7 +8,7 @@ import statsmodels.api as sm
 import torch
 import twins
 from federations import AUTO as CONSTANTS
-from federations import federation, run
+from federations import federation, gathered, run
 from scipy.optimize import minimize, minimize_scalar
 from torch import nn
 
@@ -130,6 +130,11 @@ def test_a_random_intercept_is_that_of_statsmodels(spread):
     alone = np.bincount(client, values) / np.bincount(client)
     for other in (alone, np.full_like(alone, fit.fe_params[0])):
         assert ((personal[:, 0] - best) ** 2).mean() < 0.2**2 * ((other - best) ** 2).mean()
+
+
+def variances_of(server):
+    """Of each group of parameters ``[G]``."""
+    return server.inter_variance * server.variance_ratios
 
 
 def halved(source, t, m, half=None):
@@ -313,6 +318,27 @@ def test_the_smaller_the_variance_between_clients_the_nearer_they_stay():
     # Without a prior it is each client's own optimum that is trained for.
     apart = (source.local_estimate - server.params).norm(dim=-1)
     torch.testing.assert_close(gaps[3][-1], apart[-1], rtol=0.2, atol=0)
+
+
+def test_parameters_that_nobody_decides_are_held_no_harder():
+    """Halves agree on next to nothing, so that the variance falls, of the group that they disagree on; from the first
+    round on."""
+    source, clients, chosen = federation(5, is_grouped=True), torch.arange(5), algorithm(AUTO)
+    server = chosen.start(source.global_params, source.population)
+    memory = chosen.newcomer(server.params.expand(5, -1))
+    upload, _ = chosen.client_round(chosen.broadcast(server, clients), memory, source.task(clients, 1))
+    squares = torch.tensor([0.001, 0.0], dtype=torch.float64)
+    sent = replace(
+        gathered(chosen, upload),
+        deviation=torch.zeros_like(server.params),
+        deviation_squares=squares,
+        difference_squares=squares / 2,
+        disagreements=torch.tensor([5.0, 0.0], dtype=torch.float64),
+    )
+    first = 1.0 / self_fl_auto.FIRST_PRECISION
+    for share in (0.5, 0.25):
+        server = chosen.server_round(server, clients, sent)
+        assert variances_of(server).tolist() == pytest.approx([share * first, first], rel=1e-12)
 
 
 def test_a_client_that_is_away_follows_the_prior_by_what_it_leans_on_it():

@@ -390,7 +390,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             )
             for old, new in ((server.agreements, agreements), (server.disagreements, disagreements))
         ]
-        found = self.variances(server, means[0], means[1], unit * upload.has_halves / share)
+        own_unit = unit.unsqueeze(-1)
+        found = self.variances(server, means[0] * own_unit, means[1] * own_unit, upload.has_halves / share)
         is_learned = is_usable & (means[1].sum(-1) > 0) & (self.prior_precision is None)
         follows = total.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
         return Spread(
@@ -402,21 +403,22 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         )
 
     def variances(
-        self, server: AutoServer, agreements: Tensor, disagreements: Tensor, scale: Tensor
+        self, server: AutoServer, agreements: Tensor, disagreements: Tensor, number: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The one variance ``[...]``, and the ratios of the groups' own to it ``[..., G]``.
 
-        ``scale [...]`` is how many clients the means are of, in their unit: times it, what halves disagree on is how
-        many parameters of a group clients have decided, by which its own variance counts beside the one of all.
+        What halves of an average client disagree on ``[..., G]`` is how many parameters of a group it decides.  Times
+        the ``number [...]`` of clients that this is a mean of, it is what a group's own variance counts for beside the
+        one of all.
         """
-        old = server.inter_variance.to(scale)
+        old = server.inter_variance.to(agreements)
         total = disagreements.sum(-1)
-        one = _within(old, agreements.sum(-1) / total, total * server.unit.to(scale) < LEAST_DECIDED)
-        decided = disagreements.clamp(min=0.0) * scale.unsqueeze(-1)
-        mean = one.unsqueeze(-1)
-        own = (agreements * scale.unsqueeze(-1) + PRIOR_DECIDED * mean) / (decided + PRIOR_DECIDED)
-        before = old.unsqueeze(-1) * server.variance_ratios.to(scale)
-        is_undecided = disagreements * server.unit.to(scale).unsqueeze(-1) < LEAST_DECIDED / disagreements.shape[-1]
+        one = _within(old, agreements.sum(-1) / total, total < LEAST_DECIDED)
+        clients, mean = number.unsqueeze(-1), one.unsqueeze(-1)
+        decided = disagreements.clamp(min=0.0) * clients
+        own = (agreements * clients + PRIOR_DECIDED * mean) / (decided + PRIOR_DECIDED)
+        before = old.unsqueeze(-1) * server.variance_ratios.to(agreements)
+        is_undecided = disagreements < LEAST_DECIDED / disagreements.shape[-1]
         return one, _within(before, own, is_undecided) / mean
 
     def inter_variance(self, server: AutoServer) -> Tensor:
