@@ -179,11 +179,14 @@ def test_a_regression_equals_its_twin():
         "terms": [float(size) for size in sizes],
         "examples": [float(size) for size in sizes],
         "rates": [0.02] * 5,
+        "groups": [1] * 6,
     }
     expected = twins.run_self_fl_auto(problem, num_local_steps=5, **CONSTANTS)
     state, personal = trained(source)
     assert state.server.params.tolist() == pytest.approx(expected["global"], rel=1e-9)
     assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9)
+    assert variances_of(state.server).tolist() == pytest.approx(expected["of_group"], rel=1e-9)
+    assert len(set(expected["of_group"])) > 1
     assert state.server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-9)
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
 
@@ -235,6 +238,7 @@ def test_a_classifier_equals_its_twin(num_scores):
         "rates": [0.1] * 6,
         "classes": counts,
         "bias": bias,
+        "groups": [1] * (num_weights + num_scores),
     }
     expected = twins.run_self_fl_auto(problem, num_local_steps=5, **CONSTANTS)
     assert 0.1 < expected["skew"] < 0.9
@@ -243,6 +247,8 @@ def test_a_classifier_equals_its_twin(num_scores):
     skew = class_skew(state.server.same_class_rate, state.server.frequencies).item()
     assert skew == pytest.approx(expected["skew"], rel=1e-9)
     assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-7)
+    assert variances_of(state.server).tolist() == pytest.approx(expected["of_group"], rel=1e-7)
+    assert len(set(expected["of_group"])) > 1
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-7, atol=1e-9)
 
 

@@ -105,6 +105,7 @@ def as_problem(source, module):
         "head": list(range(size - 12 * 3 - 3, size)),
         "classes": [torch.bincount(rows.labels[rows.owner == m], minlength=3).tolist() for m in range(len(SIZES))],
         "bias": [(place, 1) for place in range(size - 3, size)],
+        "groups": [part.numel() for part in module.parameters()],
     }
 
 
@@ -202,6 +203,10 @@ def test_a_network_trained_by_a_method_equals_its_twin(case):
     for report, model in zip(reports, expected["history"], strict=True):
         assert report.server.params.tolist() == pytest.approx(model, rel=1e-9, abs=1e-12)
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    if "of_group" in expected:
+        variances = (state.server.inter_variance * state.server.variance_ratios).tolist()
+        assert variances == pytest.approx(expected["of_group"], rel=1e-7)
+        assert len(set(expected["of_group"])) > 1
     spent = [0] * len(SIZES)
     for report, counts in zip(reports, expected["gradients"], strict=True):
         for m, count in zip(report.clients.tolist(), counts, strict=True):

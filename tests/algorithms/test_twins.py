@@ -37,10 +37,10 @@ SETTINGS = {
 
 
 @cache
-def source_and_problem(setting, rounds=ROUNDS, with_rows=False):
+def source_and_problem(setting, rounds=ROUNDS, **more):
     """The federation of a setting, and the same as plain lists; nobody alters them."""
     federation_options, participation = SETTINGS[setting]
-    source = federation(**federation_options, with_rows=with_rows)
+    source = federation(**federation_options, **more)
     return source, as_problem(source, participation, rounds)
 
 
@@ -88,12 +88,13 @@ def as_problem(source, participation, rounds, seed=0):
         "batch_size": None,
         "clusters": stated.cluster.tolist(),
         "head": list(range(stated.layers[-1].start, stated.layers[-1].stop)),
+        "groups": list(stated.group_sizes),
     }
 
 
-def compared(name, options, setting, twin, *, rounds=ROUNDS, with_rows=False, **twin_options):
+def compared(name, options, setting, twin, *, rounds=ROUNDS, federation_options=None, **twin_options):
     """Both runs, held against each other in all that every method has; the code's reports, and both outcomes."""
-    source, problem = source_and_problem(setting, rounds, with_rows)
+    source, problem = source_and_problem(setting, rounds, **(federation_options or {}))
     reports = []
     _, state, personal = run(
         algorithm(name, **options), source, rounds, participation=SETTINGS[setting][1], on_round=reports.append
@@ -320,13 +321,17 @@ def test_self_fl_by_sums_equals_its_twin(case, setting):
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("num_local_steps", [1, 4, 7])
 @pytest.mark.parametrize("with_rows", [False, True], ids=["estimates", "rows"])
-def test_self_fl_auto_equals_its_twin(with_rows, num_local_steps, setting):
+@pytest.mark.parametrize("is_grouped", [False, True], ids=["one variance", "one for each layer"])
+def test_self_fl_auto_equals_its_twin(is_grouped, with_rows, num_local_steps, setting):
     options, name = {"num_local_steps": num_local_steps}, "self-fl-auto"
+    kind = {"with_rows": with_rows, "is_grouped": is_grouped}
     _, state, expected = compared(
-        name, options, setting, twins.run_self_fl_auto, with_rows=with_rows, **options, **AUTO
+        name, options, setting, twins.run_self_fl_auto, federation_options=kind, **options, **AUTO
     )
     server = state.server
     assert server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-7, abs=0)
+    variances = (server.inter_variance * server.variance_ratios).tolist()
+    assert variances == pytest.approx(expected["of_group"], rel=1e-7, abs=0)
     if expected["prior_rows"] is None:  # nothing has been decided yet
         assert server.prior_rows.isnan()
         return

@@ -18,6 +18,7 @@ Every run takes a *problem*, a dict of plain values:
     information information(t, m) is client m's in round t: a function of (model) that gives the rows of its first
                 minibatch, P floats each, the surplus of each, of how many rows they are, and the loss's temperature
     terms       how often the loss counts in each client's log-likelihood
+    groups      how many parameters vary alike between clients, group by group in the order they lie; none: all do
 
 and returns a dict with the global model, the personal models of all clients, the global model after every round
 and, for each round, the steps and the number of gradients of the cohort's clients, in the cohort's order.
@@ -553,24 +554,50 @@ def moved(old, new, learning):
 
 
 def held_descent(own, centre, slope, rate, held, num_steps, momentum, skipped):
-    """Steps with momentum, each followed by a pull towards the centre; the mean over the last of them."""
+    """Steps with momentum, each followed by a pull towards the centre, as strong as each parameter is held; the mean
+    over the last of them."""
     velocity, kept = [0.0] * len(own), []
     for draw in range(num_steps):
         velocity = [momentum * v + g for v, g in zip(velocity, slope(own, draw), strict=True)]
         own = [x - rate * v for x, v in zip(own, velocity, strict=True)]
-        pull = rate * held * math.fsum(momentum**i for i in range(draw + 1))
-        own = [(x + pull * c) / (1.0 + pull) for x, c in zip(own, centre, strict=True)]
+        pulls = [rate * h * math.fsum(momentum**i for i in range(draw + 1)) for h in held]
+        own = [(x + pull * c) / (1.0 + pull) for x, c, pull in zip(own, centre, pulls, strict=True)]
         if draw >= math.floor(skipped * num_steps):
             kept.append(own)
     return mean_model(kept, [1.0] * len(kept))
 
 
-def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, first, skipped, change, least, per_whole):
+def changed(old, new, change, is_undecided):
+    """A variance after a round: at most so many times what it was, and at least one over that; no smaller where clients
+    decide next to nothing."""
+    return min(max(new, old if is_undecided else old / change), old * change)
+
+
+def run_self_fl_auto(
+    problem,
+    *,
+    num_local_steps,
+    momentum,
+    recent,
+    learning,
+    first,
+    skipped,
+    change,
+    least,
+    per_whole,
+    prior_decided,
+):
     """D17. A client keeps θ_m, the models of both halves of its rows and the θ they were made with: all move by 1 − k_m
     of the way from there to the new θ."""
     shared = prior = problem["start"]  # w, θ
-    precision, prior_rows, memory = first, None, {}
-    agreed, disagreed, unit = 0.0, 0.0, None  # running means, each round's over the disagreement of the one before
+    groups, stop = [], 0  # the places of each group's parameters
+    for count in problem.get("groups") or [len(prior)]:
+        groups.append(range(stop, stop + count))
+        stop += count
+    inter, of_group = 1.0 / first, [1.0 / first] * len(groups)  # the variance of all parameters, and of each group's
+    prior_rows, memory = None, {}
+    # Running means by group, each round's over the disagreement of the one before.
+    agreed, disagreed, unit = [0.0] * len(groups), [0.0] * len(groups), None
     own_steps = max(num_local_steps // per_whole, 1)
     half_steps = max((num_local_steps - 2 - own_steps) // 2, 1)
     history, steps, gradients = [], [], []
@@ -580,6 +607,14 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
 
     def dot(a, b):
         return math.fsum(x * y for x, y in zip(a, b, strict=True))
+
+    def dots(a, b):
+        """By group."""
+        return [math.fsum(a[i] * b[i] for i in places) for places in groups]
+
+    def total(several):
+        """Of lists by group, group by group."""
+        return [math.fsum(part) for part in zip(*several, strict=True)]
 
     def less(a, b):
         return [x - y for x, y in zip(a, b, strict=True)]
@@ -612,7 +647,8 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
 
     for t, cohort in enumerate(problem["cohorts"]):
         trained, deviations, products, disagreements, undecided, temperatures, spent = [], [], [], [], [], [], []
-        rho = skew()
+        rho, newness = skew(), (recent + 1.0) / (t + 1.0 + recent)  # by how much this round counts among all so far
+        precision = [1.0 / variance for places, variance in zip(groups, of_group, strict=True) for _ in places]
         for m in cohort:
             gradient, rate = problem["gradient"](t, m), problem["rates"][m]
             trained.append(descend(shared, gradient, rate, num_local_steps))
@@ -620,18 +656,15 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
             step = [new - old for new, old in zip(shift(m, rho), shift(m, before["rho"]), strict=True)]
             centre = added(prior, shift(m, rho))
             old, *starts = (added(here(m, which), step, before["lean"]) for which in ("whole", 0, 1))
-            slopes, parts, held = (
-                problem["half_gradient"](t, m),
-                problem["half_terms"][m],
-                precision / problem["terms"][m],
-            )
+            slopes, parts = problem["half_gradient"](t, m), problem["half_terms"][m]
+            held = [c / problem["terms"][m] for c in precision]
             halves = [
                 held_descent(start, centre, slope, rate, held, half_steps, momentum, skipped)
                 for start, slope in zip(starts, slopes, strict=True)
             ]
             mean, earlier = mean_model(halves, parts), mean_model(starts, parts)
             start = [x + y - z for x, y, z in zip(old, mean, earlier, strict=True)]
-            own = held_descent(start, centre, gradient, rate, held, own_steps, 0.0, skipped)
+            own = held_descent(start, centre, gradient, rate * newness, held, own_steps, 0.0, skipped)
             terms, count = problem["half_terms"][m], problem["examples"][m]
             lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
             spent.append(num_local_steps + 2 * half_steps + own_steps + 2)
@@ -640,30 +673,39 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
                 temperatures.append(warmth)
                 one, two = (less(half, centre) for half in halves)
                 bends = [less(slope(halves[0], 0, short=True), slope(halves[1], 0, short=True)) for slope in slopes]
-                disagreements.append((terms[0] * dot(one, bends[1]) - terms[1] * dot(two, bends[0])) / 2)
+                seen = zip(dots(one, bends[1]), dots(two, bends[0]), strict=True)
+                disagreements.append([(terms[0] * x - terms[1] * y) / 2 for x, y in seen])
                 deviations.append([(x + y) / 2 for x, y in zip(one, two, strict=True)])
-                products.append(dot(one, two))
-                apart = terms[0] * terms[1] / math.fsum(terms) ** 2 * dot(less(one, two), less(one, two))
-                undecided.append(precision * apart)
+                products.append(dots(one, two))
+                apart = less(one, two)
+                held_apart = dot([c * x for c, x in zip(precision, apart, strict=True)], apart)
+                undecided.append(terms[0] * terms[1] / math.fsum(terms) ** 2 * held_apart)
             memory[m] = {"models": {"whole": own, 0: halves[0], 1: halves[1]}, "prior": prior, "lean": lean, "rho": rho}
-        size, weight = len(deviations), (recent + 1.0) / (t + 1.0 + recent)
-        if size and (unit or math.fsum(disagreements) > 0.0):
-            pairs = [dot(a, b) for i, a in enumerate(deviations) for j, b in enumerate(deviations) if i != j]
-            common = math.fsum(pairs) / len(pairs) if pairs else 0.0
-            seen = math.fsum(products) / size - common, math.fsum(disagreements) / size
-            unit, old = unit or seen[1], 1.0 / precision
-            agreed += weight * (seen[0] / unit - agreed)
-            disagreed += weight * (seen[1] / unit - disagreed)
-            low = old if unit < least else old / change
-            unit = min(max(seen[1], unit / change**2), unit * change**2)
-            if disagreed > 0.0:
-                precision = 1.0 / min(max(agreed / disagreed, low), old * change)
+        size, gone = len(deviations), math.fsum(number for own in disagreements for number in own)
+        if size and (unit or gone > 0.0):
+            pairs = [dots(a, b) for i, a in enumerate(deviations) for j, b in enumerate(deviations) if i != j]
+            common = [number / len(pairs) for number in total(pairs)] if pairs else [0.0] * len(groups)
+            seen = [number / size - both for number, both in zip(total(products), common, strict=True)]
+            unit = unit or gone / size
+            agreed = blend(agreed, [number / unit for number in seen], newness)
+            disagreed = blend(disagreed, [number / size / unit for number in total(disagreements)], newness)
+            if math.fsum(disagreed) > 0.0:
+                # What an average client decides of each group, and how many clients the means are of.
+                decided, clients = [unit * number for number in disagreed], size / newness
+                found = math.fsum(agreed) / math.fsum(disagreed)
+                inter = changed(inter, found, change, math.fsum(decided) < least)
+                for group, number in enumerate(decided):
+                    # As if as many more parameters, decided before, varied by the one variance.
+                    above = clients * unit * agreed[group] + prior_decided * inter
+                    found = above / (clients * max(number, 0.0) + prior_decided)
+                    of_group[group] = changed(of_group[group], found, change, number < least / len(groups))
+            unit = min(max(gone / size, unit / change**2), unit * change**2)
         counts = [problem["examples"][m] for m in cohort]
         # A client weighs itself, by the n_0 that it was sent.
         weights = [count if prior_rows is None else count / (count + prior_rows) for count in counts]
         worth = None
-        if size and math.fsum(disagreements) > 0.0:
-            left, gone = math.fsum(undecided), math.fsum(disagreements)
+        if size and gone > 0.0:
+            left = math.fsum(undecided)
             share = (left + gone) / math.fsum(temperatures) / len(prior)
             odds = max(1.0 / share - 1.0, left / gone)
             worth = math.fsum(counts) / len(cohort) * max(odds, 1e-6)
@@ -676,7 +718,7 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
             pairs = [sum(n * (n - 1) for n in own) / (sum(own) * (sum(own) - 1)) for own in several]
             if pairs:
                 alike += (math.fsum(pairs) / len(pairs) - alike) / (t + 1.0)
-        prior = blend(prior, shared, (recent + 1.0) / (t + 1.0 + recent))
+        prior = blend(prior, shared, newness)
         history.append(prior)
         steps.append([num_local_steps] * len(cohort))
         gradients.append(spent)
@@ -689,7 +731,8 @@ def run_self_fl_auto(problem, *, num_local_steps, momentum, recent, learning, fi
         gradients,
     )
     return result | {
-        "inter_variance": 1.0 / precision,
+        "inter_variance": inter,
+        "of_group": of_group,
         "prior_rows": prior_rows,
         "frequencies": frequencies,
         "skew": skew(),
