@@ -127,4 +127,10 @@ def test_the_population_has_the_models_layers_and_the_federations_clusters():
         30,
         layers=(Layer("convolution", 0, 40), Layer("hidden", 40, 2360), Layer("head", 2360, 2530)),
         class_bias=ClassBias(2520, 2530),
+        group_sizes=(36, 4, 2304, 16, 160, 10),
     )
+
+
+@pytest.mark.parametrize(("module", "sizes"), [(nn.Linear(31, 1), (1,) * 32), (nn.Linear(32, 1), (32, 1))])
+def test_in_a_small_model_each_parameter_may_vary_by_itself(module, sizes):
+    assert digits(module).population.group_sizes == sizes

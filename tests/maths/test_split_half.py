@@ -16,10 +16,11 @@ def spd(rng, size):
 def drawn_halves(rng, *, inter, precision, shares, curvature, size, number):
     """Deviations [number, 2, P] of exact posterior modes, and gradients of both halves' rows at both models.
 
-    A half of N_h rows with mean curvature H has its optimum at delta + e_h, e_h ~ N(0, (N_h H)^-1).
+    A half of N_h rows with mean curvature H has its optimum at delta + e_h, e_h ~ N(0, (N_h H)^-1).  Variance and
+    precision are one number, or one for each parameter.
     """
     total, root = sum(shares), np.linalg.cholesky(np.linalg.inv(curvature))
-    shrink = np.linalg.solve(curvature + precision / total * np.eye(size), curvature)
+    shrink = np.linalg.solve(curvature + np.diag(np.broadcast_to(precision, size)) / total, curvature)
     own = np.sqrt(inter) * rng.normal(size=(number, size))
     optima = np.stack([own + rng.normal(size=(number, size)) @ root.T / np.sqrt(n) for n in shares], axis=1)
     deviations = optima @ shrink.T
@@ -43,13 +44,44 @@ def test_both_traces_are_those_of_the_dense_matrices(precision, shares):
     torch.testing.assert_close(agreement, deviations.prod(-2).sum(-1), rtol=1e-9, atol=1e-12)
     numbers = {
         inter * traces[0]: agreement,
-        traces[0]: found.disagreement(gradients),
-        traces[1]: found.undecided(torch.tensor(precision, dtype=torch.float64)),
+        traces[0]: found.disagreement(gradients).sum(-1),
+        traces[1]: found.undecided(precision * found.half_difference.square().sum(-1)),
     }
     for expected, values in numbers.items():
         error = values.std().item() / len(values) ** 0.5
         assert values.mean().item() == pytest.approx(expected, abs=4 * error)
         assert error < 0.04 * expected  # so that this can fail
+
+
+GROUPS = [0, 0, 0, 1, 1]  # of each parameter
+VARIANCES = np.array([0.02, 0.5])
+
+
+@pytest.mark.parametrize("shares", [(10.0, 10.0), (8.0, 5.0)])
+def test_sums_over_a_group_of_parameters_have_the_ratio_of_its_variance(shares):
+    """Where the prior's precision is one over them.  Both sums are those of the dense matrices, parameter by parameter:
+    diag S² Σ and diag S²; what is undecided is tr S(1 − S) still."""
+    rng = np.random.default_rng(6)
+    inter = VARIANCES[GROUPS]
+    deviations, gradients, shrink = drawn_halves(
+        rng, inter=inter, precision=1.0 / inter, shares=shares, curvature=spd(rng, 5), size=5, number=200_000
+    )
+    found = HalvesOfClients(deviations, torch.tensor(shares, dtype=torch.float64).expand(len(deviations), 2))
+    agreement = found.mean.square() - found.half_difference.square()
+    disagreement = found.disagreement(gradients)
+    square = np.diag(shrink @ shrink)
+    held = (found.half_difference.square() / torch.from_numpy(inter)).sum(-1, keepdim=True)
+    undecided = np.trace(shrink @ (np.eye(5) - shrink))
+    numbers = [(agreement, square * inter), (disagreement, square), (found.undecided(held.squeeze(-1)), undecided)]
+    for values, expected in numbers:
+        error = values.std(0).numpy() / len(values) ** 0.5
+        assert (np.abs(values.mean(0).numpy() - expected) < 4 * error).all()
+    group = torch.tensor(GROUPS)
+    sums = [torch.zeros(2, dtype=torch.float64).index_add(0, group, each.sum(0)) for each in (agreement, disagreement)]
+    assert (sums[0] / sums[1]).tolist() == pytest.approx(VARIANCES, rel=0.05)
+    wrong = torch.tensor([0, 1, 0, 1, 0])
+    mixed = [torch.zeros(2, dtype=torch.float64).index_add(0, wrong, each.sum(0)) for each in (agreement, disagreement)]
+    assert (mixed[0] / mixed[1] - torch.from_numpy(VARIANCES)).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("stopped", [1, 5, 1000])
@@ -89,7 +121,7 @@ def test_groups_with_about_as_many_rows_as_coefficients(inter):
             torch.from_numpy(np.stack(models)), torch.tensor([cut, count - cut], dtype=torch.float64)
         )
         agreed += float(models[0] @ models[1])
-        disagreed += found.disagreement(torch.from_numpy(np.array(gradients))).item()
+        disagreed += found.disagreement(torch.from_numpy(np.array(gradients))).sum().item()
     assert agreed / disagreed == pytest.approx(inter, rel=0.15, abs=0.006)
 
 
@@ -100,7 +132,7 @@ def test_what_all_clients_have_in_common_is_found_from_pairs_of_clients():
 
     def found(some: Tensor) -> Tensor:
         number = torch.tensor(float(len(some)), dtype=torch.float64)
-        return common_square(some.sum(0), some.square().sum(), number)
+        return common_square(some.sum(0).square().sum(), some.square().sum(), number)
 
     torch.testing.assert_close(found(deviations), expected, rtol=1e-12, atol=0)
     assert found(deviations[:1]) == 0.0
