@@ -347,6 +347,21 @@ def test_parameters_that_nobody_decides_are_held_no_harder():
         assert variances_of(server).tolist() == pytest.approx([share * first, first], rel=1e-12)
 
 
+@pytest.mark.parametrize("scale", [2.0**-12, 2.0**12])
+def test_what_values_are_measured_in_changes_nothing(scale):
+    """Values of other units have models of other units, and σ_0², in units of the loss, stays."""
+    module, (x, y, client) = nn.Linear(5, 1), classes((7, 30, 12, 4, 9))
+    nn.init.zeros_(module.weight)
+    nn.init.zeros_(module.bias)
+    values = x[:, :1] * (1 + client[:, None]) + y[:, None]
+    (plain, models), (other, scaled) = (
+        trained(source_of(module, rows=(x, values * unit, client), loss=MSE, rate=0.05), 20) for unit in (1.0, scale)
+    )
+    torch.testing.assert_close(scaled / scale, models, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(variances_of(other.server), variances_of(plain.server), rtol=1e-9, atol=0)
+    assert variances_of(plain.server).unique().numel() > 1
+
+
 def test_a_client_that_is_away_follows_the_prior_by_what_it_leans_on_it():
     source = federation(6, examples=(2, 60))
     _, state, personal = run(algorithm(AUTO), source, 12)

@@ -690,13 +690,14 @@ def run_self_fl_auto(
             agreed = blend(agreed, [number / unit for number in seen], newness)
             disagreed = blend(disagreed, [number / size / unit for number in total(disagreements)], newness)
             if math.fsum(disagreed) > 0.0:
-                # What an average client decides of each group, and how many clients the means are of.
-                decided, clients = [unit * number for number in disagreed], size / newness
+                # What an average client decides of each group, in nats, and how many clients the means are of.
+                nats, clients = unit / (math.fsum(temperatures) / size), size / newness
+                decided = [nats * number for number in disagreed]
                 found = math.fsum(agreed) / math.fsum(disagreed)
                 inter = changed(inter, found, change, math.fsum(decided) < least)
                 for group, number in enumerate(decided):
                     # As if as many more parameters, decided before, varied by the one variance.
-                    above = clients * unit * agreed[group] + prior_decided * inter
+                    above = clients * nats * agreed[group] + prior_decided * inter
                     found = above / (clients * max(number, 0.0) + prior_decided)
                     of_group[group] = changed(of_group[group], found, change, number < least / len(groups))
             unit = min(max(gone / size, unit / change**2), unit * change**2)

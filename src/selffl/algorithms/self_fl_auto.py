@@ -390,8 +390,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             )
             for old, new in ((server.agreements, agreements), (server.disagreements, disagreements))
         ]
-        own_unit = unit.unsqueeze(-1)
-        found = self.variances(server, means[0] * own_unit, means[1] * own_unit, upload.has_halves / share)
+        in_nats = (unit * upload.has_halves / upload.temperature).unsqueeze(-1)  # as parameters are counted
+        found = self.variances(server, means[0] * in_nats, means[1] * in_nats, upload.has_halves / share)
         is_learned = is_usable & (means[1].sum(-1) > 0) & (self.prior_precision is None)
         follows = total.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
         return Spread(
@@ -407,9 +407,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     ) -> tuple[Tensor, Tensor]:
         """The one variance ``[...]``, and the ratios of the groups' own to it ``[..., G]``.
 
-        What halves of an average client disagree on ``[..., G]`` is how many parameters of a group it decides.  Times
-        the ``number [...]`` of clients that this is a mean of, it is what a group's own variance counts for beside the
-        one of all.
+        What halves of an average client disagree on ``[..., G]``, in nats, is how many parameters of a group it
+        decides.  Times the ``number [...]`` of clients that this is a mean of, it is what a group's own variance counts
+        for beside the one of all.
         """
         old = server.inter_variance.to(agreements)
         total = disagreements.sum(-1)
