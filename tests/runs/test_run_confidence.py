@@ -63,7 +63,11 @@ def dense_logits(run, number, features, moderation, prior_only=False):
         return torch.cat([part.flatten() for part in found]), chance.detach()
 
     size = sum(part.numel() for part in parts)
-    precision = torch.eye(size, dtype=torch.float64) / float(run._state.server.inter_variance)
+    server = run._state.server
+    variances = (server.inter_variance * server.variance_ratios).double().repeat_interleave(server.group_sizes)
+    assert len(variances) == size
+    assert variances.max() > 1.05 * variances.min()  # so that it matters whose is whose
+    precision = torch.diag(1.0 / variances)
     if not prior_only:
         for x, label in zip(*rows_of(run.federation.train, number), strict=True):
             gradient, chance = slope(x.double(), label)

@@ -43,9 +43,10 @@ def test_products_are_those_of_gradients_by_autograd(kind, gradients, monkeypatc
         for part, named in zip((left, right), classes, strict=True)
     ]
     own = tangents.Tangents(model, model.params, kind, gradients)
-    found = own.products((left, classes[0]), (right, classes[1]))
-    torch.testing.assert_close(found[0], rows[0] @ rows[1].T)
-    torch.testing.assert_close(found[1], rows[1].square().sum(1))
+    variances = torch.linspace(0.5, 2.0, len(model.params), dtype=torch.float64)
+    found = own.products((left, classes[0]), (right, classes[1]), variances)
+    torch.testing.assert_close(found[0], rows[0] @ torch.diag(variances) @ rows[1].T)
+    torch.testing.assert_close(found[1], (rows[1] @ torch.diag(variances) @ rows[1].T).diagonal())
     logits = own.logits(right)
     outputs = model(model.params, right)
     if kind == CLASSES:
@@ -58,7 +59,7 @@ def test_products_are_those_of_gradients_by_autograd(kind, gradients, monkeypatc
     whole = tangents.Tangents.rows
     monkeypatch.setitem(BUDGETS, "cpu", Budget(gradient_numbers=4 * len(model.params)))
     monkeypatch.setattr(tangents.Tangents, "rows", lambda self, x, k: seen.append(len(x)) or whole(self, x, k))
-    again = own.products((left, classes[0]), (right, classes[1]))
+    again = own.products((left, classes[0]), (right, classes[1]), variances)
     assert max(seen) == 2  # rows at a time
     torch.testing.assert_close(again[0], found[0])
     torch.testing.assert_close(again[1], found[1])

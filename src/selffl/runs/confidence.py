@@ -1,9 +1,10 @@
 """How sure the personal models of a run are: probabilities, moderated by what the posterior leaves open.
 
-The normal posterior by itself is too wide: its prior gives every direction of the parameters the same variance, those
-in which no two clients differ, too.  What it says of a row *left out* holds up (docs/research.md), and is there for
-every row that was trained on.  So the labels of these rows decide, for all clients together, how much of the variance
-counts, and by how much log-odds are too small or too large throughout: two numbers, and no row is set aside for them.
+The normal posterior by itself is too wide: its prior gives every direction of a group of parameters the same variance,
+those in which no two clients differ, too.  What it says of a row *left out* holds up (docs/research.md), and is there
+for every row that was trained on.  So the labels of these rows decide, for all clients together, how much of the
+variance counts, and by how much log-odds are too small or too large throughout: two numbers, and no row is set aside
+for them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms import DEFAULT_ALGORITHM
+from selffl.algorithms.layers import by_parameter
 from selffl.data.federation import Rows
 from selffl.engines.cohort import RunState
 from selffl.errors import ConfigError, DataError
@@ -89,7 +91,14 @@ class Confidence:
         return moderated(logits, self._variance(position, own, features, logits.argmax(-1)), moderation)
 
     def _precision(self) -> float:
+        """c of all parameters; products of gradients know how much more or less each varies."""
         return 1.0 / float(self._state.server.inter_variance)
+
+    def _products(
+        self, tangents: Tangents, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        server = self._state.server
+        return tangents.products(left, right, by_parameter(server.variance_ratios.double(), server.group_sizes))
 
     def _own(self, position: int, tangents: Tangents) -> _Own:
         """At most so many of a client's rows, by lot; none if it has never trained: its model knows none of them."""
@@ -109,7 +118,7 @@ class Confidence:
         """s^2 of the log-odds of ``classes [rows]``."""
         own = self._own(position, tangents)
         right = torch.cat([own.features, features]), torch.cat([own.classes, classes])
-        products, squares = tangents.products((own.features, own.classes), right)
+        products, squares = self._products(tangents, (own.features, own.classes), right)
         num = len(own.classes)
         return log_odds_variance(squares[num:], products[:, num:], products[:, :num], own.weights, self._precision())
 
@@ -122,7 +131,7 @@ class Confidence:
             tangents = self.tangents(position)
             own = self._own(position, tangents)
             side = own.features, own.classes
-            gram, _ = tangents.products(side, side)
+            gram, _ = self._products(tangents, side, side)
             without = left_out(gram, own.weights, own.chance, self._precision())
             found = tangents.logits(own.features)
             logits.append(found.scatter_add(-1, own.classes[:, None], -without.shift[:, None]))

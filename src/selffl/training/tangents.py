@@ -62,10 +62,13 @@ class Tangents:
         own = self._params.expand(len(features), -1)
         return self._gradient(own, features.unsqueeze(1), classes.unsqueeze(1)).double()
 
-    def products(self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def products(
+        self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], variances: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """u_i . u_j of rows of both sides ``[n, m]``, and u_j . u_j ``[m]``; a side is features and classes.
 
-        Gradients that the memory does not hold are computed again for every block of the other side.
+        Each parameter counts by how much it varies, in any unit: ``variances [P]``.  Gradients that the memory does
+        not hold are computed again for every block of the other side.
         """
         size = max(budget_of(self._params.device).gradient_numbers // (2 * len(self._params)), 1)
         num_left, num_right = len(left[1]), len(right[1])
@@ -74,8 +77,8 @@ class Tangents:
         for begin in range(0, num_right, size):
             part = slice(begin, begin + size)
             these = self.rows(right[0][part], right[1][part])
-            squares[part] = these.square().sum(-1)
+            squares[part] = these.square() @ variances
             for start in range(0, num_left, size):
                 block = slice(start, start + size)
-                products[block, part] = self.rows(left[0][block], left[1][block]) @ these.mT
+                products[block, part] = self.rows(left[0][block], left[1][block]) @ (these * variances).mT
         return products, squares
