@@ -81,7 +81,7 @@ def logits(params, x):
 
 
 def precisions(run):
-    """c of each parameter, one over the variance of its group; they differ, or the oracles would not see which is whose."""
+    """c of each parameter, one over the variance of its group; they differ, so that it matters whose is whose."""
     server = run._state.server
     found = 1.0 / (server.inter_variance * server.variance_ratios).repeat_interleave(server.group_sizes)
     assert found.max() > 1.05 * found.min()
