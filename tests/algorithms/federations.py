@@ -13,7 +13,8 @@ from selffl.training.gaussian import GaussianFederation
 CENTRES = (1.6, -2.5, 4.0)  # θ_0, coordinate by coordinate; away from 0, so that relative errors mean something
 # The numbers of D17, as its twin is told them; docs/methods/self-fl.md states them, and a test compares.
 AUTO = {
-    "momentum": self_fl_auto.MOMENTUM,
+    "first_momentum": self_fl_auto.FIRST_MOMENTUM,
+    "last_momentum": self_fl_auto.LAST_MOMENTUM,
     "recent": self_fl_auto.AVERAGING_POWER,
     "learning": self_fl_auto.VARIANCE_RATE,
     "first": self_fl_auto.FIRST_PRECISION,

@@ -577,7 +577,8 @@ def run_self_fl_auto(
     problem,
     *,
     num_local_steps,
-    momentum,
+    first_momentum,
+    last_momentum,
     recent,
     learning,
     first,
@@ -648,6 +649,7 @@ def run_self_fl_auto(
     for t, cohort in enumerate(problem["cohorts"]):
         trained, deviations, products, disagreements, undecided, temperatures, spent = [], [], [], [], [], [], []
         rho, newness = skew(), (recent + 1.0) / (t + 1.0 + recent)  # by how much this round counts among all so far
+        momentum = newness * first_momentum + (1.0 - newness) * last_momentum
         precision = [1.0 / variance for places, variance in zip(groups, of_group, strict=True) for _ in places]
         for m in cohort:
             gradient, rate = problem["gradient"](t, m), problem["rates"][m]
