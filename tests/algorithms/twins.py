@@ -567,10 +567,9 @@ def held_descent(own, centre, slope, rate, held, num_steps, momentum, skipped):
     return mean_model(kept, [1.0] * len(kept))
 
 
-def changed(old, new, change, is_undecided):
-    """A variance after a round: at most so many times what it was, and at least one over that; no smaller where clients
-    decide next to nothing."""
-    return min(max(new, old if is_undecided else old / change), old * change)
+def changed(old, new, change):
+    """A variance after a round: at most so many times what it was, and at least one over that."""
+    return min(max(new, old / change), old * change)
 
 
 def run_self_fl_auto(
@@ -693,15 +692,19 @@ def run_self_fl_auto(
             disagreed = blend(disagreed, [number / size / unit for number in total(disagreements)], newness)
             if math.fsum(disagreed) > 0.0:
                 # What an average client decides of each group, in nats, and how many clients the means are of.
-                nats, clients = unit / (math.fsum(temperatures) / size), size / newness
+                nats = unit / (math.fsum(temperatures) / size)
+                clients = min(size / newness, len(problem["examples"]))
                 decided = [nats * number for number in disagreed]
                 found = math.fsum(agreed) / math.fsum(disagreed)
-                inter = changed(inter, found, change, math.fsum(decided) < least)
+                after = changed(inter, found, change)
+                inter = max(after, inter) if math.fsum(decided) < least else after
                 for group, number in enumerate(decided):
-                    # As if as many more parameters, decided before, varied by the one variance.
-                    above = clients * nats * agreed[group] + prior_decided * inter
-                    found = above / (clients * max(number, 0.0) + prior_decided)
-                    of_group[group] = changed(of_group[group], found, change, number < least / len(groups))
+                    found = agreed[group] / disagreed[group] if disagreed[group] else math.inf
+                    own = changed(of_group[group], found, change)
+                    # On the logarithm, as if as many more parameters, decided before, varied by the one variance.
+                    weight = clients * max(number, 0.0)
+                    mean = weight * math.log(own) + prior_decided * math.log(inter)
+                    of_group[group] = math.exp(mean / (weight + prior_decided))
             unit = min(max(gone / size, unit / change**2), unit * change**2)
         counts = [problem["examples"][m] for m in cohort]
         # A client weighs itself, by the n_0 that it was sent.

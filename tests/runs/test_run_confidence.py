@@ -44,7 +44,12 @@ def network(num_outputs=3):
 
 @pytest.fixture(scope="module")
 def run():
-    return selffl.train(network(), federation(), "self-fl-auto", **FAST)
+    """Its tensors vary by variances of their own, further apart than a few rounds on a few rows could tell."""
+    found = selffl.train(network(), federation(), "self-fl-auto", **FAST)
+    server = found._state.server
+    ratios = torch.linspace(0.5, 2.0, len(server.variance_ratios)).to(server.variance_ratios)
+    found._state = replace(found._state, server=replace(server, variance_ratios=ratios))
+    return found
 
 
 def rows_of(part, number):
@@ -66,7 +71,6 @@ def dense_logits(run, number, features, moderation, prior_only=False):
     server = run._state.server
     variances = (server.inter_variance * server.variance_ratios).double().repeat_interleave(server.group_sizes)
     assert len(variances) == size
-    assert variances.max() > 1.05 * variances.min()  # so that it matters whose is whose
     precision = torch.diag(1.0 / variances)
     if not prior_only:
         for x, label in zip(*rows_of(run.federation.train, number), strict=True):

@@ -78,6 +78,7 @@ class AutoServer:
     agreements: Tensor = field(metadata={ADDED_LATER: True})
     disagreements: Tensor = field(metadata={ADDED_LATER: True})
     unit: Tensor = field(metadata={ADDED_LATER: True})  # NaN before the first report
+    num_clients: Tensor = field(metadata={ADDED_LATER: True})  # M [...]
     clock: Tensor  # t [...]
 
 
@@ -204,6 +205,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             torch.zeros_like(ones),
             torch.zeros_like(ones),
             torch.full_like(each, torch.nan),
+            torch.full_like(each, population.num_clients),
             torch.zeros_like(each),
         )
 
@@ -365,6 +367,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             spread.agreements,
             spread.disagreements,
             spread.unit,
+            server.num_clients,
             clock,
         )
 
@@ -391,7 +394,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             for old, new in ((server.agreements, agreements), (server.disagreements, disagreements))
         ]
         in_nats = (unit * upload.has_halves / upload.temperature).unsqueeze(-1)  # as parameters are counted
-        found = self.variances(server, means[0] * in_nats, means[1] * in_nats, upload.has_halves / share)
+        number = torch.minimum(upload.has_halves / share, server.num_clients)  # who comes again says nothing new
+        found = self.variances(server, means[0] * in_nats, means[1] * in_nats, number)
         is_learned = is_usable & (means[1].sum(-1) > 0) & (self.prior_precision is None)
         follows = total.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
         return Spread(
@@ -408,18 +412,18 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """The one variance ``[...]``, and the ratios of the groups' own to it ``[..., G]``.
 
         What halves of an average client disagree on ``[..., G]``, in nats, is how many parameters of a group it
-        decides.  Times the ``number [...]`` of clients that this is a mean of, it is what a group's own variance counts
-        for beside the one of all.
+        decides.  Times the ``number [...]`` of clients that this is a mean of, it is what the logarithm of a group's
+        own variance counts for beside that of the one of all.
         """
         old = server.inter_variance.to(agreements)
         total = disagreements.sum(-1)
-        one = _within(old, agreements.sum(-1) / total, total < LEAST_DECIDED)
-        clients, mean = number.unsqueeze(-1), one.unsqueeze(-1)
-        decided = disagreements.clamp(min=0.0) * clients
-        own = (agreements * clients + PRIOR_DECIDED * mean) / (decided + PRIOR_DECIDED)
+        one = _within(old, agreements.sum(-1) / total)
+        # Where clients decide next to nothing, nothing is gained by holding them harder.
+        one = torch.where(total < LEAST_DECIDED, one.maximum(old), one)
         before = old.unsqueeze(-1) * server.variance_ratios.to(agreements)
-        is_undecided = disagreements < LEAST_DECIDED / disagreements.shape[-1]
-        return one, _within(before, own, is_undecided) / mean
+        own = _within(before, agreements / disagreements)
+        decided = disagreements.clamp(min=0.0) * number.unsqueeze(-1)
+        return one, (own / one.unsqueeze(-1)) ** (decided / (decided + PRIOR_DECIDED))
 
     def inter_variance(self, server: AutoServer) -> Tensor:
         """sigma_0^2, as learned."""
@@ -506,13 +510,9 @@ class Spread(NamedTuple):
     unit: Tensor
 
 
-def _within(old: Tensor, new: Tensor, is_undecided: Tensor) -> Tensor:
-    """A variance after a round: no more than so many times what it was, nor less than one over that.
-
-    Where clients decide next to nothing, nothing is gained by holding them harder.
-    """
-    lowest = torch.where(is_undecided, old, old / MOST_CHANGE)
-    return torch.where(new.isfinite(), new, old).clamp(min=lowest, max=old * MOST_CHANGE)
+def _within(old: Tensor, new: Tensor) -> Tensor:
+    """A variance after a round: no more than so many times what it was, nor less than one over that."""
+    return torch.where(new.isfinite(), new, old).clamp(min=old / MOST_CHANGE, max=old * MOST_CHANGE)
 
 
 def _newness(clock: Tensor) -> Tensor:
