@@ -14,7 +14,11 @@ Large clients are therefore hardly held, small ones lean on the rest, and no str
 halves of each client's rows (`selffl.maths.split_half`).  A client trains a model for each half, as if it had no more
 rows, with that half's share of the prior; what the two agree on is the client's, and what they disagree on is noise, of
 its rows and of its steps.  Their mean is theta_m, but for what the curvatures of both differ by: a few steps on all
-rows find that.
+rows find that.  Groups of parameters (tensors; in small models single parameters) have a c of their own, as far as
+clients decide enough of them to tell.
+
+Noise of steps makes clients look less alike than they are.  As the running means settle, steps of halves have less
+momentum and those on all rows become smaller.
 
 The share of the P parameters that an average client decides says how many rows n_0 of one's own the prior equals:
 k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(sigma_0^2 + sigma_m^2), Eq. (20): by
@@ -35,12 +39,12 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import FixedLocalSteps, move, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
-from selffl.algorithms.layers import by_group, by_parameter, sizes_of
+from selffl.algorithms.layers import by_group, sizes_of
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME
 from selffl.algorithms.rowwise import RowwiseTask
-from selffl.algorithms.solver import descend, iterate, rate_of
+from selffl.algorithms.solver import descend, iterate, rate_of, take_step
 from selffl.maths.frequencies import class_shift, class_skew, same_class_rate
 from selffl.maths.posterior import local_weight
 from selffl.maths.split_half import HalvesOfClients, common_square
@@ -274,7 +278,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """A client's own training alone, on all rows: neither FedAvg's steps, nor halves, nor a report."""
         arrival = self.arrive(broadcast, memory, task)
         momentum = torch.full_like(broadcast.newness, FIRST_MOMENTUM)
-        model = _descend(task, arrival.model, arrival.anchor, _pull(broadcast, task), self.steps(task), momentum)
+        model = _descend(task, arrival.model, arrival.anchor, Hold.of(broadcast, task), self.steps(task), momentum)
         return self.keep(broadcast, task, model, arrival.halves)
 
     def train_own(
@@ -286,14 +290,15 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         The client's model goes where the mean of its halves has gone, and a few plain steps on all rows beside it.
         """
         of_client, of_half = self.own_steps(task)
-        pull = _pull(broadcast, task)
+        hold = Hold.of(broadcast, task)
         anchor = arrival.anchor.unsqueeze(-2).expand_as(arrival.halves)
         by_half = of_half.unsqueeze(-1) if isinstance(of_half, Tensor) else of_half
         momentum = LAST_MOMENTUM + (FIRST_MOMENTUM - LAST_MOMENTUM) * broadcast.newness
-        models = _descend(halves, arrival.halves, anchor, pull.unsqueeze(-2), by_half, momentum.unsqueeze(-1))
+        models = _descend(halves, arrival.halves, anchor, hold.of_halves(), by_half, momentum.unsqueeze(-1))
         share = halves.num_terms.to(models) / task.num_terms.to(models).unsqueeze(-1)
         start = arrival.model + (share.unsqueeze(-1) * (models - arrival.halves)).sum(-2)
-        return _descend(task, start, arrival.anchor, pull, of_client, None, broadcast.newness), models
+        plain = torch.zeros_like(momentum)
+        return _descend(task, start, arrival.anchor, hold, of_client, plain, broadcast.newness), models
 
     def own_steps(self, task: RowwiseTask) -> tuple[int, int] | tuple[Tensor, Tensor]:
         """Steps on all rows, and of each half: with what is measured as many as FedAvg takes; at least one of each."""
@@ -460,44 +465,64 @@ def _descend(
     task: RowwiseTask,
     start: Tensor,
     anchor: Tensor,
-    pull: Tensor,
+    hold: Hold,
     num_steps: int | Tensor,
-    momentum: Tensor | None,
+    momentum: Tensor,
     rate_share: Tensor | None = None,
 ) -> Tensor:
-    """Models ``[..., P]`` from ``start`` towards the posterior mode, held by ``pull [..., P]`` at the ``anchor``.
+    """Models ``[..., P]`` from ``start`` towards the posterior mode, held at the ``anchor``.
 
     Steps on the loss, each followed by the pull, implicitly, so that no strength is too much for the step size.
     Training arrives at the mean over the second half of its steps.
     """
     begin, centre = (models.reshape(-1, models.shape[-1]) for models in (start, anchor))
-    pull = pull.expand(*task.shape, -1).reshape(len(begin), -1)
+    pull, momenta = hold.pull.expand(*task.shape, -1).flatten(0, -2), momentum.expand(task.shape).reshape(-1, 1)
     skipped = (torch.as_tensor(num_steps).to(pull).expand(task.shape).reshape(-1, 1) * BURN_IN).floor()
     first_kept = int(skipped.min())
     shares = None if rate_share is None else rate_share.expand(task.shape).reshape(-1, 1)
-    momenta = torch.zeros_like(skipped) if momentum is None else momentum.expand(task.shape).reshape(-1, 1)
 
     def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        params, centre, velocity, mean = states
+        params, mean, centre, velocity = states
         keeps = momenta[slots]
         velocity.mul_(keeps).add_(task.gradient(params, task.batch(number, slots), slots))
         rate = rate_of(task, slots) if shares is None else rate_of(task, slots) * shares[slots]
-        params.sub_(rate * velocity)
+        take_step(params, velocity, rate)
         # The pull builds up as the momentum does, so that they balance where the posterior is highest.
-        held = rate * pull[slots] * (1.0 - keeps ** (number + 1)) / (1.0 - keeps)
-        params.lerp_(centre, held / (1.0 + held))
+        held = pull[slots] * (rate * (1.0 - keeps ** (number + 1)) / (1.0 - keeps))
+        hold.draw(params, centre, held / (1.0 + held))
         if number >= first_kept:
             since = (number - skipped[slots]).clamp(min=0.0) + 1.0
             mean.lerp_(params, 1.0 / since)
         return states
 
-    return iterate(task, num_steps, step, begin, centre, torch.zeros_like(begin), begin)[3].reshape_as(start)
+    return iterate(task, num_steps, step, begin, begin, centre, torch.zeros_like(begin))[1].reshape_as(start)
 
 
-def _pull(broadcast: AutoBroadcast, task: RowwiseTask) -> Tensor:
-    """c/N_m of each client, for each parameter ``[..., C, P]``; one number for all where they are one group."""
-    pull = 1.0 / (broadcast.group_variances * task.num_terms.unsqueeze(-1))
-    return pull if pull.shape[-1] == 1 else by_parameter(pull, broadcast.group_sizes)
+class Hold(NamedTuple):
+    """How hard clients are held at their prior means, group by group of parameters."""
+
+    pull: Tensor  # c/N_m [..., C, G]
+    sizes: list[int]  # of the groups
+
+    @classmethod
+    def of(cls, broadcast: AutoBroadcast, task: RowwiseTask) -> Hold:
+        """By the variances that clients were sent."""
+        pull = 1.0 / (broadcast.group_variances * task.num_terms.unsqueeze(-1))
+        return cls(pull, sizes_of(broadcast.group_sizes))
+
+    def of_halves(self) -> Hold:
+        """A row of a half is held as hard as one of all: ``[..., C, 1, G]``."""
+        return self._replace(pull=self.pull.unsqueeze(-2))
+
+    def draw(self, params: Tensor, centre: Tensor, share: Tensor) -> None:
+        """Move ``params [n, P]`` by a ``share [n, G]`` of the way to the ``centre``, in place."""
+        if len(self.sizes) in (1, params.shape[-1]):
+            params.lerp_(centre, share)
+            return
+        # Group by group: shares of every parameter would be as many numbers as the models.
+        parts = zip(params.split(self.sizes, -1), centre.split(self.sizes, -1), share.split(1, -1), strict=True)  # type: ignore[no-untyped-call]
+        for part, target, own in parts:
+            part.lerp_(target, own)
 
 
 class Spread(NamedTuple):

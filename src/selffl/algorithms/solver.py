@@ -22,7 +22,7 @@ def rate_of(task: LocalTask, slots: Tensor, learning_rate: float | None = None) 
     return rate[slots] if isinstance(rate, Tensor) else rate
 
 
-def _step(params: Tensor, gradient: Tensor, rate: float | Tensor) -> None:
+def take_step(params: Tensor, gradient: Tensor, rate: float | Tensor) -> None:
     """theta <- theta - eta g, in place: on small models a new block costs as much as the gradient in it."""
     if isinstance(rate, Tensor):
         params.addcmul_(gradient, rate, value=-1.0)
@@ -99,7 +99,7 @@ def descend(
         if "frozen" in own:
             gradient = gradient.masked_fill(own["frozen"], 0.0)
         direction = optimiser.direction(gradient, states[1 + len(names) :], number)
-        _step(params, direction, rate_of(task, slots, learning_rate))
+        take_step(params, direction, rate_of(task, slots, learning_rate))
         return states
 
     return iterate(task, num_steps, step, block, *beside, *remembered)[0].reshape_as(start)
