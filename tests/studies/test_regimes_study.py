@@ -266,10 +266,11 @@ def test_a_table_has_a_line_for_each_cell_and_the_long_one_every_arm():
     assert line["above own global model"] == "+0.50 ± 0.00"
     assert len(found.rows) == 2 * 5 * (2 + 2 + len(BASELINES))
     assert {row["method"] for row in found.rows if row["is_oracle"]} == {regimes.at_precision(10.0)}
-    [chart] = found.figures[0].charts
-    assert chart.kind == "points"
-    assert [len(series.x) for series in chart.series] == [2] * 4
-    assert chart.series[1].y == pytest.approx([-0.5, 2.0])
+    first, second = found.figures[0].charts
+    assert (first.kind, second.kind) == ("points", "points")
+    assert [len(series.x) for chart in (first, second) for series in chart.series] == [2] * 5
+    assert first.series[1].y == pytest.approx([-0.5, 2.0])
+    assert second.series[1].y[0] == pytest.approx(0.5)
 
 
 # ----------------------------------------------------------------------------------------------------- all of it, small
