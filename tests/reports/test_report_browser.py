@@ -455,6 +455,9 @@ def test_a_click_chooses_a_client_in_every_picture_and_a_second_lets_go(watch, f
     row = clients(folder, "self-fl", 0)[client]
     assert f"{100 * float(row['accuracy']):.1f} %" in watch.card
     assert f"{row['num_train']} training rows" in watch.card
+    own = round(100 / float(row["predicted_gain"]))  # the share of its own rows in the precision of its model
+    assert 0 < own < 100
+    assert f"{own} % own rows, {100 - own} % the others" in watch.card
     watch.page.mouse.click(*point_of(watch, "gains", client))  # there, too
     watch.until("document.querySelector('[data-client]').value === ''")
     assert selected_everywhere(watch, client) == []

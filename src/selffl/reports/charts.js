@@ -130,6 +130,8 @@ class State {
     add("alone", this.alone(method, client), (v) => this.shown(v));
     add("gain", this.gain(method, client), (v) => this.gap(v));
     add("predicted gain", this.value(method, "predicted", client), (v) => `variance ÷ ${compact(v)}`);
+    // With a variance v times as small, its own rows are one part in v of what its model rests on.
+    add("rests on", this.value(method, "predicted", client), (v) => `${Math.round(100 / v)} % own rows, ${100 - Math.round(100 / v)} % the others`);
     add("local steps", this.value(method, "steps", client), (v) => String(v));
     add("variance σₘ²", this.value(method, "variance", client), (v) => compact(v));
     add("weight", this.value(method, "weight", client), (v) => `${compact(100 * v)} %`);
