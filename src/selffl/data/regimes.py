@@ -23,6 +23,7 @@ CONTRAST_SPREAD = 0.4  # standard deviation of the logarithm of a client's contr
 OFFSET_SPREAD = 0.5  # that of what is added to all its pixels, in standard deviations of a pixel
 MAX_NOISE = 1.0  # of the noise on its pixels, in standard deviations of a pixel; from 0 up, evenly
 SIZE_SPREAD = 1.0  # standard deviation of the logarithm of lognormal sizes
+TINY_SPREAD = 0.5  # that of the sizes of tiny clients
 LEAST_ROWS = 4  # that a client is meant to have; where classes run out it gets fewer
 EXCHANGED_SHARE = 1 / 3  # of the clients, where labels are exchanged
 
@@ -135,7 +136,7 @@ def _read(pictures: str) -> tuple[Floats, Labels]:
 def _sizes(kind: Kind, plan: Pictures, sizes: str, rng: np.random.Generator) -> Integers:
     """Rows that each client is meant to have."""
     number = plan.num_tiny if kind.is_tiny else plan.num_clients
-    drawn = np.exp(rng.normal(0.0, 0.5 if kind.is_tiny else SIZE_SPREAD, number))
+    drawn = np.exp(rng.normal(0.0, TINY_SPREAD if kind.is_tiny else SIZE_SPREAD, number))
     if kind.is_tiny:
         drawn *= TINY_ROWS
     elif sizes == "even":
