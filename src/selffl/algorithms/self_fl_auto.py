@@ -17,8 +17,8 @@ its rows and of its steps.  Their mean is theta_m, but for what the curvatures o
 rows find that.  Groups of parameters (tensors; in small models single parameters) have a c of their own, as far as
 clients decide enough of them to tell.
 
-Noise of steps makes clients look less alike than they are.  As the running means settle, steps of halves have less
-momentum and those on all rows become smaller.
+Noise of steps adds to what halves disagree on, and so makes clients look more alike than they are.  As the running
+means settle, steps of halves have less momentum and those on all rows become smaller.
 
 The share of the P parameters that an average client decides says how many rows n_0 of one's own the prior equals:
 k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(sigma_0^2 + sigma_m^2), Eq. (20): by
@@ -97,7 +97,7 @@ class AutoBroadcast:
     prior_rows: Tensor  # n_0 [..., C]
     frequencies: Tensor  # pi [..., C, K]
     class_skew: Tensor  # rho [..., C]: how much frequencies differ between clients; 0 while nothing is known
-    newness: Tensor  # how much the last round weighs in the running means [..., C]: 1 at first, then ever less
+    newness: Tensor  # how much this round weighs in the running means [..., C]: 1 at first, then ever less
 
 
 @dataclass(frozen=True)

@@ -103,16 +103,21 @@ def files() -> list[DataFile]:
     ]
 
 
+def images_and_labels() -> tuple[Bytes, Bytes]:
+    """All 60,000 images ``[60000, 3, 32, 32]`` and labels."""
+    batches = np.concatenate([file.load() for file in files()])
+    return batches[:, 1:].reshape(-1, 3, 32, 32), batches[:, 0]
+
+
 @named("cifar10", Split(test_fraction=0.25, stratify=True))
 def cifar10(split: Split) -> Federation:
     """CIFAR-10 over 20 clients; rows are images ``[3, 32, 32]`` in [−1, 1], shares are taken of each class."""
-    batches = np.concatenate([file.load() for file in files()])
-    labels = batches[:, 0]
+    images, labels = images_and_labels()
     client = three_classes_by_power_law(labels, split.seed)
     used = client >= 0
-    return Federation.from_arrays(
-        batches[used, 1:].reshape(-1, 3, 32, 32), labels[used], client[used], **split.options
-    ).map_features(lambda pixels: pixels.float().div_(127.5).sub_(1))  # after the split: bytes are quicker to move
+    return Federation.from_arrays(images[used], labels[used], client[used], **split.options).map_features(
+        lambda pixels: pixels.float().div_(127.5).sub_(1)
+    )  # after the split: bytes are quicker to move
 
 
 DATA_SET = DataSet(

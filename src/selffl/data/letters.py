@@ -45,6 +45,15 @@ def files() -> list[DataFile]:
     return [DataFile("ocr_letters", ("ocr_letters.npz",), read_letters)]
 
 
+def letters_of(chosen: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
+    """Pictures of some letters, a row of 128 zeros and ones each, and which they are: 0 for the first one chosen."""
+    pictures, labels = files()[0].load()
+    number = np.full(len(ALPHABET), -1)
+    number[[ALPHABET.index(letter) for letter in chosen]] = np.arange(len(chosen))
+    classes = number[labels]
+    return pictures.reshape(len(pictures), -1)[classes >= 0], classes[classes >= 0]
+
+
 @named("letters", Split())
 def letters(
     split: Split, num_clients: int = 200, classes_per_client: int = 5, chosen: str = FREQUENT, scale: str = "standard"
@@ -61,11 +70,7 @@ def letters(
         raise ConfigError(f"scale is {scale!r}; expected 'standard' or 'bits'.")
     if len(chosen) != 10 or len(set(chosen) & set(ALPHABET)) != 10:
         raise ConfigError(f"chosen is {chosen!r}; expected ten different letters from a to z.")
-    pictures, labels = files()[0].load()
-    number = np.full(len(ALPHABET), -1)
-    number[[ALPHABET.index(letter) for letter in chosen]] = np.arange(10)
-    classes = number[labels]
-    pictures, classes = pictures[classes >= 0].reshape(-1, 128), classes[classes >= 0]
+    pictures, classes = letters_of(chosen)
     client = five_of_ten_letters(classes, split.seed, num_clients, classes_per_client)
     used = client >= 0
     pixels = pictures.astype(np.float32)

@@ -157,11 +157,12 @@ class Regimes:
     @property
     def setting(self) -> str:
         """One sentence."""
-        plan = PICTURES[self.pictures]
+        plan, first = PICTURES[self.pictures], self.problem(self.cells[0])
         return (
             f"{self.title} over {plan.num_clients} clients with {plan.mean_rows} rows on average, or {plan.num_tiny} "
             f"tiny ones; models {' and '.join(self.models)}, {self.rounds} rounds with C = {self.participation:g} or "
-            f"{max(self.rounds // FEWER_ROUNDS, 1)} with everybody, η = {self.learning_rate:g}, B = 10, L = 20"
+            f"{max(self.rounds // FEWER_ROUNDS, 1)} with everybody, η = {self.learning_rate:g}, "
+            f"B = {first.batch_size}, L = {first.num_local_steps}"
         )
 
 
@@ -274,12 +275,12 @@ def regimes_study(regimes: Regimes, job: Job) -> StudyResult:
         penalty = chosen_penalties(grids, tried)["ditto"]
         tuned = [Arm(TUNED_DITTO, "ditto", {"penalty": penalty}, num_evaluations=1)]
         outcomes |= run_each(problem, tuned, seeds, job, done + each - len(seeds), total)
-        results.append(_looked_at(cell, outcomes, precisions, tried, regimes.fine_tune, penalty))
+        results.append(_cell_result(cell, outcomes, precisions, tried, regimes.fine_tune, penalty))
     job.progress(total, total, "done")
     return report(regimes, results)
 
 
-def _looked_at(
+def _cell_result(
     cell: Cell,
     outcomes: Outcomes,
     precisions: dict[str, float],
@@ -387,9 +388,7 @@ def gap_figure(results: Sequence[CellResult]) -> Figure:
             series("the oracle", lambda found: found.oracle),
             series("best baseline", lambda found: found.baseline),
         ),
-        chart(
-            "… and above its own global model", series("own global model, class frequencies", lambda found: OWN_GLOBAL)
-        ),
+        chart("… and above its own global model", series(OWN_GLOBAL, lambda found: OWN_GLOBAL)),
     ]
     num_seeds = len(results[0].outcomes[AUTO])
     caption = (
@@ -428,7 +427,8 @@ def _low(gap: Estimate) -> float:
     return -math.inf if math.isnan(gap.mean) else gap.mean
 
 
-def _said(gap: Estimate) -> str:
+def _gap_text(gap: Estimate) -> str:
+    """A difference in words; where self-fl-auto diverged there is none."""
     return f"that of {AUTO}, which diverged" if math.isnan(gap.mean) else f"{gap.signed} points"
 
 
@@ -445,7 +445,7 @@ def _not_below(
     return Claim(
         text,
         all_above_zero([gap.shifted(margin) for _, gap in gaps]),
-        f"The mean is so in {number} of {len(gaps)} cells; the lowest is {_said(lowest)} ({cell})."
+        f"The mean is so in {number} of {len(gaps)} cells; the lowest is {_gap_text(lowest)} ({cell})."
         + (f" Left out, since runs of the other diverged: {left_out}." if left_out else ""),
     )
 
@@ -468,7 +468,7 @@ def _near_baselines(results: Sequence[CellResult]) -> Claim:
     return Claim(
         text,
         verdict,
-        f"So in {len(results) - len(missed)} of {len(results)} cells; the lowest is {_said(gaps[worst])}, "
+        f"So in {len(results) - len(missed)} of {len(results)} cells; the lowest is {_gap_text(gaps[worst])}, "
         f"against {worst[1]} ({results[worst[0]].cell}): counted, not tested.",
     )
 
