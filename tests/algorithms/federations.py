@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from selffl.algorithms import Layer, self_fl_auto
+from selffl.algorithms import Layer, held_steps, self_fl_auto
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.rounds import GatheredUploads
 from selffl.training.gaussian import GaussianFederation
@@ -18,7 +18,7 @@ AUTO = {
     "recent": self_fl_auto.AVERAGING_POWER,
     "learning": self_fl_auto.VARIANCE_RATE,
     "first": self_fl_auto.FIRST_PRECISION,
-    "skipped": self_fl_auto.BURN_IN,
+    "skipped": held_steps.BURN_IN,
     "change": self_fl_auto.MOST_CHANGE,
     "least": self_fl_auto.LEAST_DECIDED,
     "per_whole": self_fl_auto.STEPS_PER_WHOLE,

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from selffl.data.federation import Federation
-from selffl.training.classes import class_counts
 from selffl.training.flat import FlatModel
+from selffl.training.model import ModelTask
 
 CROSS, BINARY = nn.functional.cross_entropy, nn.functional.binary_cross_entropy_with_logits
 CLIENT = np.repeat([0, 1, 2], [5, 1, 8])
@@ -22,7 +22,8 @@ def rows(labels):
 
 def counted(module, loss, labels, num_classes, clients=(2, 0)):
     model = FlatModel(module)
-    return class_counts(model, loss, rows(labels), torch.tensor(clients), num_classes).tolist()
+    task = ModelTask(model, loss, rows(labels), torch.tensor(clients), 0.1, 4, 0, 1)
+    return task.class_counts(num_classes).tolist()
 
 
 def test_rows_are_counted_by_class_and_client():

@@ -27,11 +27,15 @@ class ClassBias(NamedTuple):
         """As many as there are scores; a single score tells two apart."""
         return max(self.stop - self.start, 2)
 
+    @property
+    def is_single(self) -> bool:
+        """Whether a single score tells two classes apart."""
+        return self.stop - self.start == 1
+
     def added(self, params: Tensor, shift: Tensor) -> Tensor:
         """``params [..., P]`` with ``shift [..., K]`` on top of the scores; they are not changed themselves."""
-        is_one = self.stop - self.start == 1
         found = params.clone()
-        found[..., self.start : self.stop] += shift[..., 1:] - shift[..., :1] if is_one else shift
+        found[..., self.start : self.stop] += shift[..., 1:] - shift[..., :1] if self.is_single else shift
         return found
 
 

@@ -30,6 +30,13 @@ class RowwiseTask(LocalTask):
         """Rows of each class ``[..., clients, K]``; zeros where rows have no class."""
         return torch.zeros(*self.shape, num_classes, device=self.num_examples.device)
 
+    def class_scores(self, params: Tensor, draw: int) -> tuple[Tensor, Tensor] | None:
+        """Scores of classes at ``params [n, P]`` of minibatch ``draw`` of all slots, and 1 for each row's class.
+
+        Both are ``[n, B, K]``.  None where rows have no class.
+        """
+        return None
+
     @abstractmethod
     def halves(self) -> Self:
         """The same work with each client's rows cut in two, drawn once and for all: ``[..., clients, 2]``.

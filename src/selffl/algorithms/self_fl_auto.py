@@ -32,21 +32,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from selffl.algorithms.auto_records import (
+    Arrival,
+    AutoBroadcast,
+    AutoMemory,
+    AutoServer,
+    AutoUpload,
+    Spread,
+    SpreadReport,
+)
 from selffl.algorithms.averaging import FixedLocalSteps, move, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.held_steps import Hold, descend_held
 from selffl.algorithms.layers import by_group, sizes_of
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
-from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME
 from selffl.algorithms.rowwise import RowwiseTask
-from selffl.algorithms.solver import descend, iterate, rate_of, take_step
+from selffl.algorithms.solver import descend
 from selffl.maths.frequencies import class_shift, class_skew, same_class_rate
 from selffl.maths.posterior import local_weight
+from selffl.maths.score_scale import Derivatives, derivatives, frequency_weight, next_factors
 from selffl.maths.split_half import HalvesOfClients, common_square
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
@@ -56,115 +66,12 @@ FIRST_PRECISION = 10.0  # c before anybody has reported
 MOST_CHANGE = 2.0  # times what it was before a round that c is after it, at most; and one over it, at least
 VARIANCE_RATE = 0.2  # share of the way that log n_0 moves in a round
 AVERAGING_POWER = 8.0  # round t weighs as t^8 in the running means of the shared model and of what halves agree on
-BURN_IN = 0.5  # share of the steps before those whose mean is kept
+CLOSING_VISITS = 4  # of each client to the server once training is over, on its own
 LEAST_DECIDED = 1e-4  # parameters that an average client decides, below which c grows no further
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
 NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree
 PRIOR_DECIDED = 10.0  # parameters that the one variance counts for beside those of a group that clients have decided
 STEPS_PER_WHOLE = 10  # of the steps of a visit, one in so many is on all rows; the others are on halves
-
-
-@dataclass(frozen=True)
-class AutoServer:
-    """What the server knows."""
-
-    params: Tensor  # theta [..., P], the running mean of the averages
-    latest: Tensor  # w [..., P], the last of them
-    inter_variance: Tensor  # sigma_0^2 = 1/c [...], over all parameters
-    # By how much more or less the parameters of each group vary [..., G], and how many they are [..., G].
-    variance_ratios: Tensor = field(metadata={ADDED_LATER: True})
-    group_sizes: Tensor = field(metadata={ADDED_LATER: True})
-    prior_rows: Tensor  # n_0 [...]: rows of one's own that the prior equals; NaN before the first report
-    frequencies: Tensor  # pi [..., K], of the classes, everybody's; K = 0 where models have no scores of classes
-    # How often two rows of one client are of one class [...]; 0 before the first report.
-    same_class_rate: Tensor = field(metadata={EARLIER_NAME: "alike"})
-    # Running means of what halves of an average client agree and disagree on [..., G], in a unit that follows it.
-    agreements: Tensor = field(metadata={ADDED_LATER: True})
-    disagreements: Tensor = field(metadata={ADDED_LATER: True})
-    unit: Tensor = field(metadata={ADDED_LATER: True})  # NaN before the first report
-    num_clients: Tensor = field(metadata={ADDED_LATER: True})  # M [...]
-    clock: Tensor  # t [...]
-
-
-@dataclass(frozen=True)
-class AutoBroadcast:
-    """What a client is sent: two models, the variances, two more numbers and a frequency for each class."""
-
-    params: Tensor  # theta [..., C, P]
-    latest: Tensor  # w [..., C, P]
-    group_variances: Tensor  # sigma_0^2 of each group of parameters [..., C, G]
-    group_sizes: Tensor  # [..., C, G]
-    prior_rows: Tensor  # n_0 [..., C]
-    frequencies: Tensor  # pi [..., C, K]
-    class_skew: Tensor  # rho [..., C]: how much frequencies differ between clients; 0 while nothing is known
-    newness: Tensor  # how much this round weighs in the running means [..., C]: 1 at first, then ever less
-
-
-@dataclass(frozen=True)
-class AutoMemory:
-    """What a client keeps: its model and those of two halves of its rows, as functions of the global one, which moves.
-
-    Each is kept as theta_m - (1 - k_m) theta, as of the client's last visit.
-    """
-
-    personal_offset: Tensor = field(metadata={EARLIER_NAME: "own"})  # [..., C, P]
-    first_half_offset: Tensor = field(metadata={ADDED_LATER: True})  # [..., C, P]
-    second_half_offset: Tensor = field(metadata={ADDED_LATER: True})  # [..., C, P]
-    prior_weight: Tensor = field(metadata={EARLIER_NAME: "lean"})  # 1 - k_m [..., C]
-    class_skew: Tensor = field(metadata={EARLIER_NAME: "skew"})  # rho of that visit [..., C]
-
-    def model(self, global_params: Tensor) -> Tensor:
-        """The posterior mode moves by 1 - k_m of the way that the prior mean has moved since."""
-        return torch.addcmul(self.personal_offset, self.prior_weight.unsqueeze(-1), global_params)
-
-    def half_models(self, global_params: Tensor) -> Tensor:
-        """Likewise of both halves ``[..., C, 2, P]``."""
-        offsets = torch.stack([self.first_half_offset, self.second_half_offset], dim=-2)
-        return offsets + self.prior_weight[..., None, None] * global_params.unsqueeze(-2)
-
-
-@dataclass(frozen=True)
-class AutoUpload:
-    """What a client adds to the sums: FedAvg's change, and what its rows say of both variances and of the classes."""
-
-    change: Tensor  # v_m (w_m - w) [..., C, P]
-    weight: Tensor  # v_m = N_m/(N_m + n_0) [..., C]
-    num_examples: Tensor  # N_m [..., C]
-    # Of clients with two rows or more; else zeros, and NaN for what is unknown.
-    has_halves: Tensor  # 1 [..., C]
-    deviation: Tensor  # mean of both halves' models, less mu_m [..., C, P]
-    deviation_squares: Tensor  # its squared length, by group [..., C, G]
-    difference_squares: Tensor  # that of half the difference of both models [..., C, G]
-    disagreements: Tensor  # tr S^2 in expectation [..., C, G]; of a single client it may be below 0
-    undecided: Tensor  # tr S (1 - S) in expectation [..., C]
-    temperature: Tensor  # of its loss [..., C], the unit of both
-    effective_params: Tensor  # gamma_m [..., C], their sum in nats, between 0 and P; NaN where it is unknown
-    class_weights: Tensor  # v_m times the frequencies of its classes [..., C, K]
-    weight_with_classes: Tensor  # v_m, or 0 where its rows have no class [..., C]
-    same_class_rate: Tensor  # how often two of its rows are of one class [..., C]; 0 where it has no two
-    has_pairs: Tensor  # 1, or 0 where it has no two rows [..., C]
-
-
-class Arrival(NamedTuple):
-    """A client at the beginning of a visit."""
-
-    anchor: Tensor  # its prior mean [..., C, P]
-    model: Tensor  # its own [..., C, P]
-    halves: Tensor  # those of both halves of its rows [..., C, 2, P]
-    class_counts: Tensor  # [..., C, K]
-
-
-class SpreadReport(NamedTuple):
-    """What a client tells of the variance between clients; as in `AutoUpload`."""
-
-    has_halves: Tensor
-    deviation: Tensor
-    deviation_squares: Tensor
-    difference_squares: Tensor
-    disagreements: Tensor
-    undecided: Tensor
-    temperature: Tensor
-    effective_params: Tensor
 
 
 @dataclass(frozen=True)
@@ -189,6 +96,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     momentum: ClassVar[float] = FIRST_MOMENTUM
     recorded: ClassVar[tuple[str, ...]] = ("effective_params", "weight", "num_examples")
     may_be_unknown: ClassVar[tuple[str, ...]] = ("effective_params",)
+    closing_visits: ClassVar[int] = CLOSING_VISITS
     information_balance: ClassVar[float | None] = 0.25  # half-way between empirical (0) and expected (1/2) information
 
     def start(self, params: Tensor, population: Population) -> AutoServer:
@@ -210,6 +118,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             torch.zeros_like(ones),
             torch.full_like(each, torch.nan),
             torch.full_like(each, population.num_clients),
+            params.new_ones(*each.shape, 2),
+            params.new_zeros(*each.shape, 2, 2),
+            params.new_zeros(*each.shape, 2),
             torch.zeros_like(each),
         )
 
@@ -217,7 +128,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """Nothing of its own yet: the global model."""
         none = torch.zeros_like(params[..., 0])
         own, first, second = (torch.zeros_like(params) for _ in range(3))
-        return AutoMemory(own, first, second, none + 1, none)
+        return AutoMemory(own, first, second, none + 1, none, none + 1)
 
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
@@ -231,6 +142,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             server.prior_rows.unsqueeze(-1).expand(clients.shape),
             server.frequencies.unsqueeze(-2).expand(*clients.shape, -1),
             skew.unsqueeze(-1).expand(clients.shape),
+            server.score_factors.unsqueeze(-2).expand(*clients.shape, -1),
             _newness(server.clock + 1).unsqueeze(-1).expand(clients.shape),
         )
 
@@ -239,7 +151,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     ) -> tuple[AutoUpload, AutoMemory]:
         """FedAvg's steps from w, and as many towards the posterior modes of both halves and of all rows."""
         trained = descend(task, broadcast.latest, self.steps(task))
-        arrival, halves = self.arrive(broadcast, memory, task), task.halves()
+        halves = task.halves()
+        by_half = halves.class_counts(broadcast.frequencies.shape[-1]).to(trained)
+        arrival = self.arrive(broadcast, memory, task, by_half.sum(-2))
         model, models = self.train_own(broadcast, task, halves, arrival)
         report = self.measure(broadcast, halves, models - arrival.anchor.unsqueeze(-2), models)
         count = task.num_examples.expand(task.shape).to(trained)
@@ -256,19 +170,23 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             torch.where(of_classes.squeeze(-1) > 0, weight, 0.0),
             same_class.nan_to_num(nan=0.0),
             (~same_class.isnan()).to(weight),
+            *self.weigh_frequencies(broadcast, halves, by_half),
         )
         return upload, self.keep(broadcast, task, model, models)
 
-    def arrive(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> Arrival:
+    def arrive(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, counts: Tensor) -> Arrival:
         """Prior mean and own models, by the class frequencies as they are known by now.
 
-        The bias of a client's own models has moved by 1 - k_m times the change of the shift since its last visit.
+        ``counts [..., C, K]`` are rows of each class.  The bias of a client's own models has moved by 1 - k_m times the
+        change of the shift since its last visit.
         """
         anchor, model, halves = broadcast.params, memory.model(broadcast.params), memory.half_models(broadcast.params)
-        counts = task.class_counts(broadcast.frequencies.shape[-1]).to(anchor)
         if task.class_bias is not None:
-            shift = class_shift(counts, broadcast.frequencies, broadcast.class_skew)
-            before = class_shift(counts, broadcast.frequencies, memory.class_skew)
+            weight = frequency_weight(broadcast.score_factors).unsqueeze(-1)
+            shift = weight * class_shift(counts, broadcast.frequencies, broadcast.class_skew)
+            before = memory.frequency_weight.unsqueeze(-1) * class_shift(
+                counts, broadcast.frequencies, memory.class_skew
+            )
             moved = memory.prior_weight.unsqueeze(-1) * (shift - before)
             anchor, model = task.class_bias.added(anchor, shift), task.class_bias.added(model, moved)
             halves = task.class_bias.added(halves, moved.unsqueeze(-2))
@@ -276,9 +194,16 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
         """A client's own training alone, on all rows: neither FedAvg's steps, nor halves, nor a report."""
-        arrival = self.arrive(broadcast, memory, task)
-        momentum = torch.full_like(broadcast.newness, FIRST_MOMENTUM)
-        model = _descend(task, arrival.model, arrival.anchor, Hold.of(broadcast, task), self.steps(task), momentum)
+        counts = task.class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
+        arrival, momentum = self.arrive(broadcast, memory, task, counts), self.own_momentum(broadcast)
+        model = descend_held(
+            task,
+            arrival.model,
+            arrival.anchor,
+            Hold.of(broadcast.group_variances, broadcast.group_sizes, task),
+            self.steps(task),
+            momentum,
+        )
         return self.keep(broadcast, task, model, arrival.halves)
 
     def train_own(
@@ -290,15 +215,19 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         The client's model goes where the mean of its halves has gone, and a few plain steps on all rows beside it.
         """
         of_client, of_half = self.own_steps(task)
-        hold = Hold.of(broadcast, task)
+        hold = Hold.of(broadcast.group_variances, broadcast.group_sizes, task)
         anchor = arrival.anchor.unsqueeze(-2).expand_as(arrival.halves)
         by_half = of_half.unsqueeze(-1) if isinstance(of_half, Tensor) else of_half
-        momentum = LAST_MOMENTUM + (FIRST_MOMENTUM - LAST_MOMENTUM) * broadcast.newness
-        models = _descend(halves, arrival.halves, anchor, hold.of_halves(), by_half, momentum.unsqueeze(-1))
+        momentum = self.own_momentum(broadcast)
+        models = descend_held(halves, arrival.halves, anchor, hold.of_halves(), by_half, momentum.unsqueeze(-1))
         share = halves.num_terms.to(models) / task.num_terms.to(models).unsqueeze(-1)
         start = arrival.model + (share.unsqueeze(-1) * (models - arrival.halves)).sum(-2)
         plain = torch.zeros_like(momentum)
-        return _descend(task, start, arrival.anchor, hold, of_client, plain, broadcast.newness), models
+        return descend_held(task, start, arrival.anchor, hold, of_client, plain, broadcast.newness), models
+
+    def own_momentum(self, broadcast: AutoBroadcast) -> Tensor:
+        """Of a client's own steps ``[..., C]``: less of it as the running means settle, and so less noise."""
+        return LAST_MOMENTUM + (FIRST_MOMENTUM - LAST_MOMENTUM) * broadcast.newness
 
     def own_steps(self, task: RowwiseTask) -> tuple[int, int] | tuple[Tensor, Tensor]:
         """Steps on all rows, and of each half: with what is measured as many as FedAvg takes; at least one of each."""
@@ -308,6 +237,23 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             return of_client, ((steps - NUM_MEASUREMENTS - of_client) // 2).clamp(min=1)
         whole = max(steps // STEPS_PER_WHOLE, 1)
         return whole, max((steps - NUM_MEASUREMENTS - whole) // 2, 1)
+
+    def weigh_frequencies(self, broadcast: AutoBroadcast, halves: RowwiseTask, counts: Tensor) -> Derivatives:
+        """What a client's rows say of both factors: the global model's scores, and the other half's frequencies.
+
+        ``counts [..., C, 2, K]`` are rows of each class, by half.  Zeros where rows have no class.
+        """
+        factors = broadcast.score_factors
+        models = broadcast.params.unsqueeze(-2).expand(*halves.shape, -1)
+        found = halves.class_scores(models.reshape(-1, models.shape[-1]), 0) if counts.shape[-1] else None
+        if found is None:
+            return Derivatives(torch.zeros_like(factors), factors.new_zeros(*factors.shape, 2))
+        scores, targets = (each.reshape(*halves.shape, *each.shape[1:]) for each in found)
+        frequencies, skew = broadcast.frequencies.unsqueeze(-2), broadcast.class_skew.unsqueeze(-1)
+        shift = class_shift(counts.flip(-2), frequencies, skew)
+        has_rows = (halves.num_examples > 0).to(targets)[..., None, None]
+        by_half = derivatives(scores, shift, has_rows * targets, factors.unsqueeze(-2))
+        return Derivatives(by_half.slope.sum(-2), by_half.curvature.sum(-3))
 
     def measure(
         self, broadcast: AutoBroadcast, halves: RowwiseTask, deviations: Tensor, models: Tensor
@@ -342,7 +288,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(model)).nan_to_num(nan=0.0)
         leans = prior_weight.unsqueeze(-1) * broadcast.params
         own, first, second = (each - leans for each in (model, *halves.unbind(-2)))
-        return AutoMemory(own, first, second, prior_weight, broadcast.class_skew.clone())
+        weight = frequency_weight(broadcast.score_factors)
+        return AutoMemory(own, first, second, prior_weight, broadcast.class_skew.clone(), weight)
 
     def server_round(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
         """The precision-weighted average of the w_m, its running mean, and both variances a step further."""
@@ -373,8 +320,19 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             spread.disagreements,
             spread.unit,
             server.num_clients,
+            *self.factors_round(server, upload, share),
             clock,
         )
+
+    def factors_round(self, server: AutoServer, upload: AutoUpload, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Both factors ``[..., 2]`` and what they are learned from, after one more cohort, which weighs ``share``."""
+        weight, curvature = share.unsqueeze(-1), upload.factor_curvature
+        old = server.score_factors.to(curvature)
+        pull = (curvature @ old.unsqueeze(-1)).squeeze(-1) - upload.factor_slope
+        curvatures = torch.lerp(server.factor_curvature.to(curvature), curvature, weight.unsqueeze(-1).to(curvature))
+        pulls = torch.lerp(server.factor_pull.to(pull), pull, weight.to(pull))
+        factors = next_factors(old, curvatures / weight.unsqueeze(-1), pulls / weight)
+        return tuple(each.to(server.params) for each in (factors, curvatures, pulls))  # type: ignore[return-value]
 
     def spread_round(self, server: AutoServer, upload: AutoUpload, share: Tensor) -> Spread:
         """The variances and what they are learned from, after one more cohort, which weighs ``share [...]`` of it all.
@@ -454,85 +412,13 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             "weight_with_classes": (0.0, upload.weight),
             "same_class_rate": (0.0, upload.has_pairs),
             "has_pairs": (0.0, 1.0),
+            "factor_slope": (-torch.inf, torch.inf),
+            "factor_curvature": (-torch.inf, torch.inf),
         }
 
     def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
         """The client's own part, and as much of the global model as it leans on, as that is now (D10, D17)."""
         return memory.model(global_params.unsqueeze(-2))
-
-
-def _descend(
-    task: RowwiseTask,
-    start: Tensor,
-    anchor: Tensor,
-    hold: Hold,
-    num_steps: int | Tensor,
-    momentum: Tensor,
-    rate_share: Tensor | None = None,
-) -> Tensor:
-    """Models ``[..., P]`` from ``start`` towards the posterior mode, held at the ``anchor``.
-
-    Steps on the loss, each followed by the pull, implicitly, so that no strength is too much for the step size.
-    Training arrives at the mean over the second half of its steps.
-    """
-    begin, centre = (models.reshape(-1, models.shape[-1]) for models in (start, anchor))
-    pull, momenta = hold.pull.expand(*task.shape, -1).flatten(0, -2), momentum.expand(task.shape).reshape(-1, 1)
-    skipped = (torch.as_tensor(num_steps).to(pull).expand(task.shape).reshape(-1, 1) * BURN_IN).floor()
-    first_kept = int(skipped.min())
-    shares = None if rate_share is None else rate_share.expand(task.shape).reshape(-1, 1)
-
-    def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        params, mean, centre, velocity = states
-        keeps = momenta[slots]
-        velocity.mul_(keeps).add_(task.gradient(params, task.batch(number, slots), slots))
-        rate = rate_of(task, slots) if shares is None else rate_of(task, slots) * shares[slots]
-        take_step(params, velocity, rate)
-        # The pull builds up as the momentum does, so that they balance where the posterior is highest.
-        held = pull[slots] * (rate * (1.0 - keeps ** (number + 1)) / (1.0 - keeps))
-        hold.draw(params, centre, held / (1.0 + held))
-        if number >= first_kept:
-            since = (number - skipped[slots]).clamp(min=0.0) + 1.0
-            mean.lerp_(params, 1.0 / since)
-        return states
-
-    return iterate(task, num_steps, step, begin, begin, centre, torch.zeros_like(begin))[1].reshape_as(start)
-
-
-class Hold(NamedTuple):
-    """How hard clients are held at their prior means, group by group of parameters."""
-
-    pull: Tensor  # c/N_m [..., C, G]
-    sizes: list[int]  # of the groups
-
-    @classmethod
-    def of(cls, broadcast: AutoBroadcast, task: RowwiseTask) -> Hold:
-        """By the variances that clients were sent."""
-        pull = 1.0 / (broadcast.group_variances * task.num_terms.unsqueeze(-1))
-        return cls(pull, sizes_of(broadcast.group_sizes))
-
-    def of_halves(self) -> Hold:
-        """A row of a half is held as hard as one of all: ``[..., C, 1, G]``."""
-        return self._replace(pull=self.pull.unsqueeze(-2))
-
-    def draw(self, params: Tensor, centre: Tensor, share: Tensor) -> None:
-        """Move ``params [n, P]`` by a ``share [n, G]`` of the way to the ``centre``, in place."""
-        if len(self.sizes) in (1, params.shape[-1]):
-            params.lerp_(centre, share)
-            return
-        # Group by group: shares of every parameter would be as many numbers as the models.
-        parts = zip(params.split(self.sizes, -1), centre.split(self.sizes, -1), share.split(1, -1), strict=True)  # type: ignore[no-untyped-call]
-        for part, target, own in parts:
-            part.lerp_(target, own)
-
-
-class Spread(NamedTuple):
-    """What the server knows of how clients vary; as in `AutoServer`."""
-
-    inter_variance: Tensor
-    variance_ratios: Tensor
-    agreements: Tensor
-    disagreements: Tensor
-    unit: Tensor
 
 
 def _within(old: Tensor, new: Tensor) -> Tensor:

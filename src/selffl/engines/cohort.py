@@ -15,7 +15,7 @@ from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors
 from selffl.engines.noise import seeded_noise
-from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
+from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round, make_closing_visits
 from selffl.randomness import uniform
 from selffl.state.memory import MemoryStore
 
@@ -174,10 +174,24 @@ class CohortEngine:
             state.round_number + num_rounds, server, store.contents(), counted.num_gradients, counted.num_rounds
         )
 
-    def personal(self, state: RunState, clients: Tensor | None = None) -> Tensor:
-        """Models as they are evaluated: of all clients ``[..., M, P]``, or of ``clients [C]`` of the one federation."""
+    def personal(self, state: RunState, clients: Tensor | None = None, *, is_over: bool = False) -> Tensor:
+        """Models as they are evaluated: of all clients ``[..., M, P]``, or of ``clients [C]`` of the one federation.
+
+        Once training ``is_over``, clients make their closing visits first.  The state is left as it is: training may
+        go on from it.
+        """
         everyone = torch.arange(self.source.population.num_clients, device=state.num_gradients.device)
         chosen = everyone.expand(*self.source.shape, -1) if clients is None else clients
         memory = state.memory if clients is None else map_tensors(lambda tensor: tensor[clients], state.memory)
-        task = self.source.task(chosen, state.round_number + 1)
-        return self.algorithm.personal(state.server.params, memory, task)
+        if is_over and self.algorithm.closing_visits:
+            sent, tasks = self.algorithm.broadcast(state.server, chosen), partial(self.source.task, chosen)
+            closed = make_closing_visits(self.algorithm, sent, memory, state.round_number, tasks)
+            # Who never took part has the global model (D10).
+            has_trained = (state.num_rounds if clients is None else state.num_rounds[clients]) > 0
+            memory = map_tensors(partial(_choose, has_trained), closed, memory)
+        return self.algorithm.personal(state.server.params, memory, self.source.task(chosen, state.round_number + 1))
+
+
+def _choose(chosen: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """``first`` where a client is ``chosen [..., M]``, else ``second``; both ``[..., M, ...]``."""
+    return torch.where(chosen.reshape(*chosen.shape, *[1] * (first.ndim - chosen.ndim)), first, second)

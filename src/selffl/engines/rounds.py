@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.noise import Draw, add_noise
 from selffl.errors import DivergedError
@@ -63,6 +63,19 @@ class GatheredUploads:
 
     def _join(self, parts: list[Any]) -> Any:
         return map_tensors(lambda *tensors: torch.cat(tensors, dim=self._axis), *parts)
+
+
+def make_closing_visits(
+    algorithm: Method, sent: Any, memory: Any, round_number: int, task: Callable[[int], LocalTask]
+) -> Any:
+    """What clients keep once training has ended with round ``round_number``, and each has gone on by itself.
+
+    The server stays as it is: they are ``sent`` the same at every visit.  ``task`` gives the local work of a round; the
+    visits are those after the last.
+    """
+    for number in range(round_number + 1, round_number + algorithm.closing_visits + 1):
+        memory = algorithm.adapt(sent, memory, task(number))
+    return memory
 
 
 def finish_round(

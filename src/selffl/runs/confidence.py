@@ -77,8 +77,7 @@ class Confidence:
         """The model of a client, or the global one."""
         params = self._state.server.params
         if position is not None:
-            where = torch.tensor([position], device=self._state.num_gradients.device)
-            params = self._session.engine.personal(self._state, where)[0]
+            params = self._session.personal(self._state, position)
         return Tangents(self._session.model, params, self._session.measure, self._session.recipe.gradients)
 
     def logits(self, position: int | None, features: Tensor, is_moderated: bool = False) -> Tensor:

@@ -268,8 +268,12 @@ def evaluate(
     class_frequencies: bool = False,
     own_metrics: Mapping[str, Metric] | None = None,
     label_scale: LabelScale | None = None,
+    is_over: bool = False,
 ) -> Evaluation:
-    """Evaluate all clients on ``rows``, as many at a time as train at a time; all in the user's units."""
+    """Evaluate all clients on ``rows``, as many at a time as train at a time; all in the user's units.
+
+    Once training ``is_over``, personal models are those after the clients' closing visits.
+    """
     scale = label_scale or LabelScale()
     shared = state.server.params
     num_clients, ids = source.federation.num_clients, list(source.federation.clients)
@@ -298,7 +302,7 @@ def evaluate(
         stop = min(start + size, num_clients)
         clients = torch.arange(start, stop, device=shared.device)
         own = of_clients(rows, start, stop)
-        personal = engine.personal(state, clients)
+        personal = engine.personal(state, clients, is_over=is_over)
         if not personal.isfinite().all():
             lost = int((~personal.isfinite().all(-1)).sum())
             raise DivergedError(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from selffl.data.federation import Federation
@@ -78,7 +77,8 @@ class Run:
         Of a run on a table (`Federation.from_csv`, `from_frame`) it takes rows, and answers, in the table's own units:
         `selffl.PreparedModel`, whose ``module`` is the model as it was trained.
         """
-        return self._session.present(self._personal(position_of(client, list(self.federation.clients))))
+        position = position_of(client, list(self.federation.clients))
+        return self._session.present(self._session.personal(self._state, position))
 
     @property
     def preparation(self) -> Preparation | None:
@@ -113,10 +113,11 @@ class Run:
     def _predictor(self) -> Predictor:
         session = self._session
 
-        def model_of(position: int | None) -> nn.Module:
-            return session.model.load(self._state.server.params if position is None else self._personal(position))
-
         params = self._state.server.params
+
+        def model_of(position: int | None) -> nn.Module:
+            return session.model.load(params if position is None else session.personal(self._state, position))
+
         return Predictor(
             self.federation.clients,
             model_of,
@@ -164,11 +165,6 @@ class Run:
             return self.global_model()
         return self._session.present(make_new_client_models(self._session, self._state, own)[0])
 
-    def _personal(self, position: int) -> Tensor:
-        """One at a time, so that a model has the same bits whoever asks for it."""
-        where = torch.tensor([position], device=self._state.num_gradients.device)
-        return self._session.engine.personal(self._state, where)[0]
-
     def export(
         self,
         path: str | Path,
@@ -205,7 +201,7 @@ class Run:
                     f"full=True is given for {len(chosen)} clients in precision {precision!r}; expected one client, "
                     "exact. Name it in clients, or leave out full."
                 )
-            module = self._session.model.load(self._personal(places[0]))
+            module = self._session.model.load(self._session.personal(self._state, places[0]))
             about |= {"client": chosen[0], "module": str(module)}
             save_state_dict(Path(path), module.state_dict(), about)
             return
@@ -214,7 +210,7 @@ class Run:
         write_personal(
             Path(path),
             self._session.model.load(self._state.server.params),
-            (self._session.model.parts(self._personal(place)) for place in places),
+            (self._session.model.parts(self._session.personal(self._state, place)) for place in places),
             chosen,
             about
             | {

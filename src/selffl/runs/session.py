@@ -137,6 +137,15 @@ class Session:
         """Where training begins."""
         return self.engine.start(self.first)
 
+    def is_over(self, state: RunState) -> bool:
+        """Whether the last round has been."""
+        return state.round_number >= self.recipe.rounds
+
+    def personal(self, state: RunState, position: int) -> Tensor:
+        """The model ``[P]`` of the client in that place: by itself, so that it has the same bits whoever asks."""
+        where = torch.tensor([position], device=state.num_gradients.device)
+        return self.engine.personal(state, where, is_over=self.is_over(state))[0]
+
     def reports(self, state: RunState) -> Iterator[tuple[RunState, Report]]:
         """Train from ``state`` to the last round: a report of each round and evaluation, with the state they leave.
 
@@ -154,8 +163,7 @@ class Session:
 
     def _evaluate_round(self, state: RunState) -> Evaluated:
         # Fine-tuning costs as much as training: once, at the end.
-        is_last = state.round_number == self.recipe.rounds
-        more = (self.recipe.fine_tune, self.recipe.class_frequencies) if is_last else ((), False)
+        more = (self.recipe.fine_tune, self.recipe.class_frequencies) if self.is_over(state) else ((), False)
         return Evaluated(
             self.evaluate(state, None, *more),
             self.federation.train.num_examples,
@@ -181,6 +189,7 @@ class Session:
             class_frequencies,
             self.metrics,
             self.label_scale,
+            self.is_over(state),
         )
 
     def train_alone(self) -> tuple[Evaluation, Tensor]:

@@ -22,7 +22,7 @@ from selffl.training.blocks import (
     quickest_way,
     rows_at,
 )
-from selffl.training.classes import class_counts
+from selffl.training.classes import class_counts, class_targets, has_classes
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_squared_error
 
@@ -113,14 +113,37 @@ class ModelTask(RowwiseTask):
         if not is_squared_error(self._loss):
             return super().temperature(params, batch)
         features, labels = batch
-        with torch.no_grad():
-            outputs = outputs_of(self._model, params, features, quickest_way(self._model, params, features))
+        outputs = self._outputs(params, features)
         errors = (outputs.reshape(labels.shape) - labels).square()
         return (2.0 * errors.flatten(1).mean(1) / errors[0, 0].numel()).clamp(min=torch.finfo(errors.dtype).eps)
 
     def class_counts(self, num_classes: int) -> Tensor:
         """Training rows of each class, where the loss is that of classes."""
-        return class_counts(self._model, self._loss, self._rows, self._clients, num_classes)
+        bias = self._model.class_bias
+        if bias is None or bias.num_classes != num_classes or not self._has_classes:
+            return super().class_counts(num_classes)
+        size = self.num_examples.reshape(-1)
+        owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
+        places = torch.arange(len(owner), device=size.device) + (self._begin - size.cumsum(0) + size)[owner]
+        labels = self._rows.labels[places if self._order is None else self._order[places]]
+        return class_counts(self._model, labels, owner, len(size)).reshape(*self.shape, num_classes)
+
+    def class_scores(self, params: Tensor, draw: int) -> tuple[Tensor, Tensor] | None:
+        """Of the model as it is; a single score is the second of two, the first being 0."""
+        if not self._has_classes:
+            return None
+        features, labels = self.batch(draw, torch.arange(len(params), device=params.device))
+        targets = class_targets(self._model, labels.flatten(0, 1)).reshape(*features.shape[:2], -1)
+        scores = self._outputs(params, features)
+        return (scores if scores.shape == targets.shape else torch.cat([0.0 * scores, scores], dim=-1)), targets
+
+    @property
+    def _has_classes(self) -> bool:
+        return has_classes(self._model, self._loss, self._rows.features, self._rows.labels)
+
+    def _outputs(self, params: Tensor, features: Tensor) -> Tensor:
+        with torch.no_grad():
+            return outputs_of(self._model, params, features, quickest_way(self._model, params, features))
 
     def batch_gradient(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         """All clients at once."""

@@ -1,0 +1,133 @@
+"""What takes part in a round of `selffl.algorithms.self_fl_auto`: what server and clients know, keep and send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME
+
+
+@dataclass(frozen=True)
+class AutoServer:
+    """What the server knows."""
+
+    params: Tensor  # theta [..., P], the running mean of the averages
+    latest: Tensor  # w [..., P], the last of them
+    inter_variance: Tensor  # sigma_0^2 = 1/c [...], over all parameters
+    # By how much more or less the parameters of each group vary [..., G], and how many they are [..., G].
+    variance_ratios: Tensor = field(metadata={ADDED_LATER: True})
+    group_sizes: Tensor = field(metadata={ADDED_LATER: True})
+    prior_rows: Tensor  # n_0 [...]: rows of one's own that the prior equals; NaN before the first report
+    frequencies: Tensor  # pi [..., K], of the classes, everybody's; K = 0 where models have no scores of classes
+    # How often two rows of one client are of one class [...]; 0 before the first report.
+    same_class_rate: Tensor = field(metadata={EARLIER_NAME: "alike"})
+    # Running means of what halves of an average client agree and disagree on [..., G], in a unit that follows it.
+    agreements: Tensor = field(metadata={ADDED_LATER: True})
+    disagreements: Tensor = field(metadata={ADDED_LATER: True})
+    unit: Tensor = field(metadata={ADDED_LATER: True})  # NaN before the first report
+    num_clients: Tensor = field(metadata={ADDED_LATER: True})  # M [...]
+    # By how much scores and class frequencies are too small (t, a) [..., 2], and what that is learned from: running
+    # means of the curvature of the likelihood [..., 2, 2], and of what it pulls towards [..., 2].
+    score_factors: Tensor = field(metadata={ADDED_LATER: True})
+    factor_curvature: Tensor = field(metadata={ADDED_LATER: True})
+    factor_pull: Tensor = field(metadata={ADDED_LATER: True})
+    clock: Tensor  # number of rounds [...]
+
+
+@dataclass(frozen=True)
+class AutoBroadcast:
+    """What a client is sent: two models, the variances, two more numbers and a frequency for each class."""
+
+    params: Tensor  # theta [..., C, P]
+    latest: Tensor  # w [..., C, P]
+    group_variances: Tensor  # sigma_0^2 of each group of parameters [..., C, G]
+    group_sizes: Tensor  # [..., C, G]
+    prior_rows: Tensor  # n_0 [..., C]
+    frequencies: Tensor  # pi [..., C, K]
+    class_skew: Tensor  # rho [..., C]: how much frequencies differ between clients; 0 while nothing is known
+    score_factors: Tensor  # (t, a) [..., C, 2]: by how much scores and class frequencies are too small
+    newness: Tensor  # how much this round weighs in the running means [..., C]: 1 at first, then ever less
+
+
+@dataclass(frozen=True)
+class AutoMemory:
+    """What a client keeps: its model and those of two halves of its rows, as functions of the global one, which moves.
+
+    Each is kept as theta_m - (1 - k_m) theta, as of the client's last visit.
+    """
+
+    personal_offset: Tensor = field(metadata={EARLIER_NAME: "own"})  # [..., C, P]
+    first_half_offset: Tensor = field(metadata={ADDED_LATER: True})  # [..., C, P]
+    second_half_offset: Tensor = field(metadata={ADDED_LATER: True})  # [..., C, P]
+    prior_weight: Tensor = field(metadata={EARLIER_NAME: "lean"})  # 1 - k_m [..., C]
+    class_skew: Tensor = field(metadata={EARLIER_NAME: "skew"})  # rho of that visit [..., C]
+    frequency_weight: Tensor = field(metadata={ADDED_LATER: True})  # a/t of that visit [..., C]
+
+    def model(self, global_params: Tensor) -> Tensor:
+        """The posterior mode moves by 1 - k_m of the way that the prior mean has moved since."""
+        return torch.addcmul(self.personal_offset, self.prior_weight.unsqueeze(-1), global_params)
+
+    def half_models(self, global_params: Tensor) -> Tensor:
+        """Likewise of both halves ``[..., C, 2, P]``."""
+        offsets = torch.stack([self.first_half_offset, self.second_half_offset], dim=-2)
+        return offsets + self.prior_weight[..., None, None] * global_params.unsqueeze(-2)
+
+
+@dataclass(frozen=True)
+class AutoUpload:
+    """What a client adds to the sums: FedAvg's change, and what its rows say of both variances and of the classes."""
+
+    change: Tensor  # v_m (w_m - w) [..., C, P]
+    weight: Tensor  # v_m = N_m/(N_m + n_0) [..., C]
+    num_examples: Tensor  # N_m [..., C]
+    # Of clients with two rows or more; else zeros, and NaN for what is unknown.
+    has_halves: Tensor  # 1 [..., C]
+    deviation: Tensor  # mean of both halves' models, less mu_m [..., C, P]
+    deviation_squares: Tensor  # its squared length, by group [..., C, G]
+    difference_squares: Tensor  # that of half the difference of both models [..., C, G]
+    disagreements: Tensor  # tr S^2 in expectation [..., C, G]; of a single client it may be below 0
+    undecided: Tensor  # tr S (1 - S) in expectation [..., C]
+    temperature: Tensor  # of its loss [..., C], the unit of both
+    effective_params: Tensor  # gamma_m [..., C], their sum in nats, between 0 and P; NaN where it is unknown
+    class_weights: Tensor  # v_m times the frequencies of its classes [..., C, K]
+    weight_with_classes: Tensor  # v_m, or 0 where its rows have no class [..., C]
+    same_class_rate: Tensor  # how often two of its rows are of one class [..., C]; 0 where it has no two
+    has_pairs: Tensor  # 1, or 0 where it has no two rows [..., C]
+    factor_slope: Tensor  # of minus the log-likelihood of rows of either half, by t and a [..., C, 2]
+    factor_curvature: Tensor  # [..., C, 2, 2]
+
+
+class Arrival(NamedTuple):
+    """A client at the beginning of a visit."""
+
+    anchor: Tensor  # its prior mean [..., C, P]
+    model: Tensor  # its own [..., C, P]
+    halves: Tensor  # those of both halves of its rows [..., C, 2, P]
+    class_counts: Tensor  # [..., C, K]
+
+
+class SpreadReport(NamedTuple):
+    """What a client tells of the variance between clients; as in `AutoUpload`."""
+
+    has_halves: Tensor
+    deviation: Tensor
+    deviation_squares: Tensor
+    difference_squares: Tensor
+    disagreements: Tensor
+    undecided: Tensor
+    temperature: Tensor
+    effective_params: Tensor
+
+
+class Spread(NamedTuple):
+    """What the server knows of how clients vary; as in `AutoServer`."""
+
+    inter_variance: Tensor
+    variance_ratios: Tensor
+    agreements: Tensor
+    disagreements: Tensor
+    unit: Tensor

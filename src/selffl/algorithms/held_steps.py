@@ -1,0 +1,77 @@
+"""Steps on a client's loss while it is held at its prior mean, group by group of parameters."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.layers import sizes_of
+from selffl.algorithms.rowwise import RowwiseTask
+from selffl.algorithms.solver import iterate, rate_of, take_step
+
+BURN_IN = 0.5  # share of the steps before those whose mean is kept
+
+
+class Hold(NamedTuple):
+    """How hard clients are held at their prior means, group by group of parameters."""
+
+    pull: Tensor  # c/N_m [..., C, G]
+    sizes: list[int]  # of the groups
+
+    @classmethod
+    def of(cls, group_variances: Tensor, group_sizes: Tensor, task: RowwiseTask) -> Hold:
+        """By the prior variance of each group and how many parameters it has, both ``[..., C, G]``."""
+        return cls(1.0 / (group_variances * task.num_terms.unsqueeze(-1)), sizes_of(group_sizes))
+
+    def of_halves(self) -> Hold:
+        """A row of a half is held as hard as one of all: ``[..., C, 1, G]``."""
+        return self._replace(pull=self.pull.unsqueeze(-2))
+
+    def draw(self, params: Tensor, centre: Tensor, share: Tensor) -> None:
+        """Move ``params [n, P]`` by a ``share [n, G]`` of the way to the ``centre``, in place."""
+        if len(self.sizes) in (1, params.shape[-1]):
+            params.lerp_(centre, share)
+            return
+        # Group by group: shares of every parameter would be as many numbers as the models.
+        parts = zip(params.split(self.sizes, -1), centre.split(self.sizes, -1), share.split(1, -1), strict=True)  # type: ignore[no-untyped-call]
+        for part, target, own in parts:
+            part.lerp_(target, own)
+
+
+def descend_held(
+    task: RowwiseTask,
+    start: Tensor,
+    anchor: Tensor,
+    hold: Hold,
+    num_steps: int | Tensor,
+    momentum: Tensor,
+    rate_share: Tensor | None = None,
+) -> Tensor:
+    """Models ``[..., P]`` from ``start`` towards the posterior mode, held at the ``anchor``.
+
+    Steps on the loss, each followed by the pull, implicitly, so that no strength is too much for the step size.
+    Training arrives at the mean over the second half of its steps.
+    """
+    begin, centre = (models.reshape(-1, models.shape[-1]) for models in (start, anchor))
+    pull, momenta = hold.pull.expand(*task.shape, -1).flatten(0, -2), momentum.expand(task.shape).reshape(-1, 1)
+    skipped = (torch.as_tensor(num_steps).to(pull).expand(task.shape).reshape(-1, 1) * BURN_IN).floor()
+    first_kept = int(skipped.min())
+    shares = None if rate_share is None else rate_share.expand(task.shape).reshape(-1, 1)
+
+    def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        params, mean, centre, velocity = states
+        keeps = momenta[slots]
+        velocity.mul_(keeps).add_(task.gradient(params, task.batch(number, slots), slots))
+        rate = rate_of(task, slots) if shares is None else rate_of(task, slots) * shares[slots]
+        take_step(params, velocity, rate)
+        # The pull builds up as the momentum does, so that they balance where the posterior is highest.
+        held = pull[slots] * (rate * (1.0 - keeps ** (number + 1)) / (1.0 - keeps))
+        hold.draw(params, centre, held / (1.0 + held))
+        if number >= first_kept:
+            since = (number - skipped[slots]).clamp(min=0.0) + 1.0
+            mean.lerp_(params, 1.0 / since)
+        return states
+
+    return iterate(task, num_steps, step, begin, begin, centre, torch.zeros_like(begin))[1].reshape_as(start)
