@@ -77,7 +77,7 @@ WITH_EVERYBODY = ("alike", "shifted", "dirichlet-0.3", "exchanged")  # kinds tha
 FEWER_ROUNDS = 5  # with everybody the rounds are one in so many
 NUM_QUICK = 2  # cells of a quick look
 
-PRECISIONS = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)  # c, for the oracle to choose from
+PRECISIONS = (1.0, 10.0, 100.0, 1e3, 1e4)  # c, for the oracle to choose from
 BELOW_GLOBAL, BELOW_ORACLE, BELOW_BASELINE = 0.2, 0.4, 0.5  # points of accuracy that may be missing
 SHARE_LEVEL = 0.9  # of the cells, in which every baseline is to be met within one standard error
 MIN_TEST_ROWS = 10  # of a client whose gain is counted: with fewer it is mostly chance

@@ -27,6 +27,7 @@ from selffl.training.flat import FlatModel
 from selffl.training.losses import is_squared_error
 
 BATCHES_AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
+HALF_BATCHES_AHEAD = 10  # of halves, which take about half as many
 
 
 class ModelTask(RowwiseTask):
@@ -51,7 +52,7 @@ class ModelTask(RowwiseTask):
         # The rows of a slot: ``size`` places from ``begin`` on; place p is row p, or row ``order[p]``.
         self._begin, self._size = rows.offset[clients], self.num_examples
         self._order: Tensor | None = None
-        self._stream = "batch"
+        self._stream, self._num_ahead = "batch", BATCHES_AHEAD
         self._ahead: tuple[int, Tensor] | None = None
         self._gradient = gradient_of(model, loss, gradients)
         self._model, self._loss = model, loss
@@ -60,15 +61,15 @@ class ModelTask(RowwiseTask):
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Features ``[n, B, ...]`` and labels ``[n, B]``."""
-        block = draw // BATCHES_AHEAD
+        block = draw // self._num_ahead
         if self._ahead is None or self._ahead[0] != block:
             self._ahead = block, self._index(block)
-        index = self._ahead[1][slots, draw % BATCHES_AHEAD]  # [n, B]
+        index = self._ahead[1][slots, draw % self._num_ahead]  # [n, B]
         return rows_at(self._rows, index)
 
     def _index(self, block: int) -> Tensor:
-        """Row numbers of ``BATCHES_AHEAD`` minibatches of every slot: ``[slots, BATCHES_AHEAD, B]``."""
-        width = BATCHES_AHEAD * self.batch_size
+        """Row numbers of the next minibatches of every slot, as many as are looked up at once: ``[slots, …, B]``."""
+        width = self._num_ahead * self.batch_size
         size, begin = self._size, self._begin
         # Only the epochs that these minibatches touch are shuffled: first .. last of each client.
         first, last = block * width // size, (block * width + width - 1) // size
@@ -84,7 +85,7 @@ class ModelTask(RowwiseTask):
         by_lot = lots.argsort(stable=True)
         shuffled = (begin[owner] + row)[by_lot[turn[by_lot].argsort(stable=True)]]
         wanted = torch.arange(width, device=size.device) + (start + block * width - first * size).unsqueeze(-1)
-        places = shuffled[wanted].reshape(len(size), BATCHES_AHEAD, self.batch_size)
+        places = shuffled[wanted].reshape(len(size), self._num_ahead, self.batch_size)
         return places if self._order is None else self._order[places]
 
     def halves(self) -> Self:
@@ -98,7 +99,8 @@ class ModelTask(RowwiseTask):
         parts = task.num_examples
         task._order = (self._begin[owner] + row)[by_lot[owner[by_lot].argsort(stable=True)]]
         task._begin = torch.stack([begin, begin + parts[:, 0] * (parts[:, 1] > 0)], dim=-1).reshape(-1)
-        task._size, task._stream, task._ahead = parts.reshape(-1).clamp(min=1), "half batch", None
+        task._size, task._stream = parts.reshape(-1).clamp(min=1), "half batch"
+        task._num_ahead, task._ahead = HALF_BATCHES_AHEAD, None
         task._keys = torch.stack([2 * keys, 2 * keys + 1], dim=-1).reshape(-1)
         return task
 
