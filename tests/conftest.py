@@ -1,5 +1,6 @@
 """What tests of several folders share."""
 
+import functools
 import importlib.util
 import os
 import re
@@ -8,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from selffl import algorithm, cli
@@ -48,6 +50,14 @@ def short():
 def one_core(monkeypatch):
     """Comparisons train in the process of the test unless it asks for more: another spends four seconds on imports."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tree_of_commands():
+    """The commands are put together once: each call of the command line would take a twentieth of a second for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture
