@@ -17,6 +17,13 @@ from selffl import algorithm, cli
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 
 
+def pytest_collection_modifyitems(items):
+    """Slow tests are not traced, for which they would take half as long again: quick ones cover what they run."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker("no_cover")
+
+
 @pytest.fixture
 def worked_file(tmp_path, monkeypatch):
     """A function that imports the Python file below a heading of CONTRIBUTING.md under a name."""

@@ -4,14 +4,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 
 import selffl
+from programs import become_selffl, fork
 
 RUN = ("run", "digits", "--rounds", "4")
 
@@ -99,21 +98,21 @@ def test_resume_without_a_run_begins_one(run):
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     """Ctrl-C: one line on how to resume, one that it stopped, and the shell's code for it."""
-    words = [sys.executable, "-m", "selffl", "run", "digits", "--rounds", "40000", "--out", "here"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment,
-        # Run in the background of a shell, the tests ignore the signal, and what they start would, too.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+
+    def train():
+        errors = os.open(tmp_path / "errors", os.O_WRONLY | os.O_CREAT)
+        os.dup2(errors, 2)
+        become_selffl(["run", "digits", "--rounds", "40000", "--out", "here"], tmp_path)
+
+    child = fork(train)
     history = tmp_path / "here" / "history.csv"
     for _ in range(3000):
         if history.is_file() and history.stat().st_size > 2000:
             break
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    os.kill(child, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    err = (tmp_path / "errors").read_text(encoding="utf-8")
     assert "selffl run digits --out here --resume" in err
     assert "Traceback" not in err
     assert (tmp_path / "here" / "checkpoint.safetensors").is_file()
