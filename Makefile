@@ -22,9 +22,14 @@ PYTEST := $(RUN)/python -m pytest --numprocesses=logical --dist=worksteal
 UNTRACED := $(addprefix tests/algorithms/,test_twins.py test_cnn_twins.py)
 TRACED := $(filter-out $(UNTRACED),$(wildcard tests/maths/test_*.py tests/algorithms/test_*.py))
 
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The site, which some of the rest look at, is built meanwhile; SELFFL_SITE names one that was just built.
 test: $(VENV)/.installed-dev
-	$(PYTEST) $(TRACED) --cov=src/selffl/maths --cov=src/selffl/algorithms --cov-branch --cov-fail-under=95 --cov-report=term:skip-covered
-	$(PYTEST) $(TRACED:%=--ignore=%)
+	@if [ -n "$$SELFFL_SITE" ]; then true; else $(SITE); fi & site=$$!; \
+	$(PYTEST) $(TRACED) --cov=src/selffl/maths --cov=src/selffl/algorithms --cov-branch --cov-fail-under=95 --cov-report=term:skip-covered; \
+	traced=$$?; wait $$site && exit $$traced
+	SELFFL_SITE="$${SELFFL_SITE:-$(CURDIR)/site}" $(PYTEST) $(TRACED:%=--ignore=%)
 
 quick: $(VENV)/.installed-dev
 	$(RUN)/python -m pytest -m "not slow" -q
@@ -39,7 +44,7 @@ types: $(VENV)/.installed-dev
 check: lint types test
 
 docs: $(VENV)/.installed-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(SITE)
 
 # The names that a shell completes, anew from the registries.
 names: $(VENV)/.installed-dev

@@ -1,5 +1,6 @@
 """What tests of several folders share."""
 
+import functools
 import importlib.util
 import os
 import re
@@ -8,11 +9,19 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from selffl import algorithm, cli
 
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
+
+
+def pytest_collection_modifyitems(items):
+    """Slow tests are not traced, for which they would take half as long again: quick ones cover what they run."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker("no_cover")
 
 
 @pytest.fixture
@@ -48,6 +57,14 @@ def short():
 def one_core(monkeypatch):
     """Comparisons train in the process of the test unless it asks for more: another spends four seconds on imports."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tree_of_commands():
+    """The commands are put together once: each call of the command line would take a twentieth of a second for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

@@ -20,12 +20,12 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 
 from selffl.algorithms import DEFAULT_ALGORITHM
-from selffl.algorithms.options import check_integer
 from selffl.data.columns import column_of, numbered
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError
 from selffl.maths.steps import largest_step
 from selffl.runs.methods import Method, named_method
+from selffl.runs.recipe import check_settings
 from selffl.runs.run import Run
 from selffl.runs.train import train
 from selffl.training.answers import trained_module
@@ -290,7 +290,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         """
         if self.model is not None:
             return DEFAULT_LEARNING_RATE
-        check_integer("batch_size", self.batch_size, 1)
+        check_settings({"batch_size": self.batch_size})
         momentum = named_method(self.algorithm)[1].momentum
         sizes = federation.train.num_examples.tolist()
         bounds = []

@@ -1,7 +1,6 @@
 """Data sets by name."""
 
 import inspect
-import sys
 
 import pytest
 
@@ -64,11 +63,3 @@ def test_unknown_names_and_options_are_refused_with_the_nearest():
         load("minst")
     with pytest.raises(ConfigError, match=r"^unknown option of digits 'num_client'; did you mean 'num_clients'\?"):
         load("digits", num_client=3)
-
-
-def test_importing_the_data_sets_imports_no_heavy_library():
-    import subprocess
-
-    code = "import sys, selffl.data; print({'sklearn', 'PIL', 'pandas', 'scipy.io', 'matplotlib'} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "set()"

@@ -27,9 +27,9 @@ NEEDS_LAYERS = {"fedper", "fedrep"}
 NEEDS_CLUSTERS = {"self-fl-cluster"}
 
 
-def digits(module, learning_rate=0.05):
-    federation = load("digits", num_clients=30, seed=2, test_fraction=0.3)
-    return ModelSource(federation, FlatModel(module), nn.functional.cross_entropy, learning_rate, 5, seed=1)
+def digits(module, num_clients=30):
+    federation = load("digits", num_clients=num_clients, seed=2, test_fraction=0.3)
+    return ModelSource(federation, FlatModel(module), nn.functional.cross_entropy, 0.05, 5, seed=1)
 
 
 def after(source, method, chunk_size, start, rounds=4, participation=0.5, seed=1):
@@ -86,7 +86,7 @@ class Body(nn.Module):
 @pytest.mark.parametrize("name", ["fedavg", "self-fl", "self-fl-auto", "ditto", "fedper", "fedrep"])
 def test_a_network_is_within_1e_5_whatever_the_chunk(name):
     torch.manual_seed(3)
-    source = digits(Body())
+    source = digits(Body(), num_clients=16)
     start = source.model.params
     one, seven, every = (after(source, algorithm(name), size, start, 2) for size in CHUNKS)
     for found in (one, seven):

@@ -164,6 +164,7 @@ def dense_personal_density(estimate, variance, covariate, client, points):
     return [weight @ stats.norm.cdf(point, rows[:, 1], np.sqrt(rows[:, 2])) for point in points]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_covariate", [False, True])
 def test_ends_of_personal_intervals_are_quantiles_of_the_dense_posterior(has_covariate):
     rng = np.random.default_rng(3)
@@ -245,6 +246,7 @@ def test_the_new_clients_variance_is_the_median_unless_it_is_said():
 # --- Coverage --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_with_five_clients_integrated_intervals_hold_and_plug_in_intervals_do_not():
     rng = np.random.default_rng(6)
     plug_in, integrated, means, spreads, nexts = [], [], [], [], []

@@ -84,7 +84,7 @@ def test_sums_over_a_group_of_parameters_have_the_ratio_of_its_variance(shares):
     assert (mixed[0] / mixed[1] - torch.from_numpy(VARIANCES)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("stopped", [1, 5, 1000])
+@pytest.mark.parametrize("stopped", [1, 5, 100])
 def test_the_ratio_is_the_variance_however_far_training_got(stopped):
     """Gradient descent from the prior mean for a few steps is as good as the mode: S is a function of H alone."""
     rng, inter, rows, rate = np.random.default_rng(4), 0.3, 25.0, 0.2

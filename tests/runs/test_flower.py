@@ -16,12 +16,14 @@ from flwr.app import Context, MetricRecord, RecordDict
 from wire import RUN, WireGrid
 
 import selffl
+from mistakes import SETTINGS as MISTAKES
 from selffl.data import load
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import sample_cohort
 from selffl.errors import ConfigError, DivergedError, QuorumError
 from selffl.flower import client_app, personal_model, server_app
 from selffl.runs import folder as files
+from selffl.runs.recipe import FLOWER_SETTINGS
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 
@@ -331,6 +333,13 @@ def test_the_run_configuration_counts(federation, tmp_path):
     assert_same_records(files.read_records(tmp_path / "elsewhere"), files.read_records(tmp_path / "train"))
     found = personal_model(linear(), tmp_path / "clients", "named", 3)
     assert all(map(torch.equal, found.parameters(), expected.personal_model(3).parameters()))
+
+
+@pytest.mark.parametrize(("name", "value", "says"), [row for row in MISTAKES if row[0] in FLOWER_SETTINGS])
+def test_a_setting_that_cannot_work_is_refused_as_in_train(name, value, says):
+    with pytest.raises(ConfigError) as caught:
+        server_app(linear(), "fedavg", range(8), **{name: value})
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def run_command(
     method = problem.method(name, **options)  # refuse what cannot work before anything is loaded
     if gain:
         training_alone(method)
-    check_settings(problem.settings)
+    check_settings(problem.settings | {"seed": number})
     ending = ", then every client alone" if gain or (begun is not None and begun.gain) else ""
     start, where = None, device or ("cpu" if begun is None else begun.device)
     title = f"{name} on {problem.name}, seed {number if begun is None else begun.seed}{ending}"

@@ -1,0 +1,66 @@
+"""Settings that cannot work and what the answer has to say: one list for Python, the command line, files and Flower."""
+
+import math
+
+import torch
+
+WHOLE = "; expected a whole number, 1 or more"
+SHARE = "; expected a number above 0 and at most 1."
+RATE = "; expected a number above 0 and at most 3.40282e+38."
+ROWS = "; expected a whole number, 1 or more, and 2.14748e+09 or less."
+SEED = "; expected a whole number, 0 or more, below 2^63."
+STEPS = "; expected a list of numbers of steps, such as (20,)."
+FLOATS = "; expected a floating-point type of torch's, such as torch.float32."
+BOTH = "; expected True or False."
+
+# Name, value, and what is said of it wherever it can be given.
+SETTINGS = [
+    ("rounds", 0, f"rounds is 0{WHOLE}"),
+    ("rounds", -1, f"rounds is -1{WHOLE}"),
+    ("rounds", 2.5, f"rounds is 2.5{WHOLE}"),
+    ("rounds", "ten", f"rounds is 'ten'{WHOLE}"),
+    ("participation", 0.0, f"participation is 0.0{SHARE}"),
+    ("participation", -0.1, f"participation is -0.1{SHARE}"),
+    ("participation", 1.0001, f"participation is 1.0001{SHARE}"),
+    ("participation", 2, f"participation is 2{SHARE}"),
+    ("participation", math.nan, f"participation is nan{SHARE}"),
+    ("participation", "some", f"participation is 'some'{SHARE}"),
+    ("participation", 10**400, f"participation is a whole number of 1329 bits{SHARE}"),
+    ("learning_rate", 0.0, f"learning_rate is 0.0{RATE}"),
+    ("learning_rate", -1, f"learning_rate is -1{RATE}"),
+    ("learning_rate", math.nan, f"learning_rate is nan{RATE}"),
+    ("learning_rate", "fast", f"learning_rate is 'fast'{RATE}"),
+    ("learning_rate", 1e300, f"learning_rate is 1e+300{RATE}"),
+    ("learning_rate", 10**39, f"learning_rate is 1{39 * '0'}{RATE}"),
+    ("learning_rate", 10**400, f"learning_rate is a whole number of 1329 bits{RATE}"),
+    ("batch_size", 0, f"batch_size is 0{ROWS}"),
+    ("batch_size", 2.5, f"batch_size is 2.5{ROWS}"),
+    ("batch_size", "x", f"batch_size is 'x'{ROWS}"),
+    ("batch_size", 1 << 31, f"batch_size is 2147483648{ROWS}"),
+    ("batch_size", 10**30, f"batch_size is 1{30 * '0'}{ROWS}"),
+    ("seed", -1, f"seed is -1{SEED}"),
+    ("seed", "one", f"seed is 'one'{SEED}"),
+    ("seed", 10**30, f"seed is 1{30 * '0'}{SEED}"),
+    ("device", "warp", "device is 'warp'; expected 'cpu', 'cuda' or another of torch's."),
+    ("device", "meta", "device is 'meta', which cannot be used here"),
+    ("device", 3.0, "device is 3.0; expected 'cpu', 'cuda' or another of torch's."),
+    ("evaluate_every", -1, "evaluate_every is -1; expected a whole number, 0 or more."),
+    ("evaluate_on", "tset", "evaluate_on is 'tset'; expected 'test' or 'validation'."),
+    ("evaluate_on", "validation", "no validation rows"),
+    ("evaluate_train", "yes", f"evaluate_train is 'yes'{BOTH}"),
+    ("fine_tune", 5, f"fine_tune is 5{STEPS}"),
+    ("fine_tune", "20", f"fine_tune is '20'{STEPS}"),
+    ("fine_tune", (0,), f"fine_tune is 0{WHOLE}"),
+    ("class_frequencies", 1, f"class_frequencies is 1{BOTH}"),
+    ("checkpoint_every", 0.5, "checkpoint_every is 0.5; expected a whole number, 0 or more."),
+    ("chunk_size", 0, f"chunk_size is 0{WHOLE}"),
+    ("gradients", "vmpa", "unknown gradients 'vmpa'; did you mean 'vmap'? Expected one of: auto, loop, unfold, vmap."),
+    ("gradients", 3, "unknown gradients 3; expected one of: auto, loop, unfold, vmap."),
+    ("dtype", "int64", f"dtype is 'int64'{FLOATS}"),
+    ("dtype", "float7", f"dtype is 'float7'{FLOATS}"),
+    ("dtype", torch.int32, f"dtype is torch.int32{FLOATS}"),
+    ("optimiser", "adm", "unknown optimiser 'adm'; did you mean 'adam'? Expected one of: adam, momentum, sgd."),
+    ("optimiser", 3, "optimiser is 3; expected 'sgd', 'momentum', 'adam', or one with options"),
+    ("gain", 1, f"gain is 1{BOTH}"),
+    ("engine", "steam", "engine is 'steam'; expected 'cohort' or 'serial'."),
+]
