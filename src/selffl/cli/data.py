@@ -210,7 +210,7 @@ def data_profile(
 
     Example: selffl data profile ward.csv --label outcome -o ward.json
     """
-    from selffl.data.preparation import Profile
+    from selffl.data.profile import Profile
 
     console.check_target(target)
     options: dict[str, Any] = {
@@ -236,7 +236,8 @@ def data_prepare(
 
     Example: selffl data prepare north.json south.json -o preparation.json
     """
-    from selffl.data.preparation import Preparation, Profile
+    from selffl.data.preparation import Preparation
+    from selffl.data.profile import Profile
 
     console.check_target(target)
     with console.options_in_messages():

@@ -77,8 +77,9 @@ def _rows(run: Any, path: Path, label: str | None, features: str | None, decimal
     """What `Run.welcome` takes, and how many rows these are."""
     import numpy as np
 
-    from selffl.data.preparation import Label, Roles, encode_label, label_of
-    from selffl.data.tables import read_table
+    from selffl.data.labels import Label, encode_label, label_of
+    from selffl.data.readers import read_table
+    from selffl.data.roles import Roles
 
     chosen = None if features is None else [name.strip() for name in features.split(",")]
     known = run.preparation

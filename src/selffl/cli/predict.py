@@ -43,7 +43,7 @@ def predict_command(
 
     Example: selffl predict runs/wards new-rows.csv --client ward -o answers.csv
     """
-    from selffl.data.tables import read_table
+    from selffl.data.readers import read_table
     from selffl.runs.export import PersonalModels
     from selffl.runs.reopen import load
 

@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from selffl.data.preparation import Label, Roles
-from selffl.data.tables import Array, Table, join_tables, table_of_frame
+from selffl.data.labels import Label
+from selffl.data.readers import table_of_frame
+from selffl.data.roles import Roles
+from selffl.data.tables import Array, Table, join_tables
 from selffl.errors import ConfigError, DataError, unknown_name
 
 GREY_MODES = ("1", "L", "LA")  # modes of images with one channel

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from selffl.data.columns import column_of
-from selffl.data.preparation import Preparation, unknown_column
-from selffl.data.tables import FRAME_LIBRARIES, Table, read_table, table_of_frame
+from selffl.data.preparation import Preparation
+from selffl.data.readers import FRAME_LIBRARIES, read_table, table_of_frame
+from selffl.data.roles import unknown_column
+from selffl.data.tables import Table
 from selffl.errors import ConfigError, DataError, one_line
 from selffl.training.answers import LabelScale
 
