@@ -47,19 +47,12 @@ CAMEL_ID = re.compile(r".*[a-z]I[dD]")  # patientId
 
 @dataclass(frozen=True)
 class StudyParts:
-    """The parts of a new study that rows decide, of a table or of a folder.
+    """The parts of a new study that rows decide, of a table or of a folder."""
 
-    Attributes:
-        values: What the templates of ``study.py`` and ``study.toml`` take.
-        num_clients: For the share of the clients that take part in a round.
-        summary: Lines for the terminal.
-        about: The same facts for ``--json``.
-    """
-
-    values: Mapping[str, Any]
-    num_clients: int
-    summary: list[str]
-    about: Mapping[str, Any]
+    values: Mapping[str, Any]  # what the templates of study.py and study.toml take
+    num_clients: int  # for the share of the clients that take part in a round
+    summary: list[str]  # lines for the terminal
+    about: Mapping[str, Any]  # the same facts for --json
 
 
 def table_study(

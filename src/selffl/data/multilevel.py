@@ -35,17 +35,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class GroupedRows:
-    """Rows with a group each.
+    """Rows with a group each."""
 
-    Attributes:
-        features: One column each ``[rows, columns]``, float64, in their own units.
-        outcome: Float64 values, or 0 and 1 as int64 ``[rows]``.
-        group: The group of each row, as text ``[rows]``.
-    """
-
-    features: Array
-    outcome: Array
-    group: Array
+    features: Array  # one column each [rows, columns], float64, in their own units
+    outcome: Array  # float64 values, or 0 and 1 as int64 [rows]
+    group: Array  # the group of each row, as text [rows]
 
     def at(self, chosen: Array) -> GroupedRows:
         """The rows at these positions."""

@@ -31,19 +31,12 @@ MAX_WORDS = 20  # different words of a column that still become inputs
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table, and the inputs of the model that it becomes.
+    """A column of the table, and the inputs of the model that it becomes."""
 
-    Attributes:
-        name: Of the column.
-        kind: ``number`` and ``date`` are one input, ``words`` one input for each word, 0 or 1.
-        words: The words, of a column of words; any other is 0 in all of them.
-        has_missing: Whether a further input says, by 1, that the value is missing.
-    """
-
-    name: str
-    kind: Kind
-    words: tuple[str, ...] = ()
-    has_missing: bool = False
+    name: str  # of the column
+    kind: Kind  # number and date are one input, words one input for each word, 0 or 1
+    words: tuple[str, ...] = ()  # the words, of a column of words; any other is 0 in all of them
+    has_missing: bool = False  # whether a further input says, by 1, that the value is missing
 
     @property
     def inputs(self) -> list[str]:

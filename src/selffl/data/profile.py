@@ -67,19 +67,12 @@ class Moments:
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """What has to be known of a column, and adds up over clients.
+    """What has to be known of a column, and adds up over clients."""
 
-    Attributes:
-        kind: What its cells are; none where all are missing.
-        num_missing: Rows without a value.
-        moments: Of its numbers; of dates, in seconds since 1970.
-        words: Those that occur, sorted.
-    """
-
-    kind: Kind | None
-    num_missing: int
-    moments: Moments = Moments()
-    words: tuple[str, ...] = ()
+    kind: Kind | None  # what its cells are; none where all are missing
+    num_missing: int  # rows without a value
+    moments: Moments = Moments()  # of its numbers; of dates, in seconds since 1970
+    words: tuple[str, ...] = ()  # those that occur, sorted
 
     def merge(self, name: str, other: ColumnProfile) -> ColumnProfile:
         """Profile of the column in both sets of rows together."""

@@ -64,15 +64,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Simulation:
-    """Counties whose intercepts and slopes all vary by one known variance; the outcome has variance 1.
+    """Counties whose intercepts and slopes all vary by one known variance; the outcome has variance 1."""
 
-    Attributes:
-        variance: σ₀², of every coefficient between groups.
-        num_groups: How many counties.
-    """
-
-    variance: float
-    num_groups: int = NUM_COUNTIES
+    variance: float  # σ₀², of every coefficient between groups
+    num_groups: int = NUM_COUNTIES  # how many counties
 
     def load(self, seed: int) -> GroupedRows:
         """Draw counties and their rows."""
@@ -90,21 +85,13 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows, and what varies between groups in the larger mixed model.
+    """Rows, and what varies between groups in the larger mixed model."""
 
-    Attributes:
-        name: In tables.
-        source: The table of an R package, or a simulation.
-        slopes: Positions of the features whose slopes vary in the larger mixed model, as in textbooks.
-        counts: Rows that new groups bring; none where no groups are left out.
-        is_run_longer: Whether the estimator is also fitted with more rounds than its default.
-    """
-
-    name: str
-    source: RTable | Simulation
-    slopes: tuple[int, ...]
-    counts: tuple[int, ...] = COUNTS
-    is_run_longer: bool = False
+    name: str  # in tables
+    source: RTable | Simulation  # the table of an R package, or a simulation
+    slopes: tuple[int, ...]  # positions of the features whose slopes vary in the larger mixed model, as in textbooks
+    counts: tuple[int, ...] = COUNTS  # rows that new groups bring; none where no groups are left out
+    is_run_longer: bool = False  # whether the estimator is also fitted with more rounds than its default
 
     def load(self, seed: int) -> GroupedRows:
         """Rows; those of a simulation are drawn afresh for each seed."""
