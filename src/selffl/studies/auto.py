@@ -38,6 +38,7 @@ from selffl.studies.comparison import (
     points,
     run_each,
     runs_of,
+    seeds_of,
     sign,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, WAKEWORD, Problem, femnist, sent140
@@ -80,14 +81,7 @@ class TunedComparison:
 
     def quick(self) -> Problem:
         """The same, shorter."""
-        found = self.found()
-        warm = found.warm_up
-        return replace(
-            found,
-            rounds=max(found.rounds // self.quick_share, 1),
-            warm_up=warm and replace(warm, rounds=max(warm.rounds // self.quick_share, 1)),
-            model_options={**found.model_options, **self.quick_model},
-        )
+        return self.found().shortened(self.quick_share, self.quick_model)
 
 
 FIELDS = {
@@ -116,7 +110,7 @@ def chosen_label(name: str) -> str:
 
 def _run(entry: TunedComparison, job: Job) -> StudyResult:
     problem = entry.quick() if job.quick else entry.found()
-    seeds = range(job.num_seeds or (2 if job.quick else NUM_SEEDS))
+    seeds = seeds_of(job)
     choosing = range(1 if job.quick else min(entry.num_choosing, len(seeds)))
     grids = {name: grid[:: len(grid) // 2] if job.quick else grid for name, grid in GRIDS.items()}
     trials = choosing_arms(grids, entry.fine_tune)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -60,6 +60,16 @@ class Problem:
     def settings(self) -> dict[str, Any]:
         """Those of `selffl.train` that a study has, by name."""
         return {name: getattr(self, name) for name in STUDY_SETTINGS}
+
+    def shortened(self, share: int, model_options: Mapping[str, Any] | None = None) -> Self:
+        """For a quick look: one in ``share`` of the rounds, those of the warm start too, and perhaps another model."""
+        warm = self.warm_up
+        return replace(
+            self,
+            rounds=max(self.rounds // share, 1),
+            warm_up=warm and replace(warm, rounds=max(warm.rounds // share, 1)),
+            model_options={**self.model_options, **(model_options or {})},
+        )
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
         """The clients of one seed."""

@@ -30,6 +30,11 @@ class Series:
     error: Sequence[float] | None = None
     is_reference: bool = False  # a limit or an envelope rather than a measurement
 
+    @classmethod
+    def of(cls, name: str, x: Sequence[float], estimates: Sequence[Estimate]) -> Series:
+        """Of means with their standard errors."""
+        return cls(name, x, [each.mean for each in estimates], [each.error for each in estimates])
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -63,6 +68,11 @@ def with_minus(text: str) -> str:
         'self-fl-2 differs by −0.3 ± 1e-05 [−0.5, −0.1]'
     """
     return NEGATIVE.sub("−", text)
+
+
+def capfirst(text: str) -> str:
+    """With a capital at the beginning, the rest as it is."""
+    return text[:1].upper() + text[1:]
 
 
 @dataclass(frozen=True)
