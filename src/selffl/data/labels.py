@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from selffl.data.roles import unknown_column
 from selffl.data.tables import PLURAL, Array, Table
-from selffl.errors import DataError, unknown_name
+from selffl.errors import DataError, first_few, unknown_name
 
 Task = Literal["classes", "values", "counts"]
 
@@ -56,7 +56,7 @@ def label_of(table: Table, name: str, task: Task | None) -> Label:
         is_integer = pa.types.is_integer(values.type)
         is_open = len(distinct) > MAX_CLASSES_UNASKED if is_integer else len(distinct) <= len(table) / 2
         if is_whole and is_open:
-            shown = ", ".join(f"{value:g}" for value in sorted(distinct)[:5]) + (", …" if len(distinct) > 5 else "")
+            shown = first_few(sorted(distinct), 5, "{:g}".format)
             raise DataError(
                 f"{table.place}: the label {name!r} holds {len(distinct):,} different whole numbers ({shown}); "
                 'expected to be told what they are. Pass task="classes", task="values" or task="counts".'
@@ -118,9 +118,9 @@ def encode_label(table: Table, label: Label) -> Array:
     strange = next((index for index, value in enumerate(distinct) if value not in known), None)
     if strange is not None:
         is_strange = np.asarray(encoded.indices) == strange
-        shown = ", ".join(map(str, label.classes[:8])) + (", …" if len(label.classes) > 8 else "")
+        known_ones = first_few(label.classes, 8)
         raise DataError(
-            f"{table.where(is_strange)}: {name} is {distinct[strange]!r}; expected one of the classes {shown}."
+            f"{table.where(is_strange)}: {name} is {distinct[strange]!r}; expected one of the classes {known_ones}."
         )
     numbers: Array = np.array([known[value] for value in distinct], dtype=np.int64)[np.asarray(encoded.indices)]
     return numbers

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from selffl.data.tables import Table
-from selffl.errors import DataError, unknown_name
+from selffl.errors import DataError, first_few, unknown_name
 
 MissingRule = Literal["refuse", "drop", "impute"]
 
@@ -93,8 +93,7 @@ def unknown_column(table: Table, name: Hashable, advice: str) -> DataError:
     names = list(table.columns)
     near = difflib.get_close_matches(str(name), list(map(str, names)), n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    shown = ", ".join(map(str, names[:6])) + (", …" if len(names) > 6 else "")
-    return DataError(f"{table.place} has no column {name!r} among: {shown}{hint} {advice}")
+    return DataError(f"{table.place} has no column {name!r} among: {first_few(names, 6)}{hint} {advice}")
 
 
 def check_table(table: Table, roles: Roles) -> None:

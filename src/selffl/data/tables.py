@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from selffl.data.estimates import csv_lines
-from selffl.errors import DataError
+from selffl.errors import DataError, counted
 
 Array = npt.NDArray[Any]
 Kind = Literal["number", "date", "time", "words"]
@@ -90,7 +90,7 @@ class Table:
         first = int(np.searchsorted(ends, numbers[0], side="right"))
         inside = numbers[numbers < ends[first]] - (ends[first] - len(self.parts[first]))
         others = len(numbers) - len(inside)
-        more = f" (and {others:,} row{'' if others == 1 else 's'} of others)" if others else ""
+        more = f" (and {counted(others, 'row')} of others)" if others else ""
         return f"{self.parts[first].place}, {self.parts[first]._describe(inside)}{more}"
 
     def _describe(self, numbers: Array) -> str:

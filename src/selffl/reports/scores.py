@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from selffl.algorithms import ALGORITHMS
@@ -47,6 +48,12 @@ def rounded(value: float | None, digits: int = SIGNIFICANT_DIGITS) -> float | in
         return 0
     short = float(f"{value:.{digits}g}")
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
+
+
+def evenly_chosen(number: int, most: int) -> list[int]:
+    """All of so many places, or an even choice of the most that can be shown, the first and the last among them."""
+    places: list[int] = np.linspace(0, number - 1, min(number, most)).round().astype(int).tolist()
+    return list(dict.fromkeys(places))
 
 
 def all_rounded(values: Iterable[float | None], digits: int = SIGNIFICANT_DIGITS) -> list[float | int | None]:

@@ -19,7 +19,7 @@ from selffl.data.preparation import Preparation
 from selffl.data.readers import FRAME_LIBRARIES, read_table, table_of_frame
 from selffl.data.roles import unknown_column
 from selffl.data.tables import Table
-from selffl.errors import ConfigError, DataError, one_line
+from selffl.errors import ConfigError, DataError, counted, first_few, one_line
 from selffl.training.answers import LabelScale
 
 Array = npt.NDArray[Any]
@@ -56,15 +56,14 @@ def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: Sequence[i
         table = read_rows(rows, preparation)
         preparation.check_columns(table)
         for name, words in preparation.unknown_words(table).items():
-            shown = ", ".join(map(repr, words[:NUM_SHOWN])) + (", …" if len(words) > NUM_SHOWN else "")
+            shown = first_few(words, NUM_SHOWN, repr)
             warnings.warn(
                 f"{name} holds {shown}, which no training row did: taken for none of the known.", stacklevel=3
             )
         inputs = torch.from_numpy(preparation.encode(table))
         for name, number in preparation.newly_missing(table).items():
             warnings.warn(
-                f"{name} is missing in {number:,} row{'' if number == 1 else 's'}, and was in no training row: taken "
-                "for the mean.",
+                f"{name} is missing in {counted(number, 'row')}, and was in no training row: taken for the mean.",
                 stacklevel=3,
             )
         return inputs
