@@ -20,21 +20,13 @@ MAX_CLASSES_UNASKED = 20  # different whole numbers of a label that are taken fo
 
 @dataclass(frozen=True)
 class Label:
-    """What is predicted, in the user's own units and names.
+    """What is predicted, in the user's own units and names."""
 
-    Attributes:
-        name: Of the column.
-        task: ``classes``, ``values`` or ``counts``.
-        classes: Their names, or numbers, as the user writes them: output k of a model is ``classes[k]``.
-        mean: Of values or counts in the training rows.
-        scale: Their standard deviation.
-    """
-
-    name: str
-    task: Task
-    classes: tuple[Any, ...] = ()
-    mean: float = 0.0
-    scale: float = 1.0
+    name: str  # of the column
+    task: Task  # classes, values or counts
+    classes: tuple[Any, ...] = ()  # their names, or numbers, as the user writes them: output k of a model is classes[k]
+    mean: float = 0.0  # of values or counts in the training rows
+    scale: float = 1.0  # their standard deviation
 
 
 def label_of(table: Table, name: str, task: Task | None) -> Label:

@@ -48,29 +48,17 @@ class GroupedRows:
 
 @dataclass(frozen=True)
 class RTable:
-    """A table in an R package, and which of its columns are used.
+    """A table in an R package, and which of its columns are used."""
 
-    Attributes:
-        name: Of the data set.
-        package: R package that holds the table.
-        table: Its name there.
-        group: Column with the groups.
-        outcome: Column to predict; ``column=level`` is 1 where the column has this level and 0 elsewhere.
-        features: Columns to predict from: numbers, ``column=level``, or ``column^2`` for the square of a number.
-        num_rows: How many rows the table has.
-        num_groups: How many groups they have.
-        debian: Debian's package that brings the R package.
-    """
-
-    name: str
-    package: str
-    table: str
-    group: str
-    outcome: str
-    features: tuple[str, ...]
-    num_rows: int
-    num_groups: int
-    debian: str
+    name: str  # of the data set
+    package: str  # R package that holds the table
+    table: str  # its name there
+    group: str  # column with the groups
+    outcome: str  # column to predict; column=level is 1 where the column has this level and 0 elsewhere
+    features: tuple[str, ...]  # columns to predict from: numbers, column=level, or column^2 for the square of a number
+    num_rows: int  # how many rows the table has
+    num_groups: int  # how many groups they have
+    debian: str  # Debian's package that brings the R package
 
     @property
     def is_binary(self) -> bool:

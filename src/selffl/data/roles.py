@@ -17,21 +17,13 @@ MissingRule = Literal["refuse", "drop", "impute"]
 
 @dataclass(frozen=True)
 class Roles:
-    """Which column of a table is what.
+    """Which column of a table is what."""
 
-    Attributes:
-        label: The column to predict; none where there is nothing to learn from.
-        client: The column that says whose row it is; none: all rows are one client's.
-        features: The columns of features, in this order; none: all others, in the table's order.
-        exclude: Columns that are no features, where ``features`` is none.
-        cluster: The column of the clients' clusters, if they are grouped.
-    """
-
-    label: Hashable | None
-    client: Hashable | None = None
-    features: Sequence[Hashable] | None = None
-    exclude: Sequence[Hashable] | None = None
-    cluster: Hashable | None = None
+    label: Hashable | None  # the column to predict; none where there is nothing to learn from
+    client: Hashable | None = None  # the column that says whose row it is; none: all rows are one client's
+    features: Sequence[Hashable] | None = None  # the features, in this order; none: all others, in the table's order
+    exclude: Sequence[Hashable] | None = None  # columns that are no features, where features is none
+    cluster: Hashable | None = None  # the column of the clients' clusters, if they are grouped
 
     def __post_init__(self) -> None:
         for option in ("features", "exclude"):

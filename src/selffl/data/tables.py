@@ -56,25 +56,15 @@ class Interpreted(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name.
+    """Columns by name."""
 
-    Attributes:
-        place: What messages call the table.
-        columns: The columns as they were read; text without spaces around it, null where a value is missing.
-        path: The CSV file, if it is one: messages then name lines.
-        separator: Between the cells of that file.
-        rows: Which rows of the source are left, if some were dropped.
-        decimals: The decimal sign, if the user or the file says which.
-        parts: The tables that it was joined from, whose rows messages name.
-    """
-
-    place: str
-    columns: Mapping[str, pa.Array]
-    path: Path | None = None
-    separator: str = ","
-    rows: Array | None = None
-    decimals: Decimals | None = None
-    parts: tuple[Table, ...] = ()
+    place: str  # what messages call the table
+    columns: Mapping[str, pa.Array]  # as they were read; text without spaces around it, null where a value is missing
+    path: Path | None = None  # the CSV file, if it is one: messages then name lines
+    separator: str = ","  # between the cells of that file
+    rows: Array | None = None  # which rows of the source are left, if some were dropped
+    decimals: Decimals | None = None  # the decimal sign, if the user or the file says which
+    parts: tuple[Table, ...] = ()  # the tables that it was joined from, whose rows messages name
     _known: dict[str, Interpreted] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:

@@ -85,27 +85,16 @@ def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: Sequence[i
 
 @dataclass(frozen=True)
 class Predictor:
-    """Models of clients, and what their answers mean.
+    """Models of clients, and what their answers mean."""
 
-    Attributes:
-        clients: Their ids.
-        model_of: The module of a client by its position, or the global one (none), on prepared inputs.
-        preparation: How a user's rows become inputs.
-        label_scale: How outputs become answers.
-        classes: Their names, in the order of the outputs; none where answers are numbers.
-        shape: Of a row's inputs.
-        dtype: Of the models.
-        device: Where they are.
-    """
-
-    clients: Sequence[Hashable]
-    model_of: Callable[[int | None], nn.Module]
-    preparation: Preparation | None
-    label_scale: LabelScale
-    classes: Sequence[Any] | None
-    shape: Sequence[int]
-    dtype: torch.dtype = torch.float32
-    device: torch.device | str = "cpu"
+    clients: Sequence[Hashable]  # their ids
+    model_of: Callable[[int | None], nn.Module]  # of a client by its position, or the global one; on prepared inputs
+    preparation: Preparation | None  # how a user's rows become inputs
+    label_scale: LabelScale  # how outputs become answers
+    classes: Sequence[Any] | None  # their names, in the order of the outputs; none where answers are numbers
+    shape: Sequence[int]  # of a row's inputs
+    dtype: torch.dtype = torch.float32  # of the models
+    device: torch.device | str = "cpu"  # where they are
 
     def predict(self, rows: Any, client: Any = None) -> Any:
         """One row of answers for each row: its client, the prediction, probabilities of classes, whose model.

@@ -54,25 +54,15 @@ SHARE = "worse than alone"
 
 @dataclass(frozen=True)
 class TunedComparison:
-    """A problem and who is in it.
+    """A problem and who is in it."""
 
-    Attributes:
-        problem: What is trained.
-        others: Methods besides self-fl-auto, local, fedavg and those that are tuned.
-        num_choosing: Seeds on whose validation rows rivals choose.
-        fine_tune: Numbers of steps that fine-tuning may choose from.
-        rounds: Fewer than the problem's, where that would take hours.
-        quick_share: Part of the rounds that a quick look takes, one in so many.
-        quick_model: Options of the model in a quick look.
-    """
-
-    problem: Callable[[], Problem]
-    others: tuple[str, ...] = ("self-fl", "perfedavg")
-    num_choosing: int = 2
-    fine_tune: tuple[int, ...] = FINE_TUNE
-    rounds: int | None = None
-    quick_share: int = 5
-    quick_model: Mapping[str, int] = field(default_factory=dict)
+    problem: Callable[[], Problem]  # what is trained
+    others: tuple[str, ...] = ("self-fl", "perfedavg")  # besides self-fl-auto, local, fedavg and those that are tuned
+    num_choosing: int = 2  # seeds on whose validation rows rivals choose
+    fine_tune: tuple[int, ...] = FINE_TUNE  # numbers of steps that fine-tuning may choose from
+    rounds: int | None = None  # fewer than the problem's, where that would take hours
+    quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
+    quick_model: Mapping[str, int] = field(default_factory=dict)  # options of the model in a quick look
 
     def found(self) -> Problem:
         """On the data that are there."""

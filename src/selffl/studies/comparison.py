@@ -57,29 +57,17 @@ METRICS = metrics_of("accuracy")  # of the paper's studies
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, and what the paper found.
+    """What is compared, and what the paper found."""
 
-    Attributes:
-        problem: What is trained.
-        methods: At the problem's own L; the first is held against all others.
-        claims: Rivals by label, each with the statement that the first method is better.
-        paper: The paper's numbers, by label and metric, as it prints them.
-        more_steps: L of a further run of the paper's personal rivals, where it reports one.
-        variants: Further settings of the first method, by label, shown to find out why.
-        is_tuned: Whether rivals are also tuned, and run at equal gradients.
-        num_seeds: Repeats, each with its own split.
-        quick_share: Part of the rounds that a quick look takes, one in so many.
-    """
-
-    problem: Problem
-    claims: Mapping[str, str]
-    methods: tuple[str, ...] = METHODS
-    paper: Mapping[str, Mapping[str, float]] | None = None
-    more_steps: int | None = None
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    is_tuned: bool = True
-    num_seeds: int = NUM_SEEDS
-    quick_share: int = 5
+    problem: Problem  # what is trained
+    claims: Mapping[str, str]  # rivals by label, each with the statement that the first method is better
+    methods: tuple[str, ...] = METHODS  # at the problem's own L; the first is held against all others
+    paper: Mapping[str, Mapping[str, float]] | None = None  # its numbers, by label and metric, as it prints them
+    more_steps: int | None = None  # L of a further run of the paper's personal rivals, where it reports one
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the first method, by label: to see why
+    is_tuned: bool = True  # whether rivals are also tuned, and run at equal gradients
+    num_seeds: int = NUM_SEEDS  # repeats, each with its own split
+    quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
 
     def quick(self) -> Comparison:
         """A first look: two seeds, part of the rounds, the methods as they are: not tuned, nor at equal gradients."""

@@ -109,23 +109,14 @@ def _silent(done: int, total: int, now: str) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """How a study is to be run.
+    """How a study is to be run."""
 
-    Attributes:
-        quick: Fewer repeats: a first look.
-        progress: Told how far it is.
-        folder: Where training runs leave their records; those that lie there already are not run again.
-        device: Where models train.
-        num_processes: Training runs side by side.
-        num_seeds: Repeats of studies that train, if not their own number.
-    """
-
-    quick: bool = False
-    progress: Progress = _silent
-    folder: Path | None = None
-    device: str = "cpu"
-    num_processes: int = 1
-    num_seeds: int | None = None
+    quick: bool = False  # fewer repeats: a first look
+    progress: Progress = _silent  # told how far it is
+    folder: Path | None = None  # where training runs leave their records; those that are there are not run again
+    device: str = "cpu"  # where models train
+    num_processes: int = 1  # training runs side by side
+    num_seeds: int | None = None  # repeats of studies that train, if not their own number
 
 
 @dataclass(frozen=True)
