@@ -16,17 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.multilevel import (
-    CONTRACEPTION,
-    EXAM,
-    IMMUNISATION,
-    MATH_ACHIEVE,
-    RADON,
-    SCOTS_SEC,
-    SLEEP_STUDY,
-    GroupedRows,
-    RTable,
-)
+from selffl.data.multilevel import R_TABLES, GroupedRows, RTable
 from selffl.state.files import write_json
 from selffl.studies.arms import source_digest
 from selffl.studies.grouped_models import (
@@ -98,14 +88,11 @@ class Problem:
         return self.source.load(seed) if isinstance(self.source, Simulation) else self.source.load()
 
 
-REAL = (
-    Problem("exam", EXAM, (0,)),
-    Problem("mathachieve", MATH_ACHIEVE, (0,)),
-    Problem("scotssec", SCOTS_SEC, (0,)),
-    Problem("radon", RADON, (0,), is_run_longer=True),
-    Problem("sleepstudy", SLEEP_STUDY, (0,), is_run_longer=True),
-    Problem("contraception", CONTRACEPTION, (2,)),
-    Problem("immunisation", IMMUNISATION, (0,)),
+SLOPES_THAT_VARY = {"contraception": 2}  # of the other data sets the first feature's
+RUN_LONGER = ("radon", "sleepstudy")
+REAL = tuple(
+    Problem(name, table, (SLOPES_THAT_VARY.get(name, 0),), is_run_longer=name in RUN_LONGER)
+    for name, table in R_TABLES.items()
 )
 SIMULATED = tuple(
     Problem(f"simulated, σ₀² = {variance:g}", Simulation(variance), (0, 1), ()) for variance in (0.0, 0.01, 0.06)
