@@ -12,7 +12,8 @@ from selffl._version import __version__
 if TYPE_CHECKING:
     from selffl.algorithms import algorithm
     from selffl.data.federation import Federation
-    from selffl.data.preparation import Preparation, Profile
+    from selffl.data.preparation import Preparation
+    from selffl.data.profile import Profile
     from selffl.errors import (
         CheckpointError,
         ConfigError,
@@ -38,7 +39,8 @@ else:
     _HOME = {
         "selffl.algorithms": ("algorithm",),
         "selffl.data.federation": ("Federation",),
-        "selffl.data.preparation": ("Preparation", "Profile"),
+        "selffl.data.preparation": ("Preparation",),
+        "selffl.data.profile": ("Profile",),
         "selffl.errors": (
             "CheckpointError",
             "ConfigError",

@@ -14,7 +14,7 @@ Every message says what was found, what was expected, and what to do, in one lin
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 
 class SelfFLError(Exception):
@@ -51,6 +51,16 @@ def unknown_name(kind: str, found: object, known: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(found, names, n=1, cutoff=0.5) if isinstance(found, str) else []
     hint = f"did you mean {near[0]!r}? Expected" if near else "expected"
     return ConfigError(f"unknown {kind} {found!r}; {hint} one of: {', '.join(names)}.")
+
+
+def first_few(values: Sequence[object], most: int, shown: Callable[[object], str] = str) -> str:
+    """The first of some values with commas between them, and dots where there are more."""
+    return ", ".join(map(shown, values[:most])) + (", …" if len(values) > most else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, one row or 1,000 rows."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def one_line(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from selffl.algorithms import DEFAULT_ALGORITHM
 from selffl.data.columns import column_of, numbered
 from selffl.data.federation import Federation
-from selffl.errors import ConfigError, DataError
+from selffl.errors import ConfigError, DataError, first_few
 from selffl.maths.steps import largest_step
 from selffl.runs.methods import Method, named_method
 from selffl.runs.recipe import check_settings
@@ -128,7 +128,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         ids, owner = numbered("client", column)
         strangers = [name for name in ids if name not in place]
         if strangers:
-            some = ", ".join(map(repr, strangers[:3])) + (", …" if len(strangers) > 3 else "")
+            some = first_few(strangers, 3, repr)
             warnings.warn(f"rows of {some} are answered by the global model: fit has not seen them.", stacklevel=3)
         found: Tensor | None = None
         for number, name in enumerate(ids):

@@ -16,8 +16,10 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from selffl import ConfigError, DataError, Federation
-from selffl.data.preparation import Moments, Preparation, Profile
-from selffl.data.tables import MISSING_TEXTS, table_of_frame
+from selffl.data.preparation import Preparation
+from selffl.data.profile import Moments, Profile
+from selffl.data.readers import table_of_frame
+from selffl.data.tables import MISSING_TEXTS
 
 
 def read(text, folder, encoding="utf-8", **options):
@@ -235,9 +237,9 @@ def test_a_header_may_be_wide_and_hold_other_separators_in_quotes(tmp_path):
 
 
 def test_columns_that_change_their_kind_late_in_a_file_are_read(tmp_path, monkeypatch):
-    from selffl.data import tables
+    from selffl.data import readers
 
-    monkeypatch.setattr(tables, "MIN_BLOCK_BYTES", 64)
+    monkeypatch.setattr(readers, "MIN_BLOCK_BYTES", 64)
     lines = [f"a,{row % 2},{row},w{row % 3}" for row in range(60)] + ["a,1,0.5,7", "a,0,1.5,8"]
     fed = read("client,label,u,v\n" + "\n".join(lines), tmp_path)
     assert_column(fed, sorted([*range(60), 0.5, 1.5]))

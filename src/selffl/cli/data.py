@@ -199,9 +199,7 @@ def data_profile(
     features: Annotated[str | None, typer.Option(metavar="A,B", help="Columns of features; else all others.")] = None,
     exclude: Annotated[str | None, typer.Option(metavar="A,B", help="Columns to leave out.")] = None,
     task: Annotated[TaskChoice | None, typer.Option(help="What the label is: classes, values or counts.")] = None,
-    missing: Annotated[
-        MissingChoice, typer.Option(help="Missing values: refuse, drop or impute.")
-    ] = MissingChoice.REFUSE,
+    missing: Annotated[MissingChoice, typer.Option(help="Missing values: refuse, drop or impute.")] = "refuse",
     decimal: Annotated[DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file: . or ,")] = None,
 ) -> None:
     """Write what a site has to tell about its training rows: counts, means, spreads and the words that occur.
@@ -210,16 +208,20 @@ def data_profile(
 
     Example: selffl data profile ward.csv --label outcome -o ward.json
     """
-    from selffl.data.preparation import Profile
+    from selffl.data.profile import Profile
 
     console.check_target(target)
-    options: dict[str, Any] = {
-        "task": None if task is None else task.value,
-        "missing": missing.value,
-        "decimal": None if decimal is None else decimal.value,
-    }
     with console.options_in_messages():
-        profile = Profile.of_csv(rows, label, client, _names(features), exclude=_names(exclude), **options)
+        profile = Profile.of_csv(
+            rows,
+            label,
+            client,
+            _names(features),
+            exclude=_names(exclude),
+            task=task,
+            missing=missing,
+            decimal=decimal,
+        )
     profile.save(target)
     console.tell(console.out, f"{len(profile.columns)} features, {profile.task} of {label}: {target}")
 
@@ -228,19 +230,18 @@ def data_profile(
 def data_prepare(
     profiles: Annotated[list[Path], typer.Argument(help="Profiles of all sites.", metavar="PROFILE...")],
     target: Annotated[Path, typer.Option("--out", "-o", help="File to write, such as preparation.json.")],
-    missing: Annotated[
-        MissingChoice, typer.Option(help="Missing values: refuse, drop or impute.")
-    ] = MissingChoice.REFUSE,
+    missing: Annotated[MissingChoice, typer.Option(help="Missing values: refuse, drop or impute.")] = "refuse",
 ) -> None:
     """Make one preparation of the profiles of all sites, for `Federation.from_csv(preparation=...)` at each.
 
     Example: selffl data prepare north.json south.json -o preparation.json
     """
-    from selffl.data.preparation import Preparation, Profile
+    from selffl.data.preparation import Preparation
+    from selffl.data.profile import Profile
 
     console.check_target(target)
     with console.options_in_messages():
-        preparation = Preparation.fit(*map(Profile.load, profiles), missing=missing.value)
+        preparation = Preparation.fit(*map(Profile.load, profiles), missing=missing)
     preparation.save(target)
     console.tell(console.out, f"{len(preparation.inputs)} inputs from {len(profiles)} profiles: {target}")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -18,12 +17,7 @@ from selffl.errors import ConfigError
 app = typer.Typer()
 
 
-class PrecisionChoice(StrEnum):
-    """How differences to the global model are kept."""
-
-    exact = "exact"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
+PrecisionChoice = Literal["exact", "float16", "bfloat16"]  # how differences to the global model are kept
 
 
 @app.command("export")
@@ -41,7 +35,7 @@ def export_command(
     ] = None,
     precision: Annotated[
         PrecisionChoice, typer.Option(help="Of several models: every bit, or differences rounded to a shorter type.")
-    ] = PrecisionChoice.exact,
+    ] = "exact",
     is_list: Annotated[bool, typer.Option("--list", help="Write nothing; list the clients.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON what was written, or the list.")] = False,
 ) -> None:
@@ -59,13 +53,13 @@ def export_command(
         raise ConfigError("whose models? Expected --client ID, once or several times, or --all; --list names them.")
     wanted = list(dict.fromkeys(clients or ()))
     is_plain = len(wanted) == 1
-    if is_plain and precision != PrecisionChoice.exact:
+    if is_plain and precision != "exact":
         raise ConfigError(f"--precision is {precision}, and one model is written as it is; leave it out.")
     path = target or Path("personal.safetensors")
     if target is None and path.exists():
         raise ConfigError(f"{path} is already there; expected another name. Give one by --out.")
     console.check_target(path)
-    written = _from_file(source, wanted, path) if source.is_file() else _from_run(source, wanted, path, precision.value)
+    written = _from_file(source, wanted, path) if source.is_file() else _from_run(source, wanted, path, precision)
     about = {"file": str(path), "bytes": path.stat().st_size, "clients": written, "plain": is_plain}
     if as_json:
         print(json.dumps(about, ensure_ascii=False))
@@ -77,7 +71,7 @@ def export_command(
         console.tell(console.err, f"To take one out: {again}")
 
 
-def _from_run(folder: Path, wanted: Sequence[str], path: Path, precision: str) -> list[Any]:
+def _from_run(folder: Path, wanted: Sequence[str], path: Path, precision: PrecisionChoice) -> list[Any]:
     """Write the models of those clients, or of all, and say whose they are."""
     from selffl.runs.export import check_ending
     from selffl.runs.reopen import load
@@ -86,7 +80,7 @@ def _from_run(folder: Path, wanted: Sequence[str], path: Path, precision: str) -
         check_ending(path)
     run = load(folder)
     ids = _ids(wanted, list(run.federation.clients))
-    run.export(path, ids, precision=precision, full=len(wanted) == 1)  # type: ignore[arg-type]
+    run.export(path, ids, precision=precision, full=len(wanted) == 1)
     return ids
 
 

@@ -6,9 +6,8 @@ import json
 import shlex
 from collections.abc import Mapping
 from csv import reader
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,30 +20,10 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 MIN_CLIENTS_PER_ROUND = 10  # variances are estimated from their spread
+TaskChoice = Literal["classes", "values", "counts"]
+MissingChoice = Literal["refuse", "drop", "impute"]
+DecimalChoice = Literal[".", ","]
 CLIENT, LABEL = "client", "label"  # columns, unless the options name others
-
-
-class TaskChoice(StrEnum):
-    """What a label is."""
-
-    CLASSES = "classes"
-    VALUES = "values"
-    COUNTS = "counts"
-
-
-class MissingChoice(StrEnum):
-    """What to do about missing values."""
-
-    REFUSE = "refuse"
-    DROP = "drop"
-    IMPUTE = "impute"
-
-
-class DecimalChoice(StrEnum):
-    """The decimal sign of a file."""
-
-    POINT = "."
-    COMMA = ","
 
 
 @app.command("init")
@@ -68,7 +47,7 @@ def init_command(
     missing: Annotated[
         MissingChoice,
         typer.Option(help="Missing values: refuse them, drop their rows, or impute the mean and mark where."),
-    ] = MissingChoice.REFUSE,
+    ] = "refuse",
     decimal: Annotated[
         DecimalChoice | None, typer.Option(help="Decimal sign, where the numbers leave it open.")
     ] = None,
@@ -97,7 +76,7 @@ def init_command(
         for option, is_given in {
             "--client": client != CLIENT, "--label": label != LABEL, "--features": features is not None,
             "--exclude": exclude is not None, "--task": task is not None,
-            "--missing": missing is not MissingChoice.REFUSE, "--decimal": decimal is not None,
+            "--missing": missing != "refuse", "--decimal": decimal is not None,
         }.items():  # fmt: skip
             if is_given:
                 raise ConfigError(f"{option} is given without --csv; expected a file of rows. Add --csv FILE.")
@@ -120,9 +99,9 @@ def init_command(
             label,
             features=_columns("--features", features),
             exclude=_columns("--exclude", exclude),
-            task=None if task is None else task.value,
-            missing=missing.value,
-            decimal=None if decimal is None else decimal.value,
+            task=task,
+            missing=missing,
+            decimal=decimal,
             can_ask=not as_json,
         )
         written = study_files(folder, "study_csv.py", study.values, study.num_clients)

@@ -18,7 +18,9 @@ from selffl.cli import console
 from selffl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from selffl.data.preparation import Label, MissingRule, Preparation, Task
+    from selffl.data.labels import Label, Task
+    from selffl.data.preparation import Preparation
+    from selffl.data.roles import MissingRule
     from selffl.data.tables import Decimals, Interpreted, Table
 
 MAX_CLASSES_UNASKED = 20  # different words of a label that are classes without --task
@@ -45,19 +47,12 @@ CAMEL_ID = re.compile(r".*[a-z]I[dD]")  # patientId
 
 @dataclass(frozen=True)
 class StudyParts:
-    """The parts of a new study that rows decide, of a table or of a folder.
+    """The parts of a new study that rows decide, of a table or of a folder."""
 
-    Attributes:
-        values: What the templates of ``study.py`` and ``study.toml`` take.
-        num_clients: For the share of the clients that take part in a round.
-        summary: Lines for the terminal.
-        about: The same facts for ``--json``.
-    """
-
-    values: Mapping[str, Any]
-    num_clients: int
-    summary: list[str]
-    about: Mapping[str, Any]
+    values: Mapping[str, Any]  # what the templates of study.py and study.toml take
+    num_clients: int  # for the share of the clients that take part in a round
+    summary: list[str]  # lines for the terminal
+    about: Mapping[str, Any]  # the same facts for --json
 
 
 def table_study(
@@ -74,8 +69,8 @@ def table_study(
     can_ask: bool = False,
 ) -> StudyParts:
     """Read the table at ``path`` and choose features, task and model; ``folder`` is where the study will be written."""
-    from selffl.data.preparation import Roles, settle_missing
-    from selffl.data.tables import read_table
+    from selffl.data.readers import read_table
+    from selffl.data.roles import Roles, settle_missing
 
     with console.options_in_messages():
         table = read_table(path, [client, label], decimal)
@@ -137,7 +132,7 @@ def _choose_features(
     missing: MissingRule,
 ) -> tuple[list[str], dict[str, str]]:
     """The columns of features, and why others are left out, by name."""
-    from selffl.data.preparation import Roles
+    from selffl.data.roles import Roles
 
     if len(table) == 0:
         raise DataError(f"{table.place} has a header but no rows; expected rows of at least two clients.")
@@ -214,7 +209,7 @@ def _settle_label(table: Table, name: str, task: Task | None, can_ask: bool) -> 
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from selffl.data.preparation import label_of
+    from selffl.data.labels import label_of
 
     kind, values = table.interpreted(name)
     num_distinct = pc.count_distinct(values).as_py()
@@ -279,7 +274,8 @@ def _fit(
     table: Table, target: Label, features: Sequence[str], client: str, missing: MissingRule, num_dropped: int
 ) -> Preparation:
     """The preparation of all rows, as training rows will have it up to their choice."""
-    from selffl.data.preparation import Preparation, Profile, profile_column
+    from selffl.data.preparation import Preparation
+    from selffl.data.profile import Profile, profile_column
 
     columns = {name: profile_column(table, name) for name in features}
     profile = Profile(columns, target.name, target.task, target.classes, client=client)

@@ -10,7 +10,7 @@ import typer
 
 from selffl.cli import console
 from selffl.cli.init import DecimalChoice
-from selffl.errors import ConfigError
+from selffl.errors import ConfigError, counted
 
 app = typer.Typer()
 
@@ -57,7 +57,7 @@ def welcome_command(
     console.check_target(path)
     run = load(folder)
     with console.options_in_messages():
-        rows, num_rows = _rows(run, table, label, features, None if decimal is None else decimal.value)
+        rows, num_rows = _rows(run, table, label, features, decimal)
         model = run.welcome(rows)
     about = {"algorithm": run.config.algorithm, "data": run.config.data, "round": run.summary.get("rounds")}
     trained = trained_module(model)
@@ -69,16 +69,16 @@ def welcome_command(
     if as_json:
         print(json.dumps({"file": str(path), "bytes": size, "rows": num_rows}, ensure_ascii=False))
         return
-    number = f"{num_rows:,} row{'' if num_rows == 1 else 's'}"
-    console.tell(console.out, f"A model from {number} of {table}: {path} ({size / 1024:,.0f} KiB)")
+    console.tell(console.out, f"A model from {counted(num_rows, 'row')} of {table}: {path} ({size / 1024:,.0f} KiB)")
 
 
 def _rows(run: Any, path: Path, label: str | None, features: str | None, decimal: Any) -> tuple[Any, int]:
     """What `Run.welcome` takes, and how many rows these are."""
     import numpy as np
 
-    from selffl.data.preparation import Label, Roles, encode_label, label_of
-    from selffl.data.tables import read_table
+    from selffl.data.labels import Label, encode_label, label_of
+    from selffl.data.readers import read_table
+    from selffl.data.roles import Roles
 
     chosen = None if features is None else [name.strip() for name in features.split(",")]
     known = run.preparation

@@ -6,9 +6,8 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -18,28 +17,13 @@ from selffl.cli import console
 from selffl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from selffl.maths.heterogeneity import InterVarianceMethod
     from selffl.reports.shrinkage import Shrinkage
 
 app = typer.Typer()
 
 
-class FormChoice(StrEnum):
-    """Forms of the posterior."""
-
-    exact = "exact"
-    paper = "paper"
-
-
-class MethodChoice(StrEnum):
-    """Estimators of the inter-client variance."""
-
-    reml = "reml"
-    ml = "ml"
-    pm = "pm"
-    dl = "dl"
-
-
+FormChoice = Literal["exact", "paper"]
+MethodChoice = Literal["reml", "ml", "pm", "dl"]  # estimators of the variance between clients
 NUM_SHOWN_LEFT_OUT = 5  # clients in the table of those left out, the most influential first
 
 
@@ -64,7 +48,7 @@ def posterior_command(
     ] = None,
     form: Annotated[
         FormChoice, typer.Option(help="The two-level model itself (exact), or the paper's postulated one (paper).")
-    ] = FormChoice.exact,
+    ] = "exact",
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
     plot: Annotated[Path | None, typer.Option(help="Draw a forest plot into this file (.png, .svg, .pdf).")] = None,
     save: Annotated[Path | None, typer.Option("--out", help="Write the whole table to this CSV file.")] = None,
@@ -89,8 +73,7 @@ def posterior_command(
     if method is not None and inter_variance is not None:
         raise ConfigError("--method says how to estimate what --inter-variance already gives; leave one of them out.")
     table = read_estimates(file, covariate)
-    estimator: InterVarianceMethod = (method or MethodChoice.reml).value
-    found = Shrinkage.of(table, inter_variance, estimator, form.value, level, new_variance)
+    found = Shrinkage.of(table, inter_variance, method or "reml", form, level, new_variance)
     if as_json:
         tables = {"rows": list(found.rows(rows)), "without_each": found.rows_without(rows)}
         print(json.dumps(_for_json(found.summary | tables), ensure_ascii=False, allow_nan=False))

@@ -43,7 +43,7 @@ def predict_command(
 
     Example: selffl predict runs/wards new-rows.csv --client ward -o answers.csv
     """
-    from selffl.data.tables import read_table
+    from selffl.data.readers import read_table
     from selffl.runs.export import PersonalModels
     from selffl.runs.reopen import load
 
@@ -63,7 +63,7 @@ def predict_command(
         )
     texts = [*source.preparation.texts, *filter(None, [client])]
     with console.options_in_messages():
-        rows = read_table(table, texts, source.preparation.decimal if decimal is None else decimal.value)
+        rows = read_table(table, texts, decimal or source.preparation.decimal)
         if len(rows) == 0:
             raise DataError(f"{table} has a header but no rows; expected rows to answer.")
         answers = source.predict(rows, client)

@@ -198,7 +198,7 @@ def paper_run(
     chosen = list(dict.fromkeys(ids))
     with console.json_only(as_json):
         with console.going_on(words, "Studies and runs that are done are kept."):
-            _run_with_bars(chosen, folder, quick=quick, device=device, processes=processes, seeds=seeds)
+            _run_with_bars(chosen, folder, quick=quick, device=device, num_processes=processes, num_seeds=seeds)
         write_report([folder], folder / "report.html")
     if as_json:
         records = [as_content(load_studies(folder / name)[0][1]) for name in chosen]
@@ -239,16 +239,11 @@ def paper_page(
     console.tell(console.out, f"Results page: {target}")
 
 
-def _run_with_bars(
-    ids: list[str],
-    folder: Path,
-    *,
-    quick: bool,
-    device: str = "cpu",
-    processes: int | None = None,
-    seeds: int | None = None,
-) -> None:
-    """A progress bar for each study, then their verdicts; without a terminal, each verdict as soon as it is known."""
+def _run_with_bars(ids: list[str], folder: Path, **options: Any) -> None:
+    """A progress bar for each study, then their verdicts; without a terminal, each verdict as soon as it is known.
+
+    ``options`` are those of `run_studies`.
+    """
     from selffl.reports.runner import run_studies
 
     finished: list[StudyRecord] = []
@@ -267,16 +262,7 @@ def _run_with_bars(
             else:
                 _print_verdicts(record)
 
-        run_studies(
-            ids,
-            folder,
-            quick=quick,
-            device=device,
-            num_processes=processes,
-            num_seeds=seeds,
-            on_progress=on_progress,
-            on_record=on_record,
-        )
+        run_studies(ids, folder, on_progress=on_progress, on_record=on_record, **options)
     for record in sorted(finished, key=lambda record: ids.index(record.id)):
         _print_verdicts(record)
 

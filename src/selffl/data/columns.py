@@ -26,7 +26,7 @@ def numbered(name: str, column: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArra
     """The sorted different values of a column of ids, and the number of each row's."""
     if column.dtype.kind not in "biufUSTO":
         raise DataError(f"the {name} column is of type {column.dtype}; expected numbers or strings.")
-    if column.dtype.kind in "fO" and any(map(_is_missing, column.tolist())):
+    if column.dtype.kind in "fO" and any(map(is_missing, column.tolist())):
         raise DataError(f"the {name} column holds NaN; expected an id in every row. Name or drop those rows.")
     try:
         ids, number = np.unique(column, return_inverse=True)
@@ -35,7 +35,8 @@ def numbered(name: str, column: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArra
     return ids.tolist(), number
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether an object stands for no value: None, NaN, or NA of pandas."""
     try:
         return value is None or bool(value != value)
     except TypeError:  # NA of pandas, which is not even other than itself

@@ -18,17 +18,11 @@ SPLIT_OPTIONS = ("test_fraction", "seed", "validation_fraction")  # that users c
 
 @dataclass(frozen=True)
 class Remote:
-    """A file at a public home.
+    """A file at a public home."""
 
-    Attributes:
-        url: Where it is.
-        md5: Of the file as it is served, as published.
-        members: What is taken out of it, where it is an archive; else the file itself is kept.
-    """
-
-    url: str
-    md5: str
-    members: tuple[str, ...] = ()
+    url: str  # where it is
+    md5: str  # of the file as it is served, as published
+    members: tuple[str, ...] = ()  # what is taken out of it, where it is an archive; else the file itself is kept
 
     @property
     def file(self) -> str:

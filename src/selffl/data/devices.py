@@ -35,27 +35,16 @@ BATCH_ROWS = 64
 
 @dataclass(frozen=True)
 class Device:
-    """A type of device.
+    """A type of device."""
 
-    Attributes:
-        title: What it is like.
-        response: Gain in dB at `OCTAVES_HZ`, straight lines between them on a logarithmic scale of frequencies.
-        reverberation: Seconds until an echo has fallen by 60 dB.
-        direct: Energy of the direct sound over that of its echoes, dB.
-        noise: Level of the microphone's noise, dB below full scale.
-        slope: How the noise changes with frequency, dB per octave; 0 is white, −3 pink.
-        hum: Frequency in Hz whose multiples a fan or the mains add to the noise; 0 for none.
-        gain: After everything, dB.
-    """
-
-    title: str
-    response: tuple[float, ...]
-    reverberation: float
-    direct: float
-    noise: float
-    slope: float
-    hum: float
-    gain: float
+    title: str  # what it is like
+    response: tuple[float, ...]  # gain in dB at `OCTAVES_HZ`; straight lines between them on a logarithmic scale
+    reverberation: float  # seconds until an echo has fallen by 60 dB
+    direct: float  # energy of the direct sound over that of its echoes, dB
+    noise: float  # level of the microphone's noise, dB below full scale
+    slope: float  # how the noise changes with frequency, dB per octave; 0 is white, −3 pink
+    hum: float  # frequency in Hz whose multiples a fan or the mains add to the noise; 0 for none
+    gain: float  # after everything, dB
 
 
 DEVICES: dict[str, Device] = {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from selffl.errors import DataError
+from selffl.errors import DataError, first_few
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -164,5 +164,4 @@ def as_number(name: str, text: str) -> float:
 def _and_others(numbers: list[int]) -> str:
     if not numbers:
         return " Correct the row; none was dropped."
-    shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-    return f" {len(numbers)} more bad row(s): line {shown}. Correct them; none was dropped."
+    return f" {len(numbers)} more bad row(s): line {first_few(numbers, 8)}. Correct them; none was dropped."

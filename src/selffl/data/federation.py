@@ -14,14 +14,17 @@ from torch import Tensor
 from selffl.data.columns import column_of, rows_of_dataset
 from selffl.data.folder import FolderArrays, read_folder
 from selffl.data.huggingface import read_huggingface
+from selffl.data.labels import Task
 from selffl.data.leaf import UNDIVIDED, Encode, read_leaf
 from selffl.data.packing import Packed, pack_arrays, pack_parts, pack_table, pack_whole
 from selffl.data.parts import LabelKind
 from selffl.data.pfllib import read_pfllib
-from selffl.data.preparation import MissingRule, Preparation, Roles, Task
+from selffl.data.preparation import Preparation
+from selffl.data.readers import read_table, table_of_frame
+from selffl.data.roles import MissingRule, Roles
 from selffl.data.rows import Rows
 from selffl.data.split import Split, SplitOptions, split_of, split_of_training_rows
-from selffl.data.tables import Decimals, read_table, table_of_frame
+from selffl.data.tables import Decimals
 from selffl.errors import CheckpointError, DataError, one_line
 from selffl.state.checkpoint import load_tensors, save_tensors
 

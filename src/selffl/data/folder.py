@@ -12,8 +12,9 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.preparation import Roles
-from selffl.data.tables import READERS, Decimals, Table, join_tables, read_table
+from selffl.data.readers import READERS, read_table
+from selffl.data.roles import Roles
+from selffl.data.tables import Decimals, Table, join_tables
 from selffl.errors import DataError, one_line
 
 Array = npt.NDArray[Any]

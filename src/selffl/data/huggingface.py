@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from selffl.data.preparation import Label, Roles
-from selffl.data.tables import Array, Table, join_tables, table_of_frame
+from selffl.data.labels import Label
+from selffl.data.readers import table_of_frame
+from selffl.data.roles import Roles
+from selffl.data.tables import Array, Table, join_tables
 from selffl.errors import ConfigError, DataError, unknown_name
 
 GREY_MODES = ("1", "L", "LA")  # modes of images with one channel
@@ -26,21 +28,13 @@ DEEP_MODES = ("I", "F")  # and those with more than 8 bits of it, by how they be
 
 @dataclass(frozen=True)
 class HuggingFaceRows:
-    """Rows of all clients.
+    """Rows of all clients."""
 
-    Attributes:
-        table: Labels, ids where they are a column, and features that are columns of numbers or words.
-        roles: Which column is what.
-        client: The client of each row, where every client has a data set of its own.
-        x: Features that are images or lists, ``[rows, ...]``.
-        label: The label, where a ClassLabel names its classes.
-    """
-
-    table: Table
-    roles: Roles
-    client: Array | None = None
-    x: Tensor | None = None
-    label: Label | None = None
+    table: Table  # labels, ids where they are a column, and features that are columns of numbers or words
+    roles: Roles  # which column is what
+    client: Array | None = None  # the client of each row, where every client has a data set of its own
+    x: Tensor | None = None  # features that are images or lists, [rows, ...]
+    label: Label | None = None  # the label, where a ClassLabel names its classes
 
 
 def read_huggingface(

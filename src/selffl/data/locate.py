@@ -52,19 +52,12 @@ def find_file(data_set: str, *names: str, can_fetch: bool = False) -> Path:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file that a data set is read from.
+    """A file that a data set is read from."""
 
-    Attributes:
-        folder: Below each of the `places`.
-        names: Spellings, each tried in every place.
-        read: Gives its content, or a `DataError` where the file is damaged.
-        can_fetch: Whether `selffl data fetch` can get it.
-    """
-
-    folder: str
-    names: tuple[str, ...]
-    read: Callable[[Path], Any]
-    can_fetch: bool = False
+    folder: str  # below each of the `places`
+    names: tuple[str, ...]  # spellings, each tried in every place
+    read: Callable[[Path], Any]  # gives its content, or a `DataError` where the file is damaged
+    can_fetch: bool = False  # whether `selffl data fetch` can get it
 
     def find(self) -> Path:
         """Where it is."""

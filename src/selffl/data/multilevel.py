@@ -35,17 +35,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class GroupedRows:
-    """Rows with a group each.
+    """Rows with a group each."""
 
-    Attributes:
-        features: One column each ``[rows, columns]``, float64, in their own units.
-        outcome: Float64 values, or 0 and 1 as int64 ``[rows]``.
-        group: The group of each row, as text ``[rows]``.
-    """
-
-    features: Array
-    outcome: Array
-    group: Array
+    features: Array  # one column each [rows, columns], float64, in their own units
+    outcome: Array  # float64 values, or 0 and 1 as int64 [rows]
+    group: Array  # the group of each row, as text [rows]
 
     def at(self, chosen: Array) -> GroupedRows:
         """The rows at these positions."""
@@ -54,29 +48,17 @@ class GroupedRows:
 
 @dataclass(frozen=True)
 class RTable:
-    """A table in an R package, and which of its columns are used.
+    """A table in an R package, and which of its columns are used."""
 
-    Attributes:
-        name: Of the data set.
-        package: R package that holds the table.
-        table: Its name there.
-        group: Column with the groups.
-        outcome: Column to predict; ``column=level`` is 1 where the column has this level and 0 elsewhere.
-        features: Columns to predict from: numbers, ``column=level``, or ``column^2`` for the square of a number.
-        num_rows: How many rows the table has.
-        num_groups: How many groups they have.
-        debian: Debian's package that brings the R package.
-    """
-
-    name: str
-    package: str
-    table: str
-    group: str
-    outcome: str
-    features: tuple[str, ...]
-    num_rows: int
-    num_groups: int
-    debian: str
+    name: str  # of the data set
+    package: str  # R package that holds the table
+    table: str  # its name there
+    group: str  # column with the groups
+    outcome: str  # column to predict; column=level is 1 where the column has this level and 0 elsewhere
+    features: tuple[str, ...]  # columns to predict from: numbers, column=level, or column^2 for the square of a number
+    num_rows: int  # how many rows the table has
+    num_groups: int  # how many groups they have
+    debian: str  # Debian's package that brings the R package
 
     @property
     def is_binary(self) -> bool:

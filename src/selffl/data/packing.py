@@ -11,21 +11,11 @@ import torch
 from torch import Tensor
 
 from selffl.data.columns import checked_rows, cluster_of_client, column_of, numbered
+from selffl.data.labels import Label, Task, encode_label, label_of
 from selffl.data.parts import SplitRows
-from selffl.data.preparation import (
-    Label,
-    MissingRule,
-    Moments,
-    Preparation,
-    Profile,
-    Roles,
-    Task,
-    check_table,
-    encode_label,
-    label_of,
-    prepare_array,
-    settle_missing,
-)
+from selffl.data.preparation import Preparation, prepare_array
+from selffl.data.profile import Moments, Profile
+from selffl.data.roles import MissingRule, Roles, check_table, settle_missing
 from selffl.data.rows import Rows
 from selffl.data.split import Integers, Split
 from selffl.data.tables import Table

@@ -51,19 +51,12 @@ RECIPE = 3  # number of this way to render rows: another number, and cached rows
 
 @dataclass(frozen=True)
 class RowTable:
-    """What the rows of a part are, in the federation's order; all arrays ``[rows]``.
+    """What the rows of a part are, in the federation's order; all arrays ``[rows]``."""
 
-    Attributes:
-        device: Type, 0 for A to 4 for E.
-        state: `NORMAL`, `PLAYBACK` or `ALARM`.
-        clip: Number of the clip, its row in ``index.csv``.
-        label: 1 for the wake word.
-    """
-
-    device: Integers
-    state: Integers
-    clip: Integers
-    label: Integers
+    device: Integers  # type, 0 for A to 4 for E
+    state: Integers  # `NORMAL`, `PLAYBACK` or `ALARM`
+    clip: Integers  # number of the clip, its row in index.csv
+    label: Integers  # 1 for the wake word
 
     def __len__(self) -> int:
         return len(self.clip)

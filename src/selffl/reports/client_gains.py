@@ -71,21 +71,13 @@ def joining(group: Group, seed: int, method: int) -> list[Row]:
 
 @dataclass(frozen=True)
 class Joining:
-    """What joining does to the clients of one method, over seeds.
+    """What joining does to the clients of one method, over seeds."""
 
-    Attributes:
-        method: Its label.
-        losing: Share of clients that lose, in percent.
-        beyond: Share that loses beyond chance, in percent; none where that is not tested.
-        gain: Mean over clients, in the reader's unit.
-        correlation: Spearman's, between predicted and realised gains; none where nothing is predicted.
-    """
-
-    method: str
-    losing: Estimate
-    beyond: Estimate | None
-    gain: Estimate
-    correlation: Estimate | None
+    method: str  # its label
+    losing: Estimate  # share of clients that lose, in percent
+    beyond: Estimate | None  # share that loses beyond chance, in percent; none where that is not tested
+    gain: Estimate  # mean over clients, in the reader's unit
+    correlation: Estimate | None  # Spearman's, between predicted and realised gains; none where nothing is predicted
 
 
 def by_joining(group: Group) -> list[Joining]:

@@ -74,15 +74,10 @@ class Method:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that can be compared with each other: the same data, the same metric.
+    """Runs that can be compared with each other: the same data, the same metric."""
 
-    Attributes:
-        methods: The first is compared with the others.
-        record: The study that the runs belong to, if there is one.
-    """
-
-    methods: tuple[Method, ...]
-    record: StudyRecord | None = None
+    methods: tuple[Method, ...]  # the first is compared with the others
+    record: StudyRecord | None = None  # the study that the runs belong to, if there is one
 
     @property
     def runs(self) -> list[RunData]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-
 from selffl.reports.client_gains import calibration, gains, losing
 from selffl.reports.collect import Group, RunData
 from selffl.reports.over_rounds import inside, trajectories
@@ -16,6 +14,7 @@ from selffl.reports.scores import (
     all_rounded,
     alone,
     by_round,
+    evenly_chosen,
     lines,
     rounded,
     runs_of_seed,
@@ -53,10 +52,7 @@ def chosen_clients(runs: Sequence[RunData | None]) -> tuple[list[str], int]:
         for row in run.records.clients if run is not None else ():
             sizes.setdefault(str(row["client"]), int(row.get("num_train") or 0))
     ids = sorted(sizes, key=lambda client: -sizes[client])
-    if len(ids) <= MAX_CLIENTS:
-        return ids, len(ids)
-    places = np.unique(np.linspace(0, len(ids) - 1, MAX_CLIENTS).round().astype(int))
-    return [ids[index] for index in places], len(ids)
+    return [ids[place] for place in evenly_chosen(len(ids), MAX_CLIENTS)], len(ids)
 
 
 # Of a client with one method: what the page calls it, and the column it is in.

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Polygon
 
 from selffl.reports import figures
+from selffl.reports.scores import evenly_chosen
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,7 +46,7 @@ def draw(forest: Forest) -> Canvas:
     order = np.argsort(forest.estimate, kind="stable")
     title = forest.title
     if len(order) > MAX_CLIENTS:
-        order = order[np.unique(np.linspace(0, len(order) - 1, MAX_CLIENTS).round().astype(int))]
+        order = order[evenly_chosen(len(order), MAX_CLIENTS)]
         title += (
             f" — {len(order)} of {len(forest.estimate):,} clients are shown, evenly chosen in the order of their "
             "estimates, because more would not be legible"

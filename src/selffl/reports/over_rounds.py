@@ -10,7 +10,7 @@ import numpy as np
 
 from selffl.reports.collect import Group, RunData
 from selffl.reports.schema import Bands, Inside, SeedTable, Trajectory
-from selffl.reports.scores import all_rounded, rounded, runs_of_seed
+from selffl.reports.scores import all_rounded, evenly_chosen, rounded, runs_of_seed
 from selffl.runs.folder import Row
 
 # What a page can hold: beyond these it shows fewer rounds.
@@ -30,7 +30,7 @@ def inside(group: Group, number: int) -> Inside | None:
     if not runs:
         return None
     all_rounds = sorted({row["round"] for run in runs for row in run.records.history})
-    rounds = _thinned(all_rounds)
+    rounds = [all_rounds[place] for place in evenly_chosen(len(all_rounds), MAX_ROUNDS)]
     curves = {
         name: [_mean(run.records.history, column, rounds) for run in runs]
         for name, column in (("inter", "inter_variance"), ("intra", "intra_variance"))
@@ -57,13 +57,6 @@ def inside(group: Group, number: int) -> Inside | None:
         "counts": counts if wanted else None,
         "most": options.get("max_local_steps") if options.get("num_local_epochs") is None else None,
     }
-
-
-def _thinned(rounds: Sequence[int]) -> list[int]:
-    if len(rounds) <= MAX_ROUNDS:
-        return list(rounds)
-    places = np.unique(np.linspace(0, len(rounds) - 1, MAX_ROUNDS).round().astype(int))
-    return [rounds[index] for index in places]
 
 
 def _mean(history: Sequence[Row], column: str, rounds: Sequence[int]) -> list[float | None]:

@@ -15,12 +15,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
-from selffl.errors import DataError
+from selffl.errors import DataError, counted
 from selffl.reports import client_gains, data, figures, scores, sentences
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
 from selffl.reports.schema import Payload, Tables
 from selffl.studies import STUDIES
+from selffl.studies.result import capfirst
 from selffl.training.metrics import PERCENT, name_of
 
 Recorded = Sequence[tuple[Path, StudyRecord]]
@@ -159,7 +160,7 @@ def _json(content: Any) -> str:
 def _waiting(collection: Collection) -> str:
     if not collection.waiting:
         return "There is no run here yet"
-    return f"{sentences.counted(len(collection.waiting), 'run')} begun, none with a finished round"
+    return f"{counted(len(collection.waiting), 'run')} begun, none with a finished round"
 
 
 # ------------------------------------------------------------------------------------------------------- one group
@@ -244,16 +245,16 @@ def _facts(group: Group, tables: Tables) -> str:
     clients = max((int(r.records.summary.get("clients") or 0) for r in group.runs), default=0)
     ends = {r.round_number for r in group.runs}
     done = max(ends)
-    rounds = sentences.counted(done, "round")
+    rounds = counted(done, "round")
     if any(r.status == "running" for r in group.runs):
         rounds = f"{min(ends):,} to {rounds}" if len(ends) > 1 else rounds
         rounds += f" of {run.config.rounds:,}, still running"
     parts = [
         capfirst(group.data),
-        sentences.counted(clients, "client") if clients else "",
+        counted(clients, "client") if clients else "",
         rounds,
-        sentences.counted(len(group.seeds), "seed") if len(group.seeds) > 1 else f"seed {group.seeds[0]}",
-        sentences.counted(len(group.methods), "method") if len(group.methods) > 1 else "",
+        counted(len(group.seeds), "seed") if len(group.seeds) > 1 else f"seed {group.seeds[0]}",
+        counted(len(group.methods), "method") if len(group.methods) > 1 else "",
         "clients at their own sites" if run.config.device == "remote" else "",
         "quick run" if group.record is not None and group.record.is_quick else "",
     ]
@@ -267,7 +268,7 @@ def _seeds(tables: Tables) -> str:
         return ""
     text = "Clients are shown of one seed at a time: a seed has a split of its own."
     if len(shown) < len(tables["allSeeds"]):
-        text += f" This page holds those of {sentences.counted(len(shown), 'seed')} ({', '.join(shown)}) of "
+        text += f" This page holds those of {counted(len(shown), 'seed')} ({', '.join(shown)}) of "
         text += f"{len(tables['allSeeds'])}."
     return text
 
@@ -394,11 +395,6 @@ def _pairs(values: dict[str, Any]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------------- studies
-
-
-def capfirst(text: str) -> str:
-    """With a capital at the beginning, the rest as it is."""
-    return text[:1].upper() + text[1:]
 
 
 def lead(studies: Recorded) -> str:

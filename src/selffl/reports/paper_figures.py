@@ -22,7 +22,7 @@ from selffl.reports.figures import INCHES, Width
 from selffl.reports.partition import partition_plot
 from selffl.reports.record import FIGURES, StudyRecord
 from selffl.reports.schema import Classes, Inside, SeedTable, Tables, Trajectory
-from selffl.studies.result import Chart, Figure, Series
+from selffl.studies.result import Chart, Figure, Series, capfirst
 from selffl.training.metrics import PERCENT, name_of
 
 FORMATS = ("png", "svg", "pdf")
@@ -116,7 +116,7 @@ def figures_of(group: Group, table: Tables | None = None) -> list[Figure]:
     drawn = [
         Figure(
             "rounds",
-            f"{page.capfirst(name_of(group.metric))} by round; bars are standard errors over seeds.",
+            f"{capfirst(name_of(group.metric))} by round; bars are standard errors over seeds.",
             [
                 Chart(title, "round", axis, series)
                 for part, title in (("weighted", "All clients"), ("worst10", "Worst tenth of clients"))

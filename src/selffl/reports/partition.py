@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from selffl.data.federation import Federation
 from selffl.reports.figures import INK, style
+from selffl.reports.scores import evenly_chosen
 from selffl.reports.shrinkage import check_ending
 
 Counts = npt.NDArray[np.int64]
@@ -49,7 +50,7 @@ def partition_plot(
     every = np.asarray(counts).astype(np.int64)
     order = np.argsort(-every.sum(1), kind="stable")
     if len(order) > MAX_CLIENTS:
-        order = order[np.unique(np.linspace(0, len(order) - 1, MAX_CLIENTS).round().astype(int))]
+        order = order[evenly_chosen(len(order), MAX_CLIENTS)]
         title += f" ({len(order):,} of {len(every):,} clients, evenly chosen by size)"
     shown = every[order]
     num_strips = math.ceil(len(shown) / CLIENTS_PER_STRIP)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from selffl.errors import DataError
 from selffl.reports import tables
-from selffl.reports.page import Recorded, capfirst, reading, verdicts
+from selffl.reports.page import Recorded, reading, verdicts
 from selffl.reports.record import StudyRecord, place_of
-from selffl.studies.result import OLD_VERDICTS
+from selffl.studies.result import OLD_VERDICTS, capfirst
 
 OPENING = "# Results\n\nMade from run records by `selffl paper page`"
 QUICK = "**Quick run: fewer repeats or rounds than stated.**"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
@@ -38,34 +39,18 @@ def one_thread() -> Iterator[None]:
 
 
 @one_thread()
-def _run(
-    on_progress: OnProgress,
-    study_id: str,
-    folder: Path,
-    quick: bool,
-    device: str,
-    num_processes: int,
-    num_seeds: int | None,
-) -> StudyRecord:
+def _run(on_progress: OnProgress, study_id: str, folder: Path, job: Job) -> StudyRecord:
     """One study, from its first run to its record."""
     study = DEMO if study_id == DEMO.id else STUDIES[study_id]
     began = time.perf_counter()
-    job = Job(
-        quick,
-        partial(on_progress, study_id),
-        folder / study_id / "runs",
-        device,
-        num_processes,
-        num_seeds,
-    )
-    result = study.run(job)
+    result = study.run(replace(job, progress=partial(on_progress, study_id), folder=folder / study_id / "runs"))
     seconds = time.perf_counter() - began
     words = ["demo"] if study_id == DEMO.id else ["paper", "run", study_id]
-    words += ["--quick"] if quick else []
-    words += ["--device", device] if device != "cpu" else []
-    words += ["--seeds", str(num_seeds)] if num_seeds else []
+    words += ["--quick"] if job.quick else []
+    words += ["--device", job.device] if job.device != "cpu" else []
+    words += ["--seeds", str(job.num_seeds)] if job.num_seeds else []
     command = shlex.join(["selffl", *words])
-    return save_study(study, result, folder / study_id, command=command, is_quick=quick, seconds=seconds)
+    return save_study(study, result, folder / study_id, command=command, is_quick=job.quick, seconds=seconds)
 
 
 def _run_in_process(news: Queue[Any], *arguments: Any) -> StudyRecord:
@@ -94,7 +79,7 @@ def run_studies(
     cores = os.cpu_count() or 1
     workers = min(len(ids), cores)
     each = num_processes or max(cores // workers, 1)
-    options = (folder, quick, device, each, num_seeds)
+    options = (folder, Job(quick, device=device, num_processes=each, num_seeds=num_seeds))
     if workers == 1:
         for study_id in ids:
             on_record(_run(on_progress, study_id, *options))

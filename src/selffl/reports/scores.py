@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from selffl.algorithms import ALGORITHMS
@@ -49,6 +50,12 @@ def rounded(value: float | None, digits: int = SIGNIFICANT_DIGITS) -> float | in
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
+def evenly_chosen(number: int, most: int) -> list[int]:
+    """All of so many places, or an even choice of the most that can be shown, the first and the last among them."""
+    places: list[int] = np.linspace(0, number - 1, min(number, most)).round().astype(int).tolist()
+    return list(dict.fromkeys(places))
+
+
 def all_rounded(values: Iterable[float | None], digits: int = SIGNIFICANT_DIGITS) -> list[float | int | None]:
     """Each of them."""
     return [rounded(value, digits) for value in values]
@@ -61,30 +68,17 @@ def scaled(value: float | None, scale: float) -> float | int | None:
 
 @dataclass(frozen=True)
 class Line:
-    """One method in the table.
+    """One method in the table; its p-value is that of the corrected resampled t test."""
 
-    Attributes:
-        method: Its label.
-        num_seeds: Runs with a score.
-        num_diverged: Runs without one, because they diverged.
-        scores: By part of `PARTS`, mean and standard error over seeds; parts without a number are left out.
-        beside: The same of what stands beside balanced accuracy, by `SECOND_METRICS`.
-        difference: Method minus first, paired over the seeds that both have.
-        p_value: Of no difference, by the corrected resampled t test and after Holm's correction over the methods; none
-            with fewer than two seeds.
-        verdict: At the 5 % level; with one seed only above, below or equal, which is no test.
-        gradients: Per client and round it took part in.
-    """
-
-    method: str
-    num_seeds: int
-    num_diverged: int
-    scores: dict[str, Estimate]
-    beside: dict[str, Estimate]
-    difference: Estimate | None
-    p_value: float | None
-    verdict: Verdict
-    gradients: float | None
+    method: str  # its label
+    num_seeds: int  # runs with a score
+    num_diverged: int  # runs without one, because they diverged
+    scores: dict[str, Estimate]  # by part of `PARTS`, over seeds; parts without a number are left out
+    beside: dict[str, Estimate]  # the same of what stands beside balanced accuracy, by `SECOND_METRICS`
+    difference: Estimate | None  # method minus first, paired over the seeds that both have
+    p_value: float | None  # of no difference, after Holm's correction over the methods; none with fewer than two seeds
+    verdict: Verdict  # at the 5 % level; with one seed only above, below or equal, which is no test
+    gradients: float | None  # per client and round it took part in
 
 
 def over_seeds(values: Sequence[float]) -> Estimate:

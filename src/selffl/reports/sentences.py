@@ -8,6 +8,7 @@ from typing import Any
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.optimisers import Optimiser
+from selffl.errors import counted
 from selffl.reports import client_gains, scores
 from selffl.reports.collect import Group
 from selffl.reports.schema import Inside, SeedTable, Tables
@@ -22,11 +23,6 @@ from selffl.training.metrics import PERCENT, name_of, plain_number
 def listed(names: Sequence[str]) -> str:
     """With commas, and an and before the last."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def shown(value: float | None, metric: str) -> str:

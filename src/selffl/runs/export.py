@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from selffl.algorithms.options import check_choice
 from selffl.data.federation import check_ids
 from selffl.data.preparation import Preparation
-from selffl.errors import CheckpointError, ConfigError, DataError
+from selffl.errors import CheckpointError, ConfigError, DataError, first_few
 from selffl.models import build
 from selffl.models.layers import build_layers
 from selffl.runs.folder import Row
@@ -299,8 +299,7 @@ def position_of(client: Hashable, ids: Sequence[Hashable]) -> int:
     names = {str(name): name for name in reversed(ids)}
     near = difflib.get_close_matches(str(client), names, n=1, cutoff=0.5)
     hint = f"did you mean {names[near[0]]!r}? " if near else ""
-    some = ", ".join(map(repr, ids[:5])) + (", …" if len(ids) > 5 else "")
-    raise ConfigError(f"unknown client {client!r}; {hint}Expected one of the {len(ids)} ids: {some}")
+    raise ConfigError(f"unknown client {client!r}; {hint}Expected one of the {len(ids)} ids: {first_few(ids, 5, repr)}")
 
 
 def client_about(row: Row) -> Row:

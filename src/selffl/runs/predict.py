@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from selffl.data.columns import column_of
-from selffl.data.preparation import Preparation, unknown_column
-from selffl.data.tables import FRAME_LIBRARIES, Table, read_table, table_of_frame
-from selffl.errors import ConfigError, DataError, one_line
+from selffl.data.preparation import Preparation
+from selffl.data.readers import FRAME_LIBRARIES, read_table, table_of_frame
+from selffl.data.roles import unknown_column
+from selffl.data.tables import Table
+from selffl.errors import ConfigError, DataError, counted, first_few, one_line
 from selffl.training.answers import LabelScale
 
 Array = npt.NDArray[Any]
@@ -54,15 +56,14 @@ def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: Sequence[i
         table = read_rows(rows, preparation)
         preparation.check_columns(table)
         for name, words in preparation.unknown_words(table).items():
-            shown = ", ".join(map(repr, words[:NUM_SHOWN])) + (", …" if len(words) > NUM_SHOWN else "")
+            shown = first_few(words, NUM_SHOWN, repr)
             warnings.warn(
                 f"{name} holds {shown}, which no training row did: taken for none of the known.", stacklevel=3
             )
         inputs = torch.from_numpy(preparation.encode(table))
         for name, number in preparation.newly_missing(table).items():
             warnings.warn(
-                f"{name} is missing in {number:,} row{'' if number == 1 else 's'}, and was in no training row: taken "
-                "for the mean.",
+                f"{name} is missing in {counted(number, 'row')}, and was in no training row: taken for the mean.",
                 stacklevel=3,
             )
         return inputs
@@ -84,27 +85,16 @@ def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: Sequence[i
 
 @dataclass(frozen=True)
 class Predictor:
-    """Models of clients, and what their answers mean.
+    """Models of clients, and what their answers mean."""
 
-    Attributes:
-        clients: Their ids.
-        model_of: The module of a client by its position, or the global one (none), on prepared inputs.
-        preparation: How a user's rows become inputs.
-        label_scale: How outputs become answers.
-        classes: Their names, in the order of the outputs; none where answers are numbers.
-        shape: Of a row's inputs.
-        dtype: Of the models.
-        device: Where they are.
-    """
-
-    clients: Sequence[Hashable]
-    model_of: Callable[[int | None], nn.Module]
-    preparation: Preparation | None
-    label_scale: LabelScale
-    classes: Sequence[Any] | None
-    shape: Sequence[int]
-    dtype: torch.dtype = torch.float32
-    device: torch.device | str = "cpu"
+    clients: Sequence[Hashable]  # their ids
+    model_of: Callable[[int | None], nn.Module]  # of a client by its position, or the global one; on prepared inputs
+    preparation: Preparation | None  # how a user's rows become inputs
+    label_scale: LabelScale  # how outputs become answers
+    classes: Sequence[Any] | None  # their names, in the order of the outputs; none where answers are numbers
+    shape: Sequence[int]  # of a row's inputs
+    dtype: torch.dtype = torch.float32  # of the models
+    device: torch.device | str = "cpu"  # where they are
 
     def predict(self, rows: Any, client: Any = None) -> Any:
         """One row of answers for each row: its client, the prediction, probabilities of classes, whose model.

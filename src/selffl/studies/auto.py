@@ -38,6 +38,7 @@ from selffl.studies.comparison import (
     points,
     run_each,
     runs_of,
+    seeds_of,
     sign,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, WAKEWORD, Problem, femnist, sent140
@@ -53,25 +54,15 @@ SHARE = "worse than alone"
 
 @dataclass(frozen=True)
 class TunedComparison:
-    """A problem and who is in it.
+    """A problem and who is in it."""
 
-    Attributes:
-        problem: What is trained.
-        others: Methods besides self-fl-auto, local, fedavg and those that are tuned.
-        num_choosing: Seeds on whose validation rows rivals choose.
-        fine_tune: Numbers of steps that fine-tuning may choose from.
-        rounds: Fewer than the problem's, where that would take hours.
-        quick_share: Part of the rounds that a quick look takes, one in so many.
-        quick_model: Options of the model in a quick look.
-    """
-
-    problem: Callable[[], Problem]
-    others: tuple[str, ...] = ("self-fl", "perfedavg")
-    num_choosing: int = 2
-    fine_tune: tuple[int, ...] = FINE_TUNE
-    rounds: int | None = None
-    quick_share: int = 5
-    quick_model: Mapping[str, int] = field(default_factory=dict)
+    problem: Callable[[], Problem]  # what is trained
+    others: tuple[str, ...] = ("self-fl", "perfedavg")  # besides self-fl-auto, local, fedavg and those that are tuned
+    num_choosing: int = 2  # seeds on whose validation rows rivals choose
+    fine_tune: tuple[int, ...] = FINE_TUNE  # numbers of steps that fine-tuning may choose from
+    rounds: int | None = None  # fewer than the problem's, where that would take hours
+    quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
+    quick_model: Mapping[str, int] = field(default_factory=dict)  # options of the model in a quick look
 
     def found(self) -> Problem:
         """On the data that are there."""
@@ -80,14 +71,7 @@ class TunedComparison:
 
     def quick(self) -> Problem:
         """The same, shorter."""
-        found = self.found()
-        warm = found.warm_up
-        return replace(
-            found,
-            rounds=max(found.rounds // self.quick_share, 1),
-            warm_up=warm and replace(warm, rounds=max(warm.rounds // self.quick_share, 1)),
-            model_options={**found.model_options, **self.quick_model},
-        )
+        return self.found().shortened(self.quick_share, self.quick_model)
 
 
 FIELDS = {
@@ -116,7 +100,7 @@ def chosen_label(name: str) -> str:
 
 def _run(entry: TunedComparison, job: Job) -> StudyResult:
     problem = entry.quick() if job.quick else entry.found()
-    seeds = range(job.num_seeds or (2 if job.quick else NUM_SEEDS))
+    seeds = seeds_of(job)
     choosing = range(1 if job.quick else min(entry.num_choosing, len(seeds)))
     grids = {name: grid[:: len(grid) // 2] if job.quick else grid for name, grid in GRIDS.items()}
     trials = choosing_arms(grids, entry.fine_tune)

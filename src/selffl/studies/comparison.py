@@ -27,6 +27,7 @@ from selffl.studies.result import (
     StudyResult,
     Verdict,
     above_zero,
+    capfirst,
 )
 from selffl.training.metrics import HIGHER_IS_BETTER, PERCENT, name_of, plain_number
 
@@ -56,34 +57,21 @@ METRICS = metrics_of("accuracy")  # of the paper's studies
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared, and what the paper found.
+    """What is compared, and what the paper found."""
 
-    Attributes:
-        problem: What is trained.
-        methods: At the problem's own L; the first is held against all others.
-        claims: Rivals by label, each with the statement that the first method is better.
-        paper: The paper's numbers, by label and metric, as it prints them.
-        more_steps: L of a further run of the paper's personal rivals, where it reports one.
-        variants: Further settings of the first method, by label, shown to find out why.
-        is_tuned: Whether rivals are also tuned, and run at equal gradients.
-        num_seeds: Repeats, each with its own split.
-        quick_share: Part of the rounds that a quick look takes, one in so many.
-    """
-
-    problem: Problem
-    claims: Mapping[str, str]
-    methods: tuple[str, ...] = METHODS
-    paper: Mapping[str, Mapping[str, float]] | None = None
-    more_steps: int | None = None
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    is_tuned: bool = True
-    num_seeds: int = NUM_SEEDS
-    quick_share: int = 5
+    problem: Problem  # what is trained
+    claims: Mapping[str, str]  # rivals by label, each with the statement that the first method is better
+    methods: tuple[str, ...] = METHODS  # at the problem's own L; the first is held against all others
+    paper: Mapping[str, Mapping[str, float]] | None = None  # its numbers, by label and metric, as it prints them
+    more_steps: int | None = None  # L of a further run of the paper's personal rivals, where it reports one
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the first method, by label: to see why
+    is_tuned: bool = True  # whether rivals are also tuned, and run at equal gradients
+    num_seeds: int = NUM_SEEDS  # repeats, each with its own split
+    quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
 
     def quick(self) -> Comparison:
         """A first look: two seeds, part of the rounds, the methods as they are: not tuned, nor at equal gradients."""
-        problem = replace(self.problem, rounds=max(self.problem.rounds // self.quick_share, 1))
-        return replace(self, num_seeds=2, problem=problem, is_tuned=False)
+        return replace(self, num_seeds=2, problem=self.problem.shortened(self.quick_share), is_tuned=False)
 
 
 def _same_steps(label: str) -> str:
@@ -225,8 +213,8 @@ def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str])
     ]
     figure = Figure(
         metric,
-        f"{_capitalised(metric)} on each client's own held-out rows, by round; mean over {comparison.num_seeds} seeds, "
-        "bars ± s.e.",
+        f"{capfirst(name_of(metric))} on each client's own held-out rows, by round; mean over "
+        f"{comparison.num_seeds} seeds, bars ± s.e.",
         [
             by_round(outcomes, comparison.methods, f"{part}_{metric}", title)
             for part, title in (("weighted", "All clients, by test rows"), ("worst10", "Worst tenth of clients"))
@@ -271,6 +259,16 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
     return lines
 
 
+def score_lines(outcomes: Outcomes, columns: Mapping[str, str], heading: str = "method") -> list[dict[str, str]]:
+    """One line per arm: its label, the scores that ``columns`` name by their titles, and what they took."""
+    return [
+        {heading: label}
+        | {title: points(estimate(group, name)) for title, name in columns.items()}
+        | {"gradients": f"{mean_gradients(group):.0f}"}
+        for label, group in outcomes.items()
+    ]
+
+
 def points(found: Estimate, metric: str = "accuracy") -> str:
     """Percentage points with their standard error; of other metrics than accuracy, their own unit."""
     if found.mean != found.mean:
@@ -297,8 +295,7 @@ def by_round(outcomes: Outcomes, labels: Sequence[str], metric: str, title: str,
         group = outcomes[label]
         rounds = sorted({row["round"] for outcome in group for row in outcome.history})
         found = [estimate([outcome.at(number) for outcome in group], metric) for number in rounds]
-        counted = [first + number for number in rounds]
-        lines.append(Series(label, counted, [p.mean for p in found], [p.error for p in found]))
+        lines.append(Series.of(label, [first + number for number in rounds], found))
     part, _, what = metric.partition("_")
     which = {"global": "the global model", "train": "the personal models on training rows"}
     label = f"{name_of(what)} of {which.get(part, 'the personal models')}" + (", %" if what in PERCENT else "")
@@ -354,12 +351,7 @@ def seeds_of(job: Job) -> range:
 
 def shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
     """The problem and the seeds: for a quick look two seeds and a fifth of the rounds."""
-    return replace(problem, rounds=max(problem.rounds // 5, 1)) if job.quick else problem, seeds_of(job)
-
-
-def _capitalised(metric: str) -> str:
-    name = name_of(metric)
-    return name[:1].upper() + name[1:]
+    return problem.shortened(5) if job.quick else problem, seeds_of(job)
 
 
 def sign(gap: Estimate) -> Verdict:
@@ -385,7 +377,7 @@ def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Cla
     metric = metric_of(outcomes)
     unit = " points" if metric in PERCENT else ""
     direction = 1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0
-    names = {**PARTS, "weighted": _capitalised(metric)}
+    names = {**PARTS, "weighted": capfirst(name_of(metric))}
     gaps = {
         other: {part: difference(outcomes[first], outcomes[other], f"{part}_{metric}") for part in PARTS}
         for other in outcomes

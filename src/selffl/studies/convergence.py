@@ -223,10 +223,10 @@ def _floors(found: Found, regime: str, kind: str, sizes: Sequence[int]) -> list[
 
 
 def _chart_of_floors(found: Found, regime: str, sizes: Sequence[int]) -> Chart:
-    lines = []
-    for kind, label in KINDS.items():
-        points = [Estimate.of(floor) for floor in _floors(found, regime, kind, sizes)]
-        lines.append(Series(label, sizes, [p.mean for p in points], [p.error for p in points]))
+    lines = [
+        Series.of(label, sizes, [Estimate.of(floor) for floor in _floors(found, regime, kind, sizes)])
+        for kind, label in KINDS.items()
+    ]
     personal = lines[0].y
     envelope = max(mean * math.sqrt(size) for mean, size in zip(personal, sizes, strict=True))
     bound = [envelope / math.sqrt(size) for size in sizes]

@@ -16,17 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.multilevel import (
-    CONTRACEPTION,
-    EXAM,
-    IMMUNISATION,
-    MATH_ACHIEVE,
-    RADON,
-    SCOTS_SEC,
-    SLEEP_STUDY,
-    GroupedRows,
-    RTable,
-)
+from selffl.data.multilevel import R_TABLES, GroupedRows, RTable
 from selffl.state.files import write_json
 from selffl.studies.arms import source_digest
 from selffl.studies.grouped_models import (
@@ -64,15 +54,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Simulation:
-    """Counties whose intercepts and slopes all vary by one known variance; the outcome has variance 1.
+    """Counties whose intercepts and slopes all vary by one known variance; the outcome has variance 1."""
 
-    Attributes:
-        variance: σ₀², of every coefficient between groups.
-        num_groups: How many counties.
-    """
-
-    variance: float
-    num_groups: int = NUM_COUNTIES
+    variance: float  # σ₀², of every coefficient between groups
+    num_groups: int = NUM_COUNTIES  # how many counties
 
     def load(self, seed: int) -> GroupedRows:
         """Draw counties and their rows."""
@@ -90,35 +75,24 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows, and what varies between groups in the larger mixed model.
+    """Rows, and what varies between groups in the larger mixed model."""
 
-    Attributes:
-        name: In tables.
-        source: The table of an R package, or a simulation.
-        slopes: Positions of the features whose slopes vary in the larger mixed model, as in textbooks.
-        counts: Rows that new groups bring; none where no groups are left out.
-        is_run_longer: Whether the estimator is also fitted with more rounds than its default.
-    """
-
-    name: str
-    source: RTable | Simulation
-    slopes: tuple[int, ...]
-    counts: tuple[int, ...] = COUNTS
-    is_run_longer: bool = False
+    name: str  # in tables
+    source: RTable | Simulation  # the table of an R package, or a simulation
+    slopes: tuple[int, ...]  # positions of the features whose slopes vary in the larger mixed model, as in textbooks
+    counts: tuple[int, ...] = COUNTS  # rows that new groups bring; none where no groups are left out
+    is_run_longer: bool = False  # whether the estimator is also fitted with more rounds than its default
 
     def load(self, seed: int) -> GroupedRows:
         """Rows; those of a simulation are drawn afresh for each seed."""
         return self.source.load(seed) if isinstance(self.source, Simulation) else self.source.load()
 
 
-REAL = (
-    Problem("exam", EXAM, (0,)),
-    Problem("mathachieve", MATH_ACHIEVE, (0,)),
-    Problem("scotssec", SCOTS_SEC, (0,)),
-    Problem("radon", RADON, (0,), is_run_longer=True),
-    Problem("sleepstudy", SLEEP_STUDY, (0,), is_run_longer=True),
-    Problem("contraception", CONTRACEPTION, (2,)),
-    Problem("immunisation", IMMUNISATION, (0,)),
+SLOPES_THAT_VARY = {"contraception": 2}  # of the other data sets the first feature's
+RUN_LONGER = ("radon", "sleepstudy")
+REAL = tuple(
+    Problem(name, table, (SLOPES_THAT_VARY.get(name, 0),), is_run_longer=name in RUN_LONGER)
+    for name, table in R_TABLES.items()
 )
 SIMULATED = tuple(
     Problem(f"simulated, σ₀² = {variance:g}", Simulation(variance), (0, 1), ()) for variance in (0.0, 0.01, 0.06)

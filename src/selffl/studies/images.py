@@ -17,10 +17,10 @@ from selffl.studies.comparison import (
     Comparison,
     by_round,
     history,
-    mean_gradients,
     points,
     result_of,
     run_each,
+    score_lines,
     shortened,
     sign,
     study,
@@ -124,16 +124,11 @@ def ablation_study(whole: Problem, job: Job) -> StudyResult:
     """Figure 2b: one component of Self-FL at a time."""
     problem, seeds = shortened(whole, job)
     outcomes = run_each(problem, [Arm(label, "self-fl", options) for label, options in ABLATION.items()], seeds, job)
-    table = [
-        {
-            "components": label,
-            "global model": points(estimate(group, "global_accuracy")),
-            "personal models": points(estimate(group, "weighted_accuracy")),
-            "worst 10 %": points(estimate(group, "worst10_accuracy")),
-            "gradients": f"{mean_gradients(group):.0f}",
-        }
-        for label, group in outcomes.items()
-    ]
+    columns = {
+        "global model": "global_accuracy",
+        "personal models": "weighted_accuracy",
+        "worst 10 %": "worst10_accuracy",
+    }
     start, *others = single = list(ABLATION)[1:4]
     best = max(single, key=lambda label: estimate(outcomes[label], "global_accuracy").mean)
     lead = [difference(outcomes[start], outcomes[other], "global_accuracy") for other in others]
@@ -145,6 +140,7 @@ def ablation_study(whole: Problem, job: Job) -> StudyResult:
     )
     caption = f"One component of Self-FL at a time; mean over {len(seeds)} seeds, bars ± s.e."
     panels = {"global_accuracy": "Global model", "weighted_accuracy": "Personal models"}
+    table = score_lines(outcomes, columns, "components")
     result = result_of(outcomes, table, [claim], problem, caption, panels)
     return _named(result, f"One component of Self-FL at a time{_source(whole)}", whole)
 
@@ -167,22 +163,17 @@ def augmented_study(
         Arm("Algorithm 1", "self-fl", evaluate_train=True),
         Arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": max_convergence_steps}, evaluate_train=True),
     ]
+    columns = {
+        "training rows": "train_accuracy",
+        "test rows": "weighted_accuracy",
+        "worst 10 %, test": "worst10_accuracy",
+    }
     table, charts, claims, rows = [], [], [], []
     for place, problem in enumerate(problems):
         num_runs = len(arms) * len(seeds)
         outcomes = run_each(problem, arms, seeds, job, place * num_runs, len(problems) * num_runs)
         rows += [{"problem": problem.name} | row for row in history(outcomes)]
-        table += [
-            {
-                "problem": problem.name,
-                "method": label,
-                "training rows": points(estimate(group, "train_accuracy")),
-                "test rows": points(estimate(group, "weighted_accuracy")),
-                "worst 10 %, test": points(estimate(group, "worst10_accuracy")),
-                "gradients": f"{mean_gradients(group):.0f}",
-            }
-            for label, group in outcomes.items()
-        ]
+        table += [{"problem": problem.name} | line for line in score_lines(outcomes, columns)]
         charts.append(by_round(outcomes, list(outcomes), "train_accuracy", problem.title.split(" over")[0]))
         gap, test = (
             difference(outcomes["Algorithm 2"], outcomes["Algorithm 1"], metric)
@@ -299,7 +290,7 @@ def histogram_study(digits: Problem, job: Job) -> StudyResult:
             )
             large.append(100 * sum(s > problem.max_local_steps for s in steps) / len(steps))
         bars = [Estimate.of(torch.tensor(column)) for column in zip(*shares, strict=True)]
-        lines.append(Series(label, BINS, [b.mean for b in bars], [b.error for b in bars]))
+        lines.append(Series.of(label, BINS, bars))
         steps = [r["wanted_steps"] for r in rows if r["form"] == label]
         low, middle, high = np.quantile(steps, [0.1, 0.5, 0.9])
         beyond[label] = Estimate.of(torch.tensor(large), test_per_train=ratio_of(group))

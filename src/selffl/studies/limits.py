@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,9 +17,9 @@ class Check:
     """A quantity in an extreme case, and what the remark says it is."""
 
     remark: str
+    form: Form
     case: str
     quantity: str
-    form: Form
     found: float
     expected: float
     tolerance: float  # relative; the order of what the remark's ≈ leaves out
@@ -45,51 +46,38 @@ def _clients(num_clients: int) -> tuple[np.ndarray, np.ndarray]:
 
 def interpretations(form: Form) -> Iterator[Check]:
     """Remark 2.1: the posterior quantities in three extreme cases."""
-    remark = "2.1"
+    check = partial(Check, "2.1", form)
     estimate, variance = _clients(20)
     far = posterior(estimate, variance, 1e9, form)
     apart = "σ₀² → ∞ (10⁹)"
-    yield Check(remark, apart, "θ₁ᶠᴸ against z₁", form, far.personal_mean[0], estimate[0], 1e-6)
-    yield Check(remark, apart, "v₁ᶠᴸ against σ₁²", form, far.personal_variance[0], variance[0], 1e-6)
-    yield Check(remark, apart, "GAIN₁ against 1", form, far.gain[0], 1.0, 1e-6)
-    yield Check(remark, apart, "θᴳ against the plain average", form, far.global_mean, estimate.mean(), 1e-6)
+    yield check(apart, "θ₁ᶠᴸ against z₁", far.personal_mean[0], estimate[0], 1e-6)
+    yield check(apart, "v₁ᶠᴸ against σ₁²", far.personal_variance[0], variance[0], 1e-6)
+    yield check(apart, "GAIN₁ against 1", far.gain[0], 1.0, 1e-6)
+    yield check(apart, "θᴳ against the plain average", far.global_mean, estimate.mean(), 1e-6)
 
     same = posterior(estimate, variance, 0.0, form)
     pooled = np.average(estimate, weights=1 / variance)
     alike = "σ₀² = 0"
-    yield Check(remark, alike, "θ₁ᶠᴸ against θᴳ", form, same.personal_mean[0], float(same.global_mean), 1e-12)
-    yield Check(remark, alike, "θᴳ against precision weights", form, float(same.global_mean), pooled, 1e-12)
+    yield check(alike, "θ₁ᶠᴸ against θᴳ", same.personal_mean[0], float(same.global_mean), 1e-12)
+    yield check(alike, "θᴳ against precision weights", float(same.global_mean), pooled, 1e-12)
 
     sure = variance.copy()
     sure[0] = 1e-6
     expert = posterior(estimate, sure, 0.5, form)
     lead = "σ₁² far below the others' and σ₀²"
-    yield Check(remark, lead, "θ₁ᶠᴸ against z₁", form, expert.personal_mean[0], estimate[0], 1e-4)
-    yield Check(remark, lead, "GAIN₁ against 1", form, expert.gain[0], 1.0, 1e-4)
+    yield check(lead, "θ₁ᶠᴸ against z₁", expert.personal_mean[0], estimate[0], 1e-4)
+    yield check(lead, "GAIN₁ against 1", expert.gain[0], 1.0, 1e-4)
     with_shared = posterior(estimate, sure, 0.0, form)
+    bound = sure[1] / sure[0]
     # GAIN_2 >= sigma_2^2 / sigma_1^2 as printed needs sigma_0^2 = 0: else client 1 weighs at most 1/sigma_0^2.
-    yield Check(
-        remark,
-        lead + ", σ₀² = 0",
-        "min(GAIN₂, σ₂²/σ₁²) against σ₂²/σ₁²",
-        form,
-        min(with_shared.gain[1], sure[1] / sure[0]),
-        sure[1] / sure[0],
-        1e-9,
-    )
-    yield Check(
-        remark,
-        lead + ", σ₀² = 0.5",
-        "min(GAIN₂, σ₂²/σ₁²) against σ₂²/σ₁²",
-        form,
-        min(expert.gain[1], sure[1] / sure[0]),
-        sure[1] / sure[0],
-        1e-9,
-    )
+    for spread, found in ((0.0, with_shared), (0.5, expert)):
+        case = f"{lead}, σ₀² = {spread:g}"
+        yield check(case, "min(GAIN₂, σ₂²/σ₁²) against σ₂²/σ₁²", min(found.gain[1], bound), bound, 1e-9)
 
 
 def early_stopping(form: Form) -> Iterator[Check]:
     """Remark 2.2: gradient descent from theta^INIT for l steps ends at theta^FL."""
+    check = partial(Check, "2.2", form, "gradient descent on Eq. (4)")
     estimate, variance = _clients(20)
     p = posterior(estimate, variance, 1.0, form)
     wanted = 25  # choose the learning rate for which the step equation's answer is a whole number
@@ -98,52 +86,37 @@ def early_stopping(form: Form) -> Iterator[Check]:
     theta = p.initial[0]
     for _ in range(round(steps)):
         theta -= rate * (theta - estimate[0]) / variance[0]
-    yield Check("2.2", "gradient descent on Eq. (4)", "steps ℓ against 25", form, steps, wanted, 1e-9)
-    yield Check(
-        "2.2", "gradient descent on Eq. (4)", "θ after ℓ steps against θ₁ᶠᴸ", form, theta, p.personal_mean[0], 1e-9
-    )
+    yield check("steps ℓ against 25", steps, wanted, 1e-9)
+    yield check("θ after ℓ steps against θ₁ᶠᴸ", theta, p.personal_mean[0], 1e-9)
 
 
 def step_choice(form: Form) -> Iterator[Check]:
     """Remark 2.3: the choice of eta and l; the right side of Eq. (10) is one minus the local weight."""
-    remark = "2.3"
+    check = partial(Check, "2.3", form)
     zeros = np.zeros
 
     num_clients, rows, unit = 100, 10**6, 1.0
     p = posterior(zeros(num_clients), unit / rows, unit, form)
     case = "large samples, few clients (N = 10⁶, M = 100)"
     # A relative 1/M from M - 1 against M, and M/N from the denominator.
-    yield Check(
-        remark, case, "right side of (10) against (M/N)(v²/σ₀²)", form, 1 - p.local_weight[0], num_clients / rows, 0.02
-    )
+    yield check(case, "right side of (10) against (M/N)(v²/σ₀²)", 1 - p.local_weight[0], num_clients / rows, 0.02)
 
     num_clients, rows = 10**6, 1000
     p = posterior(zeros(num_clients), unit / rows, unit, form)
     case = "small samples, many clients (N = 10³, M = 10⁶)"
     # A relative 1/N from sigma_0^2 + v^2/N against sigma_0^2, and N/M from the denominator.
-    yield Check(
-        remark, case, "1 − right side of (10) against (N/M)(σ₀²/v²)", form, p.local_weight[0], rows / num_clients, 0.01
-    )
+    yield check(case, "1 − right side of (10) against (N/M)(σ₀²/v²)", p.local_weight[0], rows / num_clients, 0.01)
     rate = 1e-9
-    yield Check(remark, case, "η·ℓ against σ₀²/M", form, rate * p.num_local_steps(rate)[0], unit / num_clients, 0.01)
+    yield check(case, "η·ℓ against σ₀²/M", rate * p.num_local_steps(rate)[0], unit / num_clients, 0.01)
 
     sizes = np.random.default_rng(RNG_SEED).integers(50, 150, 2000).astype(float)
     p = posterior(zeros(len(sizes)), unit / sizes, 0.0, form)
     case = "homogeneous clients (σ₀² = 0, M = 2000)"
     others = (sizes.sum() - sizes[0]) / sizes.sum()
-    yield Check(
-        remark, case, "right side of (10) against Σ_{k≠1}N_k / ΣN_k", form, 1 - p.local_weight[0], others, 1e-12
-    )
+    yield check(case, "right side of (10) against Σ_{k≠1}N_k / ΣN_k", 1 - p.local_weight[0], others, 1e-12)
     for client in (0, 1):
-        yield Check(
-            remark,
-            case,
-            f"η·ℓ of client {client + 1} against v²/N",
-            form,
-            rate * p.num_local_steps(rate)[client],
-            unit / sizes.sum(),
-            0.01,
-        )
+        progress = rate * p.num_local_steps(rate)[client]
+        yield check(case, f"η·ℓ of client {client + 1} against v²/N", progress, unit / sizes.sum(), 0.01)
 
 
 REMARKS: tuple[Callable[[Form], Iterator[Check]], ...] = (interpretations, early_stopping, step_choice)

@@ -266,9 +266,6 @@ def gap_figure(problems: Sequence[Problem], rows: Sequence[Row]) -> Figure:
         other = numbers(rows, problem, reference(models_of(rows, problem)), count, name)
         return Estimate.of((100 * (ours - other) / other)[~other.isnan()])
 
-    def series(problem: Problem, x: Sequence[float], found: Sequence[Estimate]) -> Series:
-        return Series(problem.name, x, [each.mean for each in found], [each.error for each in found])
-
     thirds = list(range(1, len(SIZES) + 1))
     by_size = [problem for problem in problems if not numbers(rows, problem, OURS, name=SIZES[0]).isnan().any()]
     charts = [
@@ -276,7 +273,7 @@ def gap_figure(problems: Sequence[Problem], rows: Sequence[Row]) -> Figure:
             "New rows of known groups",
             "third of the groups by size: 1 small, 3 large",
             "error beside the mixed model's, %",
-            [series(problem, thirds, [gap(problem, None, size) for size in SIZES]) for problem in by_size],
+            [Series.of(problem.name, thirds, [gap(problem, None, size) for size in SIZES]) for problem in by_size],
             x_ticks=thirds,
             dodge=0.02,
         )
@@ -288,7 +285,7 @@ def gap_figure(problems: Sequence[Problem], rows: Sequence[Row]) -> Figure:
                 "New groups",
                 "rows of the new group, k",
                 "error beside the mixed model's, %",
-                [series(p, p.counts, [gap(p, count) for count in p.counts]) for p in with_new],
+                [Series.of(p.name, p.counts, [gap(p, count) for count in p.counts]) for p in with_new],
                 x_ticks=list(COUNTS),
                 dodge=0.05,
             )

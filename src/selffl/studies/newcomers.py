@@ -214,13 +214,9 @@ def _chart(problem: Problem, found: Mapping[str, Mapping[int, Tensor]]) -> Chart
     series = []
     some = [count for count in found[OURS] if count]
     for label, by_count in found.items():
-        each = [Estimate.of(by_count[count]) for count in some]
+        found_here = Series.of(label, some, [Estimate.of(by_count[count]) for count in some])
         is_flat = label == "fedavg, as it is"
-        series.append(
-            Series(
-                label, some, [e.mean for e in each], None if is_flat else [e.error for e in each], is_reference=is_flat
-            )
-        )
+        series.append(replace(found_here, error=None, is_reference=True) if is_flat else found_here)
     return Chart(problem.name, "rows of the newcomer, k", "accuracy, %", series, log_x=True, x_ticks=some)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -25,69 +25,51 @@ OF_COMPARISONS = ("algorithm", "algorithms", "num_seeds")  # what no number of a
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What is trained first, from scratch, for every method to start from: one shared model, by FedAvg.
+    """What is trained first, from scratch, for every method to start from: one shared model, by FedAvg."""
 
-    Attributes:
-        rounds: How many.
-        is_pooled: Whether on all training rows as one client's, which is ordinary training.
-        num_local_steps: Steps a round, unless the problem counts epochs.
-        learning_rate: η; none: the problem's.
-    """
-
-    rounds: int
-    is_pooled: bool = False
-    num_local_steps: int = 20
-    learning_rate: float | None = None
+    rounds: int  # how many
+    is_pooled: bool = False  # whether on all training rows as one client's, which is ordinary training
+    num_local_steps: int = 20  # steps a round, unless the problem counts epochs
+    learning_rate: float | None = None  # η; none: the problem's
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A data set, a model, and how long and how fast it is trained.
+    """A data set, a model, and how long and how fast it is trained."""
 
-    Attributes:
-        name: As the command line knows it.
-        title: As a reader knows it.
-        data: Name of the data set.
-        data_options: Of its loader, besides the seed.
-        model: One of `selffl.models.MODELS`.
-        rounds: How many.
-        participation: C.
-        learning_rate: η.
-        batch_size: B.
-        optimiser: Of the clients' local steps.
-        num_local_steps: L of the methods that have one, and Self-FL's steps while it knows no variance (D3).
-        max_local_steps: ℓ_max of Self-FL.
-        num_local_epochs: Passes over each client's rows instead of either number of steps (D15).
-        model_options: Of the model.
-        warm_up: What every method starts from, where that is not a fresh model.
-        algorithm: The method that is trained where nobody names one.
-        algorithms: The methods that are compared where nobody names any.
-        num_seeds: Repeats of a comparison where nobody says how many.
-    """
-
-    name: str
-    title: str
-    data: str
-    model: str
-    rounds: int = 200
-    participation: float = 0.1
-    learning_rate: float = 0.03
-    batch_size: int = 10
-    optimiser: str = "sgd"
-    num_local_steps: int = 20
-    max_local_steps: int = 40
-    data_options: Mapping[str, Any] = field(default_factory=dict)
-    num_local_epochs: int | None = None
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    warm_up: WarmUp | None = None
-    algorithm: str = DEFAULT_ALGORITHM
-    algorithms: tuple[str, ...] = (DEFAULT_ALGORITHM, *METHODS)
-    num_seeds: int = NUM_SEEDS
+    name: str  # as the command line knows it
+    title: str  # as a reader knows it
+    data: str  # name of the data set
+    model: str  # one of `selffl.models.MODELS`
+    rounds: int = 200  # how many
+    participation: float = 0.1  # C
+    learning_rate: float = 0.03  # η
+    batch_size: int = 10  # B
+    optimiser: str = "sgd"  # of the clients' local steps
+    num_local_steps: int = 20  # L of the methods that have one, and Self-FL's steps while it knows no variance (D3)
+    max_local_steps: int = 40  # ℓ_max of Self-FL
+    data_options: Mapping[str, Any] = field(default_factory=dict)  # of its loader, besides the seed
+    num_local_epochs: int | None = None  # passes over each client's rows instead of either number of steps (D15)
+    model_options: Mapping[str, Any] = field(default_factory=dict)  # of the model
+    warm_up: WarmUp | None = None  # what every method starts from, where that is not a fresh model
+    algorithm: str = DEFAULT_ALGORITHM  # the method that is trained where nobody names one
+    algorithms: tuple[str, ...] = (DEFAULT_ALGORITHM, *METHODS)  # the methods that are compared where nobody names any
+    num_seeds: int = NUM_SEEDS  # repeats of a comparison where nobody says how many
 
     @property
     def settings(self) -> dict[str, Any]:
         """Those of `selffl.train` that a study has, by name."""
         return {name: getattr(self, name) for name in STUDY_SETTINGS}
+
+    def shortened(self, share: int, model_options: Mapping[str, Any] | None = None) -> Self:
+        """For a quick look: one in ``share`` of the rounds, those of the warm start too, and perhaps another model."""
+        warm = self.warm_up
+        return replace(
+            self,
+            rounds=max(self.rounds // share, 1),
+            warm_up=warm and replace(warm, rounds=max(warm.rounds // share, 1)),
+            model_options={**self.model_options, **(model_options or {})},
+        )
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
         """The clients of one seed."""

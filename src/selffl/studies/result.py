@@ -30,6 +30,11 @@ class Series:
     error: Sequence[float] | None = None
     is_reference: bool = False  # a limit or an envelope rather than a measurement
 
+    @classmethod
+    def of(cls, name: str, x: Sequence[float], estimates: Sequence[Estimate]) -> Series:
+        """Of means with their standard errors."""
+        return cls(name, x, [each.mean for each in estimates], [each.error for each in estimates])
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -63,6 +68,11 @@ def with_minus(text: str) -> str:
         'self-fl-2 differs by −0.3 ± 1e-05 [−0.5, −0.1]'
     """
     return NEGATIVE.sub("−", text)
+
+
+def capfirst(text: str) -> str:
+    """With a capital at the beginning, the rest as it is."""
+    return text[:1].upper() + text[1:]
 
 
 @dataclass(frozen=True)
@@ -99,23 +109,14 @@ def _silent(done: int, total: int, now: str) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """How a study is to be run.
+    """How a study is to be run."""
 
-    Attributes:
-        quick: Fewer repeats: a first look.
-        progress: Told how far it is.
-        folder: Where training runs leave their records; those that lie there already are not run again.
-        device: Where models train.
-        num_processes: Training runs side by side.
-        num_seeds: Repeats of studies that train, if not their own number.
-    """
-
-    quick: bool = False
-    progress: Progress = _silent
-    folder: Path | None = None
-    device: str = "cpu"
-    num_processes: int = 1
-    num_seeds: int | None = None
+    quick: bool = False  # fewer repeats: a first look
+    progress: Progress = _silent  # told how far it is
+    folder: Path | None = None  # where training runs leave their records; those that are there are not run again
+    device: str = "cpu"  # where models train
+    num_processes: int = 1  # training runs side by side
+    num_seeds: int | None = None  # repeats of studies that train, if not their own number
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from selffl.studies.comparison import (
     NUM_SEEDS,
     by_round,
     history,
-    mean_gradients,
-    points,
     run_each,
+    score_lines,
     shortened,
     within,
 )
@@ -25,6 +24,11 @@ from selffl.studies.result import OVER_SPLITS, Chart, Claim, Figure, Job, Series
 
 _METHODS = ("self-fl", "self-fl-sums")
 PAIRS = {"": {}, ", σ₀² as a mean": {"variance_scale": "mean"}}
+COLUMNS = {
+    "personal models": "weighted_accuracy",
+    "worst 10 %": "worst10_accuracy",
+    "global model": "global_accuracy",
+}
 MAX_GAP_POINTS = 0.5  # points of accuracy that two methods may differ by and still be called alike
 
 # Fixed before any run with noise, from the lengths of the changes in one run of another seed without it (0.6 to 0.8);
@@ -46,7 +50,7 @@ def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
         outcomes = run_each(problem, arms, seeds, job, done, total)
         done += len(arms) * len(seeds)
         rows += [{"problem": problem.name, **row} for row in history(outcomes)]
-        table += [{"problem": problem.name, **line} for line in _lines(outcomes)]
+        table += [{"problem": problem.name, **line} for line in score_lines(outcomes, COLUMNS)]
         charts.append(by_round(outcomes, [arm.label for arm in arms], "weighted_accuracy", problem.name))
         for ending in PAIRS:
             plain, summed = (name + ending for name in _METHODS)
@@ -56,19 +60,6 @@ def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
     caption = f"Personal models on held-out rows; mean over {len(seeds)} seeds, bars ± s.e."
     config |= {"num_seeds": len(seeds)}
     return StudyResult(rows, table, [Figure("accuracy", caption, charts)], claims, config, decided_by=OVER_SPLITS)
-
-
-def _lines(outcomes: Outcomes) -> list[dict[str, str]]:
-    return [
-        {
-            "method": label,
-            "personal models": points(estimate(group, "weighted_accuracy")),
-            "worst 10 %": points(estimate(group, "worst10_accuracy")),
-            "global model": points(estimate(group, "global_accuracy")),
-            "gradients": f"{mean_gradients(group):.0f}",
-        }
-        for label, group in outcomes.items()
-    ]
 
 
 def noise_study(whole: Problem, job: Job) -> StudyResult:
@@ -82,11 +73,10 @@ def noise_study(whole: Problem, job: Job) -> StudyResult:
     outcomes = run_each(problem, arms, seeds, job)
     num_clients = int(outcomes[free][0].summary["clients"])
     spent = {label: _epsilon(problem, z, num_clients) for label, z in noisy.items()}
-    table = [line | {f"ε at δ = {DELTA:g}": spent.get(line["method"], "–")} for line in _lines(outcomes)]
+    table = [line | {f"ε at δ = {DELTA:g}": spent.get(line["method"], "–")} for line in score_lines(outcomes, COLUMNS)]
     lines = []
     for name, metric in (("personal models", "weighted_accuracy"), ("global model", "global_accuracy")):
-        found = [estimate(outcomes[label], metric) for label in (bounded, *noisy)]
-        lines.append(Series(name, [0.0, *NOISE], [p.mean for p in found], [p.error for p in found]))
+        lines.append(Series.of(name, [0.0, *NOISE], [estimate(outcomes[label], metric) for label in (bounded, *noisy)]))
     alone = estimate(outcomes["local"], "weighted_accuracy").mean
     lines.append(Series("training alone", [0.0, max(NOISE)], [alone, alone], is_reference=True))
     claims = [

@@ -56,7 +56,7 @@ def error_figure(
         lines = []
         for method in shown:
             points = [Estimate.of(getattr(outcomes[method, rate], attribute)) for rate in setting.participation]
-            lines.append(Series(method, setting.participation, [p.mean for p in points], [p.error for p in points]))
+            lines.append(Series.of(method, setting.participation, points))
         for form, text in bounds.items():
             level = Estimate.of(getattr(limits[form], attribute)).mean
             lines.append(Series(text, setting.participation, [level] * len(setting.participation), is_reference=True))
@@ -413,7 +413,7 @@ def augmented_study(
         lines = []
         for name in named:
             points = [Estimate.of(outcomes[name, rate].local_error) for rate in rates]
-            lines.append(Series(name, rates, [p.mean for p in points], [p.error for p in points]))
+            lines.append(Series.of(name, rates, points))
             table.append(
                 {"case": case, "method": name}
                 | {f"local ℓ1, C={rate:g}": str(point) for rate, point in zip(rates, points, strict=True)}

@@ -34,12 +34,9 @@ PANELS = {"train_accuracy": "Training rows", "weighted_accuracy": "Test rows"}
 
 def settled(found: Problem, job: Job) -> tuple[Problem, WarmUp]:
     """The problem as it is run and its warm start: a quick look takes an LSTM of 32 and a twentieth of the rounds."""
-    assert found.warm_up is not None
-    if not job.quick:
-        return found, found.warm_up
-    warm_up = WarmUp(rounds=found.warm_up.rounds // 20)
-    options = {**found.model_options, "hidden": 32}
-    return replace(found, rounds=found.rounds // 20, warm_up=warm_up, model_options=options), warm_up
+    problem = found.shortened(20, {"hidden": 32}) if job.quick else found
+    assert problem.warm_up is not None
+    return problem, problem.warm_up
 
 
 FROM_SCRATCH: Mapping[str, tuple[str, Mapping[str, Any]]] = {
