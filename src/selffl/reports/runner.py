@@ -21,7 +21,7 @@ import torch
 
 from selffl.reports.record import StudyRecord, save_study
 from selffl.studies import DEMO, STUDIES
-from selffl.studies.arms import sigint_blocked, stop_workers
+from selffl.studies.arms import shared_workers, sigint_blocked, stop_workers
 from selffl.studies.result import Job
 
 OnProgress = Callable[[str, int, int, str], None]  # study, steps done, steps in all, what comes next
@@ -43,7 +43,8 @@ def _run(on_progress: OnProgress, study_id: str, folder: Path, job: Job) -> Stud
     """One study, from its first run to its record."""
     study = DEMO if study_id == DEMO.id else STUDIES[study_id]
     began = time.perf_counter()
-    result = study.run(replace(job, progress=partial(on_progress, study_id), folder=folder / study_id / "runs"))
+    with shared_workers(job.num_processes):
+        result = study.run(replace(job, progress=partial(on_progress, study_id), folder=folder / study_id / "runs"))
     seconds = time.perf_counter() - began
     words = ["demo"] if study_id == DEMO.id else ["paper", "run", study_id]
     words += ["--quick"] if job.quick else []

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -205,8 +206,7 @@ def run_side_by_side(
         for piece, arguments in tasks.items():
             note(piece, function(*arguments))
     elif tasks:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(num_processes, len(tasks)), context, torch.set_num_threads, (1,)) as pool:
+        with shared_workers(min(num_processes, len(tasks))) as pool:
             with sigint_blocked():
                 futures: dict[Future[Found], Piece] = {
                     pool.submit(function, *arguments): piece for piece, arguments in tasks.items()
@@ -217,6 +217,25 @@ def run_side_by_side(
             except BaseException:
                 stop_workers(pool)
                 raise
+
+
+_workers: ContextVar[ProcessPoolExecutor | None] = ContextVar("workers", default=None)
+
+
+@contextmanager
+def shared_workers(num_processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes for all runs within, and within what is called: starting them takes longer than a short run."""
+    shared = _workers.get()
+    if shared is not None:
+        yield shared
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, context, torch.set_num_threads, (1,)) as pool:
+        token = _workers.set(pool)
+        try:
+            yield pool
+        finally:
+            _workers.reset(token)
 
 
 @contextmanager
