@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,8 @@ from selffl.errors import ConfigError, unknown_name
 from selffl.training.flat import FlatModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) of a minibatch -> its mean loss
-Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]  # (params [n, P], features [n, B, ...], labels [n, B]) -> [n, P]
+# (params [n, P], features [n, B, ...], labels [n, B], keys of masks [n, 1] where there are any) -> [n, P]
+Gradient = Callable[..., Tensor]
 Way = Literal["vmap", "loop", "unfold"]
 Gradients = Literal["auto", "vmap", "loop", "unfold"]
 
@@ -104,38 +105,51 @@ def check_gradients(gradients: Gradients) -> None:
 
 
 def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> Gradient:
-    """Gradients of the mean loss for a block of clients, each with its own parameters and minibatch."""
+    """Gradients of the mean loss for a block of clients, each with its own parameters and minibatch.
 
-    def by_vmap(model: FlatModel, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        def mean_loss(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-            return loss(model(params, features), labels)
+    They are of a training pass.  Behind them, in the place of statistics, are those that the pass leaves.
+    """
 
-        gradients: Tensor = _vectorised(torch.func.grad(mean_loss), model, params, features, labels)
-        return gradients
+    def by_vmap(model: FlatModel, params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
+        def mean_loss(params: Tensor, features: Tensor, labels: Tensor, *key: Tensor) -> tuple[Tensor, Tensor]:
+            outputs, left = model.train_at(params, features, *key)
+            return loss(outputs, labels), labels.new_zeros(0) if left is None else left
 
-    def by_loop(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        gradients, left = _vectorised(torch.func.grad(mean_loss, has_aux=True), model, params, features, labels, *keys)
+        return _with_statistics(gradients, model.num_parameters, left)
+
+    def by_loop(params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
         gradients = params.new_empty(params.shape)
         with model.borrowed() as leaves, torch.enable_grad(), silence_rnn_warning():
             for client, own in enumerate(params.detach()):
-                for leaf, part in zip(leaves, model.parts(own).values(), strict=True):
+                parts = model.parts(own)
+                for leaf, part in zip(leaves, parts.values(), strict=False):
                     leaf.data = part
-                value = loss(model.module(model.protect_rows(features[client])), labels[client])
-                slopes = torch.autograd.grad(value, leaves, materialize_grads=True)
-                torch.cat([slope.reshape(-1) for slope in slopes], out=gradients[client])
+                outputs, left = model.train_borrowed(parts, features[client], *(key[client] for key in keys))
+                slopes = torch.autograd.grad(loss(outputs, labels[client]), leaves, materialize_grads=True)
+                found = [slope.reshape(-1) for slope in slopes] + ([] if left is None else [left])
+                torch.cat(found, out=gradients[client])
         return gradients
 
-    def gradient(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    def gradient(params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
         # The closed form is for classes, one per row; cross-entropy takes probabilities, too.
         if is_softmax_regression and features.ndim == 3 and labels.ndim == 2 and not labels.is_floating_point():
             return softmax_regression_gradient(params, features, labels)
         way = quickest_way(model, params, features) if gradients == "auto" else gradients
         if way == "loop":
-            return by_loop(params, features, labels)
-        return by_vmap(model.unfolded if way == "unfold" else model.vectorised, params, features, labels)
+            return by_loop(params, features, labels, *keys)
+        return by_vmap(model.unfolded if way == "unfold" else model.vectorised, params, features, labels, *keys)
 
     check_gradients(gradients)
     is_softmax_regression = gradients == "auto" and loss is nn.functional.cross_entropy and _is_linear(model)
     return gradient
+
+
+def _with_statistics(gradients: Tensor, num_parameters: int, left: Tensor) -> Tensor:
+    """Gradients ``[n, P]`` with the statistics that are left in the place of theirs, which are 0."""
+    if left.shape[1]:
+        gradients[:, num_parameters:] = left
+    return gradients
 
 
 def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> Tensor:
@@ -150,10 +164,10 @@ def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> 
     return outputs
 
 
-def _vectorised(function: Callable[..., Tensor], model: FlatModel, *arguments: Tensor) -> Tensor:
+def _vectorised(function: Callable[..., Any], model: FlatModel, *arguments: Tensor) -> Any:
     """``function`` of all clients at once."""
     try:
-        outputs: Tensor = torch.func.vmap(function, randomness="error")(*arguments)
+        outputs = torch.func.vmap(function, randomness="error")(*arguments)
     except RuntimeError as error:
         if not str(error).startswith(("vmap:", "Batching rule not implemented")):
             raise
