@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from selffl.data.federation import Rows
 from selffl.errors import ConfigError, unknown_name
@@ -167,7 +168,8 @@ def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> 
 def _vectorised(function: Callable[..., Any], model: FlatModel, *arguments: Tensor) -> Any:
     """``function`` of all clients at once."""
     try:
-        outputs = torch.func.vmap(function, randomness="error")(*arguments)
+        with sdpa_kernel(SDPBackend.MATH):  # the others go client by client
+            outputs = torch.func.vmap(function, randomness="error")(*arguments)
     except RuntimeError as error:
         if not str(error).startswith(("vmap:", "Batching rule not implemented")):
             raise
