@@ -10,7 +10,7 @@ from torch import nn
 import selffl
 from selffl.data.federation import Rows
 from selffl.errors import ConfigError, DataError
-from selffl.training.blocks import gradient_of
+from selffl.training.blocks import gradient_of, outputs_of
 from selffl.training.evaluation import check_rows
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelTask
@@ -193,10 +193,24 @@ class Counting(nn.Linear):
         return super().forward(rows)
 
 
+class Settled(nn.Linear):
+    """A module that writes what is already there: one whose power iteration has converged, say."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.register_buffer("direction", torch.ones(2))
+
+    def forward(self, rows):
+        if self.training:
+            self.direction.copy_(self.direction.clone())
+        return super().forward(rows)
+
+
 @pytest.mark.parametrize(
     ("module", "name", "shape"),
     [
         (Counting(), "count", (4,)),
+        (Settled(), "direction", (4,)),
         (
             nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(8, 2)),
             "0.running_mean",
@@ -319,3 +333,25 @@ def test_single_rows_are_refused_where_a_batch_is_needed():
     assert model.mixes_rows
     with pytest.raises(ConfigError, match="normalises by batches, so that what it answers has no gradient by row"):
         _ = model.still
+
+
+@pytest.mark.parametrize("way", ["vmap", "loop"])
+@pytest.mark.parametrize("is_still", [False, True])
+def test_attention_has_the_gradients_and_answers_of_its_module(is_still, way):
+    """torch has kernels for layers in eval() mode that take one set of parameters."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    module = seeded(lambda: nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 2)), dtype=torch.float64)
+    model = FlatModel(module.eval() if is_still else module)
+    rows, labels = random(2, 5, 3, 8), torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 0, 1]])
+    params = model.params + 0.1 * random(2, len(model.params), seed=3)
+    found = gradient_of(model, LOSS, way)(params, rows, labels)
+    with torch.no_grad():
+        answers = outputs_of(model, params, rows, way)
+    for client in range(2):
+        plain = model.load(params[client]).train()
+        outputs = plain(rows[client])
+        LOSS(outputs, labels[client]).backward()
+        torch.testing.assert_close(
+            found[client], torch.cat([part.grad.flatten() for part in plain.parameters()]), **EXACT
+        )
+        torch.testing.assert_close(answers[client], outputs.detach(), **EXACT)

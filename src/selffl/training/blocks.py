@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -112,12 +112,16 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
     """
 
     def by_vmap(model: FlatModel, params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
-        def mean_loss(params: Tensor, features: Tensor, labels: Tensor, *key: Tensor) -> tuple[Tensor, Tensor]:
+        def mean_loss(params: Tensor, features: Tensor, labels: Tensor, *key: Tensor) -> Any:
             outputs, left = model.train_at(params, features, *key)
-            return loss(outputs, labels), labels.new_zeros(0) if left is None else left
+            return loss(outputs, labels) if left is None else (loss(outputs, labels), left)
 
-        gradients, left = _vectorised(torch.func.grad(mean_loss, has_aux=True), model, params, features, labels, *keys)
-        return _with_statistics(gradients, model.num_parameters, left)
+        slope = torch.func.grad(mean_loss, has_aux=bool(model.num_statistics))
+        found = _vectorised(slope, model, params, features, labels, *keys)
+        gradients: Tensor = found[0] if model.num_statistics else found
+        if model.num_statistics:
+            gradients[:, model.num_parameters :] = found[1]
+        return gradients
 
     def by_loop(params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
         gradients = params.new_empty(params.shape)
@@ -146,13 +150,6 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
     return gradient
 
 
-def _with_statistics(gradients: Tensor, num_parameters: int, left: Tensor) -> Tensor:
-    """Gradients ``[n, P]`` with the statistics that are left in the place of theirs, which are 0."""
-    if left.shape[1]:
-        gradients[:, num_parameters:] = left
-    return gradients
-
-
 def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> Tensor:
     """Outputs ``[n, B, ...]`` for ``features [n, B, ...]`` at ``params [n, P]``."""
     if way == "loop":
@@ -168,7 +165,8 @@ def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> 
 def _vectorised(function: Callable[..., Any], model: FlatModel, *arguments: Tensor) -> Any:
     """``function`` of all clients at once."""
     try:
-        with sdpa_kernel(SDPBackend.MATH):  # the others go client by client
+        # Other kernels of attention go client by client.
+        with sdpa_kernel(SDPBackend.MATH) if model.may_attend else nullcontext():
             outputs = torch.func.vmap(function, randomness="error")(*arguments)
     except RuntimeError as error:
         if not str(error).startswith(("vmap:", "Batching rule not implemented")):

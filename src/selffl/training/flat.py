@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 
 import torch
@@ -155,7 +155,7 @@ class FlatModel:
 
     def at(self, parts: Mapping[str, Tensor], features: Tensor) -> Tensor:
         """Outputs for ``features`` with trained parameters and statistics by name."""
-        with plain_attention(), say_what_one_row_lacks():
+        with self._attention(), say_what_one_row_lacks():
             outputs: Tensor = torch.func.functional_call(self._answering, dict(parts), (self.protect_rows(features),))
         return outputs
 
@@ -182,15 +182,21 @@ class FlatModel:
     def _pass(
         self, forward: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], features: Tensor, key: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        through = self._training[1]
+        module, through = self._training
+        if module is self.module:  # nothing in it is other than when it answers
+            with self._attention():
+                return forward(self.protect_rows(features)), None
         through.begin({name: parts[name] for name in self._statistics}, key)
         try:
-            with say_what_one_row_lacks():
+            with self._attention(), say_what_one_row_lacks():
                 outputs = forward(self.protect_rows(features))
             left = [through.statistics[name].reshape(-1) for name in self._statistics]
         finally:
             through.begin({}, None)
         return outputs, torch.cat(left) if left else None
+
+    def _attention(self) -> AbstractContextManager[None]:
+        return plain_attention() if self.may_attend else nullcontext()
 
     @cached_property
     def _answering(self) -> nn.Module:
@@ -216,6 +222,15 @@ class FlatModel:
         return any(map(leaves_out, self.module.modules()))
 
     @cached_property
+    def may_attend(self) -> bool:
+        """Whether there may be attention: in a layer of torch's, or in a part that is not torch's own."""
+        layers = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+        return any(
+            isinstance(part, layers) or not type(part).__module__.startswith("torch.nn.")
+            for part in self.module.modules()
+        )
+
+    @cached_property
     def mixes_rows(self) -> bool:
         """Whether what is answered of a row depends on those beside it: BatchNorm without running statistics."""
         return any(is_normalising(part) and part.running_mean is None for part in self.module.modules())
@@ -224,7 +239,7 @@ class FlatModel:
         """Note whether the module works in place on rows such as ``features [B, ...]``, by a pass over a copy."""
         rows = features.clone()
         before = None if rows.is_inference() else rows._version
-        with torch.no_grad(), plain_attention(), say_what_one_row_lacks():
+        with torch.no_grad(), self._attention(), say_what_one_row_lacks():
             self._answering(rows)
         # The count of changes sees a ReLU in place on positive numbers; the numbers see what goes past the count.
         is_same = before is not None and rows._version == before and torch.equal(rows, features)
