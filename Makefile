@@ -59,7 +59,7 @@ FLOWER := FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1
 
 # Deployments come first: they take longest, and other files go on beside them.
 flower: .venv-flower/.installed
-	$(FLOWER)/python -m pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder tests/deploy tests/engines/flower tests/runs/test_flower.py \
+	$(FLOWER)/python -m pytest -q --numprocesses=2 --dist=loadfile --no-loadscope-reorder tests/deploy tests/engines/flower tests/runs/test_flower.py tests/runs/test_flower_modules.py \
 		tests/runs/test_flower_kills.py tests/test_cli_flower.py tests/test_dependencies.py \
 		"tests/test_benchmarks.py::test_a_benchmark_prints_its_ratios_and_writes_its_file[flower_rounds]"
 

@@ -467,10 +467,11 @@ MISTAKES = {
     "a module without values": Mistake("on the meta device", call=lambda: train(model=nn.Linear(3, 2, device="meta"))),
     "a complex module": Mistake("complex parameter", call=lambda: train(model=nn.Linear(3, 2, dtype=torch.complex64))),
     "batch statistics": Mistake(
-        "Use GroupNorm", call=lambda: train(model=nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))),
+        "expected a momentum such as 0.1",
+        call=lambda: train(model=nn.Sequential(nn.BatchNorm1d(3, momentum=None), nn.Linear(3, 2))),
     ),
     "dropout": Mistake(
-        "leaves out 0.5 at random", call=lambda: train(model=nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2))),
+        "leaves out 0.5 at random", call=lambda: train(model=nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(3, 2))),
     ),
     "sparse gradients": Mistake(
         "without sparse=True", call=lambda: train(model=Words(), fed=federation(x=(ROWS > 0).astype(int))),

@@ -5,6 +5,7 @@ Reached as `selffl.SelfFLClassifier` and `selffl.SelfFLRegressor`; scikit-learn 
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any, Self
@@ -28,7 +29,6 @@ from selffl.runs.methods import Method, named_method
 from selffl.runs.recipe import check_settings
 from selffl.runs.run import Run
 from selffl.runs.train import train
-from selffl.training.answers import trained_module
 from selffl.training.flat import FlatModel
 from selffl.training.losses import squared_error
 
@@ -102,10 +102,12 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.run_ = run
         self.clients_ = list(run.federation.clients)
         # A row has the same prediction whatever is asked beside it: to the last digits that are shown, in double.
-        self._flat = FlatModel(trained_module(run.global_model()).to("cpu", torch.float64).eval())
-        models = (trained_module(run.personal_model(client)) for client in self.clients_)
-        trained = (model.to("cpu", torch.float64).state_dict() for model in models)
-        self._personal = torch.stack([self._flat.flatten(state).float() for state in trained])
+        trained = run._session.model
+        self._flat = FlatModel(copy.deepcopy(trained.module).to("cpu", torch.float64), trained.batch_norm)
+        self._shared = run._state.server.params.cpu().double()
+        self._personal = torch.stack(
+            [run._session.personal(run._state, place).cpu().float() for place in range(len(self.clients_))]
+        )
 
     def _rate(self, federation: Federation) -> float:
         """Of the local steps, where none was asked for."""
@@ -118,7 +120,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         checked = self._checked(x, reset=False)
         rows = torch.tensor((checked - self.mean_) / self.scale_)
         if client is None:
-            params = self._flat.params if self._has_clients else self._personal[0].double()
+            params = self._shared if self._has_clients else self._personal[0].double()
             with torch.no_grad():
                 return self._flat(params, rows)
         column = column_of(client)
@@ -133,7 +135,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         found: Tensor | None = None
         for number, name in enumerate(ids):
             own = torch.from_numpy(np.flatnonzero(owner == number))
-            params = self._personal[place[name]].double() if name in place else self._flat.params
+            params = self._personal[place[name]].double() if name in place else self._shared
             with torch.no_grad():
                 outputs = self._flat(params, rows[own])
             found = outputs.new_empty(len(rows), *outputs.shape[1:]) if found is None else found

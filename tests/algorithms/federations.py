@@ -31,6 +31,7 @@ class StructuredFederation(GaussianFederation):
     """With a few clusters in turn, and a model whose last coordinate is a layer of its own: its head."""
 
     num_clusters: int = 3
+    keeps_head: bool = True  # whether clients keep it, whatever the method shares
     is_grouped: bool = False  # whether the parameters of each layer may vary by a variance of their own
 
     @property
@@ -39,7 +40,7 @@ class StructuredFederation(GaussianFederation):
         layers = (Layer("body.0", 0, last), Layer("head", last, last + 1))[0 if last else 1 :]
         sizes = tuple(layer.stop - layer.start for layer in layers) if self.is_grouped else ()
         cluster = torch.arange(known.num_clients) % self.num_clusters
-        return replace(known, cluster=cluster, layers=layers, group_sizes=sizes)
+        return replace(known, cluster=cluster, layers=layers, group_sizes=sizes, kept=layers[-1:] * self.keeps_head)
 
 
 def federation(

@@ -179,6 +179,7 @@ CASES = {
         STEPS | INNER | {"hessian_free": True},
     ),
     "apfl": ("apfl", STEPS, twins.run_apfl, STEPS),
+    "fedbn, without BatchNorm": ("fedbn", STEPS, twins.run_fedavg, STEPS),
     "fedper": ("fedper", STEPS, twins.run_fedper, STEPS),
     "fedrep": (
         "fedrep",

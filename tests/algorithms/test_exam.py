@@ -371,6 +371,7 @@ def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
         ("perfedavg", {"num_local_steps": 7, "order": "hessian-free"}, 7 * (1 + 1 + 2)),
         ("apfl", {"num_local_steps": 7}, 7 * 2),
         ("fedper", {"num_local_steps": 7}, 7),
+        ("fedbn", {"num_local_steps": 7}, 7),
         ("fedrep", {"num_local_steps": 7, "head_steps": 4}, 4 + 7),
         ("self-fl-auto", {"num_local_steps": 7}, 7 + 7),
         ("self-fl", {"initial_steps": 6}, 6),
@@ -418,6 +419,7 @@ def test_gradients_of_self_fl_are_its_steps():
         ("perfedavg", {"num_local_steps": 2, "order": "hessian-free"}, [0, 1, 2, 3, 4, 5]),
         ("apfl", {"num_local_steps": 3}, [0, 1, 2]),  # one for both gradients
         ("fedper", {"num_local_steps": 3}, [0, 1, 2]),
+        ("fedbn", {"num_local_steps": 3}, [0, 1, 2]),
         ("fedrep", {"num_local_steps": 2, "head_steps": 3}, [0, 1, 2, 3, 4]),
         # halves, the client's own model, and what is measured
         ("self-fl-auto", {"num_local_steps": 9}, [*range(9), 0, 1, 2, 0, 0]),

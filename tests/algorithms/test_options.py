@@ -59,13 +59,13 @@ WRONG = {
     "num_local_steps": (
         (
             *("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
-            *("apfl", "fedper", "fedrep", "scaffold"),
+            *("apfl", "fedbn", "fedper", "fedrep", "scaffold"),
         ),
         WHOLE_FROM_1,
         WRONG_WHOLE,
     ),
     "num_local_epochs": (("fedavg", "ditto", "fedrep", "self-fl"), WHOLE_FROM_1, (0, -3, 2.0, "4", True, math.nan)),
-    "weighting": (("fedavg", "ditto", "fedper", "fedrep"), "'examples' or 'equal'", ("Equal", None, 1)),
+    "weighting": (("fedavg", "ditto", "fedbn", "fedper", "fedrep"), "'examples' or 'equal'", ("Equal", None, 1)),
     "penalty": (("fedprox", "ditto", "pfedme"), "a number 0 or more", WRONG_NUMBER),
     "num_inner_steps": (("pfedme",), WHOLE_FROM_1, WRONG_WHOLE),
     "mixing": (("pfedme",), "a number above 0", (*WRONG_NUMBER, 0.0)),

@@ -436,7 +436,7 @@ def test_nothing_of_a_head_leaves_its_client(name):
 
 
 def test_the_head_is_the_last_layer_or_those_named():
-    source = federation(6)
+    source = replace(federation(6), keeps_head=False)
     last, named, other = (
         run(FedPer(num_local_steps=4, head=head), source, 4)[1].server.params for head in ("", "head", "body")
     )

@@ -182,6 +182,14 @@ BASELINES = [
         twins.run_fedper,
         {"num_local_steps": 3, "weighting": "equal"},
     ),
+    # What is kept is the federation's to say: its last layer.
+    ("fedbn", {"num_local_steps": 4}, twins.run_fedper, {"num_local_steps": 4}),
+    (
+        "fedbn",
+        {"num_local_steps": 3, "weighting": "equal"},
+        twins.run_fedper,
+        {"num_local_steps": 3, "weighting": "equal"},
+    ),
     (
         "fedrep",
         {"num_local_steps": 2, "head_steps": 5},

@@ -78,7 +78,8 @@ def test_a_study_has_the_settings_that_a_recipe_says():
         name: defaults[name] for name in STUDY_SETTINGS
     }
     assert DIGITS.settings == {
-        "rounds": 60, "participation": 0.25, "learning_rate": 0.03, "batch_size": 10, "optimiser": "sgd"
+        "rounds": 60, "participation": 0.25, "learning_rate": 0.03, "batch_size": 10, "optimiser": "sgd",
+        "batch_norm": None,
     }  # fmt: skip
 
 

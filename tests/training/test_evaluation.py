@@ -183,7 +183,9 @@ def test_a_forward_that_draws_random_numbers_is_refused_in_one_line():
         def forward(self, features):
             return nn.functional.dropout(super().forward(features), 0.5)
 
-    with pytest.raises(ConfigError, match=r"^Noisy draws random numbers; expected outputs .*eval\(\) on the module\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^Noisy draws random numbers of its own; expected outputs .*eval\(\) on the module\.$"
+    ):
         check_rows(FlatModel(Noisy(4, 3)), some_loss, rows_with([0, 1], [0, 2]))
 
 

@@ -11,6 +11,7 @@ from selffl.algorithms.apfl import APFL
 from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.ditto import Ditto
 from selffl.algorithms.fedavg import FedAvg
+from selffl.algorithms.fedbn import FedBN
 from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
 from selffl.algorithms.fedrep import FedRep
@@ -40,6 +41,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "ditto-equal": partial(Ditto, weighting="equal"),
     "fedavg": FedAvg,
     "fedavg-equal": partial(FedAvg, weighting="equal"),
+    "fedbn": FedBN,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
@@ -85,6 +87,7 @@ __all__ = [
     "Algorithm",
     "Ditto",
     "FedAvg",
+    "FedBN",
     "FedPer",
     "FedProx",
     "FedRep",

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from selffl.algorithms.norms import BatchNorm
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
 
@@ -44,6 +45,7 @@ class LocalTask(ABC):
 
     optimiser: Optimiser = SGD()  # how the solver makes steps of gradients; one of its own where a task has been told
     slots_per_client: int = 1  # 2 where each half of a client's rows has a slot of its own
+    num_statistics: int = 0  # coordinates of a model, the last ones, that are no parameters but running statistics
 
     def __init__(
         self, shape: torch.Size, num_examples: Tensor, learning_rate: float | Tensor, batch_size: int | None = None
@@ -67,12 +69,33 @@ class LocalTask(ABC):
 
     @abstractmethod
     def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
-        """Gradient of each client's mean loss over its minibatch, at ``params [n, P]``: ``[n, P]``."""
+        """Gradient of each client's mean loss over its minibatch, at ``params [n, P]``: ``[n, P]``.
+
+        In the place of statistics are those that the pass over the minibatch leaves.
+        """
 
     def gradient(self, params: Tensor, batch: Any, slots: Tensor) -> Tensor:
-        """The gradient of a minibatch, counted: what a method spends is measured here, not reported by the method."""
+        """The gradient of a minibatch, counted: what a method spends is measured here, not reported by the method.
+
+        As in torch, the pass writes the statistics that it leaves into the model that it is given, ``params`` itself.
+        The gradient is 0 there.
+        """
         self.num_gradients.index_add_(0, slots // self.slots_per_client, torch.ones_like(slots))
-        return self.batch_gradient(params, batch)
+        found = self.batch_gradient(params, batch)
+        if self.num_statistics:
+            params[:, -self.num_statistics :] = found[:, -self.num_statistics :]
+            found[:, -self.num_statistics :] = 0.0
+        return found
+
+    def parameters(self, values: Tensor) -> Tensor:
+        """``values [..., P]`` without those of statistics."""
+        return values[..., : -self.num_statistics] if self.num_statistics else values
+
+    def without_statistics(self, values: Tensor) -> Tensor:
+        """``values [..., P]``, written into: 0 for statistics, which nothing pulls."""
+        if self.num_statistics:
+            values[..., -self.num_statistics :] = 0.0
+        return values
 
 
 Server = TypeVar("Server")
@@ -90,6 +113,10 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     is_federated: ClassVar[bool] = True  # whether clients learn from each other at all
     only_sgd: ClassVar[str | None] = "it does not say, by only_sgd = None, that any steps will do"  # else None
     momentum: ClassVar[float] = 0.0  # of its own local steps
+    # Why models with running statistics are beyond the method; None: it leaves them to training passes and averages.
+    no_statistics: ClassVar[str | None] = "it does not say, by no_statistics = None, that it can"
+    keeps_layers: ClassVar[bool] = False  # whether clients keep the layers that a population says they do
+    batch_norm: ClassVar[BatchNorm] = "averaged"  # the policy for BatchNorm, where nobody says another
     uploads_add: ClassVar[bool] = True  # whether the server needs nothing but the sum of a cohort's uploads
     recorded: ClassVar[tuple[str, ...]] = ()  # fields of an upload that a run writes down, client by client
     may_be_unknown: ClassVar[tuple[str, ...]] = ()  # fields of an upload that may be NaN

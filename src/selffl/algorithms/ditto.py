@@ -34,6 +34,7 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
 
     name: ClassVar[str] = "ditto"
     only_sgd: ClassVar[str | None] = None
+    no_statistics: ClassVar[str | None] = None
 
     penalty: float = 1.0
     weighting: Weighting = "examples"

@@ -36,6 +36,7 @@ class FedAvg(FixedLocalSteps, StatelessClients):
     name: ClassVar[str] = "fedavg"
     personalises: ClassVar[Personalises] = "nothing"
     only_sgd: ClassVar[str | None] = None
+    no_statistics: ClassVar[str | None] = None
 
     weighting: Weighting = "examples"
 

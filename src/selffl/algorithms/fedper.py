@@ -8,6 +8,8 @@ that never took part has the initial head, which is the global model (D10).
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,6 +26,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import LocalTask, Personalises
+from selffl.algorithms.layers import Layer
 from selffl.algorithms.options import check_string
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
@@ -56,46 +59,29 @@ class HeadMemory:
         return torch.where(self.is_head, self.params, global_params)
 
 
-@dataclass(frozen=True)
-class FedPer(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, HeadMemory]):
-    """Options of FedPer.
+class SharedBody(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, HeadMemory]):
+    """A method whose clients share some layers by averaging and keep the others."""
 
-    Attributes:
-        num_local_steps: L, of body and head together.
-        head: Name of the layer that stays personal, or of a module with all its layers; empty: the last layer.
-        weighting: Average bodies by ``examples`` (n_k) or ``equal``.
-    """
-
-    name: ClassVar[str] = "fedper"
     personalises: ClassVar[Personalises] = "layers"
-    has_global_model: ClassVar[bool] = False  # its head is never trained
+    has_global_model: ClassVar[bool] = False  # what clients keep is never trained in it
     only_sgd: ClassVar[str | None] = None
+    no_statistics: ClassVar[str | None] = None
+    keeps_layers: ClassVar[bool] = True
 
-    head: str = ""
-    weighting: Weighting = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_string("head", self.head)
-        check_weighting(self.weighting)
+    @abstractmethod
+    def kept(self, population: Population) -> Sequence[Layer]:
+        """Layers that stay on the client, beside those that the population says."""
 
     def start(self, params: Tensor, population: Population) -> HeadServer:
-        """The initial model, and where its head lies."""
-        names = list(dict.fromkeys(layer.name for layer in population.layers))
-        if len(names) < 2:
-            raise ConfigError(
-                f"{self.name} shares a body and keeps a head, but the model has {len(names) or 'no'} "
-                f"layer{'' if len(names) == 1 else 's'}; expected two or more. Use a deeper model, or another method."
-            )
-        head = self.head or names[-1]
-        chosen = [layer for layer in population.layers if layer.name == head or layer.name.startswith(f"{head}.")]
-        if not chosen:
-            raise unknown_name("layer", head, names)
+        """The initial model, and where the layers lie that clients keep."""
         is_head = torch.zeros_like(params, dtype=torch.bool)
-        for layer in chosen:
+        for layer in (*self.kept(population), *population.kept):
             is_head[..., layer.start : layer.stop] = True
         if is_head.all():
-            raise ConfigError(f"head is {head!r}, which is the whole model; expected a part of: {', '.join(names)}.")
+            raise ConfigError(
+                f"{self.name} would keep the whole model with each client; expected a part of it, of the layers "
+                f"{', '.join(names_of(population))}."
+            )
         return HeadServer(params, is_head)
 
     def newcomer(self, params: Tensor) -> HeadMemory:
@@ -120,10 +106,52 @@ class FedPer(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, HeadMemor
         """L steps of the whole model."""
         return descend(task, start, self.steps(task))
 
-    def weighting_of_clients(self) -> Weighting:
-        """As the option says."""
-        return self.weighting
-
     def personal(self, global_params: Tensor, memory: HeadMemory, task: LocalTask) -> Tensor:
         """The latest global body with the client's own head."""
         return memory.model(global_params.unsqueeze(-2))
+
+
+def names_of(population: Population) -> list[str]:
+    """The names of a model's layers, in their order."""
+    return list(dict.fromkeys(layer.name for layer in population.layers))
+
+
+@dataclass(frozen=True)
+class FedPer(SharedBody):
+    """Options of FedPer.
+
+    Attributes:
+        num_local_steps: L, of body and head together.
+        head: Name of the layer that stays personal, or of a module with all its layers; empty: the last layer.
+        weighting: Average bodies by ``examples`` (n_k) or ``equal``.
+    """
+
+    name: ClassVar[str] = "fedper"
+
+    head: str = ""
+    weighting: Weighting = "examples"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_string("head", self.head)
+        check_weighting(self.weighting)
+
+    def kept(self, population: Population) -> Sequence[Layer]:
+        """The head."""
+        names = names_of(population)
+        if len(names) < 2:
+            raise ConfigError(
+                f"{self.name} shares a body and keeps a head, but the model has {len(names) or 'no'} "
+                f"layer{'' if len(names) == 1 else 's'}; expected two or more. Use a deeper model, or another method."
+            )
+        head = self.head or names[-1]
+        chosen = [layer for layer in population.layers if layer.name == head or layer.name.startswith(f"{head}.")]
+        if not chosen:
+            raise unknown_name("layer", head, names)
+        if len(chosen) == len(population.layers):
+            raise ConfigError(f"head is {head!r}, which is the whole model; expected a part of: {', '.join(names)}.")
+        return chosen
+
+    def weighting_of_clients(self) -> Weighting:
+        """As the option says."""
+        return self.weighting

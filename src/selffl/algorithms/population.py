@@ -22,6 +22,7 @@ class Population:
         class_bias: What is added to its scores, where the model ends in such numbers.
         group_sizes: Of parameters that may vary alike between clients, in the order in which they lie; empty where all
             are one group.
+        kept: Those layers that clients keep, whatever the method shares.
     """
 
     num_clients: int
@@ -31,3 +32,4 @@ class Population:
     layers: tuple[Layer, ...] = ()
     class_bias: ClassBias | None = None
     group_sizes: tuple[int, ...] = ()
+    kept: tuple[Layer, ...] = ()

@@ -94,7 +94,7 @@ def descend(
         params, own = states[0], dict(zip(names, states[1:], strict=False))
         gradient = task.gradient(params, task.batch(first_draw + number, slots), slots)
         if "anchor" in own:
-            pull = params - own["anchor"]
+            pull = task.without_statistics(params - own["anchor"])
             gradient = torch.add(gradient, pull, alpha=penalty, out=pull)
         if "frozen" in own:
             gradient = gradient.masked_fill(own["frozen"], 0.0)
@@ -131,6 +131,7 @@ def descend_to_convergence(
     steps (`windows`); converged clients leave the block.
     """
     params = start.reshape(-1, start.shape[-1])
+    params = params.clone() if task.num_statistics else params  # which a pass writes into
     done = torch.empty_like(params)
     slots = torch.arange(len(params), device=start.device)
     window, period = windows(task)
@@ -148,7 +149,8 @@ def descend_to_convergence(
             before = params if is_due is None else torch.where(is_due.unsqueeze(-1), params, before)
         params = params - rate * task.gradient(params, task.batch(first_draw + step - 1, slots), slots)
         if step in closes:
-            stays = (params - before).norm(dim=-1) > tolerance * window * (1.0 + before.norm(dim=-1))
+            way, size = (task.parameters(each).norm(dim=-1) for each in (params - before, before))
+            stays = way > tolerance * window * (1.0 + size)
             is_due = _among(closes[step], period, schedule)
             stays = stays if is_due is None else stays | ~is_due
             if bool(stays.all()):

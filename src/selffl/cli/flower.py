@@ -61,7 +61,7 @@ def flower_resume(
     # What the run was made with, whatever the app's configuration says today.
     content = config.to_json()
     given = {
-        **{name.replace("_", "-"): content[name] for name in FLOWER_SETTINGS},
+        **{name.replace("_", "-"): content[name] for name in FLOWER_SETTINGS if content[name] is not None},
         **({} if config.has_own_method else {"algorithm": config.algorithm}),
         "out": str(run.resolve()),
         "experiment": about["experiment"],

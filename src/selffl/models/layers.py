@@ -13,6 +13,7 @@ from selffl.errors import CheckpointError
 LAYERS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "Linear": (nn.Linear, ("in_features", "out_features")),
     "Flatten": (nn.Flatten, ("start_dim", "end_dim")),
+    "BatchNorm1d": (nn.BatchNorm1d, ("num_features", "eps", "momentum", "affine", "track_running_stats")),
     "Dropout": (nn.Dropout, ("p",)),
     "GELU": (nn.GELU, ("approximate",)),
     "Identity": (nn.Identity, ()),

@@ -148,7 +148,7 @@ class PersonalModels:
         check_entries(loaded, state, loaded.state_dict())
         dtype = next((entry.dtype for entry in state.values() if entry.is_floating_point()), torch.float32)
         loaded.to(dtype).load_state_dict(state)
-        return present_model(loaded, self.preparation, self._label_scale)
+        return present_model(loaded.eval(), self.preparation, self._label_scale)
 
     def predict(self, rows: Any, client: Any = None, *, module: nn.Module | None = None) -> Any:
         """Answers to new rows in the user's classes and units, as `Run.predict` gives them.

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
 from selffl.algorithms.local import training_alone
+from selffl.algorithms.norms import BatchNorm, check_batch_norm
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.population import Population
 from selffl.engines.cohort import RunState
@@ -209,6 +210,7 @@ def server_app(
     seed: int = 0,
     evaluate_every: int | None = None,
     optimiser: str | Optimiser = "sgd",
+    batch_norm: BatchNorm | None = None,
     gain: bool = False,
     metrics: Mapping[str, Any] | None = None,
     quorum: float = 0.5,
@@ -241,6 +243,7 @@ def server_app(
         seed: Of cohorts and minibatches.
         evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
         optimiser: Of the clients' local steps, as in `selffl.train`.
+        batch_norm: What becomes of BatchNorm, as in `selffl.train`; the clients have to have the same.
         gain: Whether every client also trains alone, at its own site, when the last round is done: from the model that
             the run began with, in the rounds that it was drawn for.  Needs ``out``.
         metrics: More to measure, as in `selffl.train`: the clients have to be given the same, by the same names.
@@ -276,13 +279,14 @@ def server_app(
         network = Network(**{setting.name: chosen[setting.name] for setting in fields(Network)})
         place = None if chosen["out"] is None else Path(chosen["out"])
         check_optimiser(optimiser_of(recipe.optimiser), method)
+        batch_norm = recipe.batch_norm or method.batch_norm
+        flat = FlatModel(module, batch_norm)
+        check_batch_norm(batch_norm, method, flat.num_statistics)
         if recipe.gain:
             training_alone(method)
             if place is None:
                 raise ConfigError("gain is True without out; expected a folder, in which the gains are recorded.")
-        server = Server(
-            FlatModel(module), method, ids, recipe, network, place, chosen["experiment"], population, tuple(own)
-        )
+        server = Server(flat, method, ids, recipe, network, place, chosen["experiment"], population, tuple(own))
         return server, recipe
 
     server_of({})  # what is wrong here should be said before anybody connects
@@ -322,7 +326,11 @@ def override(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[st
         if key not in run_config:
             continue
         value: Any = run_config[key]
-        if value == "" and name in ("experiment", "out"):  # Flower takes no key that an app does not declare
+        if value == "" and name in (
+            "batch_norm",
+            "experiment",
+            "out",
+        ):  # Flower takes no key that an app does not declare
             continue
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ConfigError(f"{key} is {value!r} in the run configuration; expected {kind.__name__}.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
+    from selffl.algorithms.norms import BatchNorm
     from selffl.algorithms.optimisers import Optimiser
     from selffl.training.blocks import Gradients
 
@@ -57,6 +58,9 @@ class Recipe:
         optimiser: Of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
             ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
             It starts anew in every round.
+        batch_norm: What becomes of BatchNorm: running statistics are ``averaged`` with the model, or all of it is
+            ``kept`` by each client (FedBN; for methods that keep layers), or it goes by each ``batch`` alone, also in
+            evaluation; none: ``kept`` for fedbn, else ``averaged``.
         gain: Whether every client is also trained alone, by ``local`` with the same rounds, cohorts, minibatches and
             steps, when the last round is done: ``run.clients`` then has ``alone_accuracy`` and ``realised_gain``, and
             `Run.gains` says who loses by joining.  It takes about as long again; its gradients and seconds are not
@@ -95,6 +99,7 @@ class Recipe:
     gradients: Gradients = field(default="auto", metadata=HERE)
     dtype: str | torch.dtype = field(default="float32", metadata=HERE)
     optimiser: str | Optimiser = field(default="sgd", metadata=EVERYWHERE)
+    batch_norm: BatchNorm | None = field(default=None, metadata=EVERYWHERE)
     gain: bool = field(default=False, metadata=FLOWER)
     engine: Literal["cohort", "serial"] = field(default="cohort", metadata=HERE)
 
@@ -162,6 +167,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as a recipe holds them, those left out by their defaults; one that cannot work is refused."""
     import torch
 
+    from selffl.algorithms.norms import check_policy
     from selffl.algorithms.optimisers import optimiser_of
     from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
     from selffl.data.split import check_seed
@@ -186,6 +192,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, least in (("evaluate_every", 0), ("checkpoint_every", 0), ("chunk_size", 1)):
         if found[name] is not None:
             check_integer(name, found[name], least)
+    check_policy(found["batch_norm"])
     check_gradients(found["gradients"])
     if found["engine"] == "serial" and (found["chunk_size"] not in (None, 1) or found["gradients"] not in WITH_SERIAL):
         raise ConfigError(

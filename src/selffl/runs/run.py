@@ -218,7 +218,7 @@ class Run:
                 "inter_variance": None if variance is None else float(variance),
                 "module": type(self._session.module).__name__,
                 "model": self.config.model,
-                "layers": describe_layers(self._session.module),
+                "layers": describe_layers(self._session.model.module),
                 "rows": [known.get(client, {}) for client in chosen],
             },
             precision,

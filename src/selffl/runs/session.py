@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from selffl.algorithms.local import training_alone
+from selffl.algorithms.norms import check_batch_norm
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.records import map_tensors
 from selffl.budget import budget_of
@@ -87,7 +88,9 @@ class Session:
         optimiser = optimiser_of(recipe.optimiser)
         check_optimiser(optimiser, method)
         device, dtype = torch.device(recipe.device), getattr(torch, str(recipe.dtype))
-        model = FlatModel(copy.deepcopy(module).to(device, dtype))
+        batch_norm = recipe.batch_norm or method.batch_norm
+        model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm)
+        check_batch_norm(batch_norm, method, model.num_statistics)
         if loss is None:
             loss = loss_for(model, federation.train, federation.preparation)
             recipe = replace(recipe, loss=name_of(loss))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from selffl.algorithms import DEFAULT_ALGORITHM
+from selffl.algorithms.norms import BatchNorm
 from selffl.algorithms.optimisers import Optimiser
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError
@@ -65,6 +66,7 @@ def train(
     metrics: Mapping[str, Any] | None = None,
     optimiser: str | Optimiser = "sgd",
     tracker: Choice | None = None,
+    batch_norm: BatchNorm | None = None,
     gain: bool = False,
     engine: Literal["cohort", "serial"] = "cohort",
 ) -> Run:
@@ -73,7 +75,7 @@ def train(
     The same seed gives the same numbers, whatever else runs, and after a resume; the module given is left as it is.
 
     Args:
-        model: A module without running statistics, or the name of one of `selffl.models.MODELS`.
+        model: A module, or the name of one of `selffl.models.MODELS`.
         federation: Whose rows.
         algorithm: A name, or a method with options: ``selffl.algorithm("ditto", penalty=0.1)``; left out, that is
             ``self-fl-auto``, as everywhere.
@@ -113,6 +115,9 @@ def train(
             It starts anew in every round.
         tracker: ``tensorboard``, ``mlflow`` or ``wandb``, which write files beside the run's (`selffl.runs.trackers`
             says where), an object with ``begin``, ``log`` and ``end``, or several of these in a list.
+        batch_norm: What becomes of BatchNorm: running statistics are ``averaged`` with the model, or all of it is
+            ``kept`` by each client (FedBN; for methods that keep layers), or it goes by each ``batch`` alone, also in
+            evaluation; none: ``kept`` for fedbn, else ``averaged``.
         gain: Whether every client is also trained alone, by ``local`` with the same rounds, cohorts, minibatches and
             steps, when the last round is done: ``run.clients`` then has ``alone_accuracy`` and ``realised_gain``, and
             `Run.gains` says who loses by joining.  It takes about as long again; its gradients and seconds are not

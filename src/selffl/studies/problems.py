@@ -10,6 +10,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, Algorithm, algorithm
+from selffl.algorithms.norms import BatchNorm
 from selffl.data import DATA_SETS, load
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError, unknown_name
@@ -46,6 +47,7 @@ class Problem:
     learning_rate: float = 0.03  # η
     batch_size: int = 10  # B
     optimiser: str = "sgd"  # of the clients' local steps
+    batch_norm: BatchNorm | None = None  # what becomes of BatchNorm, as in `selffl.train`
     num_local_steps: int = 20  # L of the methods that have one, and Self-FL's steps while it knows no variance (D3)
     max_local_steps: int = 40  # ℓ_max of Self-FL
     data_options: Mapping[str, Any] = field(default_factory=dict)  # of its loader, besides the seed

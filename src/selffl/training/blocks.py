@@ -13,18 +13,20 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Literal, get_args
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from selffl.data.federation import Rows
 from selffl.errors import ConfigError, unknown_name
 from selffl.training.flat import FlatModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) of a minibatch -> its mean loss
-Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]  # (params [n, P], features [n, B, ...], labels [n, B]) -> [n, P]
+# (params [n, P], features [n, B, ...], labels [n, B], keys of masks [n, 1] where there are any) -> [n, P]
+Gradient = Callable[..., Tensor]
 Way = Literal["vmap", "loop", "unfold"]
 Gradients = Literal["auto", "vmap", "loop", "unfold"]
 
@@ -104,34 +106,44 @@ def check_gradients(gradients: Gradients) -> None:
 
 
 def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> Gradient:
-    """Gradients of the mean loss for a block of clients, each with its own parameters and minibatch."""
+    """Gradients of the mean loss for a block of clients, each with its own parameters and minibatch.
 
-    def by_vmap(model: FlatModel, params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        def mean_loss(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-            return loss(model(params, features), labels)
+    They are of a training pass.  Behind them, in the place of statistics, are those that the pass leaves.
+    """
 
-        gradients: Tensor = _vectorised(torch.func.grad(mean_loss), model, params, features, labels)
+    def by_vmap(model: FlatModel, params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
+        def mean_loss(params: Tensor, features: Tensor, labels: Tensor, *key: Tensor) -> Any:
+            outputs, left = model.train_at(params, features, *key)
+            return loss(outputs, labels) if left is None else (loss(outputs, labels), left)
+
+        slope = torch.func.grad(mean_loss, has_aux=bool(model.num_statistics))
+        found = _vectorised(slope, model, params, features, labels, *keys)
+        gradients: Tensor = found[0] if model.num_statistics else found
+        if model.num_statistics:
+            gradients[:, model.num_parameters :] = found[1]
         return gradients
 
-    def by_loop(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    def by_loop(params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
         gradients = params.new_empty(params.shape)
         with model.borrowed() as leaves, torch.enable_grad(), silence_rnn_warning():
             for client, own in enumerate(params.detach()):
-                for leaf, part in zip(leaves, model.parts(own).values(), strict=True):
+                parts = model.parts(own)
+                for leaf, part in zip(leaves, parts.values(), strict=False):
                     leaf.data = part
-                value = loss(model.module(model.protect_rows(features[client])), labels[client])
-                slopes = torch.autograd.grad(value, leaves, materialize_grads=True)
-                torch.cat([slope.reshape(-1) for slope in slopes], out=gradients[client])
+                outputs, left = model.train_borrowed(parts, features[client], *(key[client] for key in keys))
+                slopes = torch.autograd.grad(loss(outputs, labels[client]), leaves, materialize_grads=True)
+                found = [slope.reshape(-1) for slope in slopes] + ([] if left is None else [left])
+                torch.cat(found, out=gradients[client])
         return gradients
 
-    def gradient(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    def gradient(params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
         # The closed form is for classes, one per row; cross-entropy takes probabilities, too.
         if is_softmax_regression and features.ndim == 3 and labels.ndim == 2 and not labels.is_floating_point():
             return softmax_regression_gradient(params, features, labels)
         way = quickest_way(model, params, features) if gradients == "auto" else gradients
         if way == "loop":
-            return by_loop(params, features, labels)
-        return by_vmap(model.unfolded if way == "unfold" else model.vectorised, params, features, labels)
+            return by_loop(params, features, labels, *keys)
+        return by_vmap(model.unfolded if way == "unfold" else model.vectorised, params, features, labels, *keys)
 
     check_gradients(gradients)
     is_softmax_regression = gradients == "auto" and loss is nn.functional.cross_entropy and _is_linear(model)
@@ -150,10 +162,12 @@ def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> 
     return outputs
 
 
-def _vectorised(function: Callable[..., Tensor], model: FlatModel, *arguments: Tensor) -> Tensor:
+def _vectorised(function: Callable[..., Any], model: FlatModel, *arguments: Tensor) -> Any:
     """``function`` of all clients at once."""
     try:
-        outputs: Tensor = torch.func.vmap(function, randomness="error")(*arguments)
+        # Other kernels of attention go client by client.
+        with sdpa_kernel(SDPBackend.MATH) if model.may_attend else nullcontext():
+            outputs = torch.func.vmap(function, randomness="error")(*arguments)
     except RuntimeError as error:
         if not str(error).startswith(("vmap:", "Batching rule not implemented")):
             raise

@@ -56,17 +56,19 @@ def numbers_of_rows(
     """The numbers that ``measure`` makes of every row, ``[rows]`` each.
 
     Models are ``params [clients, P]``, or one ``[P]`` for all.  Clients of similar numbers of rows are evaluated
-    together.  ``on_client(position, outputs, labels)`` is called once for each client that has rows, with all of them,
+    together; where rows are normalised by those beside them, each client by itself, with all of its rows at once.
+    ``on_client(position, outputs, labels)`` is called once for each client that has rows, with all of them,
     in no particular order of clients.
     """
     check_gradients(gradients)
     budget = budget_of(params.device)
     gathered = None if on_client is None else _ByClient(rows, on_client)
     with torch.no_grad():
-        if params.ndim == 1:
+        if params.ndim == 1 and not model.mixes_rows:
             numbers = _of_one_model(model, params, rows, measure, budget, gathered)
         else:
-            numbers = _of_own_models(model, params, rows, measure, gradients, budget, gathered)
+            own = params.expand(len(rows.num_examples), -1)
+            numbers = _of_own_models(model, own, rows, measure, gradients, budget, gathered)
     return numbers
 
 
@@ -100,11 +102,13 @@ def _of_own_models(
     num_features = rows.features[:1].numel()
     sizes, order = rows.num_examples.sort(descending=True, stable=True)
     alone = {"auto": rows_for_loop(model, params[0], rows.features), "loop": 0.0}.get(gradients, math.inf)
+    alone = 0.0 if model.mixes_rows else alone
     max_clients, max_rows = budget.evaluated_numbers // params.shape[1], budget.rows_evaluated(num_features)
     for low, high in _blocks(sizes.tolist(), max_clients, max_rows, alone):
         clients, size = order[low:high], sizes[low:high].unsqueeze(-1)
         own = params[clients]
-        widest, step = int(size[0]), budget.rows_evaluated(num_features, len(clients))
+        widest = int(size[0])
+        step = widest if model.mixes_rows else budget.rows_evaluated(num_features, len(clients))
         for start in range(0, widest, step):
             # Clients with fewer rows than the first of their block look at their last row again, which is not kept.
             column_index = torch.arange(start, min(start + step, widest), device=size.device)
@@ -177,6 +181,7 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
                 "usual size. Put selffl.models.Standardise.of(training rows) first in the model, or scale the rows.",
                 stacklevel=2,
             )
+    _check_single_rows(model, rows, clients)
     check_fit(loss, outputs, rows.labels)
     _check_loss(loss, outputs, labels, rows.labels)
     measure = measure_of(loss, outputs, rows.labels)
@@ -186,6 +191,20 @@ def check_rows(model: FlatModel, loss: Loss, rows: Rows, clients: Sequence[Hasha
             "expected 0 to 1. Number the classes 0 and 1."
         )
     return measure
+
+
+def _check_single_rows(model: FlatModel, rows: Rows, clients: Sequence[Hashable]) -> None:
+    """Refuse a client with one row, where rows are normalised by those beside them and one has no spread."""
+    alone = (rows.num_examples == 1).nonzero().flatten()
+    if not model.mixes_rows or not len(alone):
+        return
+    position = int(alone[0])
+    try:
+        with torch.no_grad():
+            model(model.params.to(rows.features), rows.features[rows.offset[position]][None])
+    except DataError as error:
+        who = repr(clients[position]) if clients else f"number {position}"
+        raise DataError(f"client {who} has one row, and {error}") from None
 
 
 def loss_for(model: FlatModel, rows: Rows, preparation: Preparation | None = None) -> Loss:
@@ -222,6 +241,7 @@ def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
         model.probe_rows(features)
         with torch.no_grad():
             outputs = model(params, features)
+        model.probe_training(features)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise DataError(
             f"{kind} cannot take a row of shape {tuple(features.shape[1:])} and type {features.dtype}: "
@@ -229,8 +249,8 @@ def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
         ) from None
     if not all(torch.equal(old, generator.get_state()) for old, generator in zip(before, generators, strict=True)):
         raise ConfigError(
-            f"{kind} draws random numbers; expected outputs that depend on parameters and rows alone. Remove what "
-            "draws them, or call eval() on the module."
+            f"{kind} draws random numbers of its own; expected outputs that depend on parameters and rows alone, but "
+            "for nn.Dropout. Remove what draws them, or call eval() on the module."
         )
     if not isinstance(outputs, Tensor):
         raise ConfigError(f"{kind} returns a {type(outputs).__name__}; expected one tensor of outputs.")

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from selffl.algorithms.layers import ClassBias, Layer
+from selffl.algorithms.norms import BatchNorm
 from selffl.errors import ConfigError
 from selffl.training.embedding import guard_embeddings, is_trained
+from selffl.training.passes import (
+    COUNT,
+    NORMS,
+    TrainingPass,
+    check_parts,
+    drop_statistics,
+    is_normalising,
+    leaves_out,
+    make_answering_copy,
+    make_training_copy,
+    plain_attention,
+    say_what_one_row_lacks,
+    share_copy,
+    statistics_of,
+)
 from selffl.training.recurrent import convert_lstms, is_convertible
 from selffl.training.unfold import unfold_convolutions
 
@@ -21,47 +37,31 @@ MAX_OWN_GROUPS = 32  # parameters of a model, up to which each may vary by a var
 
 
 class FlatModel:
-    """A module seen as a function of one flat vector of the parameters that it trains.
+    """A module seen as a function of one flat vector: the parameters that it trains, and behind them its statistics.
 
-    What a module says of a row may depend on its parameters and on that row alone: statistics over a batch (BatchNorm)
-    and random numbers (Dropout in training mode) are refused.
+    Statistics are the running means and variances of BatchNorm in training mode.  A training pass changes them, and no
+    gradient does; they travel with the parameters.  Parts in eval() mode stay as they are, and so do other buffers:
+    constants.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, batch_norm: BatchNorm = "averaged") -> None:
         check_parameters(module)
+        check_parts(module)
         kind = type(module).__name__
-        for name, part in module.named_modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                raise ConfigError(
-                    f"{kind} has {type(part).__name__} ({name}), whose statistics averaging over clients does not "
-                    "define; expected a module of parameters alone. Use GroupNorm in its place."
-                )
-            if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-                raise ConfigError(
-                    f"{kind} has {type(part).__name__} ({name}) with sparse gradients; expected dense ones, as methods "
-                    "add whole models. Make it without sparse=True."
-                )
-            # ``dropout`` is the share that recurrent and attention layers leave out within themselves.
-            share = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
-            if part.training and isinstance(share, float) and share > 0.0:
-                raise ConfigError(
-                    f"{kind} has {type(part).__name__} ({name}) that leaves out {share:g} at random; expected a module "
-                    "that draws no random numbers. Set it to 0, or call eval() on the module."
-                )
-        buffer = next((name for name, _ in module.named_buffers()), None)
-        if buffer is not None:
-            raise ConfigError(
-                f"{kind} has buffers ({buffer}), which averaging over clients does not define; expected a module of "
-                "parameters alone."
-            )
+        self.batch_norm = batch_norm
+        self._dropped: frozenset[str] = frozenset()  # entries of the module as it was given
+        if batch_norm == "batch":
+            module, self._dropped = drop_statistics(module)
         self.module = module
         # Frozen parameters stay what they are in the module: they are no part of what clients train and send.
         self._trained = {name: part for name, part in module.named_parameters() if part.requires_grad}
-        self._shapes = {name: part.shape for name, part in self._trained.items()}
-        if not self._shapes:
+        if not self._trained:
             raise ConfigError(f"{kind} has no parameters to train; expected some that require a gradient.")
+        self._statistics = statistics_of(module)
+        self._shapes = {name: part.shape for name, part in (self._trained | self._statistics).items()}
         self._sizes = [shape.numel() for shape in self._shapes.values()]
-        self._convolutions = [part for part in module.modules() if isinstance(part, nn.modules.conv._ConvNd)]
+        self.num_statistics = sum(part.numel() for part in self._statistics.values())
+        self.num_parameters = sum(self._sizes) - self.num_statistics
         self._work: dict[torch.Size, int] = {}
         self._adds_bias: dict[tuple[torch.Size, torch.dtype], bool] = {}
         self._is_vectorisable: dict[tuple[torch.Size, torch.dtype], bool] = {}
@@ -69,28 +69,47 @@ class FlatModel:
 
     @property
     def params(self) -> Tensor:
-        """The module's own trained parameters, ``[P]``."""
-        return torch.cat([part.detach().reshape(-1) for part in self._trained.values()])
+        """The module's own trained parameters, and its statistics behind them: ``[P]``."""
+        return torch.cat([part.detach().reshape(-1) for part in (self._trained | self._statistics).values()])
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """Buffers that training does not change, by name; counts of minibatches are of no use to anybody."""
+        buffers = self.module.named_buffers()
+        return {
+            name: buffer
+            for name, buffer in buffers
+            if name not in self._statistics and name.rpartition(".")[2] != COUNT
+        }
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """Trained parameters by the module that owns them (weight and bias together), in the order they lie."""
+        """What lies behind each other of one module (weight and bias; statistics), in the order of the modules."""
         layers: list[Layer] = []
         start = 0
         for name, size in zip(self._shapes, self._sizes, strict=True):
             owner = name.rpartition(".")[0]
-            if layers and layers[-1].name == owner:
+            if layers and layers[-1].name == owner and start != self.num_parameters:
                 layers[-1] = layers[-1]._replace(stop=start + size)
             else:
                 layers.append(Layer(owner, start, start + size))
             start += size
-        return tuple(layers)
+        place = {name: number for number, (name, _) in enumerate(self.module.named_modules())}
+        return tuple(sorted(layers, key=lambda layer: place[layer.name]))
+
+    @property
+    def kept_layers(self) -> tuple[Layer, ...]:
+        """Those of BatchNorm, where clients keep them."""
+        if self.batch_norm != "kept":
+            return ()
+        norms = {name for name, part in self.module.named_modules() if type(part) in NORMS}
+        return tuple(layer for layer in self.layers if layer.name in norms)
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
         """Sizes of groups of parameters that may vary alike: those of one tensor; in small models, each by itself."""
-        total = sum(self._sizes)
-        return (1,) * total if total <= MAX_OWN_GROUPS else tuple(self._sizes)
+        sizes = tuple(self._sizes[: len(self._trained)])
+        return (1,) * self.num_parameters if self.num_parameters <= MAX_OWN_GROUPS else sizes
 
     @cached_property
     def class_bias(self) -> ClassBias | None:
@@ -110,6 +129,7 @@ class FlatModel:
             return False
         kind = features.shape[1:], features.dtype
         if kind not in self._adds_bias:
+            features = torch.cat([features, features])  # what normalises by a batch needs two rows
             params = self.params.to(features.device)
             more = torch.zeros_like(params)
             width = bias.stop - bias.start
@@ -130,23 +150,116 @@ class FlatModel:
         return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
 
     def __call__(self, params: Tensor, features: Tensor) -> Tensor:
-        """Outputs for ``features`` at ``params [P]``."""
+        """Outputs for ``features`` at ``params [P]``, as the module answers: in eval() mode."""
         return self.at(self.parts(params), features)
 
     def at(self, parts: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """Outputs for ``features`` with trained parameters by name."""
-        outputs: Tensor = torch.func.functional_call(self.module, dict(parts), (self.protect_rows(features),))
+        """Outputs for ``features`` with trained parameters and statistics by name."""
+        with self._attention(), say_what_one_row_lacks():
+            outputs: Tensor = torch.func.functional_call(self._answering, dict(parts), (self.protect_rows(features),))
         return outputs
+
+    def train_at(self, params: Tensor, features: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Outputs of a training pass at ``params [P]``, and the statistics that it leaves; none where there are none.
+
+        ``key [1]`` is that of the masks of dropout, where the module has any.
+        """
+        parts = self.parts(params)
+
+        def forward(rows: Tensor) -> Tensor:
+            trained = {name: parts[name] for name in self._trained}
+            outputs: Tensor = torch.func.functional_call(self._training[0], trained, (rows,))
+            return outputs
+
+        return self._pass(forward, parts, features, key)
+
+    def train_borrowed(
+        self, own: Mapping[str, Tensor], features: Tensor, key: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same with the module's own parameters, wherever they point, and the statistics of ``own``."""
+        return self._pass(self._training[0], own, features, key)
+
+    def _pass(
+        self, forward: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], features: Tensor, key: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        module, through = self._training
+        if module is self.module:  # nothing in it is other than when it answers
+            with self._attention():
+                return forward(self.protect_rows(features)), None
+        through.begin({name: parts[name] for name in self._statistics}, key)
+        try:
+            with self._attention(), say_what_one_row_lacks():
+                outputs = forward(self.protect_rows(features))
+            left = [through.statistics[name].reshape(-1) for name in self._statistics]
+        finally:
+            through.begin({}, None)
+        return outputs, torch.cat(left) if left else None
+
+    def _attention(self) -> AbstractContextManager[None]:
+        return plain_attention() if self.may_attend else nullcontext()
+
+    @cached_property
+    def _answering(self) -> nn.Module:
+        return make_answering_copy(self.module)
+
+    @cached_property
+    def _training(self) -> tuple[nn.Module, TrainingPass]:
+        return make_training_copy(self.module)
+
+    @cached_property
+    def still(self) -> FlatModel:
+        """The module in eval() mode, whose statistics are constants; for gradients of what it answers."""
+        if self.num_statistics or self.mixes_rows:
+            raise ConfigError(
+                f"{type(self.module).__name__} normalises by batches, so that what it answers has no gradient by row; "
+                "expected a model without BatchNorm. Use GroupNorm in its place."
+            )
+        return FlatModel(self._answering)
+
+    @cached_property
+    def leaves_out(self) -> bool:
+        """Whether a training pass leaves out numbers at random, and needs a key for that."""
+        return any(map(leaves_out, self.module.modules()))
+
+    @cached_property
+    def may_attend(self) -> bool:
+        """Whether there may be attention: in a layer of torch's, or in a part that is not torch's own."""
+        layers = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+        return any(
+            isinstance(part, layers) or not type(part).__module__.startswith("torch.nn.")
+            for part in self.module.modules()
+        )
+
+    @cached_property
+    def mixes_rows(self) -> bool:
+        """Whether what is answered of a row depends on those beside it: BatchNorm without running statistics."""
+        return any(is_normalising(part) and part.running_mean is None for part in self.module.modules())
 
     def probe_rows(self, features: Tensor) -> None:
         """Note whether the module works in place on rows such as ``features [B, ...]``, by a pass over a copy."""
         rows = features.clone()
         before = None if rows.is_inference() else rows._version
-        with torch.no_grad():
-            self.module(rows)
+        with torch.no_grad(), self._attention(), say_what_one_row_lacks():
+            self._answering(rows)
         # The count of changes sees a ReLU in place on positive numbers; the numbers see what goes past the count.
         is_same = before is not None and rows._version == before and torch.equal(rows, features)
         self._alters_rows[features.shape[1:], features.dtype] = not is_same
+
+    def probe_training(self, features: Tensor) -> None:
+        """Refuse a module that changes its buffers when it trains on such rows, other than BatchNorm's statistics."""
+        trained = self._training[0]
+        before = {name: (buffer, buffer.clone(), _writes(buffer)) for name, buffer in trained.named_buffers()}
+        key = torch.zeros(1, dtype=torch.int64, device=features.device) if self.leaves_out else None
+        with torch.no_grad():
+            self.train_at(self.params.to(features.device), features, key)
+        for name, buffer in trained.named_buffers():
+            was, values, writes = before[name]
+            # What has converged is written with the same values, and other ones once parameters move.
+            if buffer is not was or _writes(buffer) != writes or not torch.equal(buffer, values):
+                raise ConfigError(
+                    f"{type(self.module).__name__} changes its buffer {name} when it trains, which averaging over "
+                    "clients does not define; expected constants, and torch's BatchNorm for running statistics."
+                )
 
     def protect_rows(self, features: Tensor) -> Tensor:
         """The rows to hand to the module: a copy, unless `probe_rows` has found that the module leaves them alone."""
@@ -164,33 +277,36 @@ class FlatModel:
                 part.data = data
 
     def load(self, params: Tensor) -> nn.Module:
-        """A copy of the module with the parameters ``params [P]``, on their device and in their type."""
+        """A copy of the module with ``params [P]``, on their device and in their type, in eval() mode."""
         if params.shape != (sum(self._sizes),):
             raise ConfigError(
                 f"params have shape {tuple(params.shape)}; expected one vector of {sum(self._sizes)} parameters."
             )
         loaded = copy.deepcopy(self.module).to(params)
-        own = dict(loaded.named_parameters())
+        own = dict(loaded.named_parameters()) | dict(loaded.named_buffers())
         with torch.no_grad():
             for name, part in self.parts(params).items():
                 own[name].copy_(part)
-        return loaded
+        return loaded.eval()
 
     def flatten(self, state: Mapping[str, Tensor]) -> Tensor:
         """A ``state_dict`` of such a module as ``[P]``, whatever the order of its entries.
 
-        Entries of frozen parameters may be left out; given, they have to be those of the module, for they are not
-        trained and never sent.
+        Entries of frozen parameters and constant buffers may be left out; given, they have to be those of the module,
+        for they are not trained and never sent.  How many minibatches a BatchNorm has met does not matter.
         """
         own = self.module.state_dict()
-        check_entries(self.module, state, self._trained)
+        state = {name: entry for name, entry in state.items() if name not in self._dropped}
+        check_entries(self.module, state, self._shapes)
         for name, entry in state.items():
-            if name not in self._trained and not torch.equal(entry.to(own[name]), self._expected(name, state, own)):
+            if name in self._shapes or name.rpartition(".")[2] == COUNT:
+                continue
+            if not torch.equal(entry.to(own[name]), self._expected(name, state, own)):
                 raise ConfigError(
                     f"{name!r} is not trained, and that state_dict has other values for it than the module; expected "
                     "the same. Load the state_dict into the module first."
                 )
-        return torch.cat([state[name].detach().to(own[name]).reshape(-1) for name in self._trained])
+        return torch.cat([state[name].detach().to(own[name]).reshape(-1) for name in self._shapes])
 
     def _expected(self, name: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
         """What an entry that is no trained parameter has to be: its twin if it is tied to one, else the module's."""
@@ -224,8 +340,8 @@ class FlatModel:
         return self._twin(convert_lstms, guard_embeddings, unfold_convolutions)
 
     def _twin(self, *changes: Callable[[nn.Module], None]) -> FlatModel:
-        """A copy of the module after ``changes``, which has the very same parameters: frozen ones may be large."""
-        module = copy.deepcopy(self.module, {id(part): part for part in self.module.parameters()})
+        """A copy of the module after ``changes``, which has the very same parameters and buffers."""
+        module = share_copy(self.module)
         for change in changes:
             change(module)
         twin = FlatModel(module)
@@ -238,7 +354,7 @@ class FlatModel:
         if kind not in self._is_vectorisable:
             try:
                 with torch.no_grad():
-                    torch.func.vmap(self.vectorised, randomness="error")(params[None], features[None, :1])
+                    torch.func.vmap(self.vectorised, randomness="error")(params[None], _twice(features)[None])
                 self._is_vectorisable[kind] = True
             except Exception:  # a module is the user's code; if rows are at fault, the loop will say so
                 self._is_vectorisable[kind] = False
@@ -246,21 +362,32 @@ class FlatModel:
 
     def convolution_work(self, params: Tensor, features: Tensor) -> int:
         """Multiplications that convolutions take in one pass over ``features`` at ``params [P]``."""
-        if self._convolutions and features.shape not in self._work:
+        convolutions = [part for part in self._answering.modules() if isinstance(part, nn.modules.conv._ConvNd)]
+        if convolutions and features.shape not in self._work:
             products = []
 
             def count(layer: nn.modules.conv._ConvNd, _: tuple[Tensor, ...], outputs: Tensor) -> None:
                 products.append(outputs.numel() * layer.weight[0].numel())
 
-            hooks = [layer.register_forward_hook(count) for layer in self._convolutions]
+            hooks = [layer.register_forward_hook(count) for layer in convolutions]
             try:
                 with torch.no_grad():
-                    self(params, features)
+                    self(params, _twice(features))
             finally:
                 for hook in hooks:
                     hook.remove()
-            self._work[features.shape] = sum(products)
+            self._work[features.shape] = sum(products) * len(features) // 2
         return self._work.get(features.shape, 0)
+
+
+def _writes(buffer: Tensor) -> int:
+    """How often a tensor was written into; of one that does not count, always the same."""
+    return 0 if buffer.is_inference() else buffer._version
+
+
+def _twice(features: Tensor) -> Tensor:
+    """The first row, twice: what normalises by a batch needs two."""
+    return features[:1].expand(2, *features.shape[1:])
 
 
 def check_parameters(module: nn.Module) -> None:

@@ -12,7 +12,7 @@ from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.data.federation import Federation, Rows
-from selffl.randomness import uniform
+from selffl.randomness import random_bits, uniform
 from selffl.training.blocks import (
     Gradients,
     Loss,
@@ -56,16 +56,20 @@ class ModelTask(RowwiseTask):
         self._ahead: tuple[int, Tensor] | None = None
         self._gradient = gradient_of(model, loss, gradients)
         self._model, self._loss = model, loss
+        self.num_statistics = model.num_statistics
         self.class_bias = model.class_bias
         self.optimiser = optimiser or self.optimiser
 
-    def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Features ``[n, B, ...]`` and labels ``[n, B]``."""
+    def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, ...]:
+        """Features ``[n, B, ...]`` and labels ``[n, B]``; where the model has dropout, keys of its masks ``[n, 1]``."""
         block = draw // self._num_ahead
         if self._ahead is None or self._ahead[0] != block:
             self._ahead = block, self._index(block)
         index = self._ahead[1][slots, draw % self._num_ahead]  # [n, B]
-        return rows_at(self._rows, index)
+        rows = rows_at(self._rows, index)
+        if not self._model.leaves_out:
+            return rows
+        return *rows, random_bits(self._seed, f"{self._stream} mask", self._round, self._keys[slots], draw)[:, None]
 
     def _index(self, block: int) -> Tensor:
         """Row numbers of the next minibatches of every slot, as many as are looked up at once: ``[slots, …, B]``."""
@@ -104,17 +108,17 @@ class ModelTask(RowwiseTask):
         task._keys = torch.stack([2 * keys, 2 * keys + 1], dim=-1).reshape(-1)
         return task
 
-    def shorten(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def shorten(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The first half of its rows."""
-        features, labels = batch
+        features, labels, *keys = batch
         size = (self.batch_size + 1) // 2
-        return features[:, :size], labels[:, :size]
+        return features[:, :size], labels[:, :size], *keys
 
-    def temperature(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def temperature(self, params: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
         """1; of squared errors twice their mean, over the number of outputs: normal noise of as large a variance."""
         if not is_squared_error(self._loss):
             return super().temperature(params, batch)
-        features, labels = batch
+        features, labels = batch[:2]
         outputs = self._outputs(params, features)
         errors = (outputs.reshape(labels.shape) - labels).square()
         return (2.0 * errors.flatten(1).mean(1) / errors[0, 0].numel()).clamp(min=torch.finfo(errors.dtype).eps)
@@ -134,7 +138,7 @@ class ModelTask(RowwiseTask):
         """Of the model as it is; a single score is the second of two, the first being 0."""
         if not self._has_classes:
             return None
-        features, labels = self.batch(draw, torch.arange(len(params), device=params.device))
+        features, labels = self.batch(draw, torch.arange(len(params), device=params.device))[:2]
         targets = class_targets(self._model, labels.flatten(0, 1)).reshape(*features.shape[:2], -1)
         scores = self._outputs(params, features)
         return (scores if scores.shape == targets.shape else torch.cat([0.0 * scores, scores], dim=-1)), targets
@@ -147,7 +151,7 @@ class ModelTask(RowwiseTask):
         with torch.no_grad():
             return outputs_of(self._model, params, features, quickest_way(self._model, params, features))
 
-    def batch_gradient(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def batch_gradient(self, params: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
         """All clients at once."""
         return self._gradient(params, *batch)
 
@@ -194,6 +198,7 @@ class ModelSource:
             layers=self.model.layers,
             class_bias=self.model.class_bias,
             group_sizes=self.model.group_sizes,
+            kept=self.model.kept_layers,
         )
 
     def task(self, clients: Tensor, round_number: int) -> ModelTask:

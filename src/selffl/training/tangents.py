@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from selffl.budget import budget_of
 from selffl.errors import ConfigError
 from selffl.maths.confidence import log_odds
-from selffl.training.blocks import Gradients, Loss, gradient_of
+from selffl.training.blocks import Gradient, Gradients, Loss, gradient_of
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_cross_entropy
 from selffl.training.metrics import CLASSES, ONE_LOGIT, ONE_PROBABILITY, TWO_CLASSES, Measure
@@ -48,14 +50,19 @@ class Tangents:
         def loss(outputs: Tensor, classes: Tensor) -> Tensor:
             return log_odds(class_logits(outputs, measure), classes).mean()
 
-        self._gradient = gradient_of(model, loss, gradients)
+        self._loss, self._gradients = loss, gradients
 
     def logits(self, features: Tensor) -> Tensor:
         """Logits of classes ``[rows, K]``, in double precision."""
         size = budget_of(features.device).rows_evaluated(features[:1].numel())
+        size = max(len(features), 1) if self._model.mixes_rows else size
         with torch.no_grad():
             parts = [self._model(self._params, part) for part in features.split(size)]  # type: ignore[no-untyped-call]
         return class_logits(torch.cat(parts), self._measure).double()
+
+    @cached_property
+    def _gradient(self) -> Gradient:
+        return gradient_of(self._model.still, self._loss, self._gradients)
 
     def rows(self, features: Tensor, classes: Tensor) -> Tensor:
         """u, the gradients of the log-odds of ``classes [rows]``: ``[rows, P]``, in double precision."""

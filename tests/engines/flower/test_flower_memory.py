@@ -33,7 +33,7 @@ def test_a_client_that_never_took_part_is_a_newcomer(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"fedper", "fedrep"}))
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"fedbn", "fedper", "fedrep"}))
 def test_what_is_kept_is_found_by_another_process(name, tmp_path):
     first = memory_of(tmp_path, name=name)
     after = plus(first.newcomer, 1)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from selffl.algorithms import DEFAULT_ALGORITHM, Algorithm
 from selffl.algorithms import algorithm as method_of
 from selffl.algorithms.local import training_alone
+from selffl.algorithms.norms import BatchNorm, check_batch_norm, check_policy
 from selffl.algorithms.optimisers import optimiser_of
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
@@ -255,6 +256,7 @@ class Site:
         about: dict[str, Any] = {"experiment": order.experiment, "client": order.client, "round": order.round_number}
         if own.preparation is not None:
             about |= {"preparation": own.preparation.to_dict(), "label_scale": asdict(own.label_scale)}
+        about |= {"batch_norm": self.model.batch_norm}
         save_tensors(path, self.model.parts(params), about)
 
     def _task(self, own: OwnRows, order: Order, round_number: int) -> ModelTask:
@@ -312,7 +314,7 @@ def personal_model(model: nn.Module, memory_dir: str | Path, experiment: str, cl
     Where its rows came from a table, it takes rows, and answers, in the table's own units (`selffl.PreparedModel`).
     """
     tensors, about = load_tensors(ClientMemory(Path(memory_dir), experiment, str(client), None).model_path)
-    flat = FlatModel(copy.deepcopy(model))
+    flat = FlatModel(copy.deepcopy(model), about.get("batch_norm", "averaged"))
     module = flat.load(flat.flatten(tensors).to(next(iter(tensors.values())).dtype))
     known = about.get("preparation")
     preparation = None if known is None else Preparation.from_dict(known)
@@ -331,6 +333,7 @@ def client_app(
     dtype: torch.dtype = torch.float32,
     gradients: Gradients = "auto",
     metrics: Mapping[str, Any] | None = None,
+    batch_norm: BatchNorm | None = None,
 ) -> ClientApp:
     """The app that a client runs.
 
@@ -350,19 +353,33 @@ def client_app(
         gradients: as in `selffl.train`.
         metrics: more to measure, by name, as in `selffl.train`; the server has to know them by the same names. A client
             sends one number for each.
+        batch_norm: as in `selffl.train`; the server has to have the same. ``batch-norm`` in the run configuration takes
+            its place.
     """
     check_gradients(gradients)
     measured = own_metrics(metrics)
     check_dtype(dtype)
     check_parameters(model)
-    flat = FlatModel(copy.deepcopy(model).to(torch.device(device), dtype))
-    if isinstance(algorithm, str):
-        method_of(algorithm)  # a name that there is not should be said at once
+    check_policy(batch_norm)
+
+    @functools.cache
+    def flat_of(policy: BatchNorm) -> FlatModel:
+        return FlatModel(copy.deepcopy(model).to(torch.device(device), dtype), policy)
+
+    def model_for(chosen: Method, asked: Any) -> FlatModel:
+        check_policy(asked)
+        policy = asked or chosen.batch_norm
+        check_batch_norm(policy, chosen, flat_of(policy).num_statistics)
+        return flat_of(policy)
+
+    # A name that there is not, or a module that cannot be trained, should be said at once.
+    flat_of(batch_norm or (method_of(algorithm) if isinstance(algorithm, str) else algorithm).batch_norm)
 
     def site_of(context: Context) -> Site:
         method = algorithm_of(context.run_config, algorithm)
         place = memory_of(context) if memory_dir is None else Path(memory_dir)
         chosen = method_of(method) if isinstance(method, str) else method
+        flat = model_for(chosen, context.run_config.get("batch-norm") or batch_norm)
         return Site(flat, chosen, load_data, place, loss, gradients, measured)
 
     app = ClientApp()

@@ -154,11 +154,17 @@ def differing(one: str, other: str) -> tuple[str, str]:
 def fingerprint(model: FlatModel) -> str:
     """SHA-256 of the modules, of the parameters' names, shapes and types, and of the values that are not trained.
 
-    Trained values travel; frozen ones do not, and have to be the same everywhere.
+    Trained values and statistics travel; frozen parameters and constant buffers do not, and have to be the same
+    everywhere, as what becomes of BatchNorm has.
     """
     digest = hashlib.sha256(_AT.sub("", repr(model.module)).encode())
     for name, part in model.module.named_parameters():
         digest.update(f"{name}\0{part.dtype}\0{tuple(part.shape)}\0{part.requires_grad}\0".encode())
         if not part.requires_grad:
             digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for name, buffer in model.constants.items():
+        digest.update(f"{name}\0{buffer.dtype}\0{tuple(buffer.shape)}\0".encode())
+        digest.update(buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for layer in model.kept_layers:
+        digest.update(f"kept\0{layer.name}\0".encode())
     return digest.hexdigest()

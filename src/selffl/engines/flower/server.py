@@ -171,7 +171,11 @@ class Server:
         """Where the run begins or goes on, what it goes by, and how it is kept."""
         known = self.population or Population(len(self.clients))
         known = replace(
-            known, layers=self.model.layers, class_bias=self.model.class_bias, group_sizes=self.model.group_sizes
+            known,
+            layers=self.model.layers,
+            class_bias=self.model.class_bias,
+            group_sizes=self.model.group_sizes,
+            kept=self.model.kept_layers,
         )
         state = start_state(self.algorithm, self.model.params, known)
         # Noise hides a client the better for nobody knowing whether it took part.

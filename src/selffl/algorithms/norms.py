@@ -1,0 +1,40 @@
+"""Batch normalisation in a federation: three policies, and which methods can follow them.
+
+A running statistic is no parameter: no gradient moves it, and no distance between models should count it.  It is a
+coordinate behind the parameters that a training pass writes (`selffl.algorithms.contract.LocalTask.gradient`), and that
+travels with the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from selffl.algorithms.options import check_choice
+from selffl.errors import ConfigError
+
+BatchNorm = Literal["averaged", "kept", "batch"]
+
+
+def check_policy(batch_norm: BatchNorm | None) -> None:
+    """Refuse an unknown policy."""
+    if batch_norm is not None:
+        check_choice("batch_norm", batch_norm, get_args(BatchNorm))
+
+
+def check_batch_norm(batch_norm: BatchNorm, method: Any, num_statistics: int) -> None:
+    """Refuse a policy that a method cannot follow, on a model with that many running statistics."""
+    if batch_norm == "kept" and not method.keeps_layers:
+        raise ConfigError(
+            f"batch_norm is 'kept', and {method.name} keeps no layers with its clients; expected a method that does, "
+            "such as fedbn, fedper or fedrep, or batch_norm='averaged' or 'batch'."
+        )
+    if method.batch_norm == "kept" != batch_norm:
+        raise ConfigError(
+            f"batch_norm is {batch_norm!r}, and {method.name} keeps BatchNorm with each client; expected 'kept', or no "
+            "batch_norm. Without that the method is fedavg."
+        )
+    if num_statistics and method.no_statistics is not None:
+        raise ConfigError(
+            f"the model has BatchNorm with running statistics, and {method.name} cannot carry them: "
+            f"{method.no_statistics}. Pass batch_norm='batch', use GroupNorm, or take a method such as fedavg."
+        )
