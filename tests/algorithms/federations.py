@@ -8,6 +8,7 @@ import torch
 from selffl.algorithms import Layer, held_steps, self_fl_auto
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.rounds import GatheredUploads
+from selffl.maths import score_scale
 from selffl.training.gaussian import GaussianFederation
 
 CENTRES = (1.6, -2.5, 4.0)  # θ_0, coordinate by coordinate; away from 0, so that relative errors mean something
@@ -23,6 +24,9 @@ AUTO = {
     "least": self_fl_auto.LEAST_DECIDED,
     "per_whole": self_fl_auto.STEPS_PER_WHOLE,
     "prior_decided": self_fl_auto.PRIOR_DECIDED,
+    "factor_step": score_scale.MAX_STEP,
+    "least_score_factor": score_scale.MIN_SCORE_FACTOR,
+    "most_frequency_weight": score_scale.MAX_FREQUENCY_WEIGHT,
 }
 
 
@@ -86,6 +90,27 @@ def federation(
     )
 
 
+def classes_by_half(source, num_classes):
+    """Rows of each class in both halves of every client's rows, as its minibatches hold them: each row once."""
+    found = []
+    for m in range(source.population.num_clients):
+        halves = source.task(torch.tensor([m]), 1).halves()
+        of_client = []
+        for half, size in enumerate(halves.num_examples[0].tolist()):
+            classes = {}
+            for draw in range(-(-size // source.batch_size)):  # an epoch
+                features, labels = (part[0].numpy() for part in halves.batch(draw, torch.tensor([half])))
+                classes |= {row.tobytes(): int(label) for row, label in zip(features, labels.reshape(-1), strict=True)}
+            of_client.append([list(classes.values()).count(k) for k in range(num_classes)])
+        found.append(of_client)
+    return found
+
+
+def closing_rounds(rounds):
+    """Rounds after the last, counted from 0, whose minibatches clients go on with once training is over."""
+    return range(rounds, rounds + self_fl_auto.CLOSING_VISITS)
+
+
 def starting_point(source):
     """A first model that is nobody's optimum."""
     return source.global_params - 0.5
@@ -105,7 +130,7 @@ def sent_models(received, upload):
 
 
 def run(method, source, rounds=12, *, participation=1.0, seed=0, on_round=None, start=None):
-    """The engine, its last state, and everybody's personal model."""
+    """The engine, its last state, and everybody's personal model before any closing visit."""
     engine = CohortEngine(method, source, participation=participation, seed=seed)
     first = engine.start(starting_point(source) if start is None else start)
     state = engine.advance(first, rounds, on_round)

@@ -8,7 +8,7 @@ import statsmodels.api as sm
 import torch
 import twins
 from federations import AUTO as CONSTANTS
-from federations import federation, gathered, run
+from federations import classes_by_half, closing_rounds, federation, gathered, run
 from scipy.optimize import minimize, minimize_scalar
 from torch import nn
 
@@ -180,15 +180,18 @@ def test_a_regression_equals_its_twin():
         "examples": [float(size) for size in sizes],
         "rates": [0.02] * 5,
         "groups": [1] * 6,
+        "closing": closing_rounds(6),
     }
     expected = twins.run_self_fl_auto(problem, num_local_steps=5, **CONSTANTS)
-    state, personal = trained(source)
+    state, personal, closed = trained(source, with_closed=True)
     assert state.server.params.tolist() == pytest.approx(expected["global"], rel=1e-9)
     assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9)
     assert variances_of(state.server).tolist() == pytest.approx(expected["of_group"], rel=1e-9)
     assert len(set(expected["of_group"])) > 1
     assert state.server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-9)
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(closed, torch.tensor(expected["closed"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    assert ((closed - personal).norm(dim=-1) > 1e-3).equal(state.num_rounds > 0)
 
 
 @pytest.mark.parametrize("num_scores", [3, 1])
@@ -226,6 +229,17 @@ def test_a_classifier_equals_its_twin(num_scores):
 
         return slope
 
+    def scores(t, m, half):
+        own, answers = halved(source, t, m, half)(0)
+
+        def of_rows(model):
+            flat = np.array(model)
+            found = own @ flat[:num_weights].reshape(num_scores, 5).T + flat[num_weights:]
+            found = np.column_stack([0.0 * found, found]) if num_scores == 1 else found
+            return list(zip(found.tolist(), answers.reshape(-1).astype(int).tolist(), strict=True))
+
+        return of_rows
+
     sizes = [float(sum(own)) for own in counts]
     problem = {
         "start": source.model.params.tolist(),
@@ -237,12 +251,17 @@ def test_a_classifier_equals_its_twin(num_scores):
         "examples": sizes,
         "rates": [0.1] * 6,
         "classes": counts,
+        "half_classes": classes_by_half(source, num_classes),
+        "scores": scores,
+        "closing": closing_rounds(6),
         "bias": bias,
         "groups": [1] * (num_weights + num_scores),
     }
     expected = twins.run_self_fl_auto(problem, num_local_steps=5, **CONSTANTS)
     assert 0.1 < expected["skew"] < 0.9
-    state, personal = trained(source)
+    assert max(abs(factor - 1.0) for factor in expected["factors"]) > 0.05
+    state, personal, closed = trained(source, with_closed=True)
+    assert state.server.score_factors.tolist() == pytest.approx(expected["factors"], rel=1e-9)
     assert state.server.frequencies.tolist() == pytest.approx(expected["frequencies"], rel=1e-12)
     skew = class_skew(state.server.same_class_rate, state.server.frequencies).item()
     assert skew == pytest.approx(expected["skew"], rel=1e-9)
@@ -250,6 +269,8 @@ def test_a_classifier_equals_its_twin(num_scores):
     assert variances_of(state.server).tolist() == pytest.approx(expected["of_group"], rel=1e-7)
     assert len(set(expected["of_group"])) > 1
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(closed, torch.tensor(expected["closed"], dtype=torch.float64), rtol=1e-7, atol=1e-9)
+    assert ((closed - personal).norm(dim=-1) > 1e-3).equal(state.num_rounds > 0)
 
 
 @pytest.mark.slow
@@ -433,10 +454,11 @@ def source_of(module, sizes=(7, 30, 12, 4, 9), batch_size=6, rate=0.1, loss=nn.f
     return ModelSource(fed, FlatModel(module.double()), loss, rate, batch_size, seed=3)
 
 
-def trained(source, rounds=6):
+def trained(source, rounds=6, *, with_closed=False):
+    """The last state and everybody's model; and everybody's once training is over, if asked for."""
     engine = CohortEngine(algorithm(AUTO, num_local_steps=5), source, 0.6, 1)
     state = engine.advance(engine.start(source.model.params), rounds)
-    return state, engine.personal(state)
+    return (state, engine.personal(state), *([engine.personal(state, is_over=True)] if with_closed else []))
 
 
 # ----------------------------------------------------------------------------------------------------- where it is hard

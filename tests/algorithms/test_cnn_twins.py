@@ -9,7 +9,7 @@ import copy
 import pytest
 import torch
 import twins
-from federations import AUTO, federation, sent_models, starting_point
+from federations import AUTO, classes_by_half, closing_rounds, federation, sent_models, starting_point
 from torch import nn
 
 from selffl.algorithms import ALGORITHMS, PerFedAvg, PFedMe, algorithm, self_fl_augmented
@@ -90,6 +90,15 @@ def as_problem(source, module):
 
         return slope
 
+    def scores(t, m, half):
+        features, labels = minibatches(source, t, m, half)(0)
+
+        def of_rows(model):
+            with torch.no_grad():
+                return list(zip(load(own, model)(features).tolist(), labels.tolist(), strict=True))
+
+        return of_rows
+
     size, rows = sum(part.numel() for part in module.parameters()), source.federation.train
     return {
         "half_gradient": lambda t, m: [gradient(t, m, half) for half in (0, 1)],
@@ -104,6 +113,9 @@ def as_problem(source, module):
         "clusters": list(CLUSTERS),
         "head": list(range(size - 12 * 3 - 3, size)),
         "classes": [torch.bincount(rows.labels[rows.owner == m], minlength=3).tolist() for m in range(len(SIZES))],
+        "half_classes": classes_by_half(source, 3),
+        "scores": scores,
+        "closing": closing_rounds(ROUNDS),
         "bias": [(place, 1) for place in range(size - 3, size)],
         "groups": [part.numel() for part in module.parameters()],
     }
@@ -112,7 +124,7 @@ def as_problem(source, module):
 def trained(method, source, on_round=None):
     engine = CohortEngine(method, source, participation=PARTICIPATION, seed=SEED)
     state = engine.advance(engine.start(source.model.params), ROUNDS, on_round)
-    return state, engine.personal(state)
+    return state, engine.personal(state), engine.personal(state, is_over=True)
 
 
 SHARE = 3 / 6  # of the clients in a cohort: ⌊0.6 · 6⌋
@@ -199,12 +211,16 @@ def test_a_network_trained_by_a_method_equals_its_twin(case):
     name, options, twin, told = CASES[case]
     module = network()
     source, reports = source_of(module), []
-    state, personal = trained(algorithm(name, **options), source, reports.append)
+    state, personal, closed = trained(algorithm(name, **options), source, reports.append)
     expected = twin(as_problem(source, module), **told)
     for report, model in zip(reports, expected["history"], strict=True):
         assert report.server.params.tolist() == pytest.approx(model, rel=1e-9, abs=1e-12)
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    wanted = torch.tensor(expected.get("closed", expected["personal"]), dtype=torch.float64)
+    torch.testing.assert_close(closed, wanted, rtol=1e-9, atol=1e-12)
     if "of_group" in expected:
+        assert ((closed - personal).norm(dim=-1) > 1e-2).equal(state.num_rounds > 0)
+        assert state.server.score_factors.tolist() == pytest.approx(expected["factors"], rel=1e-9)
         variances = (state.server.inter_variance * state.server.variance_ratios).tolist()
         assert variances == pytest.approx(expected["of_group"], rel=1e-7)
         assert len(set(expected["of_group"])) > 1
@@ -238,7 +254,7 @@ def test_fedavg_by_the_book():
     """With deep copies, `torch.optim.SGD` and state dicts, as anybody would write it."""
     module = network()
     source = source_of(module)
-    state, _ = trained(algorithm("fedavg", num_local_steps=5), source)
+    state, *_ = trained(algorithm("fedavg", num_local_steps=5), source)
     shared = copy.deepcopy(module)
     for t in range(ROUNDS):
         cohort = sample_cohort(SEED, t + 1, len(SIZES), PARTICIPATION).tolist()
@@ -267,7 +283,7 @@ def test_fedavg_by_the_book():
 
 def test_pfedme_evaluates_theta_which_moves_with_every_round():
     source = source_of(network())
-    state, personal = trained(PFedMe(num_local_steps=3, penalty=2.0), source)
+    state, personal, _ = trained(PFedMe(num_local_steps=3, penalty=2.0), source)
     assert torch.equal(personal, state.memory.params)
     assert ((personal - state.server.params).norm(dim=-1) > 0.05).all()
     engine = CohortEngine(PFedMe(num_local_steps=3, penalty=2.0), source)

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 import twins
-from federations import AUTO, federation, run, starting_point
+from federations import AUTO, closing_rounds, federation, run, starting_point
 
 from selffl.algorithms import algorithm
 from selffl.engines.cohort import sample_cohort
@@ -48,7 +48,7 @@ def as_problem(source, participation, rounds, seed=0):
     """The same federation as plain lists."""
     num_clients = source.population.num_clients
     everyone = torch.arange(num_clients)
-    estimates = [source.task(everyone, number).batch(0, everyone)[0].tolist() for number in range(1, rounds + 2)]
+    estimates = [source.task(everyone, number).batch(0, everyone)[0].tolist() for number in range(1, rounds + 5)]
     variances, rate, stated = source.intra_variance.tolist(), source.learning_rate, source.population
 
     def gradient(t, m):
@@ -89,6 +89,7 @@ def as_problem(source, participation, rounds, seed=0):
         "clusters": stated.cluster.tolist(),
         "head": list(range(stated.layers[-1].start, stated.layers[-1].stop)),
         "groups": list(stated.group_sizes),
+        "closing": closing_rounds(rounds),
     }
 
 
@@ -96,7 +97,7 @@ def compared(name, options, setting, twin, *, rounds=ROUNDS, federation_options=
     """Both runs, held against each other in all that every method has; the code's reports, and both outcomes."""
     source, problem = source_and_problem(setting, rounds, **(federation_options or {}))
     reports = []
-    _, state, personal = run(
+    engine, state, personal = run(
         algorithm(name, **options), source, rounds, participation=SETTINGS[setting][1], on_round=reports.append
     )
     expected = twin(problem, **{key: give(problem) if callable(give) else give for key, give in twin_options.items()})
@@ -107,6 +108,11 @@ def compared(name, options, setting, twin, *, rounds=ROUNDS, federation_options=
     torch.testing.assert_close(
         personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-10, atol=1e-10
     )
+    closed = engine.personal(state, is_over=True)
+    if "closed" in expected:
+        torch.testing.assert_close(closed, torch.tensor(expected["closed"], dtype=torch.float64), rtol=1e-9, atol=1e-10)
+    else:
+        assert torch.equal(closed, personal)
     spent = [0] * source.population.num_clients
     for cohort, counts in zip(problem["cohorts"], expected["gradients"], strict=True):
         for m, count in zip(cohort, counts, strict=True):

@@ -19,6 +19,11 @@ Every run takes a *problem*, a dict of plain values:
                 minibatch, P floats each, the surplus of each, of how many rows they are, and the loss's temperature
     terms       how often the loss counts in each client's log-likelihood
     groups      how many parameters vary alike between clients, group by group in the order they lie; none: all do
+    classes     rows of each class, client by client; half_classes has them by half of each client's rows
+    bias        of each class, where its score's bias lies in the model, and which way it acts
+    scores      scores(t, m, half) is a function of (model) that gives the rows of that half's first minibatch: the
+                scores of all classes, and the class of each row
+    closing     rounds after the last whose minibatches clients go on with by themselves, once training is over
 
 and returns a dict with the global model, the personal models of all clients, the global model after every round
 and, for each round, the steps and the number of gradients of the cohort's clients, in the cohort's order.
@@ -567,6 +572,16 @@ def held_descent(own, centre, slope, rate, held, num_steps, momentum, skipped):
     return mean_model(kept, [1.0] * len(kept))
 
 
+def most_likely_factors(old, curvature, pull, most, least_of_scores):
+    """t and a by their quadratic log-likelihood and their prior, N(1, 1) each: two equations in two unknowns."""
+    (a, b), (c, d) = curvature
+    a, d, x, y = a + 1.0, d + 1.0, pull[0] + 1.0, pull[1] + 1.0
+    whole = a * d - b * c
+    found = [(d * x - b * y) / whole, (a * y - c * x) / whole]
+    found = [min(max(new, was - most), was + most) for new, was in zip(found, old, strict=True)]
+    return [max(found[0], least_of_scores), max(found[1], 0.0)]
+
+
 def changed(old, new, change):
     """A variance after a round: at most so many times what it was, and at least one over that."""
     return min(max(new, old / change), old * change)
@@ -586,6 +601,9 @@ def run_self_fl_auto(
     least,
     per_whole,
     prior_decided,
+    factor_step,
+    least_score_factor,
+    most_frequency_weight,
 ):
     """D17. A client keeps θ_m, the models of both halves of its rows and the θ they were made with: all move by 1 − k_m
     of the way from there to the new θ."""
@@ -604,6 +622,8 @@ def run_self_fl_auto(
     # Rows of each class; and of each class where its score's bias lies, and which way it acts.
     classes, bias = problem.get("classes"), problem.get("bias", [])
     frequencies, alike = [1.0 / len(bias)] * len(bias) if bias else [], 0.0
+    # By how much scores and class frequencies are too small; running means of the curvature and of what it pulls to.
+    factors, curvature, pull = [1.0, 1.0], [[0.0, 0.0], [0.0, 0.0]], [0.0, 0.0]
 
     def dot(a, b):
         return math.fsum(x * y for x, y in zip(a, b, strict=True))
@@ -631,13 +651,49 @@ def run_self_fl_auto(
         chance = math.fsum(f * f for f in frequencies)
         return min(max((alike - chance) / (1.0 - chance), 0.0), 0.99)
 
-    def shift(m, rho):
-        """How much likelier each class is for the client than for everybody, in logarithms."""
+    def shift(counts, rho):
+        """How much likelier each class is for one with these rows than for everybody, in logarithms."""
         if rho == 0.0:
             return [0.0] * len(bias)
-        worth, count = (1.0 - rho) / rho, math.fsum(classes[m])
-        own = [(n + worth * f) / (count + worth) for n, f in zip(classes[m], frequencies, strict=True)]
+        worth, count = (1.0 - rho) / rho, math.fsum(counts)
+        own = [(n + worth * f) / (count + worth) for n, f in zip(counts, frequencies, strict=True)]
         return [math.log(x) - math.log(f) for x, f in zip(own, frequencies, strict=True)]
+
+    def own_shift(m, rho, weight):
+        """As much of it as counts: a/t."""
+        return [weight * x for x in shift(classes[m], rho)] if bias else []
+
+    def frequency_weight():
+        return min(factors[1] / factors[0], most_frequency_weight)
+
+    def arrived(m, rho):
+        """The centre of a client's prior, and its three models, by the class frequencies as they are known by now."""
+        before = memory.get(m, {"lean": 1.0, "rho": 0.0, "weight": 1.0})
+        now = own_shift(m, rho, frequency_weight())
+        step = [new - old for new, old in zip(now, own_shift(m, before["rho"], before["weight"]), strict=True)]
+        return added(prior, now), [added(here(m, which), step, before["lean"]) for which in ("whole", 0, 1)]
+
+    def factor_report(t, m, rho):
+        """Slope and curvature of minus the log-likelihood of t and a, on rows of either half: row by row.
+
+        The scores are those of θ; the class frequencies are the other half's.
+        """
+        slope, bend = [0.0, 0.0], [[0.0, 0.0], [0.0, 0.0]]
+        for half in (0, 1):
+            if not problem["half_terms"][m][half]:
+                continue
+            more = shift(problem["half_classes"][m][1 - half], rho)
+            for scores, answer in problem["scores"](t, m, half)(prior):
+                odds = [math.exp(factors[0] * z + factors[1] * s) for z, s in zip(scores, more, strict=True)]
+                chances = [x / math.fsum(odds) for x in odds]
+                inputs = (scores, more)
+                means = [dot(chances, values) for values in inputs]
+                for i in (0, 1):
+                    slope[i] += means[i] - inputs[i][answer]
+                    for j in (0, 1):
+                        both = [x * y for x, y in zip(inputs[i], inputs[j], strict=True)]
+                        bend[i][j] += dot(chances, both) - means[i] * means[j]
+        return slope, bend
 
     def added(model, more, times=1.0):
         model = list(model)
@@ -647,16 +703,16 @@ def run_self_fl_auto(
 
     for t, cohort in enumerate(problem["cohorts"]):
         trained, deviations, products, disagreements, undecided, temperatures, spent = [], [], [], [], [], [], []
+        reports = []  # of t and a
         rho, newness = skew(), (recent + 1.0) / (t + 1.0 + recent)  # by how much this round counts among all so far
         momentum = newness * first_momentum + (1.0 - newness) * last_momentum
         precision = [1.0 / variance for places, variance in zip(groups, of_group, strict=True) for _ in places]
         for m in cohort:
             gradient, rate = problem["gradient"](t, m), problem["rates"][m]
             trained.append(descend(shared, gradient, rate, num_local_steps))
-            before = memory.get(m, {"lean": 1.0, "rho": 0.0})
-            step = [new - old for new, old in zip(shift(m, rho), shift(m, before["rho"]), strict=True)]
-            centre = added(prior, shift(m, rho))
-            old, *starts = (added(here(m, which), step, before["lean"]) for which in ("whole", 0, 1))
+            centre, (old, *starts) = arrived(m, rho)
+            if bias:
+                reports.append(factor_report(t, m, rho))
             slopes, parts = problem["half_gradient"](t, m), problem["half_terms"][m]
             held = [c / problem["terms"][m] for c in precision]
             halves = [
@@ -681,7 +737,8 @@ def run_self_fl_auto(
                 apart = less(one, two)
                 held_apart = dot([c * x for c, x in zip(precision, apart, strict=True)], apart)
                 undecided.append(terms[0] * terms[1] / math.fsum(terms) ** 2 * held_apart)
-            memory[m] = {"models": {"whole": own, 0: halves[0], 1: halves[1]}, "prior": prior, "lean": lean, "rho": rho}
+            kept = {"prior": prior, "lean": lean, "rho": rho, "weight": frequency_weight()}
+            memory[m] = kept | {"models": {"whole": own, 0: halves[0], 1: halves[1]}}
         size, gone = len(deviations), math.fsum(number for own in disagreements for number in own)
         if size and (unit or gone > 0.0):
             pairs = [dots(a, b) for i, a in enumerate(deviations) for j, b in enumerate(deviations) if i != j]
@@ -724,6 +781,15 @@ def run_self_fl_auto(
             pairs = [sum(n * (n - 1) for n in own) / (sum(own) * (sum(own) - 1)) for own in several]
             if pairs:
                 alike += (math.fsum(pairs) / len(pairs) - alike) / (t + 1.0)
+            bend = [[math.fsum(own[i][j] for _, own in reports) for j in (0, 1)] for i in (0, 1)]
+            slope = [math.fsum(own[i] for own, _ in reports) for i in (0, 1)]
+            curvature = [blend(old, new, newness) for old, new in zip(curvature, bend, strict=True)]
+            pull = blend(pull, [dot(row, factors) - x for row, x in zip(bend, slope, strict=True)], newness)
+            # A mean over rounds, times how many rounds it is a mean of: as many rows as count.
+            counted = [[x / newness for x in row] for row in curvature]
+            factors = most_likely_factors(
+                factors, counted, [x / newness for x in pull], factor_step, least_score_factor
+            )
         prior = blend(prior, shared, newness)
         history.append(prior)
         steps.append([num_local_steps] * len(cohort))
@@ -736,7 +802,22 @@ def run_self_fl_auto(
         steps,
         gradients,
     )
+    # Training is over: each client that took part goes on by itself, on all rows, with θ and all else as they are.
+    rho, newness = skew(), (recent + 1.0) / (len(problem["cohorts"]) + 1.0 + recent)
+    momentum = newness * first_momentum + (1.0 - newness) * last_momentum
+    precision = [1.0 / variance for places, variance in zip(groups, of_group, strict=True) for _ in places]
+    for t in problem.get("closing", ()):
+        for m in memory:
+            centre, (own, *halves) = arrived(m, rho)
+            gradient, rate, count = problem["gradient"](t, m), problem["rates"][m], problem["examples"][m]
+            held = [c / problem["terms"][m] for c in precision]
+            own = held_descent(own, centre, gradient, rate, held, num_local_steps, momentum, skipped)
+            lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
+            kept = {"prior": prior, "lean": lean, "rho": rho, "weight": frequency_weight()}
+            memory[m] = kept | {"models": {"whole": own, 0: halves[0], 1: halves[1]}}
     return result | {
+        "closed": [here(m, "whole") for m in range(num_clients)],
+        "factors": factors,
         "inter_variance": inter,
         "of_group": of_group,
         "prior_rows": prior_rows,
