@@ -86,7 +86,7 @@ def federation():
     return load("digits", num_clients=8, seed=2)
 
 
-@pytest.mark.parametrize("name", ["self-fl-exact", "fedavg"])
+@pytest.mark.parametrize("name", ["self-fl-exact", "self-fl-auto", "fedavg"])
 def test_records_are_those_of_train(name, federation, tmp_path):
     found = run(federation, tmp_path, name)
     selffl.train(linear(), federation, name, out=tmp_path / "train", **SETTINGS)

@@ -57,6 +57,16 @@ def test_a_round_asked_for_again_starts_where_it_started(tmp_path):
         memory.before(3)
 
 
+@pytest.mark.parametrize("name", ["self-fl", "self-fl-auto"])
+def test_whether_a_client_has_trained_by_a_round(name, tmp_path):
+    memory = memory_of(tmp_path, name=name)
+    assert not memory.has_trained(5)
+    memory.keep(3, memory.before(3), plus(memory.newcomer, 1))
+    assert [memory.has_trained(number) for number in (2, 3, 4)] == [False, True, True]
+    memory.keep(6, memory.before(6), plus(memory.newcomer, 2))
+    assert [memory.has_trained(number) for number in (5, 6)] == [True, True]
+
+
 def test_clients_and_experiments_have_memories_of_their_own(tmp_path):
     names = ["anna", "Anna", "../anna", "a/b", "a\\b", "", ".", "..", "ä" * 300, "ä" * 301, "con:", "1"]
     for number, client in enumerate(names, start=1):

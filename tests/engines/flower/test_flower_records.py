@@ -15,7 +15,7 @@ from wire import WireGrid, over_the_wire, sealed
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.flower.messages import Answer, Order, fingerprint, options_of, read, write
-from selffl.engines.flower.records import pack, templates, unpack, upload_template
+from selffl.engines.flower.records import of_place, pack, templates, unpack, upload_template
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
@@ -57,7 +57,7 @@ def bits(tensor):
 def test_a_client_of_a_cohort_arrives_with_its_bits():
     whole = record()
     template = map_tensors(lambda tensor: torch.zeros_like(tensor[:1]), whole)
-    parts = [unpack(template, sent(pack(whole, client))) for client in range(3)]
+    parts = [unpack(template, sent(pack(of_place(whole, client)))) for client in range(3)]
     for name, tensor in tensors_of(map_tensors(lambda *tensors: torch.cat(tensors), *parts)).items():
         expected = tensors_of(whole)[name]
         assert tensor.dtype == expected.dtype
@@ -129,7 +129,7 @@ def test_templates_are_what_the_method_makes_of_one_client(name):
 
 def test_a_note_is_read_as_it_was_written_and_nothing_else_is():
     options = options_of(algorithm("ditto"))
-    order = Order(1, "x", "r", 3, "7", 7, 2**63 - 1, 0.1, 10, "{}", "", "ditto", options, "f")
+    order = Order(1, "x", "r", 3, True, "7", 7, 2**63 - 1, 0.1, 10, "{}", "", "ditto", options, "f")
     WireGrid(None, {})
     message = Message(RecordDict({"about": write(order)}), 5, "train", ttl=60.0)
     content = over_the_wire(sealed(message, is_reply=False)).content

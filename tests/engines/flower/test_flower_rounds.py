@@ -86,14 +86,17 @@ class Setting:
         models = [personal_model(self.module, self.folder / "clients", "first", m) for m in range(NUM_CLIENTS)]
         return torch.stack([FlatModel(model).params for model in models])
 
-    def cohort(self, rounds=ROUNDS):
+    def engine(self):
         source = ModelSource(
             self.federation, FlatModel(self.module), nn.functional.cross_entropy, SETTINGS["learning_rate"],
             SETTINGS["batch_size"], SEED,
         )  # fmt: skip
-        engine = CohortEngine(self.method, source, SETTINGS["participation"], SEED)
-        state = engine.advance(engine.start(source.model.params), rounds)
-        return state, engine.personal(state)
+        return CohortEngine(self.method, source, SETTINGS["participation"], SEED)
+
+    def cohort(self, rounds=ROUNDS):
+        engine = self.engine()
+        state = engine.advance(engine.start(FlatModel(self.module).params), rounds)
+        return state, engine.personal(state, is_over=True)
 
 
 def assert_same(found, expected, *, bits):
@@ -149,10 +152,53 @@ def test_clusters_of_a_column_come_with_the_population(federation, tmp_path):
     assert_same((state, setting.personal()), setting.cohort(), bits=True)
 
 
+# ----------------------------------------------------------------------------------------------------- closing visits
+
+
+def test_closing_visits_come_with_the_last_evaluation_and_leave_memories_as_they_are(federation, tmp_path):
+    """By what a client is sent to train; before that it is sent the global model alone."""
+    setting = Setting(federation, tmp_path, algorithm("self-fl-auto"))
+
+    def looks(message, answer):
+        folder = next(path for path in (tmp_path / "clients").iterdir())
+        before = {path: path.read_bytes() for path in folder.glob("*.safetensors") if "-model" not in path.name}
+        reply = answer(message)
+        assert all(path.read_bytes() == content for path, content in before.items())
+        return [reply]
+
+    grid = WireGrid(setting.client(), NODES, {"evaluate": looks})
+    state = setting.run(grid, rounds=2)
+    evaluated = [message for message in grid.received if message.metadata.message_type == "evaluate"]
+    asked = {(m.metadata.group_id, m.content.config_records["about"]["is_over"]) for m in evaluated}
+    assert asked == {("1", False), ("2", True)}
+    for message in evaluated:
+        names = set(message.content.array_records["arrays"])
+        if message.metadata.group_id == "2":
+            assert {"params", "broadcast.params", "broadcast.latest"} < names
+        else:
+            assert names == {"params"}
+    expected, closed = setting.cohort(rounds=2)
+    assert_same((state, setting.personal()), (expected, closed), bits=True)
+    has_trained = expected.num_rounds > 0
+    assert not has_trained.all()  # else the last line says nothing
+    assert (closed != setting.engine().personal(expected)).any(-1).equal(has_trained)
+    assert torch.equal(setting.personal()[~has_trained], state.server.params.expand(int((~has_trained).sum()), -1))
+
+
+@pytest.mark.parametrize("name", ["self-fl", "perfedavg", "ditto"])
+def test_a_method_without_closing_visits_is_sent_the_global_model_alone_to_the_end(name, federation, tmp_path):
+    setting = Setting(federation, tmp_path, algorithm(name))
+    grid = WireGrid(setting.client(), NODES)
+    setting.run(grid, rounds=2)
+    evaluated = [message for message in grid.received if message.metadata.message_type == "evaluate"]
+    assert {message.content.config_records["about"]["is_over"] for message in evaluated} == {False, True}
+    assert all(set(message.content.array_records["arrays"]) == {"params"} for message in evaluated)
+
+
 # ------------------------------------------------------------------------------------------------ stops and restarts
 
 
-@pytest.mark.parametrize("name", ["self-fl", "ditto"])
+@pytest.mark.parametrize("name", ["self-fl", "self-fl-auto", "ditto"])
 def test_clients_and_server_that_start_anew_in_the_middle_change_nothing(name, federation, tmp_path):
     setting = Setting(federation, tmp_path, algorithm(name))
     setting.run(WireGrid(setting.client(), NODES), rounds=2, out=tmp_path / "server", experiment=None)
@@ -191,7 +237,7 @@ def test_a_round_that_was_lost_is_asked_for_again_and_answered_the_same(federati
 
     def dies(message, answer):
         reply = answer(message)
-        if message.metadata.group_id == "3":
+        if message.metadata.group_id == "2":
             raise KeyboardInterrupt
         return [reply]
 

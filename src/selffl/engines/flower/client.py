@@ -49,6 +49,7 @@ from selffl.engines.flower.messages import (
     write,
 )
 from selffl.engines.flower.records import Templates, check_dtype, is_finite, models_of, pack, templates, unpack
+from selffl.engines.rounds import make_closing_visits
 from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.training.answers import LabelScale, present_model
@@ -71,17 +72,11 @@ UNSENT = ("balanced_accuracy", "log_loss")
 
 @dataclass(frozen=True)
 class Shared:
-    """The one tensor that clients are sent to evaluate."""
+    """What clients are sent to evaluate."""
 
     params: Tensor  # [P], the global model
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """The two that they are sent to train alone and to compare."""
-
-    params: Tensor  # [P], the global model
-    first: Tensor  # [P], the one that the run began with
+    broadcast: Any = None  # what closing visits need, once training is over: all that a client is sent to train
+    first: Tensor | None = None  # [P], the model that the run began with, to train alone from and to compare
 
 
 def client_of(context: Context) -> Hashable:
@@ -175,11 +170,11 @@ class Site:
         """Sums over the test rows after a round, with the personal and with the global model."""
         self._check(client, order)
         own = self._rows(client)
-        shared = unpack(Shared(self.model.params), arrays).params
-        personal = self._personal(own, order, shared)
+        sent = unpack(self._shared(order), arrays)
+        personal = self._personal(own, order, sent)
         self._keep_model(order, personal[0], own)
         found: dict[str, int | float] = {"num_train": len(own.train.labels), "num_test": len(own.test.labels)}
-        for view, params in zip(VIEWS, (personal, shared), strict=True):
+        for view, params in zip(VIEWS, (personal, sent.params), strict=True):
             found |= self._measured(client, own, view, params)[0]
         return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
 
@@ -190,7 +185,8 @@ class Site:
         """
         self._check(client, order)
         own, method = self._rows(client), training_alone(self.algorithm)
-        sent = unpack(Beginning(self.model.params, self.model.params), arrays)
+        sent = unpack(self._shared(order), arrays)
+        assert sent.first is not None
         server = method.start(sent.first, Population(1))
         broadcast = method.broadcast(server, torch.zeros(1, dtype=torch.int64))
         memory = method.newcomer(sent.first.unsqueeze(0))
@@ -202,19 +198,26 @@ class Site:
         found = dict.fromkeys(found, math.nan) if is_lost else found
         found |= {"num_test": len(own.test.labels), "num_won": 0, "num_lost": 0}
         if own.measure.metrics[0] == "accuracy" and not is_lost:
-            _, joined = self._measured(client, own, "personal", self._personal(own, order, sent.params))
+            _, joined = self._measured(client, own, "personal", self._personal(own, order, sent))
             ours, theirs = (
                 own.measure.averaged("accuracy", each, own.test.labels).bool() for each in (joined, numbers)
             )
             found |= {"num_won": int((ours & ~theirs).sum()), "num_lost": int((theirs & ~ours).sum())}
         return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
 
-    def _personal(self, own: OwnRows, order: Order, shared: Tensor) -> Tensor:
-        """The client's model after a round, ``[1, P]``."""
-        remembered = self._memory(order, self._templates()).after(order.round_number)
+    def _personal(self, own: OwnRows, order: Order, sent: Shared) -> Tensor:
+        """The client's model after a round, ``[1, P]``; once training is over, after its closing visits.
+
+        These leave its memory as it is: training may go on from it.
+        """
+        number, memory = order.round_number, self._memory(order, self._templates())
+        remembered = memory.after(number)
+        if sent.broadcast is not None and memory.has_trained(number):  # who never took part has the global model (D10)
+            tasks = functools.partial(self._task, own, order)
+            remembered = make_closing_visits(self.algorithm, sent.broadcast, remembered, number, tasks)
         # The minibatches of a method that adapts before it is evaluated are those of the next round, as everywhere.
-        task = self._task(own, order, order.round_number + 1)
-        personal = self.algorithm.personal(shared, remembered, task).expand(1, -1)
+        task = self._task(own, order, number + 1)
+        personal = self.algorithm.personal(sent.params, remembered, task).expand(1, -1)
         if not is_finite(personal):
             raise DivergedError(
                 f"the personal model of client {order.client} is not finite after round {order.round_number}; "
@@ -243,6 +246,12 @@ class Site:
             if metric not in UNSENT
         }
         return of_task | found, numbers
+
+    def _shared(self, order: Order) -> Shared:
+        """What comes with an order to evaluate: names, shapes and types."""
+        has_visits = order.is_over and self.algorithm.closing_visits
+        broadcast = self._templates().broadcast if has_visits else None
+        return Shared(self.model.params, broadcast, self.model.params if order.alone else None)
 
     def _templates(self) -> Templates:
         return templates(self.algorithm, self.model)

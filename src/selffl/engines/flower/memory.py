@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import torch
+
 from selffl.algorithms.records import tensors_of
 from selffl.errors import CheckpointError, RefusedError
 from selffl.state.checkpoint import fill_record, load_about, load_tensors, save_tensors
@@ -76,6 +78,14 @@ class ClientMemory:
         """The memory as it was after round ``round_number``, if the client took part in one round since, or none."""
         both, last = self._read()
         return both.before if last > round_number else both.after
+
+    def has_trained(self, round_number: int) -> bool:
+        """Whether the client had taken part in any round up to ``round_number``; a later one is no more than one."""
+        both, last = self._read()
+        if last <= round_number:
+            return last > 0
+        before, unmet = tensors_of(both.before), tensors_of(self.newcomer)
+        return not all(torch.equal(before[name], unmet[name]) for name in unmet)
 
     def before(self, round_number: int) -> Any:
         """The memory that round ``round_number`` starts from."""

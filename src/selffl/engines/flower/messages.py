@@ -17,7 +17,7 @@ from selffl.algorithms.optimisers import Optimiser, optimiser_of
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
-PROTOCOL = 4  # of these messages; other numbers are refused
+PROTOCOL = 5  # of these messages; other numbers are refused
 
 MAX_SHOWN_CHARACTERS = 200  # of what others have sent
 
@@ -37,6 +37,7 @@ class Order:
         experiment: Whose rounds are counted; another experiment, another memory.
         run: Tells two runs of one experiment's name apart.
         round_number: From 1 up.
+        is_over: Whether training ended with that round; clients of a method with closing visits then make them.
         client: The id of the client that is meant.
         number: Its number in the federation, which keys its random numbers.
         seed: Of the minibatches.
@@ -53,6 +54,7 @@ class Order:
     experiment: str
     run: str
     round_number: int
+    is_over: bool
     client: str
     number: int
     seed: int
@@ -102,7 +104,7 @@ def read(kind: type[Note], content: RecordDict) -> Note:
     record = content.config_records.get(ABOUT)
     if record is None:
         raise DataError(f"the message has no record {ABOUT!r}; expected one that says what it is about.")
-    types = {"int": int, "str": str, "float": float}
+    types = {"int": int, "str": str, "float": float, "bool": bool}
     found = {}
     for field in fields(kind):  # type: ignore[arg-type]
         value = record.get(field.name)

@@ -42,10 +42,14 @@ def check_dtype(dtype: torch.dtype) -> None:
         raise ConfigError(f"dtype is {dtype}; expected torch.float32, torch.float64 or torch.float16.")
 
 
-def pack(record: Any, client: int | None = None) -> ArrayRecord:
-    """The tensors of a record by name; of one client of a cohort, if its place in it is given."""
-    part = record if client is None else map_tensors(lambda tensor: tensor.narrow(0, client, 1), record)
-    return ArrayRecord({name: _array(name, tensor) for name, tensor in _joined(tensors_of(part)).items()})
+def pack(record: Any) -> ArrayRecord:
+    """The tensors of a record by name."""
+    return ArrayRecord({name: _array(name, tensor) for name, tensor in _joined(tensors_of(record)).items()})
+
+
+def of_place(record: Record, place: int) -> Record:
+    """The part of one client of a cohort, by its place in it."""
+    return map_tensors(lambda tensor: tensor.narrow(0, place, 1), record)
 
 
 def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ from selffl.algorithms.optimisers import Optimiser
 from selffl.algorithms.options import check_choice, check_integer, check_number
 from selffl.engines.cohort import RunState, sample_cohort
 from selffl.engines.flower.answers import Alone, Bounds, EvaluationSums, check_answer
-from selffl.engines.flower.client import VIEWS, Beginning, Shared
+from selffl.engines.flower.client import VIEWS, Shared
 from selffl.engines.flower.messages import (
     ABOUT,
     ARRAYS,
@@ -48,7 +48,7 @@ from selffl.engines.flower.messages import (
     shown,
     write,
 )
-from selffl.engines.flower.records import pack, upload_template
+from selffl.engines.flower.records import of_place, pack, upload_template
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
 from selffl.engines.noise import secure_noise
 from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
@@ -207,7 +207,7 @@ class SelfFLStrategy(Strategy):
         self._sent = {}
         for place, client in enumerate(self._cohort.tolist()):
             if client in nodes:
-                arrays = pack(broadcast, place)
+                arrays = pack(of_place(broadcast, place))
                 self._sent[client] = self._message(MessageType.TRAIN, number, client, nodes[client], arrays)
             else:
                 self._reject(number, client, "it is not connected")
@@ -268,17 +268,25 @@ class SelfFLStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """The global model to everybody who is connected, if this round has an evaluation."""
+        """The global model to everybody who is connected, if this round has an evaluation.
+
+        After the last round with all that is sent to train, where the method has closing visits.
+        """
         self._sent = {}
         if not self._is_evaluated():
             return []
-        number = self.state.round_number
-        shared = pack(Shared(self.state.server.params))
-        self._sent = {
-            client: self._message(MessageType.EVALUATE, number, client, node, shared)
-            for client, node in sorted(self.roster.locate(grid).items())
-        }
+        number, nodes = self.state.round_number, sorted(self.roster.locate(grid).items())
+        for (client, node), arrays in zip(nodes, self._where_it_stands([client for client, _ in nodes]), strict=True):
+            self._sent[client] = self._message(MessageType.EVALUATE, number, client, node, arrays)
         return list(self._sent.values())
+
+    def _where_it_stands(self, clients: Sequence[int], first: Tensor | None = None) -> list[ArrayRecord]:
+        """What each of these is sent of where training stands, to evaluate; with the ``first`` model, if given."""
+        params = self.state.server.params
+        if not (self._is_over() and self._algorithm.closing_visits):
+            return [pack(Shared(params, None, first))] * len(clients)
+        sent = self._algorithm.broadcast(self.state.server, self._at(clients))
+        return [pack(Shared(params, of_place(sent, place), first)) for place in range(len(clients))]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """What the clients found, averaged over their rows for Flower's own log."""
@@ -309,16 +317,20 @@ class SelfFLStrategy(Strategy):
     def _is_evaluated(self) -> bool:
         return self._recipe.is_evaluated(self.state.round_number)
 
+    def _is_over(self) -> bool:
+        return self.state.round_number >= self._recipe.rounds
+
     def train_alone(self, grid: Grid, first: Tensor) -> None:
         """Have every client that is connected train by itself, from ``first``, in the rounds that it was drawn for."""
         number, size = self.state.round_number, len(self.ids)
         share = self._recipe.participation
         cohorts = {n: sample_cohort(self.names.cohort_seed, n, size, share).tolist() for n in range(1, number + 1)}
-        models = pack(Beginning(self.state.server.params, first))
+        nodes = sorted(self.roster.locate(grid).items())
+        models = self._where_it_stands([client for client, _ in nodes], first)
         self._sent = {}
-        for client, node in sorted(self.roster.locate(grid).items()):
+        for (client, node), arrays in zip(nodes, models, strict=True):
             alone = [n for n, cohort in cohorts.items() if client in cohort]
-            self._sent[client] = self._message(MessageType.EVALUATE, number, client, node, models, alone)
+            self._sent[client] = self._message(MessageType.EVALUATE, number, client, node, arrays, alone)
         replies = grid.send_and_receive(list(self._sent.values()), timeout=self._network.round_seconds)
         self._report(self._agreeing(self._accepted(number, replies, self._bounds.alone)))
 
@@ -397,6 +409,7 @@ class SelfFLStrategy(Strategy):
             experiment=self.names.experiment,
             run=self.names.run,
             round_number=number,
+            is_over=self._is_over(),
             client=self.ids[client],
             number=client,
             seed=self._recipe.seed,
