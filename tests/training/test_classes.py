@@ -54,6 +54,68 @@ def test_where_nothing_is_known_of_classes_there_are_no_rows(module, loss, label
     assert counted(module, loss, labels, 3) == [[0.0] * 3] * 2
 
 
+def rows_of_half(task, slot, size):
+    """Features and labels of one half of a client's rows, as its minibatches hold them: each row once."""
+    found = {}
+    for draw in range(-(-size // task.batch_size)):
+        features, labels = (part[0] for part in task.batch(draw, torch.tensor([slot])))
+        found |= {x.numpy().tobytes(): label for x, label in zip(features, labels, strict=True)}
+    return list(found.values())
+
+
+IGNORED = torch.where(torch.arange(14) % 4 == 1, 7, LABELS)
+SOFT = torch.linspace(0.0, 1.0, 14)[:, None]
+HALVED = {
+    "three classes": (nn.Linear(4, 3), CROSS, LABELS),
+    "rows without a class": (nn.Linear(4, 3), nn.CrossEntropyLoss(ignore_index=7), IGNORED),
+    "one score": (nn.Linear(4, 1), BINARY, (LABELS > 0).float()[:, None]),
+    "one score, soft labels": (nn.Linear(4, 1), BINARY, SOFT),
+    "a network": (nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 3)), CROSS, LABELS),
+}
+
+
+def parts_of(label, num_classes, is_single):
+    """1 for a row's class; of a soft label of two, a part of each."""
+    if is_single:
+        return [1.0 - float(label), float(label)]
+    return [float(int(label) == k) for k in range(num_classes)]
+
+
+@pytest.mark.parametrize("case", HALVED)
+def test_scores_and_counts_of_halves_are_those_of_their_rows(case):
+    """Client 1 has a single row: its second half has no row of any class."""
+    module, loss, labels = HALVED[case]
+    model, clients = FlatModel(module), (2, 1, 0)
+    is_single, num_classes = model.class_bias.is_single, model.class_bias.num_classes
+    halves = ModelTask(model, loss, rows(labels), torch.tensor(clients), 0.1, 3, 5, 2).halves()
+    sizes = halves.num_examples.reshape(-1).tolist()
+    assert sizes == [4, 4, 1, 0, 3, 2]
+    counts = halves.class_counts(num_classes).reshape(6, num_classes)
+    for slot, size in enumerate(sizes):
+        own = [parts_of(label, num_classes, is_single) for label in rows_of_half(halves, slot, size)]
+        assert len(own) == size
+        expected = np.sum(own, axis=0) if own else np.zeros(num_classes)
+        assert counts[slot].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    params = model.params + 0.1 * torch.arange(6.0)[:, None]  # a model for each slot
+    scores, targets = halves.class_scores(params, 1)
+    assert scores.shape == targets.shape == (6, 3, num_classes)
+    for slot in range(6):
+        features, answers = (part[0] for part in halves.batch(1, torch.tensor([slot])))
+        own = model.load(params[slot])
+        for row in range(3):
+            with torch.no_grad():
+                expected = own(features[row]).tolist()
+            assert scores[slot, row].tolist() == pytest.approx([0.0] * is_single + expected, abs=1e-5)
+            assert targets[slot, row].tolist() == pytest.approx(parts_of(answers[row], num_classes, is_single))
+    assert (targets.sum(-1) == 0).any() == (case == "rows without a class")
+
+
+def test_where_nothing_is_known_of_classes_there_are_no_scores():
+    for module, loss in ((nn.Linear(4, 3), nn.MSELoss()), (nn.Linear(4, 3, bias=False), CROSS)):
+        task = ModelTask(FlatModel(module), loss, rows(LABELS), torch.arange(3), 0.1, 3, 5, 2).halves()
+        assert task.class_scores(FlatModel(module).params.expand(6, -1), 0) is None
+
+
 class Backwards(nn.Module):
     """Its last layer by name is the first to be used."""
 
