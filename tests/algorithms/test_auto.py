@@ -461,6 +461,48 @@ def trained(source, rounds=6, *, with_closed=False):
     return (state, engine.personal(state), *([engine.personal(state, is_over=True)] if with_closed else []))
 
 
+# ------------------------------------------------------------------------------ how far scores and frequencies count
+
+
+def mixtures(num_clients=60, size=40, seed=0):
+    """Rows around the mean of their class, and the one linear model that has their log-odds.
+
+    Clients differ in how often they have which class and in nothing else.
+    """
+    rng = np.random.default_rng(seed)
+    means = rng.normal(size=(4, 5)) * 0.7
+    client = np.repeat(np.arange(num_clients), size)
+    often = rng.dirichlet(np.full(4, 0.5), num_clients)
+    labels = np.array([rng.choice(4, p=often[m]) for m in client])
+    biases = np.log(np.bincount(labels) / len(labels)) - (means**2).sum(1) / 2
+    rows = torch.from_numpy(means[labels] + rng.normal(size=(len(labels), 5))), torch.from_numpy(labels), client
+    return rows, torch.from_numpy(np.concatenate([means.reshape(-1), biases]))
+
+
+def factors_after(rows, start, *, rate, rounds):
+    source = source_of(nn.Linear(5, 4), rows=rows, batch_size=20, rate=rate)
+    engine = CohortEngine(algorithm(AUTO, num_local_steps=10), source)
+    return engine.advance(engine.start(start), rounds).server.score_factors.tolist()
+
+
+@pytest.mark.parametrize("too_small", [0.5, 1.0, 3.0])
+def test_scores_that_are_too_small_are_found_to_be(too_small):
+    """The right scores over a number, in a model that hardly moves: t is that number, and frequencies count whole."""
+    rows, right = mixtures()
+    found = factors_after(rows, right / too_small, rate=1e-9, rounds=12)
+    assert found == pytest.approx([too_small, 1.0], rel=0.15)
+
+
+def test_a_model_that_has_not_been_trained_to_its_end_adds_less_of_the_frequencies():
+    rows, right = mixtures()
+    early, late = (
+        factors_after(rows, torch.zeros_like(right), rate=rate, rounds=rounds) for rate, rounds in ((0.003, 4), (0.3, 25))
+    )
+    assert early[0] > 2.0
+    assert early[1] / early[0] < 0.5
+    assert late == pytest.approx([1.0, 1.0], abs=0.12)
+
+
 # ----------------------------------------------------------------------------------------------------- where it is hard
 
 
