@@ -118,6 +118,16 @@ def test_a_run_that_was_stopped_ends_with_the_same_records(federation, tmp_path)
     assert_same_records(found, files.read_records(tmp_path / "train"))
 
 
+@pytest.mark.parametrize("first", [2, 3])
+def test_a_run_that_goes_on_for_longer_has_the_records_of_one_that_was_as_long(first, federation, tmp_path):
+    """It had ended with closing visits: what they had brought is no longer in the history of its rounds."""
+    ended = run(federation, tmp_path, "self-fl-auto", rounds=first).history[-1]
+    found = run(federation, tmp_path, "self-fl-auto")
+    selffl.train(linear(), federation, "self-fl-auto", out=tmp_path / "train", **SETTINGS)
+    assert_same_records(found, files.read_records(tmp_path / "train"))
+    assert ended["weighted_accuracy"] != found.history[first - 1]["weighted_accuracy"]
+
+
 def test_values_and_two_classes_have_their_own_metrics(tmp_path):
     torch.manual_seed(1)
     x, client = torch.randn(160, 5), torch.arange(160) % 8

@@ -34,7 +34,7 @@ from selffl.runs.folder import Records, Row, RunFolder
 from selffl.runs.gain import gain_columns
 from selffl.runs.methods import Method, method_facts, named_method
 from selffl.runs.recipe import FLOWER_SETTINGS, REMOTE, Recipe
-from selffl.runs.records import Evaluated, Recorder, Report, TrainedAlone
+from selffl.runs.records import Evaluated, Recorder, Report, TrainedAlone, forget_closing_scores
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.training.flat import FlatModel
 from selffl.training.metrics import Measure, Metric, own_metrics
@@ -102,6 +102,7 @@ class RemoteRecorder(Recorder):
         self.metrics: tuple[str, ...] | None = None
         if (path / files.CONFIG).is_file():
             records, self.metrics = _earlier_records(path, recipe, clients, state.round_number)
+            forget_closing_scores(records, files.read_config(path), recipe, method)
         elif state.round_number:
             raise CheckpointError(
                 f"{path} holds a checkpoint of round {state.round_number} and no {files.CONFIG}; expected both. "

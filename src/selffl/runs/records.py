@@ -108,13 +108,9 @@ class Recorder:
         self._held.append((row, participants))
 
     def _add_scores(self, state: RunState, report: Evaluated) -> None:
-        row, found = self.records.history[-1], report.evaluation
-        row |= found.scores()
-        if report.on_training_rows is not None:
-            for metric in self.recipe.metrics:
-                row[f"train_{metric}"] = or_none(report.on_training_rows.weighted(metric, "personal"))
+        self.records.history[-1] |= score_cells(self.recipe, report)
         self.records.clients = client_rows(
-            self.recipe, self._method, self._clients, report.num_train, state, self.records, found
+            self.recipe, self._method, self._clients, report.num_train, state, self.records, report.evaluation
         )
         if report.cluster is not None:
             for client, cluster in zip(self.records.clients, report.cluster.tolist(), strict=True):
@@ -170,6 +166,27 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
         }
         for place, client in enumerate(report.clients.tolist())
     ]
+
+
+def score_cells(recipe: Recipe, report: Evaluated) -> Row:
+    """What an evaluation adds to its round's row of the history."""
+    cells = report.evaluation.scores()
+    if report.on_training_rows is not None:
+        for metric in recipe.metrics:
+            cells[f"train_{metric}"] = or_none(report.on_training_rows.weighted(metric, "personal"))
+    return cells
+
+
+def forget_closing_scores(records: Records, earlier: Recipe, recipe: Recipe, method: Method) -> bool:
+    """Empty the scores of the round that a run had ended with, if it goes on: they are those after closing visits.
+
+    Whether it has done so.
+    """
+    last: Row = records.history[-1] if records.history else {"round": 0}
+    if not method.closing_visits or not last["round"] == earlier.rounds < recipe.rounds:
+        return False
+    last |= dict.fromkeys(score_columns(earlier))
+    return True
 
 
 def client_rows(

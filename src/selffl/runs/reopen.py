@@ -21,13 +21,13 @@ from selffl.runs.folder import Records, RunFolder
 from selffl.runs.methods import Method
 from selffl.runs.observers import RoundCallback
 from selffl.runs.recipe import Recipe
-from selffl.runs.records import summary_row
+from selffl.runs.records import forget_closing_scores, score_cells, summary_row
 from selffl.runs.run import Run, make_run, train_and_record
-from selffl.runs.session import Session
+from selffl.runs.session import Session, single_thread
 from selffl.runs.trackers import Choice, observers_of, remembered_trackers, trackers_of
 from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
-from selffl.training.blocks import Loss
+from selffl.training.blocks import Loss, deterministic_cudnn
 from selffl.training.flat import FlatModel
 from selffl.training.losses import loss_named
 from selffl.training.metrics import Metric, own_metrics
@@ -82,6 +82,10 @@ def resume(
         return make_run(session, state, found)
     observers = observers_of(trackers, on_round, place)
     with locked(place):
+        is_reopened = forget_closing_scores(records, files.read_config(place), recipe, session.method)
+        if is_reopened and recipe.is_evaluated(state.round_number):
+            with single_thread(session), deterministic_cudnn():
+                records.history[-1] |= score_cells(recipe, session.evaluate_round(state))
         return train_and_record(session, state, records, RunFolder(place), seconds, observers)
 
 

@@ -29,7 +29,7 @@ from selffl.runs.predict import inputs_of_rows
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Evaluated, Report, TrainedAlone
 from selffl.training.answers import LabelScale, present_model
-from selffl.training.blocks import Loss
+from selffl.training.blocks import Loss, deterministic_cudnn
 from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel, check_parameters
 from selffl.training.losses import name_of
@@ -147,7 +147,8 @@ class Session:
     def personal(self, state: RunState, position: int) -> Tensor:
         """The model ``[P]`` of the client in that place: by itself, so that it has the same bits whoever asks."""
         where = torch.tensor([position], device=state.num_gradients.device)
-        return self.engine.personal(state, where, is_over=self.is_over(state))[0]
+        with single_thread(self), deterministic_cudnn():  # closing visits are training
+            return self.engine.personal(state, where, is_over=self.is_over(state))[0]
 
     def reports(self, state: RunState) -> Iterator[tuple[RunState, Report]]:
         """Train from ``state`` to the last round: a report of each round and evaluation, with the state they leave.
@@ -160,11 +161,12 @@ class Session:
             state = self.engine.advance(state, 1, ended.append, consume=True)
             yield state, ended[0]
             if self.recipe.is_evaluated(state.round_number):
-                yield state, self._evaluate_round(state)
+                yield state, self.evaluate_round(state)
         if self.recipe.gain:
             yield state, TrainedAlone(gain_columns(self.evaluate(state), *self.train_alone()))
 
-    def _evaluate_round(self, state: RunState) -> Evaluated:
+    def evaluate_round(self, state: RunState) -> Evaluated:
+        """All that a run records after a round that is evaluated."""
         # Fine-tuning costs as much as training: once, at the end.
         more = (self.recipe.fine_tune, self.recipe.class_frequencies) if self.is_over(state) else ((), False)
         return Evaluated(

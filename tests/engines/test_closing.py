@@ -1,0 +1,112 @@
+"""Closing visits: once training is over each client goes on by itself, and nothing else changes."""
+
+import pytest
+import torch
+from torch import nn
+
+import selffl
+from selffl.algorithms import ALGORITHMS, SelfFLAuto, algorithm
+from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.data import load
+from selffl.engines.cohort import CohortEngine
+from selffl.engines.serial import serial_engine
+from selffl.errors import SelfFLError
+from selffl.training.flat import FlatModel
+from selffl.training.gaussian import GaussianFederation
+from selffl.training.model import ModelSource
+
+AUTO, VISITS = "self-fl-auto", SelfFLAuto.closing_visits
+NEEDS_MORE = {"fedper", "fedrep", "self-fl-cluster"}  # layers or clusters
+
+
+@pytest.fixture(scope="module")
+def source():
+    federation = load("digits", num_clients=12, seed=2, test_fraction=0.3)
+    return ModelSource(federation, FlatModel(nn.Linear(64, 10)), nn.functional.cross_entropy, 0.05, 5, seed=1)
+
+
+def trained(source, name=AUTO, rounds=2, chunk_size=None):
+    engine = CohortEngine(algorithm(name), source, 0.4, 1, chunk_size)
+    return engine, engine.advance(engine.start(torch.zeros(650)), rounds)
+
+
+def copied(state):
+    return {name: tensor.clone() for name, tensor in tensors_of(state).items()}
+
+
+def test_models_are_those_of_visits_by_hand(source):
+    """Client by client: what it is sent does not change, and the visits have the minibatches of the next rounds."""
+    engine, state = trained(source)
+    found, method = engine.personal(state, is_over=True), engine.algorithm
+    assert VISITS > 1
+    assert 0 < int((state.num_rounds > 0).sum()) < 12
+    for m in range(12):
+        client = torch.tensor([m])
+        if not state.num_rounds[m]:  # it has the global model (D10)
+            assert torch.equal(found[m], state.server.params)
+            continue
+        memory = map_tensors(lambda tensor, m=m: tensor[m : m + 1], state.memory)
+        for visit in range(1, VISITS + 1):
+            memory = method.adapt(method.broadcast(state.server, client), memory, source.task(client, 2 + visit))
+        assert torch.equal(found[m], memory.model(state.server.params)[0])
+        assert not torch.allclose(found[m], engine.personal(state)[m], atol=1e-3)
+
+
+def test_the_state_stays_and_training_goes_on_as_if_nobody_had_asked(source):
+    engine, state = trained(source)
+    before = copied(state)
+    engine.personal(state, is_over=True)
+    for name, tensor in tensors_of(state).items():
+        assert torch.equal(tensor.nan_to_num(), before[name].nan_to_num()), name
+    _, whole = trained(source, rounds=5)
+    for name, tensor in tensors_of(engine.advance(state, 3)).items():
+        assert torch.equal(tensor.nan_to_num(), tensors_of(whole)[name].nan_to_num()), name
+
+
+def test_models_are_the_same_for_some_clients_in_chunks_and_one_at_a_time(source):
+    engine, state = trained(source)
+    expected = engine.personal(state, is_over=True)
+    for size in (1, 5):
+        parts = [engine.personal(state, some, is_over=True) for some in torch.arange(12).split(size)]
+        assert torch.equal(torch.cat(parts), expected)
+    chunked, same = trained(source, chunk_size=5)
+    assert torch.equal(chunked.personal(same, is_over=True), expected)
+    serial = serial_engine(engine, list(range(12)))
+    alone = [serial.personal(state, torch.tensor([m]), is_over=True) for m in range(12)]
+    assert torch.equal(torch.cat(alone), expected)
+
+
+def test_federations_side_by_side_have_the_models_of_one_at_a_time():
+    def closed(seeds):
+        source = GaussianFederation.draw(
+            seeds=torch.as_tensor(seeds), num_clients=9, num_examples=(3, 12), global_mean=1.6, inter_variance=0.05,
+            row_variance=0.1, learning_rate=1e-3, with_rows=True,
+        )  # fmt: skip
+        engine = CohortEngine(algorithm(AUTO), source, 0.3, source.seeds)
+        state = engine.advance(engine.start(source.global_params - 0.5), 2)
+        return engine.personal(state, is_over=True), engine.personal(state), state.num_rounds > 0
+
+    together, before, has_trained = closed([4, 5])
+    assert (together != before).any(-1).equal(has_trained)
+    assert not has_trained.all()
+    for place, seed in enumerate((4, 5)):
+        torch.testing.assert_close(together[place], closed(seed)[0], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NEEDS_MORE - {AUTO}))
+def test_methods_without_closing_visits_have_the_models_they_had(name, source):
+    engine, state = trained(source, name)
+    assert torch.equal(engine.personal(state, is_over=True), engine.personal(state))
+
+
+class Broken(SelfFLAuto):
+    """Fails once training is over."""
+
+    def adapt(self, *given):
+        raise KeyError("params")
+
+
+def test_an_error_says_whose_visit_it_was():
+    federation = load("digits", num_clients=3, seed=2)
+    with pytest.raises(SelfFLError, match=r"^client 0, round 3, while it trained on by itself: KeyError: 'params'$"):
+        selffl.train("softmax", federation, Broken(), engine="serial", rounds=2, participation=1.0)
