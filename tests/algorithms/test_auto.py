@@ -495,9 +495,8 @@ def test_scores_that_are_too_small_are_found_to_be(too_small):
 
 def test_a_model_that_has_not_been_trained_to_its_end_adds_less_of_the_frequencies():
     rows, right = mixtures()
-    early, late = (
-        factors_after(rows, torch.zeros_like(right), rate=rate, rounds=rounds) for rate, rounds in ((0.003, 4), (0.3, 25))
-    )
+    start = torch.zeros_like(right)
+    early, late = (factors_after(rows, start, rate=rate, rounds=rounds) for rate, rounds in ((0.003, 4), (0.3, 25)))
     assert early[0] > 2.0
     assert early[1] / early[0] < 0.5
     assert late == pytest.approx([1.0, 1.0], abs=0.12)

@@ -49,7 +49,7 @@ def with_none(labels, num_classes):
 
 
 def surprise(scores, shift, targets, factors):
-    """Minus the log-likelihood of one client's rows, row by row: torch's own cross-entropy, with its own soft labels."""
+    """Minus the log-likelihood of one client's rows, row by row: torch's own cross-entropy, soft labels included."""
     total = tensor(0.0)
     for own, target in zip(scores, targets, strict=True):
         if target.sum() > 0:

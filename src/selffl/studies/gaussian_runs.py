@@ -122,7 +122,8 @@ def run_method(
     state = engine.advance(engine.start(start), setting.num_rounds, watch)
     rounds_active = cohort_size(setting.num_clients, participation) / setting.num_clients * setting.num_rounds
     grads = state.num_gradients.to(torch.float64).mean(-1) / rounds_active
-    return Outcome.of(federation, state.server.params, engine.personal(state), grads, torch.stack(trace))
+    personal = engine.personal(state, is_over=True)
+    return Outcome.of(federation, state.server.params, personal, grads, torch.stack(trace))
 
 
 def limit(federation: GaussianFederation, form: Form) -> Outcome:
