@@ -76,6 +76,21 @@ def test_models_are_the_same_for_some_clients_in_chunks_and_one_at_a_time(source
     assert torch.equal(torch.cat(alone), expected)
 
 
+@pytest.mark.parametrize(("chunk_size", "most"), [(None, 4), (3, 3)])
+def test_no_more_clients_train_at_once_than_in_a_round(chunk_size, most, source, monkeypatch):
+    engine, state = trained(source, chunk_size=chunk_size)
+    adapt, at_once = SelfFLAuto.adapt, []
+
+    def watched(method, sent, memory, task):
+        at_once.append(task.shape[-1])
+        return adapt(method, sent, memory, task)
+
+    monkeypatch.setattr(SelfFLAuto, "adapt", watched)
+    engine.personal(state, is_over=True)
+    assert max(at_once) == most
+    assert sum(at_once) == 12 * VISITS
+
+
 def test_federations_side_by_side_have_the_models_of_one_at_a_time():
     def closed(seeds):
         source = GaussianFederation.draw(

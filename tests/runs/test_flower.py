@@ -95,7 +95,8 @@ def test_records_are_those_of_train(name, federation, tmp_path):
     assert files.read_config(tmp_path / "run").algorithm == name
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_records(federation, tmp_path):
+@pytest.mark.parametrize("name", ["self-fl", "self-fl-auto"])
+def test_a_run_that_was_stopped_ends_with_the_same_records(name, federation, tmp_path):
     """Stopped in round 3; and, once more, after round 4 and before its evaluation."""
 
     class Stops(WireGrid):
@@ -111,10 +112,10 @@ def test_a_run_that_was_stopped_ends_with_the_same_records(federation, tmp_path)
     nodes = {100 + m: m for m in range(8)}
     for kind, number in (("train", 3), ("evaluate", 4)):
         with pytest.raises(KeyboardInterrupt):
-            run(federation, tmp_path, "self-fl", grid=lambda app, k=kind, n=number: Stops(app, nodes, k, n))
+            run(federation, tmp_path, name, grid=lambda app, k=kind, n=number: Stops(app, nodes, k, n))
         assert files.read_records(tmp_path / "run").summary["status"] == "running"
-    found = run(federation, tmp_path, "self-fl")
-    selffl.train(linear(), federation, "self-fl", out=tmp_path / "train", **SETTINGS)
+    found = run(federation, tmp_path, name)
+    selffl.train(linear(), federation, name, out=tmp_path / "train", **SETTINGS)
     assert_same_records(found, files.read_records(tmp_path / "train"))
 
 

@@ -126,10 +126,6 @@ class CohortEngine:
             num_rounds=torch.zeros(everyone.shape[:-1], dtype=torch.int64, device=params.device),
         )
 
-    def _chunks(self, num_clients: int) -> list[slice]:
-        size = self.chunk_size or num_clients
-        return [slice(start, min(start + size, num_clients)) for start in range(0, num_clients, size)]
-
     def advance(
         self,
         state: RunState,
@@ -153,7 +149,7 @@ class CohortEngine:
             clients = sample_cohort(self.seed, number, num_clients, self.participation).to(device)
             broadcast = self.algorithm.broadcast(server, clients)
             gathered, spent = GatheredUploads(self.algorithm, len(shape)), []
-            for part in self._chunks(clients.shape[-1]):
+            for part in _slices(clients.shape[-1], self.chunk_size or clients.shape[-1]):
                 chunk = clients[..., part]
                 task = self.source.task(chunk, number)
                 of_chunk = partial(torch.narrow, dim=len(shape), start=part.start, length=chunk.shape[-1])
@@ -184,12 +180,27 @@ class CohortEngine:
         chosen = everyone.expand(*self.source.shape, -1) if clients is None else clients
         memory = state.memory if clients is None else map_tensors(lambda tensor: tensor[clients], state.memory)
         if is_over and self.algorithm.closing_visits:
-            sent, tasks = self.algorithm.broadcast(state.server, chosen), partial(self.source.task, chosen)
-            closed = make_closing_visits(self.algorithm, sent, memory, state.round_number, tasks)
+            closed = self._close(state, chosen, memory)
             # Who never took part has the global model (D10).
             has_trained = (state.num_rounds if clients is None else state.num_rounds[clients]) > 0
             memory = map_tensors(partial(_choose, has_trained), closed, memory)
         return self.algorithm.personal(state.server.params, memory, self.source.task(chosen, state.round_number + 1))
+
+    def _close(self, state: RunState, clients: Tensor, memory: Any) -> Any:
+        """What ``clients [..., C]`` with this ``memory`` keep after closing visits, as many at a time as train."""
+        axis, parts = len(self.source.shape), []
+        most = cohort_size(self.source.population.num_clients, self.participation)
+        for part in _slices(clients.shape[-1], self.chunk_size or most):
+            some = clients[..., part]
+            own = map_tensors(partial(torch.narrow, dim=axis, start=part.start, length=some.shape[-1]), memory)
+            sent, tasks = self.algorithm.broadcast(state.server, some), partial(self.source.task, some)
+            parts.append(make_closing_visits(self.algorithm, sent, own, state.round_number, tasks))
+        return map_tensors(lambda *tensors: torch.cat(tensors, dim=axis), *parts)
+
+
+def _slices(number: int, size: int) -> list[slice]:
+    """Places 0 to ``number``, at most ``size`` at a time."""
+    return [slice(start, min(start + size, number)) for start in range(0, number, size)]
 
 
 def _choose(chosen: Tensor, first: Tensor, second: Tensor) -> Tensor:
