@@ -36,6 +36,19 @@ def test_a_run_is_trained_recorded_and_can_be_loaded(run, tmp_path):
     assert len(ends) == 1  # aligned
 
 
+def test_a_run_ends_with_how_sure_the_variance_between_clients_is(run, tmp_path):
+    code, out, err = run("run", "digits", "--rounds", "3", "--out", "one")
+    assert (code, err) == (0, "")
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text(encoding="utf-8"))
+    inter, low, high = (f"{summary[f'inter_variance{end}']:.3g}" for end in ("", "_low", "_high"))
+    assert out.splitlines()[-2] == (
+        f"Variance between clients: σ₀² = {inter}, between {low} and {high} with 95 % confidence."
+    )
+    code, out, _ = run("run", "digits", "--rounds", "3", "--out", "two", "--set", "prior_precision=5")
+    assert code == 0
+    assert "confidence" not in out
+
+
 @pytest.fixture
 def rare(tmp_path):
     """A table of two thousand rows with 1.5 % positives, and features that say nothing."""

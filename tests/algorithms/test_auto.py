@@ -86,6 +86,55 @@ def test_personal_models_are_the_posterior_means(fitted):
     assert ((personal - expected) ** 2).mean() < bound**2 * ((estimate - expected) ** 2).mean()
 
 
+def test_the_interval_holds_the_variance_of_maximum_likelihood(fitted):
+    """Its width is about that of 200 clients' squares of three numbers: no narrower than if they were known exactly."""
+    estimate, variance, server, *_ = fitted
+    low, high = (end.item() for end in algorithm(AUTO).inter_variance_interval(server))
+    assert low < most_likely(estimate, variance) < high
+    assert low <= server.inter_variance.item() <= high
+    assert np.sqrt(2 / 600) < np.log(high / low) / (2 * 1.96) < 6 * np.sqrt(2 / 600)
+
+
+def test_before_the_first_report_and_with_one_client_nothing_is_known_of_the_interval():
+    source = federation(1, examples=(20, 20))
+    chosen = algorithm(AUTO)
+    _, state, _ = run(chosen, source, 3)
+    for server in (chosen.start(source.global_params, source.population), state.server):
+        assert all(end.isnan() for end in chosen.inter_variance_interval(server))
+
+
+def test_a_variance_by_hand_has_no_interval():
+    chosen = algorithm(AUTO, prior_precision=4.0)
+    _, state, _ = run(chosen, federation(6), 3)
+    assert state.server.inter_variance.item() == 0.25
+    assert chosen.inter_variance_interval(state.server) is None
+
+
+def test_clients_of_a_single_row_tell_nothing_and_are_not_counted():
+    source, chosen = federation(12, examples=(1, 3), with_rows=True), algorithm(AUTO)
+    with_halves = int((source.num_examples > 1).sum())
+    assert 1 < with_halves < 12
+    _, state, _ = run(chosen, source, 10)
+    assert state.server.num_reporting.item() == pytest.approx(with_halves)
+
+
+def test_a_checkpoint_from_before_there_were_intervals_has_one_a_round_later():
+    """Squares that were not kept begin with the next cohort's, not with 0: nothing looks surer than it is."""
+    chosen, source = algorithm(AUTO), federation(60, 3, with_rows=True, examples=(3, 40))
+    engine = CohortEngine(chosen, source)
+    state = engine.advance(engine.start(source.global_params), 30)
+    start = chosen.start(source.global_params, source.population)
+    old = replace(state.server, spread_products=start.spread_products, num_reporting=start.num_reporting)
+    assert all(end.isnan() for end in chosen.inter_variance_interval(old))
+    (low, high), (expected_low, expected_high) = (
+        chosen.inter_variance_interval(engine.advance(replace(state, server=server), 1).server)
+        for server in (old, state.server)
+    )
+    assert (high - low).item() == pytest.approx((expected_high - expected_low).item(), rel=0.3)
+    assert low < expected_high
+    assert high > expected_low
+
+
 # ------------------------------------------------------------------------------------------- regression: mixed models
 
 
@@ -187,6 +236,8 @@ def test_a_regression_equals_its_twin():
     assert state.server.params.tolist() == pytest.approx(expected["global"], rel=1e-9)
     assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9)
     assert variances_of(state.server).tolist() == pytest.approx(expected["of_group"], rel=1e-9)
+    interval = [end.item() for end in algorithm(AUTO).inter_variance_interval(state.server)]
+    assert interval == pytest.approx(expected["interval"], rel=1e-8)
     assert len(set(expected["of_group"])) > 1
     assert state.server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-9)
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-9, atol=1e-12)

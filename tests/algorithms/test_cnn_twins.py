@@ -223,6 +223,8 @@ def test_a_network_trained_by_a_method_equals_its_twin(case):
         assert state.server.score_factors.tolist() == pytest.approx(expected["factors"], rel=1e-9)
         variances = (state.server.inter_variance * state.server.variance_ratios).tolist()
         assert variances == pytest.approx(expected["of_group"], rel=1e-7)
+        interval = [end.item() for end in algorithm(name).inter_variance_interval(state.server)]
+        assert interval == pytest.approx(expected["interval"], rel=1e-6)
         assert len(set(expected["of_group"])) > 1
     spent = [0] * len(SIZES)
     for report, counts in zip(reports, expected["gradients"], strict=True):

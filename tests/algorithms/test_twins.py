@@ -346,6 +346,11 @@ def test_self_fl_auto_equals_its_twin(is_grouped, with_rows, num_local_steps, se
     assert server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-7, abs=0)
     variances = (server.inter_variance * server.variance_ratios).tolist()
     assert variances == pytest.approx(expected["of_group"], rel=1e-7, abs=0)
+    interval = [end.item() for end in algorithm(name).inter_variance_interval(server)]
+    if expected["interval"] is None:
+        assert all(map(math.isnan, interval))
+    else:
+        assert interval == pytest.approx(expected["interval"], rel=1e-6, abs=1e-12)
     if expected["prior_rows"] is None:  # nothing has been decided yet
         assert server.prior_rows.isnan()
         return

@@ -587,6 +587,17 @@ def changed(old, new, change):
     return min(max(new, old / change), old * change)
 
 
+def confidence(agreed, disagreed, products, number, found):
+    """Between what the variance lies, 95 % confidence; it is itself within, where it has not arrived yet."""
+    if products is None or disagreed <= 0.0 or number <= 1.0:
+        return None
+    ratio = agreed / disagreed
+    residual = max(products[0] - 2.0 * ratio * products[1] + ratio**2 * products[2], 0.0)
+    width = 1.959964 * math.sqrt(residual / (number - 1.0)) / disagreed
+    high = ratio * math.exp(width / ratio) if ratio > width else max(ratio + (math.e - 1.0) * width, 0.0)
+    return min(max(ratio - width, 0.0), found), max(high, found)
+
+
 def run_self_fl_auto(
     problem,
     *,
@@ -616,6 +627,7 @@ def run_self_fl_auto(
     prior_rows, memory = None, {}
     # Running means by group, each round's over the disagreement of the one before.
     agreed, disagreed, unit = [0.0] * len(groups), [0.0] * len(groups), None
+    products, reporting = None, None  # a², ab and b² of a client, a and b being both in all; of how many clients
     own_steps = max(num_local_steps // per_whole, 1)
     half_steps = max((num_local_steps - 2 - own_steps) // 2, 1)
     history, steps, gradients = [], [], []
@@ -702,7 +714,7 @@ def run_self_fl_auto(
         return model
 
     for t, cohort in enumerate(problem["cohorts"]):
-        trained, deviations, products, disagreements, undecided, temperatures, spent = [], [], [], [], [], [], []
+        trained, deviations, agreements, disagreements, undecided, temperatures, spent = [], [], [], [], [], [], []
         reports = []  # of t and a
         rho, newness = skew(), (recent + 1.0) / (t + 1.0 + recent)  # by how much this round counts among all so far
         momentum = newness * first_momentum + (1.0 - newness) * last_momentum
@@ -733,7 +745,7 @@ def run_self_fl_auto(
                 seen = zip(dots(one, bends[1]), dots(two, bends[0]), strict=True)
                 disagreements.append([(terms[0] * x - terms[1] * y) / 2 for x, y in seen])
                 deviations.append([(x + y) / 2 for x, y in zip(one, two, strict=True)])
-                products.append(dots(one, two))
+                agreements.append(dots(one, two))
                 apart = less(one, two)
                 held_apart = dot([c * x for c, x in zip(precision, apart, strict=True)], apart)
                 undecided.append(terms[0] * terms[1] / math.fsum(terms) ** 2 * held_apart)
@@ -743,8 +755,16 @@ def run_self_fl_auto(
         if size and (unit or gone > 0.0):
             pairs = [dots(a, b) for i, a in enumerate(deviations) for j, b in enumerate(deviations) if i != j]
             common = [number / len(pairs) for number in total(pairs)] if pairs else [0.0] * len(groups)
-            seen = [number / size - both for number, both in zip(total(products), common, strict=True)]
+            seen = [number / size - both for number, both in zip(total(agreements), common, strict=True)]
             unit = unit or gone / size
+            own = [
+                ((math.fsum(a) - math.fsum(common)) / unit, math.fsum(b) / unit)
+                for a, b in zip(agreements, disagreements, strict=True)
+            ]
+            new = [math.fsum(part) / size for part in zip(*((a * a, a * b, b * b) for a, b in own), strict=True)]
+            products = blend(products or new, new, newness)
+            everybody = len(problem["examples"])
+            reporting = min(size / newness, everybody, everybody * size / len(cohort))
             agreed = blend(agreed, [number / unit for number in seen], newness)
             disagreed = blend(disagreed, [number / size / unit for number in total(disagreements)], newness)
             if math.fsum(disagreed) > 0.0:
@@ -819,6 +839,7 @@ def run_self_fl_auto(
         "closed": [here(m, "whole") for m in range(num_clients)],
         "factors": factors,
         "inter_variance": inter,
+        "interval": confidence(math.fsum(agreed), math.fsum(disagreed), products, reporting, inter),
         "of_group": of_group,
         "prior_rows": prior_rows,
         "frequencies": frequencies,

@@ -1,11 +1,20 @@
 """The variance between clients from two halves of their rows: expectations against dense matrices, and simulations."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from selffl.maths.split_half import HalvesOfClients, common_square
+from selffl.maths.split_half import (
+    HalvesOfClients,
+    centred_products,
+    common_square,
+    ratio_error,
+    ratio_interval,
+    spread_products,
+)
 
 
 def spd(rng, size):
@@ -142,3 +151,75 @@ def test_what_all_clients_have_in_common_is_found_from_pairs_of_clients():
 def test_an_empty_half_decides_nothing():
     found = HalvesOfClients(torch.ones(1, 2, 3), torch.tensor([[1.0, 0.0]]))
     assert found.undecided(torch.tensor([10.0])) == 0.0
+
+
+def sums_of_clients(number, seed=8):
+    """What halves of clients agree and disagree on: both are larger where a client has more rows."""
+    rng = np.random.default_rng(seed)
+    size = rng.lognormal(0.0, 0.7, number)
+    return 0.06 * size * rng.chisquare(2, number) + 0.03 * rng.normal(size=number), size + 0.4 * rng.normal(size=number)
+
+
+def error_of(agreement, disagreement):
+    a, b = torch.from_numpy(agreement), torch.from_numpy(disagreement)
+    number = torch.tensor(float(len(a)), dtype=torch.float64)
+    return ratio_error(a.mean(), b.mean(), spread_products(a, b).mean(0), number).item()
+
+
+def test_the_error_of_the_ratio_is_that_of_a_bootstrap_and_a_jackknife_over_clients():
+    agreement, disagreement = sums_of_clients(400)
+    drawn = np.random.default_rng(2).integers(0, 400, (4000, 400))
+    bootstrap = (agreement[drawn].mean(1) / disagreement[drawn].mean(1)).std()
+    without = (agreement.sum() - agreement) / (disagreement.sum() - disagreement)
+    jackknife = math.sqrt(399.0 / 400.0 * ((without - without.mean()) ** 2).sum())
+    found = error_of(agreement, disagreement)
+    assert found == pytest.approx(bootstrap, rel=0.05)
+    assert found == pytest.approx(jackknife, rel=0.01)
+    # It matters that both go together: as if what halves disagree on were known it is another.
+    assert agreement.std() / disagreement.mean() / 20.0 > 1.1 * found
+
+
+def test_of_a_single_client_and_where_halves_do_not_disagree_no_error_is_known():
+    assert math.isnan(error_of(np.array([0.1]), np.array([1.0])))
+    one = torch.tensor(1.0, dtype=torch.float64)  # the same client, round after round, not always alike
+    assert ratio_error(0.1 * one, one, torch.tensor([0.5, 0.1, 1.0], dtype=torch.float64), one).isnan()
+    assert math.isnan(error_of(np.array([0.1, 0.2]), np.array([1.0, -1.5])))
+    assert error_of(np.array([0.1, 0.2]), np.array([1.0, 2.0])) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_products_less_what_is_common_are_those_of_clients_less_it():
+    a, b = (torch.from_numpy(each) for each in sums_of_clients(30))
+    common = torch.tensor(0.7, dtype=torch.float64)
+    found = centred_products(spread_products(a + common, b).mean(0), (a + common).mean(), b.mean(), common)
+    torch.testing.assert_close(found, spread_products(a, b).mean(0), rtol=1e-12, atol=1e-12)
+
+
+def test_ends_of_the_interval_by_hand():
+    """Above by the logarithm while 0 is outside; below as it comes, 0 at least; no end jumps."""
+    ratio = torch.tensor([0.06, 0.06, 0.0, -0.02, -0.02, 0.06], dtype=torch.float64)
+    error = torch.tensor([0.01, 0.05, 0.05, 0.05, 0.001, math.nan], dtype=torch.float64)
+    low, high = (end.tolist() for end in ratio_interval(ratio, error))
+    assert low[:5] == pytest.approx([0.0404, 0.0, 0.0, 0.0, 0.0], abs=1e-5)
+    # 0.06 exp(0.0196/0.06); 0.06 + 1.71828 · 0.098, 1.71828 · 0.098, less 0.02; not below 0.
+    assert high[:5] == pytest.approx([0.083184, 0.228390, 0.168390, 0.148390, 0.0], abs=1e-5)
+    assert math.isnan(low[5])
+    assert math.isnan(high[5])
+    near = 0.06 / 1.959964 * torch.tensor([1 - 1e-9, 1 + 1e-9], dtype=torch.float64)
+    for end in ratio_interval(ratio[:1].expand(2), near):
+        assert end[0].item() == pytest.approx(end[1].item(), abs=1e-8)
+
+
+@pytest.mark.parametrize(("inter", "least"), [(0.0, 0.96), (0.06, 0.92), (0.3, 0.92), (2.0, 0.92)])
+def test_the_interval_holds_the_truth_in_about_as_many_federations_as_it_says(inter, least):
+    """600 federations of 60 clients with five rows, two parameters, at their posterior modes."""
+    rng, shares = np.random.default_rng(12), (3.0, 2.0)
+    deviations, gradients, _ = drawn_halves(
+        rng, inter=inter, precision=10.0, shares=shares, curvature=spd(rng, 2), size=2, number=600 * 60
+    )
+    found = HalvesOfClients(deviations, torch.tensor(shares, dtype=torch.float64).expand(len(deviations), 2))
+    a = deviations.prod(-2).sum(-1).reshape(600, 60)
+    b = found.disagreement(gradients).sum(-1).reshape(600, 60)
+    number = torch.full((600,), 60.0, dtype=torch.float64)
+    error = ratio_error(a.mean(-1), b.mean(-1), spread_products(a, b).mean(-2), number)
+    low, high = ratio_interval(a.mean(-1) / b.mean(-1), error)
+    assert least < ((low <= inter) & (inter <= high)).double().mean().item() < (1.01 if inter == 0 else 0.99)

@@ -429,6 +429,28 @@ def test_what_does_not_fit_is_left_out_evenly_and_said(group, monkeypatch):
     assert ("rounds of single clients are left out for self-fl, seed 2" in said) == bool(absent)
 
 
+@pytest.mark.parametrize("seeds", [(1,), (1, 2)])
+def test_how_sure_the_variance_between_clients_is_stands_beside_it(folder, tmp_path, seeds):
+    ends = {1: (0.04, 0.09), 2: (0.0, 0.15)}
+    for seed in seeds:
+        path = shutil.copytree(folder / f"self-fl-{seed}", tmp_path / f"run-{seed}") / "summary.json"
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary |= dict(zip(("inter_variance_low", "inter_variance_high"), ends[seed], strict=True))
+        path.write_text(json.dumps(summary), encoding="utf-8")
+    (found,) = collect([tmp_path]).groups
+    said = sentences.takeaways(found, data.tables(found))["inside"]
+    expected = {
+        1: "between clients (between 0.04 and 0.09 with 95 % confidence) and ",
+        2: "between clients (between 0.02 and 0.12 with 95 % confidence on average over seeds) and ",
+    }
+    assert expected[len(seeds)] in said
+
+
+def test_a_method_that_gives_no_interval_says_nothing_of_one(group, tables):
+    assert tables["inside"][0]["interval"] is None
+    assert "confidence" not in sentences.takeaways(group, tables)["inside"]
+
+
 def test_a_page_that_holds_everything_says_nothing_of_room(group, tables):
     assert "To keep the page small" not in sentences.takeaways(group, tables)["inside"]
 

@@ -15,7 +15,12 @@ CHARTS = (REPORTS / "charts.js").read_text(encoding="utf-8")
 
 OF_JAVASCRIPT = {"length", "map", "filter", "forEach", "flatMap", "slice", "has", "reduce", "find", "findLastIndex"}
 OF_JAVASCRIPT |= {"indexOf", "some", "join", "find", "at", "toFixed"}
-BY_PYTHON = {("SeedTable", "total"), ("Inside", "totalRounds"), ("Tables", "allSeeds")}  # sentences are made of these
+BY_PYTHON = {
+    ("SeedTable", "total"),
+    ("Inside", "totalRounds"),
+    ("Inside", "interval"),
+    ("Tables", "allSeeds"),
+}  # sentences are made of these
 KINDS = ("Payload", "Entry", "Tables", "SeedTable", "Classes", "ClientColumns", "Losing", "Loser", "Bins", "Curve")
 KINDS += ("Inside", "Bands", "Trajectory")
 VARIABLES = {  # what the scripts call a value, and what it may be

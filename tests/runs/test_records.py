@@ -87,6 +87,26 @@ def test_the_predicted_gain_is_that_of_a_dense_gaussian_model(fed, form):
         assert gain == pytest.approx(assumed[m] / left, rel=1e-4)
 
 
+@pytest.mark.parametrize("chosen", ["self-fl-auto", "by hand", "self-fl-exact", "fedavg"])
+def test_a_run_says_between_what_the_variance_between_clients_lies(fed, tmp_path, chosen):
+    by_hand = selffl.algorithm("self-fl-auto", prior_precision=5.0)
+    run = selffl.train("softmax", fed, by_hand if chosen == "by hand" else chosen, out=tmp_path / "run", **SETTINGS)
+    last, kept = run.history[-1], selffl.load(tmp_path / "run").summary
+    names = ("inter_variance", "inter_variance_low", "inter_variance_high")
+    inter, low, high = (kept[name] for name in names)
+    assert (inter, low, high) == tuple(last[name] for name in names)
+    assert (inter is None) == (chosen == "fedavg")
+    if chosen == "self-fl-auto":
+        assert 0.0 <= low <= inter <= high
+        assert low < high
+        rows = table(tmp_path / "run" / "history.csv")
+        assert [float(row["inter_variance_high"]) for row in rows] == [
+            row["inter_variance_high"] for row in run.history
+        ]
+    else:
+        assert low is high is None
+
+
 def test_the_partition_is_what_the_clients_hold(fed, folder):
     owners = np.repeat(fed.clients, fed.train.num_examples.numpy())
     expected = pd.DataFrame({"client": owners, "class": fed.train.labels.numpy()}).value_counts().to_dict()

@@ -28,6 +28,10 @@ class AutoServer:
     # Running means of what halves of an average client agree and disagree on [..., G], in a unit that follows it.
     agreements: Tensor = field(metadata={ADDED_LATER: True})
     disagreements: Tensor = field(metadata={ADDED_LATER: True})
+    # Of a_m^2, a_m b_m and b_m^2 [..., 3], a_m and b_m being what halves of one client agree and disagree on in all, in
+    # the square of that unit; and of how many clients all these are means [...].  NaN before the first report.
+    spread_products: Tensor = field(metadata={ADDED_LATER: True})
+    num_reporting: Tensor = field(metadata={ADDED_LATER: True})
     unit: Tensor = field(metadata={ADDED_LATER: True})  # NaN before the first report
     num_clients: Tensor = field(metadata={ADDED_LATER: True})  # M [...]
     # By how much scores and class frequencies are too small (t, a) [..., 2], and what that is learned from: running
@@ -90,6 +94,7 @@ class AutoUpload:
     deviation_squares: Tensor  # its squared length, by group [..., C, G]
     difference_squares: Tensor  # that of half the difference of both models [..., C, G]
     disagreements: Tensor  # tr S^2 in expectation [..., C, G]; of a single client it may be below 0
+    spread_products: Tensor  # a_m^2, a_m b_m, b_m^2 [..., C, 3]: of what both halves agree and disagree on in all
     undecided: Tensor  # tr S (1 - S) in expectation [..., C]
     temperature: Tensor  # of its loss [..., C], the unit of both
     effective_params: Tensor  # gamma_m [..., C], their sum in nats, between 0 and P; NaN where it is unknown
@@ -118,6 +123,7 @@ class SpreadReport(NamedTuple):
     deviation_squares: Tensor
     difference_squares: Tensor
     disagreements: Tensor
+    spread_products: Tensor
     undecided: Tensor
     temperature: Tensor
     effective_params: Tensor
@@ -130,4 +136,6 @@ class Spread(NamedTuple):
     variance_ratios: Tensor
     agreements: Tensor
     disagreements: Tensor
+    spread_products: Tensor
+    num_reporting: Tensor
     unit: Tensor

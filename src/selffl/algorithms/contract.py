@@ -167,6 +167,10 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
         """σ₀² ``[...]``, as the server has learned it; None: the method has none."""
         return None
 
+    def inter_variance_interval(self, server: Server) -> tuple[Tensor, Tensor] | None:
+        """Between what σ₀² lies with 95 % confidence ``[...]``, NaN where unknown; None: the method does not say."""
+        return None
+
     def intra_variance(self, server: Server, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor | None:
         """σₘ² of ``clients [..., C]``, of whom so much is recorded, NaN where unknown; None: the method has none."""
         return None

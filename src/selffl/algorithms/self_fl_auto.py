@@ -57,7 +57,14 @@ from selffl.algorithms.solver import descend
 from selffl.maths.frequencies import class_shift, class_skew, same_class_rate
 from selffl.maths.posterior import local_weight
 from selffl.maths.score_scale import Derivatives, derivatives, frequency_weight, next_factors
-from selffl.maths.split_half import HalvesOfClients, common_square
+from selffl.maths.split_half import (
+    HalvesOfClients,
+    centred_products,
+    common_square,
+    ratio_error,
+    ratio_interval,
+    spread_products,
+)
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
 FIRST_MOMENTUM = 0.9  # of the steps of halves in the first round
@@ -116,6 +123,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             torch.zeros_like(each),
             torch.zeros_like(ones),
             torch.zeros_like(ones),
+            params.new_full((*each.shape, 3), torch.nan),
+            torch.full_like(each, torch.nan),
             torch.full_like(each, torch.nan),
             torch.full_like(each, population.num_clients),
             params.new_ones(*each.shape, 2),
@@ -263,6 +272,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         found = HalvesOfClients(deviations, halves.num_terms.to(models))
         measured = halves.measure_halves(models)
         sizes = sizes_of(broadcast.group_sizes)
+        squares = by_group(found.mean.square(), sizes)
         differences = by_group(found.half_difference.square(), sizes)
         disagreements = by_group(found.disagreement(measured.gradients), sizes)
         undecided = found.undecided((differences / broadcast.group_variances).sum(-1))
@@ -274,9 +284,10 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         return SpreadReport(
             is_there.to(undecided),
             where_there(found.mean),
-            where_there(by_group(found.mean.square(), sizes)),
+            where_there(squares),
             where_there(differences),
             where_there(disagreements),
+            where_there(spread_products((squares - differences).sum(-1), disagreements.sum(-1))),
             where_there(undecided),
             where_there(measured.temperature),
             decided.masked_fill(~is_there, torch.nan),
@@ -306,7 +317,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         # Means over all rounds; the guess that frequencies began from counts as one.
         frequencies = upload.class_weights / upload.weight_with_classes.unsqueeze(-1)
         same_class = upload.same_class_rate / upload.has_pairs
-        spread = self.spread_round(server, upload, share)
+        spread = self.spread_round(server, upload, share, number)
         return AutoServer(
             torch.lerp(server.params, latest, share.unsqueeze(-1)),
             latest,
@@ -318,6 +329,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             _running_mean(server.same_class_rate, same_class, clock),
             spread.agreements,
             spread.disagreements,
+            spread.spread_products,
+            spread.num_reporting,
             spread.unit,
             server.num_clients,
             *self.factors_round(server, upload, share),
@@ -334,8 +347,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         factors = next_factors(old, curvatures / weight.unsqueeze(-1), pulls / weight)
         return tuple(each.to(server.params) for each in (factors, curvatures, pulls))  # type: ignore[return-value]
 
-    def spread_round(self, server: AutoServer, upload: AutoUpload, share: Tensor) -> Spread:
-        """The variances and what they are learned from, after one more cohort, which weighs ``share [...]`` of it all.
+    def spread_round(self, server: AutoServer, upload: AutoUpload, share: Tensor, cohort: int) -> Spread:
+        """The variances and what they are learned from, after one more ``cohort``, which weighs ``share [...]`` of all.
 
         How much halves agree and disagree on shrinks as c grows, as c^-2 at most, both alike.  Each round is measured
         in a unit that follows what they disagree on, no faster than that: rounds under one c and under another count
@@ -358,6 +371,13 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         ]
         in_nats = (unit * upload.has_halves / upload.temperature).unsqueeze(-1)  # as parameters are counted
         number = torch.minimum(upload.has_halves / share, server.num_clients)  # who comes again says nothing new
+        products = centred_products(
+            upload.spread_products / pairs, agreements.sum(-1) + common.sum(-1), total, common.sum(-1)
+        )
+        products = products / unit.square().unsqueeze(-1)
+        old = server.spread_products.to(products)
+        products = torch.lerp(old.where(~old.isnan(), products), products, share.to(products).unsqueeze(-1))
+        with_halves = server.num_clients * upload.has_halves / cohort  # among all clients, if as many as here
         found = self.variances(server, means[0] * in_nats, means[1] * in_nats, number)
         is_learned = is_usable & (means[1].sum(-1) > 0) & (self.prior_precision is None)
         follows = total.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
@@ -366,6 +386,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             torch.where(is_learned.unsqueeze(-1), found[1], server.variance_ratios).to(server.variance_ratios),
             means[0].to(server.agreements),
             means[1].to(server.disagreements),
+            torch.where(is_usable.unsqueeze(-1), products, old).to(server.spread_products),
+            torch.where(is_usable, number.minimum(with_halves), server.num_reporting).to(server.num_reporting),
             torch.where(is_usable, follows, unit).to(server.unit),
         )
 
@@ -392,6 +414,18 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """sigma_0^2, as learned."""
         return server.inter_variance
 
+    def inter_variance_interval(self, server: AutoServer) -> tuple[Tensor, Tensor] | None:
+        """By how clients differ about sigma_0^2; none where it is set by hand.
+
+        sigma_0^2 itself is inside, also while it is on its way to where reports say that it is.
+        """
+        if self.prior_precision is not None:
+            return None
+        agreement, disagreement = (part.double().sum(-1) for part in (server.agreements, server.disagreements))
+        error = ratio_error(agreement, disagreement, server.spread_products.double(), server.num_reporting)
+        low, high = ratio_interval(agreement / disagreement, error)
+        return low.minimum(server.inter_variance), high.maximum(server.inter_variance)
+
     def intra_variance(self, server: AutoServer, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor:
         """sigma_m^2 = sigma_0^2 n_0/N_m."""
         return (server.inter_variance * server.prior_rows).unsqueeze(-1) / recorded["num_examples"]
@@ -401,11 +435,19 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         return 1.0 + server.prior_rows.double().unsqueeze(-1) / num_examples
 
     def bounds(self, upload: AutoUpload, max_examples: int) -> Mapping[str, tuple[float | Tensor, float | Tensor]]:
-        """A client weighs no more than its rows, its classes no more than itself, and no share is above 1."""
+        """A client weighs no more than its rows, its classes no more than itself, and no share is above 1.
+
+        What halves agree on is the difference of two squares, and no larger than either.
+        """
+        squares = torch.maximum(upload.deviation_squares.sum(-1), upload.difference_squares.sum(-1))
         return {
             "num_examples": (1.0, max_examples),
             "weight": (0.0, upload.num_examples),
             "disagreements": (-torch.inf, torch.inf),
+            "spread_products": (
+                upload.spread_products.new_tensor([0.0, -torch.inf, 0.0]),
+                spread_products(squares, upload.disagreements.abs().sum(-1)),
+            ),
             "effective_params": (0.0, upload.change.shape[-1]),
             "has_halves": (0.0, 1.0),
             "class_weights": (0.0, upload.weight.unsqueeze(-1)),

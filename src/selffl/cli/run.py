@@ -374,4 +374,8 @@ def _print_summary(run: Run, name: str, place: Path) -> None:
         console.tell(console.out, f"  {text:<{wide}}  {number:>{right}}{value[len(number) :]}")
     if said := majority_sentence([found]):
         console.tell(console.out, said)
+    if found.get("inter_variance_high") is not None:
+        inter, low, high = (f"{found[f'inter_variance{end}']:.3g}" for end in ("", "_low", "_high"))
+        said = f"Variance between clients: σ₀² = {inter}, between {low} and {high} with 95 % confidence."
+        console.tell(console.out, said)
     console.tell(console.out, f"Records and models: {place}")

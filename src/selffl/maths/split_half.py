@@ -20,16 +20,22 @@ Groups of parameters may vary by variances of their own, the prior's precision t
 C/N)^-1 H both sums, taken over the parameters of group g alone, have the ratio sigma_g^2 where C = Sigma^-1: S C^-1 is
 symmetric, so that S C^-1 S' = S^2 C^-1.
 
+How sure the ratio is follows from how clients differ about it (`ratio_interval`): with a_m what the halves of client m
+agree on and b_m what they disagree on, a_m - sigma_0^2 b_m has mean 0.
+
 The idea is that of split-half reliability (Spearman, 1910; Brown, 1910) and of cross-products in place of squares, as
 in Haseman and Elston's regression (1972).
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+WIDTH = 1.959964  # standard errors to either side that hold 95 % of a normal distribution
 
 
 class HalvesOfClients(NamedTuple):
@@ -75,3 +81,42 @@ def common_square(total_square: Tensor, squares: Tensor, number: Tensor) -> Tens
     """
     pairs = number * (number - 1)
     return torch.where(pairs > 0, (total_square - squares) / pairs.clamp(min=1.0), 0.0)
+
+
+def spread_products(agreement: Tensor, disagreement: Tensor) -> Tensor:
+    """a_m^2, a_m b_m and b_m^2 ``[..., 3]``, of which `ratio_interval` takes means over clients."""
+    return torch.stack([agreement.square(), agreement * disagreement, disagreement.square()], dim=-1)
+
+
+def centred_products(products: Tensor, agreement: Tensor, disagreement: Tensor, common: Tensor) -> Tensor:
+    """Means of `spread_products` ``[..., 3]`` once every a_m is less by ``common [...]``; of a and b the means are."""
+    squares, both, others = products.unbind(-1)
+    squares = squares - 2 * common * agreement + common.square()
+    return torch.stack([squares, both - common * disagreement, others], dim=-1)
+
+
+def ratio_error(agreement: Tensor, disagreement: Tensor, products: Tensor, number: Tensor) -> Tensor:
+    """Standard error of agreement/disagreement ``[...]``, by the delta method; NaN where nothing is known of it.
+
+    All are means over ``number [...]`` clients.  The variance of the ratio R is E(a - R b)^2 / ((number - 1) (E b)^2):
+    a mean is lost to R, and of a single client nothing is known.
+    """
+    ratio = agreement / disagreement
+    squares, both, others = products.unbind(-1)
+    residual = (squares - 2 * ratio * both + ratio.square() * others).clamp(min=0.0)
+    error = (residual / (number - 1)).sqrt() / disagreement
+    return error.where((disagreement > 0) & (number > 1), torch.nan)
+
+
+def ratio_interval(ratio: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    """Ends of an interval of 95 % confidence for a variance ``[...]``; NaN where the ``error [...]`` is.
+
+    A mean of squares is skewed to the right: where it comes out too small so does its error, and an interval of ratio ±
+    1.96 errors ends too early above, hardly ever below.  So the lower end is the plain one, at least 0, and the upper
+    end the one that is normal on the logarithm; where the plain interval reaches 0, and the logarithm makes no sense,
+    it goes on in a straight line, from where it then is, e - 1 times as far from the ratio as the plain one.
+    """
+    plain = WIDTH * error
+    factor = torch.where(plain < ratio, (plain / ratio).exp(), 1.0)
+    high = torch.where(plain < ratio, ratio * factor, ratio + (math.e - 1.0) * plain)
+    return (ratio - plain).clamp(min=0.0), high.clamp(min=0.0)

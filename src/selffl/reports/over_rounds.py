@@ -11,7 +11,7 @@ import numpy as np
 from selffl.reports.collect import Group, RunData
 from selffl.reports.schema import Bands, Inside, SeedTable, Trajectory
 from selffl.reports.scores import all_rounded, evenly_chosen, rounded, runs_of_seed
-from selffl.runs.folder import Row
+from selffl.runs.folder import INTERVAL, Row
 
 # What a page can hold: beyond these it shows fewer rounds.
 MAX_POINTS = 15_000  # client-rounds
@@ -35,6 +35,7 @@ def inside(group: Group, number: int) -> Inside | None:
         name: [_mean(run.records.history, column, rounds) for run in runs]
         for name, column in (("inter", "inter_variance"), ("intra", "intra_variance"))
     }
+    ends = [_mean_of(run.records.summary.get(column) for run in runs) for column in INTERVAL]
     steps, weights, wanted = _by_round(runs, "num_local_steps"), _by_round(runs, "weight"), []
     for run in runs:
         known = (row.get("wanted_steps") for row in run.records.participation)
@@ -49,6 +50,7 @@ def inside(group: Group, number: int) -> Inside | None:
         "rounds": rounds,
         "totalRounds": len(all_rounds),
         "inter": [_mean_of(values) for values in zip(*curves["inter"], strict=True)],
+        "interval": None if None in ends else ends,
         "intra": [_mean_of(values) for values in zip(*curves["intra"], strict=True)],
         "steps": _bands(steps, rounds),
         "weight": _bands(weights, rounds),

@@ -106,6 +106,7 @@ class Inside(TypedDict):
     rounds: list[int]
     totalRounds: int
     inter: Numbers
+    interval: list[Number] | None  # between what the last of them lies, 95 % confidence
     intra: Numbers
     steps: Bands | None
     weight: Bands | None

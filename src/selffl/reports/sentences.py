@@ -251,7 +251,12 @@ def _of_inside(group: Group, inside: Inside) -> str:
     known = [(i, j) for i, j in zip(inside["inter"], inside["intra"], strict=True) if i is not None and j is not None]
     if known:
         inter, intra = known[-1]
-        parts.append(f"{name} ends with a variance of {inter:.3g} between clients and {intra:.3g} within one")
+        sure = ""
+        if inside["interval"] is not None:
+            low, high = inside["interval"]
+            of_several = " on average over seeds" if len(group.methods[inside["method"]].runs) > 1 else ""
+            sure = f" (between {low:.3g} and {high:.3g} with 95 % confidence{of_several})"
+        parts.append(f"{name} ends with a variance of {inter:.3g} between clients{sure} and {intra:.3g} within one")
     if inside["counts"] and inside["most"]:
         over = sum(n for low, n in zip(inside["bins"], inside["counts"], strict=True) if low >= inside["most"])
         is_edge = inside["most"] in inside["bins"]

@@ -50,6 +50,8 @@ PREPARATION = "preparation.json"
 REPORTED = ("num_local_steps", "wanted_steps", "intra_variance", "effective_params", "weight")
 PARTICIPATION_COLUMNS = ("round", "client", *REPORTED)
 
+INTERVAL = ("inter_variance_low", "inter_variance_high")  # between what σ₀² lies, 95 % confidence; of the history
+
 LOST_SECONDS = 60.0  # of training, at most, between two checkpoints
 
 Row = dict[str, Any]
@@ -73,7 +75,7 @@ class Records:
 def history_columns(recipe: Recipe) -> list[str]:
     """Columns of a run's history."""
     first = ["round", "clients", "gradient_evaluations", "seconds"]
-    return [*first, "num_local_steps", "intra_variance", "inter_variance", *score_columns(recipe)]
+    return [*first, "num_local_steps", "intra_variance", "inter_variance", *INTERVAL, *score_columns(recipe)]
 
 
 def score_columns(recipe: Recipe) -> list[str]:

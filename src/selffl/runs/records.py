@@ -17,7 +17,7 @@ from selffl.engines.rounds import RoundReport
 from selffl.errors import DivergedError
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation, or_none, prefix_of, score_names
-from selffl.runs.folder import REPORTED, Records, Row, history_columns, score_columns
+from selffl.runs.folder import INTERVAL, REPORTED, Records, Row, history_columns, score_columns
 from selffl.runs.gain import gain_scores
 from selffl.runs.methods import Method
 from selffl.runs.observers import Observer
@@ -143,6 +143,8 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
     inter = method.inter_variance(report.server)
     if inter is not None:
         row["inter_variance"] = float(inter)
+    if (interval := method.inter_variance_interval(report.server)) is not None:
+        row |= dict(zip(INTERVAL, (or_none(float(end)) for end in interval), strict=True))
     if not method.recorded:
         return row, []
     found = dict(report.recorded)
@@ -247,12 +249,15 @@ def summary_row(recipe: Recipe, num_clients: int, records: Records, status: str)
     names = list(dict.fromkeys([*score_names(("accuracy",)), *score_columns(recipe)]))
     scored = next((row for row in reversed(records.history) if any(row.get(name) is not None for name in names)), {})
     last: Row = records.history[-1] if records.history else {}
+    # Of the last round that anybody took part in.
+    spread = next((row for row in reversed(records.history) if row.get("inter_variance") is not None), {})
     return {
         "algorithm": recipe.algorithm,
         "data": recipe.data,
         "seed": recipe.seed,
         "rounds": last.get("round", 0),
         **{name: scored.get(name) for name in names},
+        **{name: spread.get(name) for name in ("inter_variance", *INTERVAL)},
         "gradient_evaluations": last.get("gradient_evaluations", 0),
         "seconds": last.get("seconds", 0.0),
         "evaluated_in_round": scored.get("round"),

@@ -136,6 +136,17 @@ def test_no_class_of_a_client_weighs_more_than_the_client(each, is_left_out, tmp
     assert heard() == [reason] * is_left_out
 
 
+@pytest.mark.parametrize(("each", "is_left_out"), [(0.0, False), (1e6, True), (-1.0, True)])
+def test_no_client_makes_the_interval_of_the_variance_what_it_likes(each, is_left_out, tmp_path, heard):
+    """Squares of what its halves agree and disagree on are no larger than what it says of both allows, nor below 0."""
+    small = Small(tmp_path, "self-fl-auto")
+    found = small.serve(small.grid(of_client(tensor("spread_products", each))), rounds=1)
+    assert took_part(found, 1) == (REST if is_left_out else list(Small.clients))
+    said = heard()
+    assert len(said) == is_left_out
+    assert all(f"client {VICTIM} is left out: spread_products is {each:g}; expected" in line for line in said)
+
+
 def test_models_that_are_just_short_enough_leave_finite_variances(tmp_path):
     """All clients at the limit, of alternating signs: what the method squares and sums stays finite."""
     small = Small(tmp_path)
