@@ -285,7 +285,7 @@ def test_two_classes_and_one_output_without_a_loss_are_told_apart(tmp_path):
     )
     for (outputs, labels), record in zip(by_client(run), run.clients, strict=True):
         assert record["accuracy"] == pytest.approx(np.mean((outputs[:, 0] > 0) == labels))
-    assert run.summary["weighted_accuracy"] > 0.9
+    assert run.summary["weighted_accuracy"] > 0.85  # where either class is half of the rows
     assert selffl.load(tmp_path / "run").summary == run.summary
     assert run.probabilities(0).shape[1] == 2
 
