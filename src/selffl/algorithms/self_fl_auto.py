@@ -377,6 +377,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         products = products / unit.square().unsqueeze(-1)
         old = server.spread_products.to(products)
         products = torch.lerp(old.where(~old.isnan(), products), products, share.to(products).unsqueeze(-1))
+        # Where halves hardly disagree, what they agree on is beyond numbers: nobody knows then how sure the ratio is.
+        kept = products.to(server.spread_products)
+        kept = kept.masked_fill(~kept.isfinite().all(-1, keepdim=True), torch.nan)
         with_halves = server.num_clients * upload.has_halves / cohort  # among all clients, if as many as here
         found = self.variances(server, means[0] * in_nats, means[1] * in_nats, number)
         is_learned = is_usable & (means[1].sum(-1) > 0) & (self.prior_precision is None)
@@ -386,7 +389,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             torch.where(is_learned.unsqueeze(-1), found[1], server.variance_ratios).to(server.variance_ratios),
             means[0].to(server.agreements),
             means[1].to(server.disagreements),
-            torch.where(is_usable.unsqueeze(-1), products, old).to(server.spread_products),
+            torch.where(is_usable.unsqueeze(-1), kept, server.spread_products),
             torch.where(is_usable, number.minimum(with_halves), server.num_reporting).to(server.num_reporting),
             torch.where(is_usable, follows, unit).to(server.unit),
         )
