@@ -322,6 +322,13 @@ def test_the_costs_beside_the_headline_are_those_of_the_results():
     assert "most of what is gained is knowing which two" in section_of("auto-mnist")
 
 
+def test_how_often_it_is_level_where_it_is_known_what_differs_is_that_of_the_results():
+    claim = re.search(r"nowhere more than 0.5 points below\.\*\* (.*)$", section_of("regimes-digits"), re.M)[1]
+    level = re.search(r"So in (\d+ of \d+) cells", claim)[1]
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"it is level with every tuned baseline in {level} cases" in page
+
+
 def test_a_value_at_the_end_of_its_grid_is_mentioned():
     for study in NAMES.values():
         for label, row in results_table(study).items():

@@ -58,9 +58,10 @@ def first_few(values: Sequence[object], most: int, shown: Callable[[object], str
     return ", ".join(map(shown, values[:most])) + (", …" if len(values) > most else "")
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun, one row or 1,000 rows."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def pluralise(number: int, noun: str) -> str:
+    """A number with its noun: 1 row, 1,000 rows, 10 classes."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def one_line(error: BaseException) -> str:

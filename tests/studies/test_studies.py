@@ -17,7 +17,7 @@ from selffl.engines.cohort import CohortEngine
 from selffl.maths.significance import FRESH_DRAWS
 from selffl.reports.record import save_study
 from selffl.reports.runner import run_studies
-from selffl.studies import DEMO, STUDIES, convergence, limits, synthetic
+from selffl.studies import DEMO, STUDIES, arms, convergence, limits, synthetic
 from selffl.studies.result import Estimate, Job, above_zero, all_above_zero
 from selffl.studies.synthetic import HETEROGENEOUS, HOMOGENEOUS, is_lower, lead, limit, methods, paired, run_method
 
@@ -610,3 +610,18 @@ def test_the_runner_leaves_records_and_tells_how_far_it_is(tmp_path, monkeypatch
     # Another process, the same numbers.
     assert records["convergence"].table == list(convergence_result.table)
     assert records["convergence"].claims == [dataclasses.asdict(claim) for claim in convergence_result.claims]
+
+
+def test_runs_of_a_study_share_their_processes():
+    """Two batches of runs within one study, by the processes that were started for the first."""
+    batches = []
+    with arms.shared_workers(2):
+        for _ in range(2):
+            found = {}
+            arms.run_side_by_side(os.getpid, dict.fromkeys(range(4), ()), 2, found.__setitem__)
+            batches.append(set(found.values()))
+    assert os.getpid() not in batches[0]
+    assert len(batches[0] | batches[1]) <= 2
+    after = {}
+    arms.run_side_by_side(os.getpid, {0: (), 1: ()}, 2, after.__setitem__)
+    assert not set(after.values()) & batches[0]

@@ -8,7 +8,8 @@ prior.  A client trains w as in FedAvg.  Beside it, it trains its own model towa
 
 and when theta moves on, until the client's next visit, theta_m moves with it by 1 - k_m of the way, as the mode does.
 Its prior mean mu_m is theta; where rows have classes, with everybody's class frequencies replaced by the client's, as
-far as its rows tell (`selffl.maths.frequencies`): the logarithm of their ratio is added to the bias of the scores.
+far as its rows tell (`selffl.maths.frequencies`): the logarithm of their ratio is added to the bias of the scores, for
+as much as scores and frequencies are to be believed (`selffl.maths.score_scale`).
 
 Large clients are therefore hardly held, small ones lean on the rest, and no strength is chosen: c is learned from two
 halves of each client's rows (`selffl.maths.split_half`).  A client trains a model for each half, as if it had no more
@@ -23,6 +24,8 @@ means settle, steps of halves have less momentum and those on all rows become sm
 The share of the P parameters that an average client decides says how many rows n_0 of one's own the prior equals:
 k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(sigma_0^2 + sigma_m^2), Eq. (20): by
 their rows where models have many parameters, equally where they have few.  Personalises the whole model.
+
+Once training is over each client makes a few closing visits by itself: those with few rows have not always arrived.
 
 Uploads add.  A client weighs itself, by the n_0 that it was sent, which is one round old, and its class frequencies
 travel multiplied by that weight: the server learns everybody's, and of no client how many rows of a class it has.

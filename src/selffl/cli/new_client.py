@@ -10,7 +10,7 @@ import typer
 
 from selffl.cli import console
 from selffl.cli.init import DecimalChoice
-from selffl.errors import ConfigError, counted
+from selffl.errors import ConfigError, pluralise
 
 app = typer.Typer()
 
@@ -69,7 +69,7 @@ def welcome_command(
     if as_json:
         print(json.dumps({"file": str(path), "bytes": size, "rows": num_rows}, ensure_ascii=False))
         return
-    console.tell(console.out, f"A model from {counted(num_rows, 'row')} of {table}: {path} ({size / 1024:,.0f} KiB)")
+    console.tell(console.out, f"A model from {pluralise(num_rows, 'row')} of {table}: {path} ({size / 1024:,.0f} KiB)")
 
 
 def _rows(run: Any, path: Path, label: str | None, features: str | None, decimal: Any) -> tuple[Any, int]:

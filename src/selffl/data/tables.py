@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from selffl.data.estimates import csv_lines
-from selffl.errors import DataError, counted
+from selffl.errors import DataError, pluralise
 
 Array = npt.NDArray[Any]
 Kind = Literal["number", "date", "time", "words"]
@@ -80,7 +80,7 @@ class Table:
         first = int(np.searchsorted(ends, numbers[0], side="right"))
         inside = numbers[numbers < ends[first]] - (ends[first] - len(self.parts[first]))
         others = len(numbers) - len(inside)
-        more = f" (and {counted(others, 'row')} of others)" if others else ""
+        more = f" (and {pluralise(others, 'row')} of others)" if others else ""
         return f"{self.parts[first].place}, {self.parts[first]._describe(inside)}{more}"
 
     def _describe(self, numbers: Array) -> str:

@@ -2,11 +2,11 @@
 
 A model that has not been trained to its end has scores z that are too small throughout.  Adding the whole logarithm of
 a client's class frequencies, s (`selffl.maths.frequencies`), then counts these for too much.  So the log-odds of
-classes are taken to be t z + a s, and both factors are learned by maximum likelihood, on rows that neither the
-frequencies nor the client's own model have seen.  What is added to the scores is a/t times s.
+classes are taken to be t z + a s, and both factors are learned by maximum likelihood, on rows that the frequencies have
+not seen.  What is added to the scores is a/t times s.
 
 Derivatives of the likelihood add up over rows and clients.  The prior of both factors is normal, of mean 1 and variance
-1: it decides where there are no rows, and hardly counts beside fifty.
+1: it decides where there are no rows, and hardly counts beside hundreds.
 """
 
 from __future__ import annotations

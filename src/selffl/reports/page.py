@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
-from selffl.errors import DataError, counted
+from selffl.errors import DataError, pluralise
 from selffl.reports import client_gains, data, figures, scores, sentences
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
@@ -160,7 +160,7 @@ def _json(content: Any) -> str:
 def _waiting(collection: Collection) -> str:
     if not collection.waiting:
         return "There is no run here yet"
-    return f"{counted(len(collection.waiting), 'run')} begun, none with a finished round"
+    return f"{pluralise(len(collection.waiting), 'run')} begun, none with a finished round"
 
 
 # ------------------------------------------------------------------------------------------------------- one group
@@ -245,16 +245,16 @@ def _facts(group: Group, tables: Tables) -> str:
     clients = max((int(r.records.summary.get("clients") or 0) for r in group.runs), default=0)
     ends = {r.round_number for r in group.runs}
     done = max(ends)
-    rounds = counted(done, "round")
+    rounds = pluralise(done, "round")
     if any(r.status == "running" for r in group.runs):
         rounds = f"{min(ends):,} to {rounds}" if len(ends) > 1 else rounds
         rounds += f" of {run.config.rounds:,}, still running"
     parts = [
         capfirst(group.data),
-        counted(clients, "client") if clients else "",
+        pluralise(clients, "client") if clients else "",
         rounds,
-        counted(len(group.seeds), "seed") if len(group.seeds) > 1 else f"seed {group.seeds[0]}",
-        counted(len(group.methods), "method") if len(group.methods) > 1 else "",
+        pluralise(len(group.seeds), "seed") if len(group.seeds) > 1 else f"seed {group.seeds[0]}",
+        pluralise(len(group.methods), "method") if len(group.methods) > 1 else "",
         "clients at their own sites" if run.config.device == "remote" else "",
         "quick run" if group.record is not None and group.record.is_quick else "",
     ]
@@ -268,7 +268,7 @@ def _seeds(tables: Tables) -> str:
         return ""
     text = "Clients are shown of one seed at a time: a seed has a split of its own."
     if len(shown) < len(tables["allSeeds"]):
-        text += f" This page holds those of {counted(len(shown), 'seed')} ({', '.join(shown)}) of "
+        text += f" This page holds those of {pluralise(len(shown), 'seed')} ({', '.join(shown)}) of "
         text += f"{len(tables['allSeeds'])}."
     return text
 

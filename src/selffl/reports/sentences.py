@@ -8,7 +8,7 @@ from typing import Any
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.optimisers import Optimiser
-from selffl.errors import counted
+from selffl.errors import pluralise
 from selffl.reports import client_gains, scores
 from selffl.reports.collect import Group
 from selffl.reports.schema import Inside, SeedTable, Tables
@@ -105,7 +105,7 @@ def tested_by(group: Group) -> str:
     if not tested:
         return ""
     pairs = sorted({row.difference.count for row in tested if row.difference is not None})
-    seeds = f"{pairs[0]} to {pairs[-1]} seeds" if len(pairs) > 1 else counted(pairs[0], "seed")
+    seeds = f"{pairs[0]} to {pairs[-1]} seeds" if len(pairs) > 1 else pluralise(pairs[0], "seed")
     text = (
         f"Paired over {seeds}; corrected resampled t test (Nadeau and Bengio 2003), "
         + (f"Holm over {len(tested)} comparisons, " if len(tested) > 1 else "")
@@ -181,8 +181,8 @@ def _of_tails(group: Group) -> str:
 def _of_clients(group: Group, table: SeedTable) -> str:
     sizes = [size for size in table["train"] if size is not None]
     low, high = min(sizes), max(sizes)
-    each = counted(high, "training row") if low == high else f"from {low:,} to {counted(high, 'training row')}"
-    text = f"{counted(table['total'], 'client')}, {each}{' each' if low == high and table['total'] > 1 else ''}."
+    each = pluralise(high, "training row") if low == high else f"from {low:,} to {pluralise(high, 'training row')}"
+    text = f"{pluralise(table['total'], 'client')}, {each}{' each' if low == high and table['total'] > 1 else ''}."
     if len(table["clients"]) < table["total"]:
         text += f" {len(table['clients']):,} are shown, evenly chosen by size."
     return text
@@ -196,7 +196,7 @@ def _of_gains(group: Group, table: SeedTable) -> str:
     up, down = sum(value > 0 for value in known), sum(value < 0 for value in known)
     which = "With" if len(group.seeds) == 1 else f"In seed {group.seeds[0]}, with"  # others have other clients
     return (
-        f"{which} {group.methods[0].label}, {up:,} of {counted(len(known), 'client')} "
+        f"{which} {group.methods[0].label}, {up:,} of {pluralise(len(known), 'client')} "
         f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
         f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.client_metric)}."
@@ -221,7 +221,7 @@ def _of_predicted(group: Group, table: SeedTable) -> str:
         which = f" in seed {group.seeds[0]}" if len(group.seeds) > 1 else ""
         return (
             f"What {name} predicts {how} what its clients gain: rank correlation {sign}{abs(rho):.2f} over "
-            f"{counted(count, 'client')}{which} (p {'' if p < 0.001 else '= '}{p_shown(p)})."
+            f"{pluralise(count, 'client')}{which} (p {'' if p < 0.001 else '= '}{p_shown(p)})."
         )
     return ""
 
@@ -235,14 +235,14 @@ def _of_partition(table: SeedTable) -> str:
         held[client] += 1
     low, high = min(held), max(held)
     each = f"{low}" if low == high else f"{low} to {high}"
-    return f"Each client holds {each} of {counted(len(classes['names']), 'class').replace('classs', 'classes')}."
+    return f"Each client holds {each} of {pluralise(len(classes['names']), 'class')}."
 
 
 def _of_clusters(table: SeedTable) -> str:
     if table["cluster"] is None:
         return ""
     named = [value for value in table["cluster"] if value is not None]
-    return f"{counted(len(set(named)), 'cluster')} over {counted(len(named), 'client')}."
+    return f"{pluralise(len(set(named)), 'cluster')} over {pluralise(len(named), 'client')}."
 
 
 def _of_inside(group: Group, inside: Inside) -> str:
@@ -262,7 +262,7 @@ def _of_inside(group: Group, inside: Inside) -> str:
         is_edge = inside["most"] in inside["bins"]
         total = sum(inside["counts"])
         if is_edge:
-            of = f"the {counted(total, 'client-round')} it has chosen steps for"
+            of = f"the {pluralise(total, 'client-round')} it has chosen steps for"
             parts.append(f"{100 * over / total:.0f} % of {of} want ℓ_max = {inside['most']} or more")
     return f"{'; '.join(parts)}." if parts else ""
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selffl.errors import counted
+from selffl.errors import pluralise
 from selffl.runs.evaluation import Evaluation, or_none
 from selffl.runs.folder import Row
 from selffl.training.metrics import HIGHER_IS_BETTER
@@ -216,14 +216,14 @@ def _of_size(row: Row, typical: _Typical, is_loss: bool) -> str:
     if predicted is not None and (predicted < SMALL_GAIN if is_loss else predicted >= LARGE_GAIN):
         # Its variance shrinks as if it had so many times its rows.
         worth = f"the others are predicted to be worth {(predicted - 1) * size:,.0f}"
-        return f"{kind} client: {counted(size, 'row')}, {worth}"
+        return f"{kind} client: {pluralise(size, 'row')}, {worth}"
     is_extreme = size >= typical.many if is_loss else size <= typical.few
-    return f"{kind} client: {counted(size, 'row')}, {typical.rows:,.0f} at the middle client" if is_extreme else ""
+    return f"{kind} client: {pluralise(size, 'row')}, {typical.rows:,.0f} at the middle client" if is_extreme else ""
 
 
 def _seen(row: Row, metric: str) -> str:
     """What the difference rests on."""
-    of = counted(row["num_test"], "test row")
+    of = pluralise(row["num_test"], "test row")
     if row.get("num_won") is not None:
         return f"{row['num_won']} won and {row['num_lost']} lost of {of}"
     if metric != "accuracy" or row.get("realised_gain") is None:

@@ -19,7 +19,7 @@ from selffl.data.preparation import Preparation
 from selffl.data.readers import FRAME_LIBRARIES, read_table, table_of_frame
 from selffl.data.roles import unknown_column
 from selffl.data.tables import Table
-from selffl.errors import ConfigError, DataError, counted, first_few, one_line
+from selffl.errors import ConfigError, DataError, first_few, one_line, pluralise
 from selffl.training.answers import LabelScale
 
 Array = npt.NDArray[Any]
@@ -63,7 +63,7 @@ def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: Sequence[i
         inputs = torch.from_numpy(preparation.encode(table))
         for name, number in preparation.newly_missing(table).items():
             warnings.warn(
-                f"{name} is missing in {counted(number, 'row')}, and was in no training row: taken for the mean.",
+                f"{name} is missing in {pluralise(number, 'row')}, and was in no training row: taken for the mean.",
                 stacklevel=3,
             )
         return inputs

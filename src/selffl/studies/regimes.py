@@ -502,13 +502,13 @@ DESIGNS = (
 )
 
 READINGS = {  # by pictures
-    "digits": "Four of the six cells below a baseline are those with everybody, which have twelve rounds. The shared "
-    "model is then far from trained: its scores are about three times too small. Each client learns for itself what "
-    "all of them lack, and as clients differ in how far they get, c comes out too small where they have other "
-    "classes. Where labels are exchanged the centre that clients are held at is itself wrong, and fine-tuning, "
-    "which is held at nothing, is ahead. Of the sixteen cells with 60 rounds two are below: classes by Dirichlet "
-    "0.1, where c is 3 and the oracle's is 100, and exchanged labels, where fine-tuning for 320 steps is ahead of "
-    "every c.",
+    "digits": "Four of the six cells below a baseline are those with everybody, which have twelve rounds. The "
+    "shared model is then far from trained: its scores are two to three and a half times too small. Each client "
+    "learns for itself what all of them lack, and as clients differ in how far they get, c comes out too small "
+    "where they have other classes. Where labels are exchanged the centre that clients are held at is itself "
+    "wrong, and fine-tuning, which is held at nothing, is ahead. Of the sixteen cells with 60 rounds two are "
+    "below: classes by Dirichlet 0.1, where c is 3 and the oracle's is 100, and exchanged labels, where fine- "
+    "tuning for 320 steps is ahead of every c.",
 }
 
 REGIMES = tuple(
