@@ -306,6 +306,7 @@ def test_a_classifier_equals_its_twin(num_scores):
         "scores": scores,
         "closing": closing_rounds(6),
         "bias": bias,
+        "scorers": range(num_weights + num_scores),
         "groups": [1] * (num_weights + num_scores),
     }
     expected = twins.run_self_fl_auto(problem, num_local_steps=5, **CONSTANTS)
@@ -414,6 +415,7 @@ def test_parameters_that_nobody_decides_go_with_the_rest(disagreement, shares):
         deviation_squares=squares,
         difference_squares=squares / 2,
         disagreements=torch.tensor([disagreement, 0.0], dtype=torch.float64),
+        squared_disagreements=torch.tensor([disagreement, 0.0], dtype=torch.float64),
     )
     first = 1.0 / self_fl_auto.FIRST_PRECISION
     for share in shares:
@@ -440,7 +442,7 @@ def test_a_client_that_is_away_follows_the_prior_by_what_it_leans_on_it():
     source = federation(6, examples=(2, 60))
     _, state, personal = run(algorithm(AUTO), source, 12)
     shift = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
-    later = algorithm(AUTO).personal(state.server.params + shift, state.memory, None)
+    later = algorithm(AUTO).personal(state.server.params + shift, state.memory, source.task(torch.arange(6), 13))
     weight = state.memory.prior_weight
     torch.testing.assert_close(later - personal, weight.unsqueeze(-1) * shift, rtol=1e-9, atol=1e-12)
     worth = weight * source.num_examples / (1.0 - weight)  # n_0, the same for everybody

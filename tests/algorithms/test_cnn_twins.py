@@ -117,6 +117,7 @@ def as_problem(source, module):
         "scores": scores,
         "closing": closing_rounds(ROUNDS),
         "bias": [(place, 1) for place in range(size - 3, size)],
+        "scorers": range(size - 12 * 3 - 3, size),
         "groups": [part.numel() for part in module.parameters()],
     }
 

@@ -21,6 +21,7 @@ Every run takes a *problem*, a dict of plain values:
     groups      how many parameters vary alike between clients, group by group in the order they lie; none: all do
     classes     rows of each class, client by client; half_classes has them by half of each client's rows
     bias        of each class, where its score's bias lies in the model, and which way it acts
+    scorers     where all lie that scores are proportional to: the weights and the bias of the last layer
     scores      scores(t, m, half) is a function of (model) that gives the rows of that half's first minibatch: the
                 scores of all classes, and the class of each row
     closing     rounds after the last whose minibatches clients go on with by themselves, once training is over
@@ -572,14 +573,15 @@ def held_descent(own, centre, slope, rate, held, num_steps, momentum, skipped):
     return mean_model(kept, [1.0] * len(kept))
 
 
-def most_likely_factors(old, curvature, pull, most, least_of_scores):
+def most_likely_factors(old, curvature, pull, most, least_of_scores, most_of_frequencies):
     """t and a by their quadratic log-likelihood and their prior, N(1, 1) each: two equations in two unknowns."""
     (a, b), (c, d) = curvature
     a, d, x, y = a + 1.0, d + 1.0, pull[0] + 1.0, pull[1] + 1.0
     whole = a * d - b * c
     found = [(d * x - b * y) / whole, (a * y - c * x) / whole]
     found = [min(max(new, was - most), was + most) for new, was in zip(found, old, strict=True)]
-    return [max(found[0], least_of_scores), max(found[1], 0.0)]
+    of_scores = max(found[0], least_of_scores)
+    return [of_scores, min(max(found[1], 0.0), most_of_frequencies * of_scores)]
 
 
 def changed(old, new, change):
@@ -615,6 +617,7 @@ def run_self_fl_auto(
     factor_step,
     least_score_factor,
     most_frequency_weight,
+    least_disagreement,
 ):
     """D17. A client keeps θ_m, the models of both halves of its rows and the θ they were made with: all move by 1 − k_m
     of the way from there to the new θ."""
@@ -633,6 +636,7 @@ def run_self_fl_auto(
     history, steps, gradients = [], [], []
     # Rows of each class; and of each class where its score's bias lies, and which way it acts.
     classes, bias = problem.get("classes"), problem.get("bias", [])
+    head = problem.get("scorers", ())
     frequencies, alike = [1.0 / len(bias)] * len(bias) if bias else [], 0.0
     # By how much scores and class frequencies are too small; running means of the curvature and of what it pulls to.
     factors, curvature, pull = [1.0, 1.0], [[0.0, 0.0], [0.0, 0.0]], [0.0, 0.0]
@@ -652,11 +656,20 @@ def run_self_fl_auto(
         return [x - y for x, y in zip(a, b, strict=True)]
 
     def here(m, which):
-        """One of its three models, as θ is now."""
+        """One of its three models, as θ is now, scores being as many times too small as at its last visit."""
+        return moved_on(m, which, scaled(prior, memory[m]["factors"][0])) if m in memory else prior
+
+    def moved_on(m, which, centre):
+        """One of its three models, now that the centre of its prior has come here."""
         if m not in memory:
-            return prior
+            return centre
         found, lean = memory[m]["models"][which], memory[m]["lean"]
-        return [x + lean * (now - old) for x, now, old in zip(found, prior, memory[m]["prior"], strict=True)]
+        old = scaled(memory[m]["prior"], memory[m]["factors"][0])
+        return [x + lean * (now - then) for x, now, then in zip(found, centre, old, strict=True)]
+
+    def scaled(model, times):
+        """With scores so many times as large."""
+        return [x * times if place in head else x for place, x in enumerate(model)]
 
     def skew():
         """ρ, the variance of class frequencies between clients over π(1 − π)."""
@@ -671,19 +684,35 @@ def run_self_fl_auto(
         own = [(n + worth * f) / (count + worth) for n, f in zip(counts, frequencies, strict=True)]
         return [math.log(x) - math.log(f) for x, f in zip(own, frequencies, strict=True)]
 
-    def own_shift(m, rho, weight):
-        """As much of it as counts: a/t."""
-        return [weight * x for x in shift(classes[m], rho)] if bias else []
+    def own_shift(m, rho, factor):
+        """As much of it as counts: a."""
+        return [factor * x for x in shift(classes[m], rho)] if bias else []
 
-    def frequency_weight():
-        return min(factors[1] / factors[0], most_frequency_weight)
+    def rows_of_classes(m):
+        """Of all its rows, and of either half."""
+        return [classes[m], *problem["half_classes"][m]] if bias else [[], [], []]
+
+    def row_shift(counts):
+        """What scores have on top while these rows train: as often as classes come among them; none that they lack."""
+        if not math.fsum(counts):
+            return [0.0] * len(bias)
+        shares = [n / math.fsum(counts) for n in counts]
+        return [factors[1] * math.log(x / f) if x else -30.0 for x, f in zip(shares, frequencies, strict=True)]
 
     def arrived(m, rho):
-        """The centre of a client's prior, and its three models, by the class frequencies as they are known by now."""
-        before = memory.get(m, {"lean": 1.0, "rho": 0.0, "weight": 1.0})
-        now = own_shift(m, rho, frequency_weight())
-        step = [new - old for new, old in zip(now, own_shift(m, before["rho"], before["weight"]), strict=True)]
-        return added(prior, now), [added(here(m, which), step, before["lean"]) for which in ("whole", 0, 1)]
+        """Its three models and their centres, as they are while they train, by what is known of classes by now."""
+        before = memory.get(m, {"lean": 1.0, "rho": 0.0, "factors": [1.0, 1.0]})
+        now, then = own_shift(m, rho, factors[1]), own_shift(m, before["rho"], before["factors"][1])
+        centre, shifts = scaled(prior, factors[0]), [row_shift(counts) for counts in rows_of_classes(m)]
+        known = [added(moved_on(m, which, centre), less(now, then), before["lean"]) for which in ("whole", 0, 1)]
+        centres = [added(centre, more) for more in shifts]
+        return centres, [added(model, less(more, now)) for model, more in zip(known, shifts, strict=True)]
+
+    def as_predicting(m, rho, models):
+        """What a client keeps: its three models as they predict."""
+        now = own_shift(m, rho, factors[1])
+        shifts = [row_shift(counts) for counts in rows_of_classes(m)]
+        return [added(model, less(now, more)) for model, more in zip(models, shifts, strict=True)]
 
     def factor_report(t, m, rho):
         """Slope and curvature of minus the log-likelihood of t and a, on rows of either half: row by row.
@@ -715,6 +744,7 @@ def run_self_fl_auto(
 
     for t, cohort in enumerate(problem["cohorts"]):
         trained, deviations, agreements, disagreements, undecided, temperatures, spent = [], [], [], [], [], [], []
+        squared = []  # the squared form of what halves disagree on
         reports = []  # of t and a
         rho, newness = skew(), (recent + 1.0) / (t + 1.0 + recent)  # by how much this round counts among all so far
         momentum = newness * first_momentum + (1.0 - newness) * last_momentum
@@ -722,14 +752,14 @@ def run_self_fl_auto(
         for m in cohort:
             gradient, rate = problem["gradient"](t, m), problem["rates"][m]
             trained.append(descend(shared, gradient, rate, num_local_steps))
-            centre, (old, *starts) = arrived(m, rho)
+            (centre, *centres), (old, *starts) = arrived(m, rho)
             if bias:
                 reports.append(factor_report(t, m, rho))
             slopes, parts = problem["half_gradient"](t, m), problem["half_terms"][m]
             held = [c / problem["terms"][m] for c in precision]
             halves = [
-                held_descent(start, centre, slope, rate, held, half_steps, momentum, skipped)
-                for start, slope in zip(starts, slopes, strict=True)
+                held_descent(start, middle, slope, rate, held, half_steps, momentum, skipped)
+                for start, middle, slope in zip(starts, centres, slopes, strict=True)
             ]
             mean, earlier = mean_model(halves, parts), mean_model(starts, parts)
             start = [x + y - z for x, y, z in zip(old, mean, earlier, strict=True)]
@@ -740,18 +770,32 @@ def run_self_fl_auto(
             if terms[1] > 0:
                 warmth = problem["temperature"](t, m, halves, 0) if "temperature" in problem else 1.0
                 temperatures.append(warmth)
-                one, two = (less(half, centre) for half in halves)
-                bends = [less(slope(halves[0], 0, short=True), slope(halves[1], 0, short=True)) for slope in slopes]
+                one, two = (less(half, middle) for half, middle in zip(halves, centres, strict=True))
+                # On rows of either half both deviations are from the centre of that half.
+                bends = [
+                    less(
+                        *(slope([x + d for x, d in zip(middle, own, strict=True)], 0, short=True) for own in (one, two))
+                    )
+                    for middle, slope in zip(centres, slopes, strict=True)
+                ]
                 seen = zip(dots(one, bends[1]), dots(two, bends[0]), strict=True)
                 disagreements.append([(terms[0] * x - terms[1] * y) / 2 for x, y in seen])
+                apart = less(one, two)
+                both = zip(dots(apart, bends[0]), dots(apart, bends[1]), strict=True)
+                squared.append([terms[0] * terms[1] / math.fsum(terms) * (x + y) / 2 for x, y in both])
                 deviations.append([(x + y) / 2 for x, y in zip(one, two, strict=True)])
                 agreements.append(dots(one, two))
-                apart = less(one, two)
                 held_apart = dot([c * x for c, x in zip(precision, apart, strict=True)], apart)
                 undecided.append(terms[0] * terms[1] / math.fsum(terms) ** 2 * held_apart)
-            kept = {"prior": prior, "lean": lean, "rho": rho, "weight": frequency_weight()}
-            memory[m] = kept | {"models": {"whole": own, 0: halves[0], 1: halves[1]}}
-        size, gone = len(deviations), math.fsum(number for own in disagreements for number in own)
+            kept = {"prior": prior, "lean": lean, "rho": rho, "factors": factors}
+            memory[m] = kept | {
+                "models": dict(zip(("whole", 0, 1), as_predicting(m, rho, [own, *halves]), strict=True))
+            }
+        size = len(deviations)
+        found_apart = [
+            max(x, least_disagreement * y) for x, y in zip(total(disagreements), total(squared), strict=True)
+        ]
+        gone = math.fsum(found_apart)
         if size and (unit or gone > 0.0):
             pairs = [dots(a, b) for i, a in enumerate(deviations) for j, b in enumerate(deviations) if i != j]
             common = [number / len(pairs) for number in total(pairs)] if pairs else [0.0] * len(groups)
@@ -766,7 +810,7 @@ def run_self_fl_auto(
             everybody = len(problem["examples"])
             reporting = min(size / newness, everybody, everybody * size / len(cohort))
             agreed = blend(agreed, [number / unit for number in seen], newness)
-            disagreed = blend(disagreed, [number / size / unit for number in total(disagreements)], newness)
+            disagreed = blend(disagreed, [number / size / unit for number in found_apart], newness)
             if math.fsum(disagreed) > 0.0:
                 # What an average client decides of each group, in nats, and how many clients the means are of.
                 nats = unit / (math.fsum(temperatures) / size)
@@ -807,9 +851,8 @@ def run_self_fl_auto(
             pull = blend(pull, [dot(row, factors) - x for row, x in zip(bend, slope, strict=True)], newness)
             # A mean over rounds, times how many rounds it is a mean of: as many rows as count.
             counted = [[x / newness for x in row] for row in curvature]
-            factors = most_likely_factors(
-                factors, counted, [x / newness for x in pull], factor_step, least_score_factor
-            )
+            limits = factor_step, least_score_factor, most_frequency_weight
+            factors = most_likely_factors(factors, counted, [x / newness for x in pull], *limits)
         prior = blend(prior, shared, newness)
         history.append(prior)
         steps.append([num_local_steps] * len(cohort))
@@ -828,13 +871,15 @@ def run_self_fl_auto(
     precision = [1.0 / variance for places, variance in zip(groups, of_group, strict=True) for _ in places]
     for t in problem.get("closing", ()):
         for m in memory:
-            centre, (own, *halves) = arrived(m, rho)
+            (centre, *_), (own, *halves) = arrived(m, rho)
             gradient, rate, count = problem["gradient"](t, m), problem["rates"][m], problem["examples"][m]
             held = [c / problem["terms"][m] for c in precision]
             own = held_descent(own, centre, gradient, rate, held, num_local_steps, momentum, skipped)
             lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
-            kept = {"prior": prior, "lean": lean, "rho": rho, "weight": frequency_weight()}
-            memory[m] = kept | {"models": {"whole": own, 0: halves[0], 1: halves[1]}}
+            kept = {"prior": prior, "lean": lean, "rho": rho, "factors": factors}
+            memory[m] = kept | {
+                "models": dict(zip(("whole", 0, 1), as_predicting(m, rho, [own, *halves]), strict=True))
+            }
     return result | {
         "closed": [here(m, "whole") for m in range(num_clients)],
         "factors": factors,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from selffl.maths.frequencies import MAX_SKEW, class_shift, class_shifts, class_skew, same_class_rate
+from selffl.maths.frequencies import MAX_SKEW, class_shift, class_shifts, class_skew, row_shift, same_class_rate
 
 counts_of = arrays(np.int64, st.tuples(st.integers(1, 4), st.just(3)), elements=st.integers(0, 6))
 
@@ -32,6 +32,18 @@ def test_nothing_is_shifted_where_clients_do_not_differ_or_have_no_rows(counts):
     pi, none = everybodys([1, 2, 3]), torch.zeros(len(counts), dtype=torch.float64)
     assert (class_shift(torch.from_numpy(counts).double(), pi, none) == 0).all()
     assert (class_shift(torch.zeros(1, 3, dtype=torch.float64), pi, none[:1] + 0.7).abs() < 1e-12).all()
+
+
+@given(counts_of, st.floats(0.0, 2.0))
+def test_rows_that_train_have_their_own_frequencies_and_no_class_that_they_lack(counts, weight):
+    pi = everybodys([1, 2, 3])
+    found = row_shift(torch.from_numpy(counts).double(), pi, torch.full((len(counts), 1), weight, dtype=torch.float64))
+    for own, shift in zip(counts, found, strict=True):
+        if not own.sum():
+            assert shift.tolist() == [0.0] * 3
+            continue
+        powers = [(n / own.sum() / p) ** weight if n else 0.0 for n, p in zip(own.tolist(), pi.tolist(), strict=True)]
+        assert shift.exp().tolist() == pytest.approx(powers, rel=1e-9, abs=1e-12)
 
 
 @given(counts_of)

@@ -12,7 +12,6 @@ from selffl.maths.score_scale import (
     MAX_STEP,
     MIN_SCORE_FACTOR,
     derivatives,
-    frequency_weight,
     next_factors,
 )
 
@@ -142,8 +141,9 @@ def test_without_rows_both_factors_are_1():
     ("wanted", "found"),
     [
         ([1e3, -1e3], [1.0 + MAX_STEP, 1.0 - MAX_STEP]),
-        ([-1e3, 1e3], [MIN_SCORE_FACTOR, 1.0 + MAX_STEP]),
+        ([-1e3, 1e3], [MIN_SCORE_FACTOR, MIN_SCORE_FACTOR * MAX_FREQUENCY_WEIGHT]),
         ([1.5, 0.75], [1.5, 0.75]),
+        ([0.6, 1.9], [0.6, 0.6 * MAX_FREQUENCY_WEIGHT]),
     ],
 )
 def test_a_round_moves_factors_no_further_than_it_may(wanted, found):
@@ -159,8 +159,3 @@ def test_a_round_that_says_nothing_finite_moves_nothing():
     moved = next_factors(before, curvature, 1.4 * torch.ones(2, 2, dtype=torch.float64))
     assert moved[0].tolist() == [1.4, 0.6]
     assert moved[1].tolist() == pytest.approx([1.2, 1.2])
-
-
-def test_frequencies_weigh_a_over_t_and_no_more_than_twice():
-    factors = tensor([[2.0, 1.0], [1.0, 1.0], [0.5, 3.0], [1.0, 0.0]])
-    assert frequency_weight(factors).tolist() == [0.5, 1.0, MAX_FREQUENCY_WEIGHT, 0.0]

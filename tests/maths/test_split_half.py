@@ -51,15 +51,35 @@ def test_both_traces_are_those_of_the_dense_matrices(precision, shares):
     traces = np.trace(shrink @ shrink), np.trace(shrink @ (np.eye(4) - shrink))
     agreement = found.mean.square().sum(-1) - found.half_difference.square().sum(-1)
     torch.testing.assert_close(agreement, deviations.prod(-2).sum(-1), rtol=1e-9, atol=1e-12)
-    numbers = {
-        inter * traces[0]: agreement,
-        traces[0]: found.disagreement(gradients).sum(-1),
-        traces[1]: found.undecided(precision * found.half_difference.square().sum(-1)),
-    }
-    for expected, values in numbers.items():
+    numbers = [
+        (inter * traces[0], agreement),
+        (traces[0], found.disagreement(gradients).sum(-1)),
+        (traces[0], found.squared_disagreement(gradients).sum(-1)),
+        (traces[1], found.undecided(precision * found.half_difference.square().sum(-1))),
+    ]
+    for expected, values in numbers:
         error = values.std().item() / len(values) ** 0.5
         assert values.mean().item() == pytest.approx(expected, abs=4 * error)
         assert error < 0.04 * expected  # so that this can fail
+
+
+def test_where_curvatures_of_halves_differ_the_squared_form_stays_above_zero():
+    """Clients differ by far more than their rows' noise, and a half learns fastest what its own rows curve most."""
+    rng, number, size, shares = np.random.default_rng(8), 20_000, 3, (10.0, 10.0)
+    rows = rng.standard_normal((number, 2, 10, size))
+    curvature = np.swapaxes(rows, -1, -2) @ rows / 10.0
+    delta = 3.0 * rng.standard_normal((number, 1, size, 1))
+    optima = delta + np.linalg.solve(
+        curvature, np.swapaxes(rows, -1, -2) @ rng.standard_normal((number, 2, 10, 1)) / 10
+    )
+    deviations = np.linalg.solve(curvature + 0.5 * np.eye(size), curvature @ optima)[..., 0]
+    gradients = np.stack([
+        np.stack([(curvature[:, a] @ (deviations[:, b, :, None] - optima[:, a]))[..., 0] for b in (0, 1)], axis=1)
+        for a in (0, 1)
+    ], axis=1)  # fmt: skip
+    found = HalvesOfClients(torch.from_numpy(deviations), torch.tensor(shares, dtype=torch.float64).expand(number, 2))
+    assert found.disagreement(torch.from_numpy(gradients)).sum(-1).mean() < -1.0
+    assert 1.0 < found.squared_disagreement(torch.from_numpy(gradients)).sum(-1).mean() < 20.0
 
 
 GROUPS = [0, 0, 0, 1, 1]  # of each parameter

@@ -127,29 +127,61 @@ class Backwards(nn.Module):
         return self.second(self.first(features))
 
 
+class BesideInputs(nn.Module):
+    """Its bias is added to its outputs, and so are three of its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, features):
+        return self.linear(features) + features[:, :3]
+
+
 @pytest.mark.parametrize(
     ("module", "place", "adds"),
     [
-        (nn.Linear(4, 3), (12, 15), True),
-        (nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 3), nn.LogSoftmax(-1)), (16, 19), True),
-        (nn.Sequential(nn.Linear(4, 1)), (4, 5), True),
-        (nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), (4, 5), False),
-        (Backwards(), (24, 27), False),
+        (nn.Linear(4, 3), (12, 15, 0), True),
+        (nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 3), nn.LogSoftmax(-1)), (16, 19, 10), True),
+        (nn.Sequential(nn.Linear(4, 1)), (4, 5, 0), True),
+        (nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), (4, 5, 0), False),
+        (Backwards(), (24, 27, 12), False),
+        (BesideInputs(), (12, 15, 0), False),
         (nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)), None, False),
         (nn.Linear(4, 3, bias=False), None, False),
     ],
-    ids=["linear", "log-softmax", "one score", "one probability", "named backwards", "another layer last", "no bias"],
+    ids=[
+        "linear",
+        "log-softmax",
+        "one score",
+        "one probability",
+        "named backwards",
+        "beside the inputs",
+        "another layer last",
+        "no bias",
+    ],
 )
-def test_a_bias_is_what_adds_to_the_scores(module, place, adds):
+def test_scores_are_what_the_last_layer_makes(module, place, adds):
     model = FlatModel(module)
     assert (model.class_bias and tuple(model.class_bias)) == place
-    assert model.adds_bias(FEATURES[:1]) is adds
+    assert model.has_scores(FEATURES[:1]) is adds
 
 
-def test_a_frozen_bias_is_none():
-    module = nn.Linear(4, 3)
-    module.bias.requires_grad_(False)
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_a_layer_that_is_partly_frozen_makes_no_scores_of_its_own(part):
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    getattr(module[1], part).requires_grad_(False)
     assert FlatModel(module).class_bias is None
+
+
+def test_scores_are_made_larger_and_nothing_else_is():
+    model = FlatModel(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)))
+    before = model.params
+    after = model.class_bias.scaled(before, torch.tensor([2.0, 0.5]))
+    for params, factor in zip(after, (2.0, 0.5), strict=True):
+        torch.testing.assert_close(model(params, FEATURES), factor * model(before, FEATURES))
+        torch.testing.assert_close(params[:20], before[:20], rtol=0, atol=0)
+    torch.testing.assert_close(model.params, before, rtol=0, atol=0)
 
 
 def test_a_shift_is_put_on_the_scores_and_nowhere_else():

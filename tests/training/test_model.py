@@ -176,7 +176,7 @@ def test_gradients_of_halves_are_counted_by_client():
     halves.batch_gradient = lambda params, batch: torch.zeros_like(params)
     halves.gradient(torch.zeros(5, 4), None, slots)
     assert task.num_gradients.tolist() == [2, 0, 2, 0, 0, 0, 1]
-    halves.measure_halves(torch.zeros(len(SIZES), 2, 4))
+    halves.measure_halves(*torch.zeros(2, len(SIZES), 2, 4))
     assert task.num_gradients.tolist() == [4, 2, 4, 2, 2, 2, 3]
 
 
@@ -185,7 +185,7 @@ def test_both_models_are_measured_on_half_a_minibatch_of_each_half():
     halves = task.halves()
     models = torch.randn(2, 2, 4, generator=torch.Generator().manual_seed(0))
     halves._gradient = lambda params, features, labels: params * labels.double().sum(1, keepdim=True).float()
-    found = halves.measure_halves(models)
+    found = halves.measure_halves(models, models.flip(-2))
     assert found.gradients.shape == (2, 2, 2, 4)
     assert found.temperature.tolist() == [1.0, 1.0]
     for client in range(2):

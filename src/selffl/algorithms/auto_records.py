@@ -61,7 +61,7 @@ class AutoBroadcast:
 class AutoMemory:
     """What a client keeps: its model and those of two halves of its rows, as functions of the global one, which moves.
 
-    Each is kept as theta_m - (1 - k_m) theta, as of the client's last visit.
+    Each is kept as theta_m - (1 - k_m) theta, as of the client's last visit, theta having its scores t times as large.
     """
 
     personal_offset: Tensor = field(metadata={EARLIER_NAME: "own"})  # [..., C, P]
@@ -69,16 +69,16 @@ class AutoMemory:
     second_half_offset: Tensor = field(metadata={ADDED_LATER: True})  # [..., C, P]
     prior_weight: Tensor = field(metadata={EARLIER_NAME: "lean"})  # 1 - k_m [..., C]
     class_skew: Tensor = field(metadata={EARLIER_NAME: "skew"})  # rho of that visit [..., C]
-    frequency_weight: Tensor = field(metadata={ADDED_LATER: True})  # a/t of that visit [..., C]
+    score_factors: Tensor = field(metadata={ADDED_LATER: True})  # (t, a) of that visit [..., C, 2]
 
-    def model(self, global_params: Tensor) -> Tensor:
+    def model(self, scaled_params: Tensor) -> Tensor:
         """The posterior mode moves by 1 - k_m of the way that the prior mean has moved since."""
-        return torch.addcmul(self.personal_offset, self.prior_weight.unsqueeze(-1), global_params)
+        return torch.addcmul(self.personal_offset, self.prior_weight.unsqueeze(-1), scaled_params)
 
-    def half_models(self, global_params: Tensor) -> Tensor:
+    def half_models(self, scaled_params: Tensor) -> Tensor:
         """Likewise of both halves ``[..., C, 2, P]``."""
         offsets = torch.stack([self.first_half_offset, self.second_half_offset], dim=-2)
-        return offsets + self.prior_weight[..., None, None] * global_params.unsqueeze(-2)
+        return offsets + self.prior_weight[..., None, None] * scaled_params.unsqueeze(-2)
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class AutoUpload:
     deviation_squares: Tensor  # its squared length, by group [..., C, G]
     difference_squares: Tensor  # that of half the difference of both models [..., C, G]
     disagreements: Tensor  # tr S^2 in expectation [..., C, G]; of a single client it may be below 0
+    squared_disagreements: Tensor  # at least that, in expectation [..., C, G]
     spread_products: Tensor  # a_m^2, a_m b_m, b_m^2 [..., C, 3]: of what both halves agree and disagree on in all
     undecided: Tensor  # tr S (1 - S) in expectation [..., C]
     temperature: Tensor  # of its loss [..., C], the unit of both
@@ -107,12 +108,15 @@ class AutoUpload:
 
 
 class Arrival(NamedTuple):
-    """A client at the beginning of a visit."""
+    """A client at the beginning of a visit: its models, as they are while it trains."""
 
     anchor: Tensor  # its prior mean [..., C, P]
+    half_anchors: Tensor  # those of both halves of its rows [..., C, 2, P]
     model: Tensor  # its own [..., C, P]
-    halves: Tensor  # those of both halves of its rows [..., C, 2, P]
-    class_counts: Tensor  # [..., C, K]
+    halves: Tensor  # those of both halves [..., C, 2, P]
+    # What is on scores of classes while all rows, the first half and the second train [..., C, 3, K], beyond what is on
+    # them when the client predicts.
+    excess: Tensor
 
 
 class SpreadReport(NamedTuple):
@@ -123,6 +127,7 @@ class SpreadReport(NamedTuple):
     deviation_squares: Tensor
     difference_squares: Tensor
     disagreements: Tensor
+    squared_disagreements: Tensor
     spread_products: Tensor
     undecided: Tensor
     temperature: Tensor

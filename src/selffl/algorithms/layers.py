@@ -17,10 +17,14 @@ class Layer(NamedTuple):
 
 
 class ClassBias(NamedTuple):
-    """The numbers that a model adds to the scores of classes: ``params[..., start:stop]``."""
+    """The numbers that a model adds to the scores of classes: ``params[..., start:stop]``.
+
+    Before them lie the weights of the linear layer that makes these scores: ``params[..., weights_start:start]``.
+    """
 
     start: int
     stop: int
+    weights_start: int
 
     @property
     def num_classes(self) -> int:
@@ -36,6 +40,13 @@ class ClassBias(NamedTuple):
         """``params [..., P]`` with ``shift [..., K]`` on top of the scores; they are not changed themselves."""
         found = params.clone()
         found[..., self.start : self.stop] += shift[..., 1:] - shift[..., :1] if self.is_single else shift
+        return found
+
+    def scaled(self, params: Tensor, factor: Tensor) -> Tensor:
+        """``params [..., P]`` whose scores are ``factor [...]`` times as large; they are not changed themselves."""
+        head = params[..., self.weights_start : self.stop] * factor.unsqueeze(-1)
+        found = params.expand(*head.shape[:-1], -1).clone()
+        found[..., self.weights_start : self.stop] = head
         return found
 
 

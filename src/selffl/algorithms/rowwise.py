@@ -62,14 +62,16 @@ class RowwiseTask(LocalTask):
         """How large a loss is one nat ``[n]``: 1 for a negative log-likelihood, else by the rows of a minibatch."""
         return torch.ones_like(params[:, 0])
 
-    def measure_halves(self, models: Tensor) -> HalfMeasurement:
-        """Of a task of halves: gradients on rows of each half at both ``models [..., clients, 2, P]`` of a client.
+    def measure_halves(self, models: Tensor, others: Tensor) -> HalfMeasurement:
+        """Of a task of halves: gradients on rows of each half, at its own model and at the other's.
 
-        Half of the first minibatch of each half; both count as one minibatch, so that a client spends two gradients.
+        ``models`` and ``others`` are ``[..., clients, 2, P]``: that of each half, and what the other half's is for rows
+        of this one.  Half of the first minibatch of each half; both count as one minibatch, so that a client spends two
+        gradients.
         """
         slots = torch.arange(self.shape.numel(), device=models.device)
         batch = self.shorten(self.batch(0, slots))
-        each = [these.reshape(len(slots), -1) for these in (models, models.flip(-2))]
+        each = [these.reshape(len(slots), -1) for these in (models, others)]
         own, other = (self.batch_gradient(these, batch).reshape_as(models) for these in each)
         self.num_gradients += 2
         temperature = torch.stack([self.temperature(these, batch) for these in each]).mean(0)

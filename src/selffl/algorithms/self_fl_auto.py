@@ -7,9 +7,10 @@ prior.  A client trains w as in FedAvg.  Beside it, it trains its own model towa
     theta_m = argmin  N_m loss_m(theta_m) + c/2 |theta_m - mu_m|^2,      c = 1/sigma_0^2,
 
 and when theta moves on, until the client's next visit, theta_m moves with it by 1 - k_m of the way, as the mode does.
-Its prior mean mu_m is theta; where rows have classes, with everybody's class frequencies replaced by the client's, as
-far as its rows tell (`selffl.maths.frequencies`): the logarithm of their ratio is added to the bias of the scores, for
-as much as scores and frequencies are to be believed (`selffl.maths.score_scale`).
+Its prior mean mu_m is theta; where rows have classes, with scores as large as they should be
+(`selffl.maths.score_scale`) and everybody's class frequencies replaced by the client's, as far as its rows tell
+(`selffl.maths.frequencies`): the logarithm of their ratio is added to the bias of the scores.  While models train they
+have the frequencies of the very rows they train on instead, and so learn nothing from how often classes come.
 
 Large clients are therefore hardly held, small ones lean on the rest, and no strength is chosen: c is learned from two
 halves of each client's rows (`selffl.maths.split_half`).  A client trains a model for each half, as if it had no more
@@ -57,9 +58,9 @@ from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.solver import descend
-from selffl.maths.frequencies import class_shift, class_skew, same_class_rate
+from selffl.maths.frequencies import class_shift, class_skew, row_shift, same_class_rate
 from selffl.maths.posterior import local_weight
-from selffl.maths.score_scale import Derivatives, derivatives, frequency_weight, next_factors
+from selffl.maths.score_scale import Derivatives, derivatives, next_factors
 from selffl.maths.split_half import (
     HalvesOfClients,
     centred_products,
@@ -78,6 +79,7 @@ VARIANCE_RATE = 0.2  # share of the way that log n_0 moves in a round
 AVERAGING_POWER = 8.0  # round t weighs as t^8 in the running means of the shared model and of what halves agree on
 CLOSING_VISITS = 4  # of each client to the server once training is over, on its own
 LEAST_DECIDED = 1e-4  # parameters that an average client decides, below which c grows no further
+LEAST_DISAGREEMENT = 0.1  # of the squared form of what halves disagree on, which is at least what they do
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
 NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree
 PRIOR_DECIDED = 10.0  # parameters that the one variance counts for beside those of a group that clients have decided
@@ -140,7 +142,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """Nothing of its own yet: the global model."""
         none = torch.zeros_like(params[..., 0])
         own, first, second = (torch.zeros_like(params) for _ in range(3))
-        return AutoMemory(own, first, second, none + 1, none, none + 1)
+        return AutoMemory(own, first, second, none + 1, none, params.new_ones(*none.shape, 2))
 
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
@@ -165,49 +167,56 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         trained = descend(task, broadcast.latest, self.steps(task))
         halves = task.halves()
         by_half = halves.class_counts(broadcast.frequencies.shape[-1]).to(trained)
-        arrival = self.arrive(broadcast, memory, task, by_half.sum(-2))
+        counts = by_half.sum(-2)
+        arrival = self.arrive(broadcast, memory, task, by_half)
         model, models = self.train_own(broadcast, task, halves, arrival)
-        report = self.measure(broadcast, halves, models - arrival.anchor.unsqueeze(-2), models)
+        report = self.measure(broadcast, halves, arrival.half_anchors, models)
         count = task.num_examples.expand(task.shape).to(trained)
         # While n_0 is unknown, because rows have decided nothing yet, as with the largest: by rows.
         weight = torch.where(broadcast.prior_rows.isnan(), count, local_weight(broadcast.prior_rows, count))
-        of_classes = arrival.class_counts.sum(-1, keepdim=True)
-        same_class = same_class_rate(arrival.class_counts)
+        of_classes = counts.sum(-1, keepdim=True)
+        same_class = same_class_rate(counts)
         upload = AutoUpload(
             weighted_change(trained, broadcast.latest, weight),
             weight,
             count,
             *report,
-            weight.unsqueeze(-1) * arrival.class_counts / of_classes.clamp(min=1.0),
+            weight.unsqueeze(-1) * counts / of_classes.clamp(min=1.0),
             torch.where(of_classes.squeeze(-1) > 0, weight, 0.0),
             same_class.nan_to_num(nan=0.0),
             (~same_class.isnan()).to(weight),
             *self.weigh_frequencies(broadcast, halves, by_half),
         )
-        return upload, self.keep(broadcast, task, model, models)
+        return upload, self.keep(broadcast, task, arrival, model, models)
 
-    def arrive(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, counts: Tensor) -> Arrival:
-        """Prior mean and own models, by the class frequencies as they are known by now.
+    def arrive(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, by_half: Tensor) -> Arrival:
+        """Prior means and own models, by the class frequencies as they are known by now.
 
-        ``counts [..., C, K]`` are rows of each class.  The bias of a client's own models has moved by 1 - k_m times the
-        change of the shift since its last visit.
+        ``by_half [..., C, 2, K]`` are rows of each class.  The bias of a client's own models has moved by 1 - k_m times
+        the change of the shift since its last visit.  While they train, they have the frequencies of the rows they
+        train on in its place.
         """
-        anchor, model, halves = broadcast.params, memory.model(broadcast.params), memory.half_models(broadcast.params)
-        if task.class_bias is not None:
-            weight = frequency_weight(broadcast.score_factors).unsqueeze(-1)
-            shift = weight * class_shift(counts, broadcast.frequencies, broadcast.class_skew)
-            before = memory.frequency_weight.unsqueeze(-1) * class_shift(
-                counts, broadcast.frequencies, memory.class_skew
-            )
+        anchor = _scaled(broadcast.params, broadcast.score_factors, task)
+        model, halves = memory.model(anchor), memory.half_models(anchor)
+        half_anchors = anchor.unsqueeze(-2).expand_as(halves)
+        counts = torch.cat([by_half.sum(-2, keepdim=True), by_half], dim=-2)
+        excess = torch.zeros_like(counts)
+        if (bias := task.class_bias) is not None:
+            factor, of_all = broadcast.score_factors[..., 1:], counts[..., 0, :]
+            shift = factor * class_shift(of_all, broadcast.frequencies, broadcast.class_skew)
+            before = memory.score_factors[..., 1:] * class_shift(of_all, broadcast.frequencies, memory.class_skew)
             moved = memory.prior_weight.unsqueeze(-1) * (shift - before)
-            anchor, model = task.class_bias.added(anchor, shift), task.class_bias.added(model, moved)
-            halves = task.class_bias.added(halves, moved.unsqueeze(-2))
-        return Arrival(anchor, model, halves, counts)
+            of_rows = row_shift(counts, broadcast.frequencies.unsqueeze(-2), factor.unsqueeze(-2))
+            excess = of_rows - shift.unsqueeze(-2)
+            anchor, half_anchors = bias.added(anchor, of_rows[..., 0, :]), bias.added(half_anchors, of_rows[..., 1:, :])
+            model = bias.added(model, moved + excess[..., 0, :])
+            halves = bias.added(halves, moved.unsqueeze(-2) + excess[..., 1:, :])
+        return Arrival(anchor, half_anchors, model, halves, excess)
 
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
         """A client's own training alone, on all rows: neither FedAvg's steps, nor halves, nor a report."""
-        counts = task.class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
-        arrival, momentum = self.arrive(broadcast, memory, task, counts), self.own_momentum(broadcast)
+        by_half = task.halves().class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
+        arrival, momentum = self.arrive(broadcast, memory, task, by_half), self.own_momentum(broadcast)
         model = descend_held(
             task,
             arrival.model,
@@ -216,7 +225,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             self.steps(task),
             momentum,
         )
-        return self.keep(broadcast, task, model, arrival.halves)
+        return self.keep(broadcast, task, arrival, model, arrival.halves)
 
     def train_own(
         self, broadcast: AutoBroadcast, task: RowwiseTask, halves: RowwiseTask, arrival: Arrival
@@ -228,10 +237,11 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """
         of_client, of_half = self.own_steps(task)
         hold = Hold.of(broadcast.group_variances, broadcast.group_sizes, task)
-        anchor = arrival.anchor.unsqueeze(-2).expand_as(arrival.halves)
         by_half = of_half.unsqueeze(-1) if isinstance(of_half, Tensor) else of_half
         momentum = self.own_momentum(broadcast)
-        models = descend_held(halves, arrival.halves, anchor, hold.of_halves(), by_half, momentum.unsqueeze(-1))
+        models = descend_held(
+            halves, arrival.halves, arrival.half_anchors, hold.of_halves(), by_half, momentum.unsqueeze(-1)
+        )
         share = halves.num_terms.to(models) / task.num_terms.to(models).unsqueeze(-1)
         start = arrival.model + (share.unsqueeze(-1) * (models - arrival.halves)).sum(-2)
         plain = torch.zeros_like(momentum)
@@ -267,17 +277,17 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         by_half = derivatives(scores, shift, has_rows * targets, factors.unsqueeze(-2))
         return Derivatives(by_half.slope.sum(-2), by_half.curvature.sum(-3))
 
-    def measure(
-        self, broadcast: AutoBroadcast, halves: RowwiseTask, deviations: Tensor, models: Tensor
-    ) -> SpreadReport:
-        """What the ``models [..., C, 2, P]`` of both halves, and their ``deviations``, agree and disagree on."""
+    def measure(self, broadcast: AutoBroadcast, halves: RowwiseTask, anchors: Tensor, models: Tensor) -> SpreadReport:
+        """What the ``models [..., C, 2, P]`` of both halves agree and disagree on, beyond their ``anchors``."""
+        deviations = models - anchors
         is_there = (halves.num_terms > 0).all(-1)
         found = HalvesOfClients(deviations, halves.num_terms.to(models))
-        measured = halves.measure_halves(models)
+        measured = halves.measure_halves(models, anchors + deviations.flip(-2))
         sizes = sizes_of(broadcast.group_sizes)
         squares = by_group(found.mean.square(), sizes)
         differences = by_group(found.half_difference.square(), sizes)
         disagreements = by_group(found.disagreement(measured.gradients), sizes)
+        squared = by_group(found.squared_disagreement(measured.gradients), sizes)
         undecided = found.undecided((differences / broadcast.group_variances).sum(-1))
         decided = ((disagreements.sum(-1) + undecided) / measured.temperature).clamp(0.0, models.shape[-1])
 
@@ -290,20 +300,29 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             where_there(squares),
             where_there(differences),
             where_there(disagreements),
+            where_there(squared),
             where_there(spread_products((squares - differences).sum(-1), disagreements.sum(-1))),
             where_there(undecided),
             where_there(measured.temperature),
             decided.masked_fill(~is_there, torch.nan),
         )
 
-    def keep(self, broadcast: AutoBroadcast, task: RowwiseTask, model: Tensor, halves: Tensor) -> AutoMemory:
-        """What clients keep of their ``model [..., C, P]`` and of those of their ``halves [..., C, 2, P]``."""
+    def keep(
+        self, broadcast: AutoBroadcast, task: RowwiseTask, arrival: Arrival, model: Tensor, halves: Tensor
+    ) -> AutoMemory:
+        """What clients keep of their ``model [..., C, P]`` and of those of their ``halves [..., C, 2, P]``.
+
+        They are kept as they predict: with the client's class frequencies, not with those of the rows they trained on.
+        """
+        if task.class_bias is not None:
+            model = task.class_bias.added(model, -arrival.excess[..., 0, :])
+            halves = task.class_bias.added(halves, -arrival.excess[..., 1:, :])
         # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
         prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(model)).nan_to_num(nan=0.0)
-        leans = prior_weight.unsqueeze(-1) * broadcast.params
+        leans = prior_weight.unsqueeze(-1) * _scaled(broadcast.params, broadcast.score_factors, task)
         own, first, second = (each - leans for each in (model, *halves.unbind(-2)))
-        weight = frequency_weight(broadcast.score_factors)
-        return AutoMemory(own, first, second, prior_weight, broadcast.class_skew.clone(), weight)
+        factors = broadcast.score_factors.clone()
+        return AutoMemory(own, first, second, prior_weight, broadcast.class_skew.clone(), factors)
 
     def server_round(self, server: AutoServer, clients: Tensor, upload: AutoUpload) -> AutoServer:
         """The precision-weighted average of the w_m, its running mean, and both variances a step further."""
@@ -311,7 +330,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         latest, clock = move(server.latest, upload.change, upload.weight), server.clock + 1
         share = _newness(clock)
         # k = N/(N + n_0) of an average client; where rows decide nearly everything, by what they leave undecided.
-        disagreement = upload.disagreements.sum(-1)
+        disagreement = _disagreements(upload).sum(-1)
         decided = (disagreement + upload.undecided) / upload.temperature / upload.change.shape[-1]
         odds = torch.maximum(1.0 / decided - 1.0, upload.undecided / disagreement)
         prior_rows = upload.num_examples / number * odds.clamp(min=LEAST_UNDECIDED)
@@ -360,7 +379,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         pairs, sizes = upload.has_halves.unsqueeze(-1), sizes_of(server.group_sizes)
         common = common_square(by_group(upload.deviation.square(), sizes), upload.deviation_squares, pairs)
         agreements = (upload.deviation_squares - upload.difference_squares) / pairs - common
-        disagreements = upload.disagreements / pairs
+        disagreements = _disagreements(upload) / pairs
         total = disagreements.sum(-1)
         unit = torch.where(server.unit.isnan() & (total > 0), total, server.unit.to(total))
         is_usable = agreements.isfinite().all(-1) & disagreements.isfinite().all(-1) & unit.isfinite()
@@ -374,8 +393,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         ]
         in_nats = (unit * upload.has_halves / upload.temperature).unsqueeze(-1)  # as parameters are counted
         number = torch.minimum(upload.has_halves / share, server.num_clients)  # who comes again says nothing new
+        both = upload.disagreements.sum(-1) / upload.has_halves
         products = centred_products(
-            upload.spread_products / pairs, agreements.sum(-1) + common.sum(-1), total, common.sum(-1)
+            upload.spread_products / pairs, agreements.sum(-1) + common.sum(-1), both, common.sum(-1)
         )
         products = products / unit.square().unsqueeze(-1)
         old = server.spread_products.to(products)
@@ -450,6 +470,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             "num_examples": (1.0, max_examples),
             "weight": (0.0, upload.num_examples),
             "disagreements": (-torch.inf, torch.inf),
+            "squared_disagreements": (-torch.inf, torch.inf),
             "spread_products": (
                 upload.spread_products.new_tensor([0.0, -torch.inf, 0.0]),
                 spread_products(squares, upload.disagreements.abs().sum(-1)),
@@ -466,7 +487,17 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 
     def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
         """The client's own part, and as much of the global model as it leans on, as that is now (D10, D17)."""
-        return memory.model(global_params.unsqueeze(-2))
+        return memory.model(_scaled(global_params.unsqueeze(-2), memory.score_factors, task))
+
+
+def _scaled(params: Tensor, factors: Tensor, task: RowwiseTask) -> Tensor:
+    """``params [..., C, P]`` with scores of classes t times as large, ``factors [..., C, 2]`` being (t, a)."""
+    return params if task.class_bias is None else task.class_bias.scaled(params, factors[..., 0])
+
+
+def _disagreements(upload: AutoUpload) -> Tensor:
+    """What halves disagree on ``[..., G]``, summed over clients, and no less than a share of its squared form."""
+    return torch.maximum(upload.disagreements, LEAST_DISAGREEMENT * upload.squared_disagreements)
 
 
 def _within(old: Tensor, new: Tensor) -> Tensor:

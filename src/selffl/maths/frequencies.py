@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 MAX_SKEW = 0.99  # no class is impossible for not having been met
+ABSENT_SHIFT = -30.0  # of a class that rows do not have: e^-30 of a chance is none, beside the others'
 
 
 def class_shift(counts: Tensor, frequencies: Tensor, skew: Tensor) -> Tensor:
@@ -22,6 +23,18 @@ def class_shift(counts: Tensor, frequencies: Tensor, skew: Tensor) -> Tensor:
     own, rest = skew.unsqueeze(-1), 1.0 - skew.unsqueeze(-1)
     shift = ((own * counts / frequencies + rest) / (own * counts.sum(-1, keepdim=True) + rest)).log()
     return shift.where((counts > 0) | (frequencies != 0), 0.0)
+
+
+def row_shift(counts: Tensor, frequencies: Tensor, weight: Tensor) -> Tensor:
+    """log of the class frequencies of the very rows that are counted over everybody's, times ``weight``: ``[..., K]``.
+
+    No estimate of how often classes will come: it is what a model has on its scores while it trains on these rows, and
+    so it learns nothing from how often classes come among them.  Those that they lack are left out, whatever the weight
+    ``[..., 1]``.  Nothing without rows.
+    """
+    total = counts.sum(-1, keepdim=True)
+    shift = (weight * (counts / (total * frequencies)).log()).where(counts > 0, ABSENT_SHIFT)
+    return shift.where(total > 0, 0.0)
 
 
 def class_shifts(counts: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 A model that has not been trained to its end has scores z that are too small throughout.  Adding the whole logarithm of
 a client's class frequencies, s (`selffl.maths.frequencies`), then counts these for too much.  So the log-odds of
 classes are taken to be t z + a s, and both factors are learned by maximum likelihood, on rows that the frequencies have
-not seen.  What is added to the scores is a/t times s.
+not seen.
 
 Derivatives of the likelihood add up over rows and clients.  The prior of both factors is normal, of mean 1 and variance
 1: it decides where there are no rows, and hardly counts beside hundreds.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 MAX_STEP = 1.0  # by which a factor changes in a round, at most
 MIN_SCORE_FACTOR = 0.1  # below which scores would be worth nothing
-MAX_FREQUENCY_WEIGHT = 2.0  # of what is added to scores: nobody's frequencies count for more than their square
+MAX_FREQUENCY_WEIGHT = 2.0  # a/t: beside scores as they are, nobody's frequencies count for more than their square
 
 
 class Derivatives(NamedTuple):
@@ -53,9 +53,6 @@ def next_factors(factors: Tensor, curvature: Tensor, pull: Tensor) -> Tensor:
     found: Tensor = torch.linalg.solve(curvature + prior, (pull + 1.0).unsqueeze(-1)).squeeze(-1)
     found = torch.where(found.isfinite(), found, factors)
     stepped = found.clamp(min=factors - MAX_STEP, max=factors + MAX_STEP)
-    return torch.stack([stepped[..., 0].clamp(min=MIN_SCORE_FACTOR), stepped[..., 1].clamp(min=0.0)], dim=-1)
-
-
-def frequency_weight(factors: Tensor) -> Tensor:
-    """a/t ``[...]``, of ``factors [..., 2]``: how much of the logarithm of class frequencies is added to scores."""
-    return (factors[..., 1] / factors[..., 0]).clamp(max=MAX_FREQUENCY_WEIGHT)
+    of_scores = stepped[..., 0].clamp(min=MIN_SCORE_FACTOR)
+    of_frequencies = stepped[..., 1].clamp(min=0.0).minimum(MAX_FREQUENCY_WEIGHT * of_scores)
+    return torch.stack([of_scores, of_frequencies], dim=-1)

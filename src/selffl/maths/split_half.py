@@ -64,6 +64,12 @@ class HalvesOfClients(NamedTuple):
         others = self.deviations.flip(-2) * self.deviations.new_tensor([[-1.0], [1.0]])
         return (self.num_terms.flip(-1).unsqueeze(-1) * others * change).sum(-2) / 2
 
+    def squared_disagreement(self, gradients: Tensor) -> Tensor:
+        """(d_1 - d_2) . H (d_1 - d_2) N_1 N_2/N, by parameter ``[..., P]``; ``gradients`` as in `disagreement`."""
+        change = (gradients[..., 0, :] - gradients[..., 1, :]).mean(-2)
+        weight = self.num_terms.prod(-1) / self.num_terms.sum(-1).clamp(min=1.0)
+        return 2 * weight.unsqueeze(-1) * self.half_difference * change
+
     def undecided(self, held_difference: Tensor) -> Tensor:
         """tr S (1 - S) in expectation ``[...]``; with tr S^2 it is gamma.
 

@@ -20,7 +20,7 @@ def has_classes(model: FlatModel, loss: Loss, features: Tensor, labels: Tensor) 
         return False
     is_right = is_logistic(loss) if model.class_bias.is_single else is_cross_entropy(loss)
     is_weighted = any(getattr(loss, name, None) is not None for name in ("weight", "pos_weight"))
-    if not is_right or is_weighted or not model.adds_bias(features[:1]):
+    if not is_right or is_weighted or not model.has_scores(features[:1]):
         return False
     if model.class_bias.is_single:
         return labels.numel() == len(labels)

@@ -32,7 +32,7 @@ from selffl.training.passes import (
 from selffl.training.recurrent import convert_lstms, is_convertible
 from selffl.training.unfold import unfold_convolutions
 
-BIAS_TOLERANCE = 1e-3  # that a bias is added to an output is seen on numbers between 1 and 2
+SCORE_TOLERANCE = 1e-3  # of a number that is added to outputs, and of the largest of these
 MAX_OWN_GROUPS = 32  # parameters of a model, up to which each may vary by a variance of its own
 
 
@@ -63,7 +63,7 @@ class FlatModel:
         self.num_statistics = sum(part.numel() for part in self._statistics.values())
         self.num_parameters = sum(self._sizes) - self.num_statistics
         self._work: dict[torch.Size, int] = {}
-        self._adds_bias: dict[tuple[torch.Size, torch.dtype], bool] = {}
+        self._has_scores: dict[tuple[torch.Size, torch.dtype], bool] = {}
         self._is_vectorisable: dict[tuple[torch.Size, torch.dtype], bool] = {}
         self._alters_rows: dict[tuple[torch.Size, torch.dtype], bool] = {}  # as far as `probe_rows` has looked
 
@@ -113,36 +113,44 @@ class FlatModel:
 
     @cached_property
     def class_bias(self) -> ClassBias | None:
-        """The bias of the last layer, if that is linear and trains one; `adds_bias` says whether it acts as a bias."""
+        """Of the last layer, if it is linear and trains weights and bias; `has_scores` says if it makes the scores."""
         owners = {name.rpartition(".")[0] for name in self._trained}
         last = [(name, part) for name, part in self.module.named_modules() if name in owners][-1]
-        bias = f"{last[0]}.bias".removeprefix(".")
-        if not isinstance(last[1], nn.Linear) or bias not in self._trained:
+        weights, bias = (f"{last[0]}.{part}".removeprefix(".") for part in ("weight", "bias"))
+        names = list(self._shapes)
+        if not isinstance(last[1], nn.Linear) or bias not in self._trained or names[names.index(bias) - 1] != weights:
             return None
-        start = sum(self._sizes[: list(self._shapes).index(bias)])
-        return ClassBias(start, start + last[1].out_features)
+        start = sum(self._sizes[: names.index(bias)])
+        return ClassBias(start, start + last[1].out_features, start - last[1].weight.numel())
 
-    def adds_bias(self, features: Tensor) -> bool:
-        """Whether what is added to that bias is added to the outputs ``[rows, K]``, but for a number added to all."""
+    def has_scores(self, features: Tensor) -> bool:
+        """Whether outputs ``[rows, K]`` are that layer's, but for a number added to all.
+
+        What is added to its bias is added to them, and twice its weights and bias make twice of them.
+        """
         bias = self.class_bias
         if bias is None:
             return False
         kind = features.shape[1:], features.dtype
-        if kind not in self._adds_bias:
+        if kind not in self._has_scores:
             features = torch.cat([features, features])  # what normalises by a batch needs two rows
             params = self.params.to(features.device)
             more = torch.zeros_like(params)
             width = bias.stop - bias.start
             more[bias.start : bias.stop] = torch.linspace(1.0, 2.0, width, device=params.device)
             with torch.no_grad():
-                change = self(params + more, features) - self(params, features)
-            expected = more[bias.start : bias.stop].expand(len(features), -1)
-            is_same = change.shape == expected.shape
+                before = self(params, features)
+                shifted, doubled = (
+                    self(params + more, features),
+                    self(bias.scaled(params, params.new_tensor(2.0)), features),
+                )
+            added = more[bias.start : bias.stop].expand(len(features), -1)
+            is_same = before.shape == added.shape
+            errors = torch.stack([shifted - before - added, doubled - 2.0 * before]) if is_same else added
             # Softmax leaves a number open that is added to all.
-            error = (change - expected) if is_same else expected
-            is_added = error if width == 1 else error - error[:, :1]
-            self._adds_bias[kind] = bool((is_added.abs() < BIAS_TOLERANCE).all())
-        return self._adds_bias[kind]
+            errors = errors if width == 1 else errors - errors[..., :1]
+            self._has_scores[kind] = bool((errors.abs() < SCORE_TOLERANCE * (1.0 + before.abs().max())).all())
+        return self._has_scores[kind]
 
     def parts(self, params: Tensor) -> dict[str, Tensor]:
         """Views of ``params [P]`` by name, each in its shape."""
