@@ -126,7 +126,7 @@ def test_the_population_has_the_models_layers_and_the_federations_clusters():
     assert source.population == Population(
         30,
         layers=(Layer("convolution", 0, 40), Layer("hidden", 40, 2360), Layer("head", 2360, 2530)),
-        class_bias=ClassBias(2520, 2530),
+        class_bias=ClassBias(2520, 2530, 2360),
         group_sizes=(36, 4, 2304, 16, 160, 10),
     )
 

@@ -50,6 +50,38 @@ class ClassBias(NamedTuple):
         return found
 
 
+class Head(NamedTuple):
+    """The last layer of a model, where it is linear: scores are W z + c, of features z.
+
+    Its numbers lie behind each other, ``params[..., start:stop]``: first W ``[K, D]``, then c ``[K]`` if it has one.
+    """
+
+    start: int
+    num_outputs: int  # K
+    num_features: int  # D
+    has_bias: bool
+
+    @property
+    def bias_start(self) -> int:
+        """Where c begins; the end of W."""
+        return self.start + self.num_outputs * self.num_features
+
+    @property
+    def stop(self) -> int:
+        """The end of its numbers."""
+        return self.bias_start + self.num_outputs * self.has_bias
+
+    def weight(self, params: Tensor) -> Tensor:
+        """W ``[..., K, D]`` of ``params [..., P]``."""
+        weight = params[..., self.start : self.bias_start]
+        return weight.reshape(*weight.shape[:-1], self.num_outputs, self.num_features)
+
+    def scores(self, params: Tensor, features: Tensor) -> Tensor:
+        """W z + c ``[..., B, K]`` of ``features [..., B, D]``, with the head of ``params [..., P]``."""
+        found = features @ self.weight(params).transpose(-1, -2)
+        return found + params[..., None, self.bias_start : self.stop] if self.has_bias else found
+
+
 def sizes_of(group_sizes: Tensor) -> list[int]:
     """How many parameters each group has, of ``group_sizes [..., G]`` that are the same everywhere."""
     sizes: list[int] = group_sizes.reshape(-1, group_sizes.shape[-1])[0].tolist()
