@@ -192,6 +192,7 @@ CASES = {
         STEPS | INNER | {"hessian_free": True},
     ),
     "apfl": ("apfl", STEPS, twins.run_apfl, STEPS),
+    "fedbabu": ("fedbabu", STEPS | {"fine_tune_epochs": 2}, twins.run_fedbabu, STEPS | {"epochs": 2}),
     "fedbn, without BatchNorm": ("fedbn", STEPS, twins.run_fedavg, STEPS),
     "fedper": ("fedper", STEPS, twins.run_fedper, STEPS),
     "fedrep": (

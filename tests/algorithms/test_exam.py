@@ -215,7 +215,7 @@ def test_a_client_never_sampled_has_the_global_model(variant):
     source = federation(20)
     seen = set()
     chosen = method(variant)
-    _, state, personal = run(
+    engine, state, personal = run(
         chosen, source, 3, participation=0.1, on_round=lambda report: seen.update(report.clients.tolist())
     )
     unseen = [client for client in range(20) if client not in seen]
@@ -225,6 +225,9 @@ def test_a_client_never_sampled_has_the_global_model(variant):
         slope = (expected - source.local_estimate[unseen]) / source.intra_variance[unseen].unsqueeze(-1)
         torch.testing.assert_close(personal[unseen], expected - source.learning_rate * slope, rtol=1e-14, atol=0)
     else:
+        assert torch.equal(personal[unseen], expected)
+    if chosen.closing_visits:  # nor does it go on by itself when training is over
+        personal = engine.personal(state, is_over=True)
         assert torch.equal(personal[unseen], expected)
     if chosen.personalises == "layers":  # only the head, the last coordinate, is personal
         assert torch.equal(personal[sorted(seen), :-1], state.server.params[:-1].expand(len(seen), -1))
@@ -371,6 +374,7 @@ def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
         ("perfedavg", {"num_local_steps": 7, "order": "hessian-free"}, 7 * (1 + 1 + 2)),
         ("apfl", {"num_local_steps": 7}, 7 * 2),
         ("fedper", {"num_local_steps": 7}, 7),
+        ("fedbabu", {"num_local_steps": 7}, 7),
         ("fedbn", {"num_local_steps": 7}, 7),
         ("fedrep", {"num_local_steps": 7, "head_steps": 4}, 4 + 7),
         ("self-fl-auto", {"num_local_steps": 7}, 7 + 7),
@@ -419,6 +423,7 @@ def test_gradients_of_self_fl_are_its_steps():
         ("perfedavg", {"num_local_steps": 2, "order": "hessian-free"}, [0, 1, 2, 3, 4, 5]),
         ("apfl", {"num_local_steps": 3}, [0, 1, 2]),  # one for both gradients
         ("fedper", {"num_local_steps": 3}, [0, 1, 2]),
+        ("fedbabu", {"num_local_steps": 3}, [0, 1, 2]),
         ("fedbn", {"num_local_steps": 3}, [0, 1, 2]),
         ("fedrep", {"num_local_steps": 2, "head_steps": 3}, [0, 1, 2, 3, 4]),
         # halves, the client's own model, and what is measured

@@ -1,16 +1,19 @@
 """Penalties move the weights, and methods fall together where they should."""
 
+import copy
 import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 from federations import federation, run, sent_models, starting_point
+from torch import nn
 
 from selffl.algorithms import (
     APFL,
     Ditto,
     FedAvg,
+    FedBABU,
     FedPer,
     FedProx,
     FedRep,
@@ -24,6 +27,9 @@ from selffl.algorithms import (
 )
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
+from selffl.data import load
+from selffl.training.flat import FlatModel
+from selffl.training.model import ModelSource
 
 
 def one_round(method, source, clients=None):
@@ -433,6 +439,34 @@ def test_nothing_of_a_head_leaves_its_client(name):
     run(algorithm(name, num_local_steps=4), source, 4, on_round=lambda report: sent.append(report.upload.change))
     for change in sent:
         assert change[-1] == 0
+
+
+@pytest.mark.parametrize("weighting", ["examples", "equal"])
+def test_fedbabu_is_fedavg_of_a_module_whose_head_is_frozen_and_then_fine_tuned(weighting):
+    """The head does not require gradients, so that FedAvg neither trains nor sends it; then plain steps of all."""
+    torch.manual_seed(4)
+    module = nn.Sequential(nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 10)).double()
+    fed = load("digits", num_clients=5, seed=2)
+    fed = replace(fed, train=replace(fed.train, features=fed.train.features.double()))
+
+    def source(module):
+        return ModelSource(fed, FlatModel(module), nn.functional.cross_entropy, 0.1, 5, seed=1)
+
+    frozen = copy.deepcopy(module)
+    frozen[2].requires_grad_(False)
+    whole, bodies = source(module), source(frozen)
+    engine, state, _ = run(
+        FedBABU(num_local_steps=4, weighting=weighting, fine_tune_epochs=2), whole, 3, start=whole.model.params
+    )
+    _, wanted, _ = run(FedAvg(4, weighting=weighting), bodies, 3, start=bodies.model.params)
+    size = bodies.model.num_parameters
+    torch.testing.assert_close(state.server.params[:size], wanted.server.params, rtol=1e-12, atol=1e-14)
+    assert torch.equal(state.server.params[size:], whole.model.params[size:])
+    everyone = torch.arange(5)
+    task = whole.task(everyone, 4)
+    tuned = descend(task, state.server.params.expand(5, -1), 2 * task.steps_per_epoch)
+    torch.testing.assert_close(engine.personal(state, is_over=True), tuned, rtol=1e-12, atol=1e-14)
+    assert torch.equal(engine.personal(state), state.server.params.expand(5, -1))
 
 
 def test_the_head_is_the_last_layer_or_those_named():

@@ -295,6 +295,34 @@ def run_fedper(problem, *, num_local_steps, head_steps=None, weighting="examples
     return outcome(model, [with_head(m) for m in range(len(problem["examples"]))], history, steps, gradients)
 
 
+def run_fedbabu(problem, *, num_local_steps, epochs, weighting="equal"):
+    """L steps of the body under a head that stays as it began; bodies are averaged. At the end everybody who took part
+    tunes the whole model for some epochs, ceil(N/B) steps each, on the minibatches of the round after the last.
+    """
+    head, model, history, steps, gradients = set(problem["head"]), problem["start"], [], [], []
+    for t, cohort in enumerate(problem["cohorts"]):
+        bodies = []
+        for m in cohort:
+            gradient, own = problem["gradient"](t, m), model
+            for draw in range(num_local_steps):
+                slope = enumerate(zip(own, gradient(own, draw), strict=True))
+                own = [x if i in head else x - problem["rates"][m] * g for i, (x, g) in slope]
+            bodies.append(own)
+        model = mean_model(bodies, example_weights(problem, cohort, weighting))
+        model = [problem["start"][i] if i in head else x for i, x in enumerate(model)]
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps] * len(cohort))
+    seen, now, size = {m for cohort in problem["cohorts"] for m in cohort}, len(history), problem["batch_size"]
+    closed = []
+    for m, count in enumerate(problem["examples"]):
+        passes = epochs * (1 if size is None else math.ceil(count / size))
+        tuned = descend(model, problem["gradient"](now, m), problem["rates"][m], passes if m in seen else 0)
+        closed.append(tuned)
+    found = outcome(model, [model] * len(problem["examples"]), history, steps, gradients)
+    return found | {"closed": closed}
+
+
 # ------------------------------------------------------------------------------------------------------------- Self-FL
 
 

@@ -11,6 +11,7 @@ from selffl.algorithms.apfl import APFL
 from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.ditto import Ditto
 from selffl.algorithms.fedavg import FedAvg
+from selffl.algorithms.fedbabu import FedBABU
 from selffl.algorithms.fedbn import FedBN
 from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
@@ -41,6 +42,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "ditto-equal": partial(Ditto, weighting="equal"),
     "fedavg": FedAvg,
     "fedavg-equal": partial(FedAvg, weighting="equal"),
+    "fedbabu": FedBABU,
     "fedbn": FedBN,
     "fedper": FedPer,
     "fedprox": FedProx,
@@ -87,6 +89,7 @@ __all__ = [
     "Algorithm",
     "Ditto",
     "FedAvg",
+    "FedBABU",
     "FedBN",
     "FedPer",
     "FedProx",

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from needs import NEEDS_HEAD, NEEDS_LAYERS
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.flower import memory as module
@@ -33,7 +34,7 @@ def test_a_client_that_never_took_part_is_a_newcomer(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"fedbn", "fedper", "fedrep"}))
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"fedbn"} - NEEDS_LAYERS - NEEDS_HEAD))
 def test_what_is_kept_is_found_by_another_process(name, tmp_path):
     first = memory_of(tmp_path, name=name)
     after = plus(first.newcomer, 1)
