@@ -107,6 +107,7 @@ def test_the_costs_are_those_of_the_exam(hooks):
         "apfl": 40,
         "fedrep": 40,
         "fedbabu": 20,
+        "fedrod": 20,
     }
     assert {name: found[name][0] for name in expected} == expected
     assert found["fedavg"][1:] == ((4, 0), (4, 4), (0, 0))  # float32 there and back, with a number of rows

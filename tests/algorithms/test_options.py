@@ -60,14 +60,14 @@ WRONG = {
     "num_local_steps": (
         (
             *("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
-            *("apfl", "fedbabu", "fedbn", "fedper", "fedrep", "scaffold"),
+            *("apfl", "fedbabu", "fedbn", "fedper", "fedrep", "fedrod", "scaffold"),
         ),
         WHOLE_FROM_1,
         WRONG_WHOLE,
     ),
     "num_local_epochs": (("fedavg", "ditto", "fedrep", "self-fl"), WHOLE_FROM_1, (0, -3, 2.0, "4", True, math.nan)),
     "weighting": (
-        ("fedavg", "ditto", "fedbabu", "fedbn", "fedper", "fedrep"),
+        ("fedavg", "ditto", "fedbabu", "fedbn", "fedper", "fedrep", "fedrod"),
         "'examples' or 'equal'",
         ("Equal", None, 1),
     ),

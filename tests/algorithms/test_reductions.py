@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federations import federation, run, sent_models, starting_point
+from federations import federation, network_federation, run, sent_models, starting_point
 from torch import nn
 
 from selffl.algorithms import (
@@ -17,6 +17,7 @@ from selffl.algorithms import (
     FedPer,
     FedProx,
     FedRep,
+    FedRoD,
     Local,
     PerFedAvg,
     PFedMe,
@@ -478,6 +479,43 @@ def test_the_head_is_the_last_layer_or_those_named():
     assert torch.equal(last, named)
     assert torch.equal(other[:-1], start[:-1])  # "body" names the module of the layer "body.0"
     assert not torch.isclose(other[-1], start[-1], rtol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------- features and their heads
+
+
+def balanced_federation():
+    """Four clients with twelve rows each, four of every class."""
+    source = network_federation(4, seed=3)
+    generator = torch.Generator().manual_seed(9)
+    return replace(
+        source,
+        features=torch.randn(48, 4, generator=generator, dtype=torch.float64),
+        labels=torch.arange(48) % 3,
+        offset=torch.arange(0, 49, 12),
+    )
+
+
+def test_where_every_client_has_as_many_rows_of_each_class_fedrods_model_is_fedavgs():
+    """A number that is added to all scores leaves softmax as it is."""
+    source = balanced_federation()
+    _, state, personal = run(FedRoD(num_local_steps=4), source, 4, participation=0.5)
+    _, wanted, _ = run(FedAvg(num_local_steps=4), source, 4, participation=0.5)
+    torch.testing.assert_close(state.server.params, wanted.server.params, rtol=1e-10, atol=1e-12)
+    assert ((personal - state.server.params).norm(dim=-1) > 1e-2).equal(state.num_rounds > 0)
+    uneven, shared = network_federation(4, seed=3), []
+    for method in (FedRoD(num_local_steps=4), FedAvg(num_local_steps=4)):
+        shared.append(run(method, uneven, 4, participation=0.5)[1].server.params)
+    assert (shared[0] - shared[1]).norm() > 0.05
+
+
+def test_rows_of_a_single_class_teach_fedrods_shared_model_nothing():
+    """Balanced softmax is sure of them whatever the scores are; the personal head learns them."""
+    source = balanced_federation()
+    source = replace(source, labels=torch.full_like(source.labels, 2))
+    upload, memory = one_round(FedRoD(num_local_steps=5), source)
+    assert upload.change.abs().max() == 0.0
+    assert (memory.offset.norm(dim=-1) > 0.05).all()
 
 
 # ------------------------------------------------------------------------------------------------------------- mixing

@@ -24,6 +24,10 @@ Every run takes a *problem*, a dict of plain values:
     scorers     where all lie that scores are proportional to: the weights and the bias of the last layer
     scores      scores(t, m, half) is a function of (model) that gives the rows of that half's first minibatch: the
                 scores of all classes, and the class of each row
+    rows        rows(t, m) is a function of (model, draw) that gives each row of a minibatch: its features, the input of
+                the last layer, the scores of all classes, and its class
+    pull_back   pull_back(t, m) is a function of (model, draw, slopes of each row's scores, slopes of its features) that
+                gives the gradient, P floats, of the sum of scores and features times their slopes
     closing     rounds after the last whose minibatches clients go on with by themselves, once training is over
 
 and returns a dict with the global model, the personal models of all clients, the global model after every round
@@ -321,6 +325,70 @@ def run_fedbabu(problem, *, num_local_steps, epochs, weighting="equal"):
         closed.append(tuned)
     found = outcome(model, [model] * len(problem["examples"]), history, steps, gradients)
     return found | {"closed": closed}
+
+
+def softmax(scores):
+    most = max(scores)
+    parts = [math.exp(score - most) for score in scores]
+    return [part / math.fsum(parts) for part in parts]
+
+
+def error_of(scores, label, size):
+    """Slope of the mean cross-entropy of ``size`` rows by the scores of one of them."""
+    return [(p - (k == label)) / size for k, p in enumerate(softmax(scores))]
+
+
+def linear(head, features, num_classes):
+    """W z + c of a head whose numbers lie row by row, c behind W."""
+    width = len(features)
+    return [
+        math.fsum(head[k * width + i] * z for i, z in enumerate(features)) + head[num_classes * width + k]
+        for k in range(num_classes)
+    ]
+
+
+def run_fedrod(problem, *, num_local_steps, weighting="examples"):
+    """φ and H by CE(H φ + log n_m), a client's h by CE(H φ + h φ), both from the same pass; n-weighted mean of φ and H.
+
+    h begins at 0 and stays on the client. Judge H + h on the global φ.
+    """
+    model, heads, history, steps, gradients = problem["start"], {}, [], [], []
+    place = sorted(problem["head"])
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained = []
+        for m in cohort:
+            rate, counts, shared = problem["rates"][m], problem["classes"][m], model
+            own = heads.get(m, [0.0] * len(place))
+            prior = [math.log(n) if n else -math.inf for n in counts]
+            for draw in range(num_local_steps):
+                rows = problem["rows"](t, m)(shared, draw)
+                slopes, turn = [], [0.0] * len(own)
+                for features, scores, label in rows:
+                    balanced = [g + p for g, p in zip(scores, prior, strict=True)]
+                    slopes.append(error_of(balanced, label, len(rows)))
+                    added = linear(own, features, len(counts))
+                    error = error_of([g + p for g, p in zip(scores, added, strict=True)], label, len(rows))
+                    for k, e in enumerate(error):
+                        for i, z in enumerate(features):
+                            turn[k * len(features) + i] += e * z
+                        turn[len(counts) * len(features) + k] += e
+                still = [[0.0] * len(features) for features, *_ in rows]
+                slope = problem["pull_back"](t, m)(shared, draw, slopes, still)
+                shared = [x - rate * g for x, g in zip(shared, slope, strict=True)]
+                own = [x - rate * g for x, g in zip(own, turn, strict=True)]
+            heads[m] = own
+            trained.append(shared)
+        model = mean_model(trained, example_weights(problem, cohort, weighting))
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps] * len(cohort))
+    personal = []
+    for m in range(len(problem["examples"])):
+        both = list(model)
+        for i, h in zip(place, heads.get(m, []), strict=False):
+            both[i] += h
+        personal.append(both)
+    return outcome(model, personal, history, steps, gradients)
 
 
 # ------------------------------------------------------------------------------------------------------------- Self-FL

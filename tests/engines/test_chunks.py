@@ -13,7 +13,7 @@ from torch import nn
 import selffl
 from needs import NEEDS_HEAD, NEEDS_LAYERS
 from selffl.algorithms import ALGORITHMS, Layer, algorithm
-from selffl.algorithms.layers import ClassBias
+from selffl.algorithms.layers import ClassBias, Head
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.data import load
@@ -128,6 +128,7 @@ def test_the_population_has_the_models_layers_and_the_federations_clusters():
         layers=(Layer("convolution", 0, 40), Layer("hidden", 40, 2360), Layer("head", 2360, 2530)),
         class_bias=ClassBias(2520, 2530, 2360),
         group_sizes=(36, 4, 2304, 16, 160, 10),
+        head=Head(2360, 10, 16, True),
     )
 
 

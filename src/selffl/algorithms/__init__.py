@@ -16,6 +16,7 @@ from selffl.algorithms.fedbn import FedBN
 from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
 from selffl.algorithms.fedrep import FedRep
+from selffl.algorithms.fedrod import FedRoD
 from selffl.algorithms.layers import Layer
 from selffl.algorithms.local import Local
 from selffl.algorithms.optimisers import OPTIMISERS, SGD, Adam, Momentum, Optimiser
@@ -47,6 +48,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
+    "fedrod": FedRoD,
     "local": Local,
     "perfedavg": PerFedAvg,
     "pfedme": PFedMe,
@@ -94,6 +96,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedRoD",
     "Layer",
     "Local",
     "LocalTask",

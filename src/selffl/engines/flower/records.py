@@ -127,7 +127,7 @@ class _Idle(FeatureTask):
 
     def __init__(self, model: FlatModel) -> None:
         super().__init__(torch.Size([1]), torch.ones(1, dtype=torch.int64, device=model.params.device), 0.1, 1)
-        self.head = model.head
+        self.head, self.class_bias = model.head, model.class_bias
 
     @property
     def has_classes(self) -> bool:
