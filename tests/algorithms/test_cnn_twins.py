@@ -217,6 +217,13 @@ CASES = {
         STEPS | INNER | {"hessian_free": True},
     ),
     "apfl": ("apfl", STEPS, twins.run_apfl, STEPS),
+    "fedala": ("fedala", STEPS, twins.run_fedala, STEPS),
+    "fedala, half of the rows": (
+        "fedala",
+        STEPS | {"row_share": 0.5, "mixing_rate": 9.0, "first_passes": 3},
+        twins.run_fedala,
+        STEPS | {"share": 0.5, "mixing_rate": 9.0, "first_passes": 3},
+    ),
     "fedbabu": ("fedbabu", STEPS | {"fine_tune_epochs": 2}, twins.run_fedbabu, STEPS | {"epochs": 2}),
     "fedbn, without BatchNorm": ("fedbn", STEPS, twins.run_fedavg, STEPS),
     "fedper": ("fedper", STEPS, twins.run_fedper, STEPS),

@@ -24,6 +24,7 @@ ALLOWED = {
     "ditto",
     "ditto-equal",
     "local",
+    "fedala",
     "fedbabu",
     "fedbn",
     "fedper",

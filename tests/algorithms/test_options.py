@@ -60,14 +60,14 @@ WRONG = {
     "num_local_steps": (
         (
             *("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
-            *("apfl", "fedbabu", "fedbn", "fedper", "fedrep", "fedrod", "scaffold"),
+            *("apfl", "fedala", "fedbabu", "fedbn", "fedper", "fedrep", "fedrod", "scaffold"),
         ),
         WHOLE_FROM_1,
         WRONG_WHOLE,
     ),
     "num_local_epochs": (("fedavg", "ditto", "fedrep", "self-fl"), WHOLE_FROM_1, (0, -3, 2.0, "4", True, math.nan)),
     "weighting": (
-        ("fedavg", "ditto", "fedbabu", "fedbn", "fedper", "fedrep", "fedrod"),
+        ("fedala", "fedavg", "ditto", "fedbabu", "fedbn", "fedper", "fedrep", "fedrod"),
         "'examples' or 'equal'",
         ("Equal", None, 1),
     ),
@@ -102,6 +102,10 @@ WRONG = {
     "max_weight": (("self-fl-sums",), "a number above 0, or None", (0, -1.0, math.nan, "1", True)),
     "noise_multiplier": (("self-fl-sums",), "a number 0 or more", (-0.1, math.inf, "1", None)),
     "head": (("fedbabu", "fedper", "fedrep"), "a string", (None, 1, ("fc",))),
+    "mixed_layers": (("fedala",), "a whole number, 0 or more", (-1, 1.0, "1", None, False)),
+    "row_share": (("fedala",), "a number above 0 and at most 1", (*WRONG_NUMBER, 0, 1.5)),
+    "mixing_rate": (("fedala",), "a number above 0", (*WRONG_NUMBER, 0.0)),
+    "first_passes": (("fedala",), WHOLE_FROM_1, WRONG_WHOLE),
     "fine_tune_epochs": (("fedbabu",), WHOLE_FROM_1, WRONG_WHOLE),
     "head_steps": (("fedrep",), WHOLE_FROM_1, WRONG_WHOLE),
     "adaptive": (("apfl",), "True or False", (1, 0, "yes", None)),
@@ -171,6 +175,15 @@ def test_clusters_must_be_named():
 
 
 LAYERS = (Layer("body.0", 0, 3), Layer("body.2", 3, 4), Layer("neck", 4, 6), Layer("head", 6, 8))
+
+
+@pytest.mark.parametrize(("mixed", "expected"), [(1, range(6, 8)), (2, range(4, 8)), (4, range(8)), (0, range(8))])
+def test_fedala_mixes_the_last_layers(mixed, expected):
+    server = algorithm("fedala", mixed_layers=mixed).start(torch.zeros(8), Population(3, layers=LAYERS))
+    assert server.is_mixed.nonzero().flatten().tolist() == list(expected)
+    assert algorithm("fedala").start(torch.zeros(8), Population(3)).is_mixed.all()
+    with pytest.raises(ConfigError, match=r"^mixed_layers is 5, and the model has 4 layers; expected as many or less"):
+        algorithm("fedala", mixed_layers=5).start(torch.zeros(8), Population(3, layers=LAYERS))
 
 
 @pytest.mark.parametrize("name", ["fedbabu", "fedper", "fedrep"])

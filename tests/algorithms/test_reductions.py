@@ -12,6 +12,7 @@ from torch import nn
 from selffl.algorithms import (
     APFL,
     Ditto,
+    FedALA,
     FedAvg,
     FedBABU,
     FedPer,
@@ -29,6 +30,7 @@ from selffl.algorithms import (
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 from selffl.data import load
+from selffl.engines.cohort import CohortEngine
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
@@ -519,6 +521,45 @@ def test_rows_of_a_single_class_teach_fedrods_shared_model_nothing():
 
 
 # ------------------------------------------------------------------------------------------------------------- mixing
+
+
+@pytest.mark.parametrize("mixed_layers", [0, 1, 2])
+def test_fedala_that_does_not_learn_its_mixture_is_fedavg(mixed_layers):
+    """W begins at 1 everywhere, which is the global model."""
+    source = federation(6, rates_differ=True)
+    still = FedALA(num_local_steps=4, mixed_layers=mixed_layers, mixing_rate=1e-30)
+    _, state, personal = run(still, source, 5, participation=0.5)
+    _, wanted, _ = run(FedAvg(num_local_steps=4), source, 5, participation=0.5)
+    torch.testing.assert_close(state.server.params, wanted.server.params, rtol=1e-13, atol=0)
+    torch.testing.assert_close(personal, state.server.params.expand(6, -1), rtol=1e-14, atol=0)
+
+
+def test_fedala_learns_the_mixture_that_is_nearest_to_what_the_client_wants():
+    """Of the Gaussian loss: W = (z − θ)/(Θ − θ), number by number, where that is a mixture, else an end of it."""
+    source = federation(40, seed=5)
+    method = FedALA(num_local_steps=3, mixed_layers=0, mixing_rate=1e-2, first_passes=4000)
+    engine = CohortEngine(method, source)
+    state = engine.advance(engine.start(starting_point(source)), 1)
+    own, shared = state.memory.params, state.server.params
+    found = engine.personal(state)
+    expected = own + (shared - own) * ((source.local_estimate - own) / (shared - own)).clamp(0.0, 1.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
+    is_end = [(found - end).abs() < 1e-9 for end in (own, shared)]
+    assert all(each.sum() > 10 for each in (*is_end, ~is_end[0] & ~is_end[1]))
+
+
+def test_fedala_is_evaluated_at_the_mixture_that_the_next_round_starts_from():
+    source = network_federation(5)
+    engine = CohortEngine(FedALA(num_local_steps=2), source)
+    state = engine.advance(engine.start(source.params), 3)
+    everyone, asked = torch.arange(5), []
+    task = source.task(everyone, 4)
+    learn = task.gradient
+    task.gradient = lambda params, *more: (asked.append(params.clone()), learn(params, *more))[1]
+    broadcast = engine.algorithm.broadcast(state.server, everyone)
+    engine.algorithm.client_round(broadcast, state.memory, task)
+    torch.testing.assert_close(asked[-2], engine.personal(state), rtol=1e-12, atol=1e-14)
+    assert ((engine.personal(state) - state.server.params).norm(dim=-1) > 1e-3).all()
 
 
 def test_apfl_with_nothing_of_its_own_is_fedavg():

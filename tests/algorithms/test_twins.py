@@ -188,6 +188,13 @@ BASELINES = [
         twins.run_fedper,
         {"num_local_steps": 3, "weighting": "equal"},
     ),
+    ("fedala", {"num_local_steps": 4}, twins.run_fedala, {"num_local_steps": 4}),
+    (
+        "fedala",
+        {"num_local_steps": 3, "mixing_rate": 0.02, "first_passes": 2, "row_share": 0.5, "weighting": "equal"},
+        twins.run_fedala,
+        {"num_local_steps": 3, "mixing_rate": 0.02, "first_passes": 2, "share": 0.5, "weighting": "equal"},
+    ),
     ("fedbabu", {"num_local_steps": 4}, twins.run_fedbabu, {"num_local_steps": 4, "epochs": 5}),
     (
         "fedbabu",

@@ -327,6 +327,43 @@ def run_fedbabu(problem, *, num_local_steps, epochs, weighting="equal"):
     return found | {"closed": closed}
 
 
+def run_fedala(problem, *, num_local_steps, share=0.8, mixing_rate=1.0, first_passes=11, weighting="examples"):
+    """θ̂ = θ + (Θ − θ)W in the head and Θ in the body; W by gradient steps at θ̂, clipped to [0, 1], on minibatches that
+    hold a share of the rows, the first time several times as many; then L steps from θ̂. Judge θ̂, learned anew.
+    """
+    head, model, size = set(problem["head"]), problem["start"], problem["batch_size"]
+    memory, history, steps, gradients = {}, [], [], []
+
+    def mixture(t, m):
+        """θ̂, W and the number of gradients."""
+        if m not in memory:
+            return model, [1.0] * len(model), 0
+        own, weights, is_first = memory[m]
+        own = [x if i in head else g for i, (x, g) in enumerate(zip(own, model, strict=True))]
+        in_a_pass = 1 if size is None else math.ceil(share * problem["examples"][m] / size - 1e-9)
+        number = in_a_pass * (first_passes if is_first else 1)
+        for draw in range(number):
+            mixed = [x + (g - x) * w for x, g, w in zip(own, model, weights, strict=True)]
+            turn = zip(weights, problem["gradient"](t, m)(mixed, draw), own, model, strict=True)
+            weights = [min(1.0, max(0.0, w - mixing_rate * slope * (g - x))) for w, slope, x, g in turn]
+        return [x + (g - x) * w for x, g, w in zip(own, model, weights, strict=True)], weights, number
+
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained, spent = {}, []
+        for m in cohort:
+            start, weights, number = mixture(t, m)
+            own = descend(start, problem["gradient"](t, m), problem["rates"][m], num_local_steps)
+            trained[m] = own, weights, m not in memory
+            spent.append(number + num_local_steps)
+        memory |= trained
+        model = mean_model([trained[m][0] for m in cohort], example_weights(problem, cohort, weighting))
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append(spent)
+    personal = [mixture(len(history), m)[0] for m in range(len(problem["examples"]))]
+    return outcome(model, personal, history, steps, gradients)
+
+
 def softmax(scores):
     most = max(scores)
     parts = [math.exp(score - most) for score in scores]

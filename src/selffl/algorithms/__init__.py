@@ -10,6 +10,7 @@ from typing import Any
 from selffl.algorithms.apfl import APFL
 from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.ditto import Ditto
+from selffl.algorithms.fedala import FedALA
 from selffl.algorithms.fedavg import FedAvg
 from selffl.algorithms.fedbabu import FedBABU
 from selffl.algorithms.fedbn import FedBN
@@ -41,6 +42,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "apfl": APFL,
     "ditto": Ditto,
     "ditto-equal": partial(Ditto, weighting="equal"),
+    "fedala": FedALA,
     "fedavg": FedAvg,
     "fedavg-equal": partial(FedAvg, weighting="equal"),
     "fedbabu": FedBABU,
@@ -90,6 +92,7 @@ __all__ = [
     "Adam",
     "Algorithm",
     "Ditto",
+    "FedALA",
     "FedAvg",
     "FedBABU",
     "FedBN",

@@ -26,7 +26,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import LocalTask, Memory, Personalises
-from selffl.algorithms.layers import Layer
+from selffl.algorithms.layers import Layer, names_of
 from selffl.algorithms.options import check_string
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
@@ -77,7 +77,7 @@ class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory]
         if is_head.all():
             raise ConfigError(
                 f"{self.name} would keep the whole model with each client; expected a part of it, of the layers "
-                f"{', '.join(names_of(population))}."
+                f"{', '.join(names_of(population.layers))}."
             )
         return HeadServer(params, is_head)
 
@@ -116,14 +116,9 @@ class SharedBody(CutModel[HeadMemory]):
         return memory.model(global_params.unsqueeze(-2))
 
 
-def names_of(population: Population) -> list[str]:
-    """The names of a model's layers, in their order."""
-    return list(dict.fromkeys(layer.name for layer in population.layers))
-
-
 def head_layers(method: str, head: str, population: Population) -> Sequence[Layer]:
     """The layers of a head by its name, or by that of a module with all its layers; empty: the last layer."""
-    names = names_of(population)
+    names = names_of(population.layers)
     if len(names) < 2:
         raise ConfigError(
             f"{method} shares a body and keeps a head, but the model has {len(names) or 'no'} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,11 @@ class Layer(NamedTuple):
     name: str
     start: int
     stop: int
+
+
+def names_of(layers: Sequence[Layer]) -> list[str]:
+    """The names of a model's layers, in their order; one that lies in several places is named once."""
+    return list(dict.fromkeys(layer.name for layer in layers))
 
 
 class ClassBias(NamedTuple):
