@@ -107,6 +107,7 @@ def test_the_costs_are_those_of_the_exam(hooks):
         "apfl": 40,
         "fedrep": 40,
         "fedbabu": 20,
+        "feddbe": 20,
         "fedala": 20,
         "fedrod": 20,
     }

@@ -226,6 +226,13 @@ CASES = {
     ),
     "fedbabu": ("fedbabu", STEPS | {"fine_tune_epochs": 2}, twins.run_fedbabu, STEPS | {"epochs": 2}),
     "fedbn, without BatchNorm": ("fedbn", STEPS, twins.run_fedavg, STEPS),
+    "feddbe": ("feddbe", STEPS | {"penalty": 5.0}, twins.run_feddbe, STEPS | {"penalty": 5.0}),
+    "feddbe, equal": (
+        "feddbe",
+        STEPS | {"penalty": 0.5, "weighting": "equal"},
+        twins.run_feddbe,
+        STEPS | {"penalty": 0.5, "weighting": "equal"},
+    ),
     "fedper": ("fedper", STEPS, twins.run_fedper, STEPS),
     "fedrod": ("fedrod", STEPS, twins.run_fedrod, STEPS),
     "fedrod, equal": (

@@ -25,6 +25,7 @@ ALLOWED = {
     "ditto-equal",
     "local",
     "fedala",
+    "feddbe",
     "fedbabu",
     "fedbn",
     "fedper",

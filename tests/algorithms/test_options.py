@@ -60,18 +60,18 @@ WRONG = {
     "num_local_steps": (
         (
             *("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
-            *("apfl", "fedala", "fedbabu", "fedbn", "fedper", "fedrep", "fedrod", "scaffold"),
+            *("apfl", "fedala", "fedbabu", "feddbe", "fedbn", "fedper", "fedrep", "fedrod", "scaffold"),
         ),
         WHOLE_FROM_1,
         WRONG_WHOLE,
     ),
     "num_local_epochs": (("fedavg", "ditto", "fedrep", "self-fl"), WHOLE_FROM_1, (0, -3, 2.0, "4", True, math.nan)),
     "weighting": (
-        ("fedala", "fedavg", "ditto", "fedbabu", "fedbn", "fedper", "fedrep", "fedrod"),
+        ("fedala", "fedavg", "ditto", "fedbabu", "fedbn", "feddbe", "fedper", "fedrep", "fedrod"),
         "'examples' or 'equal'",
         ("Equal", None, 1),
     ),
-    "penalty": (("fedprox", "ditto", "pfedme"), "a number 0 or more", WRONG_NUMBER),
+    "penalty": (("feddbe", "fedprox", "ditto", "pfedme"), "a number 0 or more", WRONG_NUMBER),
     "num_inner_steps": (("pfedme",), WHOLE_FROM_1, WRONG_WHOLE),
     "mixing": (("pfedme",), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "personal_learning_rate": (("pfedme",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0.0)),

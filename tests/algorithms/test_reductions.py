@@ -15,6 +15,7 @@ from selffl.algorithms import (
     FedALA,
     FedAvg,
     FedBABU,
+    FedDBE,
     FedPer,
     FedProx,
     FedRep,
@@ -518,6 +519,40 @@ def test_rows_of_a_single_class_teach_fedrods_shared_model_nothing():
     upload, memory = one_round(FedRoD(num_local_steps=5), source)
     assert upload.change.abs().max() == 0.0
     assert (memory.offset.norm(dim=-1) > 0.05).all()
+
+
+@pytest.mark.parametrize("weighting", ["examples", "equal"])
+def test_the_first_round_of_feddbe_is_fedavgs_and_its_centre_is_the_mean_feature(weighting):
+    source = network_federation(5)
+    engine, state, personal = run(FedDBE(num_local_steps=4, weighting=weighting), source, 1)
+    _, wanted, _ = run(FedAvg(num_local_steps=4, weighting=weighting), source, 1)
+    assert torch.equal(state.server.params, wanted.server.params)
+    assert torch.equal(personal, state.server.params.expand(5, -1))
+    later = engine.advance(state, 3)
+    assert torch.equal(later.server.centre, state.server.centre)
+    # A client with as many rows as three minibatches hold sees each of them once in an epoch.
+    sizes = source.offset.diff()
+    whole = replace(source, offset=torch.arange(0, 16, 3)[: len(sizes) + 1])  # three rows each, one minibatch
+    _, state, _ = run(FedDBE(num_local_steps=4, weighting=weighting), whole, 1)
+    upload, _ = one_round(FedAvg(num_local_steps=4), whole)
+    models = sent_models(whole.params, upload)
+    model = whole.source.model
+    means = [model.load(own)[:-1](whole.features[3 * m : 3 * m + 3]).mean(0).detach() for m, own in enumerate(models)]
+    torch.testing.assert_close(state.server.centre, torch.stack(means).mean(0), rtol=1e-12, atol=1e-14)
+
+
+def test_feddbes_penalty_pulls_mean_features_to_the_centre():
+    """The stronger, the nearer is the mean feature of every client's rows, under the model that it sends."""
+    source = network_federation(6, rate=0.05)
+    state = run(FedDBE(num_local_steps=4), source, 1)[1]
+    clients, gaps = torch.arange(6), []
+    for penalty in (0.0, 1.0, 5.0):
+        method = FedDBE(num_local_steps=30, penalty=penalty)
+        upload, _ = method.client_round(method.broadcast(state.server, clients), state.memory, source.task(clients, 2))
+        models = sent_models(state.server.params, upload)
+        gaps.append((method.mean_features(models, source.task(clients, 2)) - state.server.centre).norm(dim=-1))
+    assert (gaps[1] < gaps[0]).all()
+    assert (gaps[2] < 0.9 * gaps[1]).all()
 
 
 # ------------------------------------------------------------------------------------------------------------- mixing

@@ -428,6 +428,72 @@ def run_fedrod(problem, *, num_local_steps, weighting="examples"):
     return outcome(model, personal, history, steps, gradients)
 
 
+def run_feddbe(problem, *, num_local_steps, penalty=50.0, weighting="examples"):
+    """φ, W, c and a client's b by CE(W(z + b) + c) + κ/2 mean_i((mean of z_i over the minibatch − r_i)²), z = φ(x).
+
+    The first round is FedAvg's; r is the mean over its clients of the mean feature of an epoch's minibatches, under the
+    model that each has trained. b begins at 0 and stays on the client. Judge W(z + b) + c, by a bias c + W b.
+    """
+    model, shifts, history, steps, gradients = problem["start"], {}, [], [], []
+    place, centre = sorted(problem["head"]), None
+    num_classes = len(problem["classes"][0])
+    width = len(place) // num_classes - 1
+
+    def pushed(own, shift):
+        """W b."""
+        return [math.fsum(own[place[k * width + i]] * b for i, b in enumerate(shift)) for k in range(num_classes)]
+
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained, means = [], []
+        for m in cohort:
+            rate, own, shift = problem["rates"][m], model, shifts.get(m, [0.0] * width)
+            for draw in range(num_local_steps):
+                rows = problem["rows"](t, m)(own, draw)
+                size, add = len(rows), pushed(own, shift)
+                slopes = [
+                    error_of([g + a for g, a in zip(scores, add, strict=True)], label, size)
+                    for _, scores, label in rows
+                ]
+                error = [math.fsum(slope[k] for slope in slopes) for k in range(num_classes)]
+                pull, turn = [0.0] * width, [0.0] * width
+                if centre is not None:
+                    middle = [math.fsum(z[i] for z, *_ in rows) / size for i in range(width)]
+                    pull = [penalty * (a - r) / width / size for a, r in zip(middle, centre, strict=True)]
+                    turn = [
+                        math.fsum(own[place[k * width + i]] * error[k] for k in range(num_classes))
+                        for i in range(width)
+                    ]
+                slope = problem["pull_back"](t, m)(own, draw, slopes, [pull] * size)
+                for k in range(num_classes):
+                    for i in range(width):
+                        slope[place[k * width + i]] += error[k] * shift[i]
+                own = [x - rate * g for x, g in zip(own, slope, strict=True)]
+                shift = [b - rate * g for b, g in zip(shift, turn, strict=True)]
+            trained.append(own)
+            if centre is None:
+                seen = [
+                    problem["rows"](t, m)(own, d)
+                    for d in range(math.ceil(problem["examples"][m] / problem["batch_size"]))
+                ]
+                every = [z for rows in seen for z, *_ in rows]
+                means.append([math.fsum(z[i] for z in every) / len(every) for i in range(width)])
+            else:
+                shifts[m] = shift
+        weights = example_weights(problem, cohort, weighting)
+        model = mean_model(trained, weights)
+        centre = mean_model(means, weights) if centre is None else centre
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps] * len(cohort))
+    personal = []
+    for m in range(len(problem["examples"])):
+        own = list(model)
+        for k, add in enumerate(pushed(model, shifts.get(m, [0.0] * width))):
+            own[place[num_classes * width + k]] += add
+        personal.append(own)
+    return outcome(model, personal, history, steps, gradients)
+
+
 # ------------------------------------------------------------------------------------------------------------- Self-FL
 
 

@@ -14,6 +14,7 @@ from selffl.algorithms.fedala import FedALA
 from selffl.algorithms.fedavg import FedAvg
 from selffl.algorithms.fedbabu import FedBABU
 from selffl.algorithms.fedbn import FedBN
+from selffl.algorithms.feddbe import FedDBE
 from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
 from selffl.algorithms.fedrep import FedRep
@@ -47,6 +48,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "fedavg-equal": partial(FedAvg, weighting="equal"),
     "fedbabu": FedBABU,
     "fedbn": FedBN,
+    "feddbe": FedDBE,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
@@ -96,6 +98,7 @@ __all__ = [
     "FedAvg",
     "FedBABU",
     "FedBN",
+    "FedDBE",
     "FedPer",
     "FedProx",
     "FedRep",
