@@ -133,6 +133,23 @@ def test_the_head_is_the_last_linear_layer():
     assert FlatModel(nn.Linear(4, 3)).head == Head(0, 3, 4, True)
 
 
+class Named(nn.Module):
+    """A head that is given its input by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(input=self.body(x).tanh())
+
+
+def test_an_input_that_is_given_by_name_is_caught():
+    module, rows = Named(), torch.randn(1, 5, 4)
+    model = FlatModel(module)
+    torch.testing.assert_close(features_of(model, model.params[None], rows, "vmap"), module.body(rows).tanh().detach())
+
+
 class Twice(nn.Module):
     """A last layer that is used twice."""
 

@@ -134,9 +134,9 @@ class FlatModel:
         """The last layer, if that is linear; `selffl.training.features` says whether it comes last in a pass, too."""
         name, last = self.last_layer
         weight, bias = (f"{name}.{kind}".removeprefix(".") for kind in ("weight", "bias"))
-        # A bias that is not trained is no part of the vector.
-        is_whole = last.bias is None or bias in self._trained if isinstance(last, nn.Linear) else False
-        if not isinstance(last, nn.Linear) or weight not in self._trained or not is_whole:
+        if not isinstance(last, nn.Linear) or weight not in self._trained:
+            return None
+        if last.bias is not None and bias not in self._trained:  # which is then no part of the vector
             return None
         start = sum(self._sizes[: list(self._shapes).index(weight)])
         return Head(start, last.out_features, last.in_features, bias in self._trained)
@@ -146,11 +146,12 @@ class FlatModel:
         """A list that takes what the last layer is given, call by call, as long as the context lasts."""
         caught: list[Tensor] = []
 
-        def take(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            caught.append(inputs[0])
+        def take(part: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            caught.append(inputs[0] if inputs else named["input"])
 
+        name = self.last_layer[0]
         modules = {id(module): module for module in (self._answering, self._training[0])}.values()
-        hooks = [module.get_submodule(self.last_layer[0]).register_forward_pre_hook(take) for module in modules]
+        hooks = [module.get_submodule(name).register_forward_pre_hook(take, with_kwargs=True) for module in modules]
         try:
             yield caught
         finally:
