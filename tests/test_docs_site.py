@@ -98,7 +98,19 @@ def test_the_costs_are_those_of_the_exam(hooks):
     """Steps by hand: twenty of FedAvg, two models of DITTO, five inner steps of pFedMe, and so on."""
     found = {name: (gradients, down, up, kept) for name, gradients, down, up, kept in hooks.costs()}
     assert list(found) == list(ALGORITHMS)
-    expected = {"fedavg": 20, "fedprox": 20, "ditto": 40, "pfedme": 100, "perfedavg": 40, "apfl": 40, "fedrep": 40}
+    expected = {
+        "fedavg": 20,
+        "fedprox": 20,
+        "ditto": 40,
+        "pfedme": 100,
+        "perfedavg": 40,
+        "apfl": 40,
+        "fedrep": 40,
+        "fedbabu": 20,
+        "feddbe": 20,
+        "fedala": 20,
+        "fedrod": 20,
+    }
     assert {name: found[name][0] for name in expected} == expected
     assert found["fedavg"][1:] == ((4, 0), (4, 4), (0, 0))  # float32 there and back, with a number of rows
     assert found["self-fl-augmented"][2][0] == 8  # two models are sent

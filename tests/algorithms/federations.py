@@ -1,15 +1,22 @@
-"""Small Gaussian federations with several coordinates, from Python's own random numbers: what these tests run on."""
+"""Small federations, from Python's own random numbers: what these tests run on.
+
+Gaussian ones with several coordinates; and rows of three classes with a small network, for methods that need features.
+"""
 
 import random
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from selffl.algorithms import Layer, held_steps, self_fl_auto
+from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.rounds import GatheredUploads
 from selffl.maths import score_scale
+from selffl.training.flat import FlatModel
 from selffl.training.gaussian import GaussianFederation
+from selffl.training.model import ModelSource, ModelTask
 
 CENTRES = (1.6, -2.5, 4.0)  # θ_0, coordinate by coordinate; away from 0, so that relative errors mean something
 # The numbers of D17, as its twin is told them; docs/methods/self-fl.md states them, and a test compares.
@@ -88,6 +95,66 @@ def federation(
         resample=resample,
         data=data,
         is_grouped=is_grouped,
+    )
+
+
+@dataclass(frozen=True)
+class NetworkFederation:
+    """Rows of three classes and a network of two layers; the minibatches of a round are drawn anew."""
+
+    features: torch.Tensor
+    labels: torch.Tensor
+    offset: torch.Tensor
+    params: torch.Tensor  # of the network, before training
+    learning_rate: float | torch.Tensor
+
+    @property
+    def shape(self):
+        return torch.Size()
+
+    @property
+    def global_params(self):
+        """So that `starting_point` is the network as it was made."""
+        return self.params + 0.5
+
+    @property
+    def source(self):
+        torch.manual_seed(0)
+        model = FlatModel(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(self.params.dtype))
+        rows = Rows(self.features, self.labels, self.offset)
+        federation = Federation(clients=range(len(self.offset) - 1), train=rows, test=rows)
+        return ModelSource(federation, model, nn.functional.cross_entropy, 0.1, 3)
+
+    @property
+    def population(self):
+        return self.source.population
+
+    def task(self, clients, round_number):
+        made, rate = self.source, self.learning_rate
+        rate = rate[clients] if isinstance(rate, torch.Tensor) else rate
+        return ModelTask(made.model, made.loss, made.federation.train, clients, rate, made.batch_size, 0, round_number)
+
+
+def network_federation(num_clients=6, *, seed=0, rate=0.1, rates_differ=False, resample=False, dtype=torch.float64):
+    """M clients with 3 to 12 rows around a centre of each class, moved by a vector of each client's own."""
+    rng = random.Random(seed)
+    counts = [rng.randint(3, 12) for _ in range(num_clients)]
+    centres = [[rng.gauss(0, 1) for _ in range(4)] for _ in range(3)]
+    features, labels = [], []
+    for count in counts:
+        own, classes = [rng.gauss(0, 0.5) for _ in range(4)], rng.sample(range(3), 2)
+        for _ in range(count):
+            labels.append(rng.choice(classes))
+            features.append([c + o + rng.gauss(0, 0.5) for c, o in zip(centres[labels[-1]], own, strict=True)])
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+    rates = torch.tensor([rate * rng.uniform(0.5, 1.5) for _ in range(num_clients)], dtype=dtype)
+    return NetworkFederation(
+        features=torch.tensor(features, dtype=dtype),
+        labels=torch.tensor(labels),
+        offset=torch.tensor([0, *counts]).cumsum(0),
+        params=FlatModel(network).params,
+        learning_rate=rates if rates_differ else rate,
     )
 
 

@@ -99,6 +99,29 @@ def as_problem(source, module):
 
         return of_rows
 
+    def rows_of(t, m):
+        batch = minibatches(source, t, m)
+
+        def of_model(model, draw):
+            features, labels = batch(draw)
+            with torch.no_grad():
+                inputs = load(own, model)[:-1](features)
+                return list(zip(inputs.tolist(), own[-1](inputs).tolist(), labels.tolist(), strict=True))
+
+        return of_model
+
+    def pull_back(t, m):
+        batch = minibatches(source, t, m)
+
+        def of_slopes(model, draw, by_scores, by_features):
+            inputs = load(own, model)[:-1](batch(draw)[0])
+            value = (own[-1](inputs) * torch.tensor(by_scores, dtype=torch.float64)).sum()
+            value = value + (inputs * torch.tensor(by_features, dtype=torch.float64)).sum()
+            slopes = torch.autograd.grad(value, list(own.parameters()))
+            return [number for part in slopes for number in part.flatten().tolist()]
+
+        return of_slopes
+
     size, rows = sum(part.numel() for part in module.parameters()), source.federation.train
     return {
         "half_gradient": lambda t, m: [gradient(t, m, half) for half in (0, 1)],
@@ -115,6 +138,8 @@ def as_problem(source, module):
         "classes": [torch.bincount(rows.labels[rows.owner == m], minlength=3).tolist() for m in range(len(SIZES))],
         "half_classes": classes_by_half(source, 3),
         "scores": scores,
+        "rows": rows_of,
+        "pull_back": pull_back,
         "closing": closing_rounds(ROUNDS),
         "bias": [(place, 1) for place in range(size - 3, size)],
         "scorers": range(size - 12 * 3 - 3, size),
@@ -192,8 +217,30 @@ CASES = {
         STEPS | INNER | {"hessian_free": True},
     ),
     "apfl": ("apfl", STEPS, twins.run_apfl, STEPS),
+    "fedala": ("fedala", STEPS, twins.run_fedala, STEPS),
+    "fedala, half of the rows": (
+        "fedala",
+        STEPS | {"row_share": 0.5, "mixing_rate": 9.0, "first_passes": 3},
+        twins.run_fedala,
+        STEPS | {"share": 0.5, "mixing_rate": 9.0, "first_passes": 3},
+    ),
+    "fedbabu": ("fedbabu", STEPS | {"fine_tune_epochs": 2}, twins.run_fedbabu, STEPS | {"epochs": 2}),
     "fedbn, without BatchNorm": ("fedbn", STEPS, twins.run_fedavg, STEPS),
+    "feddbe": ("feddbe", STEPS | {"penalty": 5.0}, twins.run_feddbe, STEPS | {"penalty": 5.0}),
+    "feddbe, equal": (
+        "feddbe",
+        STEPS | {"penalty": 0.5, "weighting": "equal"},
+        twins.run_feddbe,
+        STEPS | {"penalty": 0.5, "weighting": "equal"},
+    ),
     "fedper": ("fedper", STEPS, twins.run_fedper, STEPS),
+    "fedrod": ("fedrod", STEPS, twins.run_fedrod, STEPS),
+    "fedrod, equal": (
+        "fedrod",
+        STEPS | {"weighting": "equal"},
+        twins.run_fedrod,
+        STEPS | {"weighting": "equal"},
+    ),
     "fedrep": (
         "fedrep",
         STEPS | {"head_steps": 2},

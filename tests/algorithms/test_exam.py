@@ -7,8 +7,10 @@ from functools import cache
 
 import pytest
 import torch
-from federations import federation, gathered, run, starting_point
+from federations import federation, gathered, network_federation, run, starting_point
+from torch import nn
 
+from needs import NEEDS_HEAD
 from selffl.algorithms import ALGORITHMS, Population, algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.cohort import CohortEngine
@@ -47,11 +49,20 @@ VARIANTS = {name: (name, QUICK.get(name, {"num_local_steps": 3})) for name in AL
 }
 every_method = pytest.mark.parametrize("variant", VARIANTS)
 without_noise = pytest.mark.parametrize("variant", [name for name in VARIANTS if "noise" not in name])
+# Methods that need features sit what makes sense of a Gaussian estimate on a network, in tests of their own.
+ON_NETWORKS = [name for name in VARIANTS if VARIANTS[name][0] in NEEDS_HEAD]
+on_estimates = pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ON_NETWORKS])
+on_networks = pytest.mark.parametrize("variant", ON_NETWORKS)
 
 
 def method(variant):
     name, options = VARIANTS[variant]
     return algorithm(name, **options)
+
+
+def federation_for(variant, num_clients, **options):
+    """A Gaussian federation, or a network with rows where the method needs features."""
+    return (network_federation if variant in ON_NETWORKS else federation)(num_clients, **options)
 
 
 def copy_of(record):
@@ -73,7 +84,7 @@ def take(record, places):
 
 @cache
 def run_of_five_rounds(variant, **federation_options):
-    source = federation(num_clients=8, **federation_options)
+    source = federation_for(variant, 8, **federation_options)
     return source, run(method(variant), source, 5, participation=0.5)[1]
 
 
@@ -130,14 +141,14 @@ def test_what_is_sent_and_kept_has_the_client_axis(variant):
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_dtype_is_kept(variant, dtype):
-    source = federation(6, dtype=dtype, rates_differ=True)
+    source = federation_for(variant, 6, dtype=dtype, rates_differ=True)
     engine, state, personal = run(method(variant), source, 4, participation=0.5)
     assert state.server.params.dtype == personal.dtype == dtype
     broadcast, clients = engine.algorithm.broadcast(state.server, torch.arange(6)), torch.arange(6)
     upload, _ = engine.algorithm.client_round(broadcast, state.memory, source.task(clients, 5))
     for record in (state.server, state.memory, upload, broadcast):
         for name, tensor in tensors_of(record).items():
-            counts = name in ("num_local_steps", "cluster", "is_head", "group_sizes")
+            counts = name in ("num_local_steps", "cluster", "is_head", "is_mixed", "is_known", "group_sizes")
             assert not tensor.is_floating_point() if counts else tensor.dtype == dtype, name
     assert torch.isfinite(personal).all()
 
@@ -147,22 +158,24 @@ def test_the_dtype_is_kept(variant, dtype):
 
 @every_method
 def test_the_same_seed_gives_the_same_bits(variant):
-    runs = [run(method(variant), federation(8, resample=True), 6, participation=0.4, seed=11) for _ in range(2)]
+    source = federation_for(variant, 8, resample=True)
+    runs = [run(method(variant), source, 6, participation=0.4, seed=11) for _ in range(2)]
     assert_same(runs[0][1], runs[1][1])
     assert torch.equal(runs[0][2], runs[1][2])
 
 
 @without_noise
 def test_another_seed_gives_another_run_where_clients_are_sampled(variant):
-    personal = [run(method(variant), federation(8), 6, participation=0.4, seed=seed)[2] for seed in (11, 12)]
+    source = federation_for(variant, 8)
+    personal = [run(method(variant), source, 6, participation=0.4, seed=seed)[2] for seed in (11, 12)]
     assert not torch.allclose(*personal, rtol=1e-3)
-    personal = [run(method(variant), federation(8), 3, seed=seed)[2] for seed in (11, 12)]
+    personal = [run(method(variant), source, 3, seed=seed)[2] for seed in (11, 12)]
     assert torch.equal(*personal)  # everybody takes part, and the data are the same
 
 
 @every_method
 def test_stopping_and_resuming_changes_no_bit(variant):
-    source = federation(7, resample=True)
+    source = federation_for(variant, 7, resample=True)
     engine, straight, personal = run(method(variant), source, 7, participation=0.5)
     halfway = engine.advance(engine.start(starting_point(source)), 3)
     assert halfway.round_number == 3
@@ -176,7 +189,7 @@ def test_stopping_and_resuming_changes_no_bit(variant):
 # -------------------------------------------------------------------------------------------------- few or no others
 
 
-@every_method
+@on_estimates
 @pytest.mark.parametrize("resample", [False, True])
 def test_a_lone_client_stays_finite_and_learns(variant, resample):
     source = federation(1, resample=resample)
@@ -187,7 +200,7 @@ def test_a_lone_client_stays_finite_and_learns(variant, resample):
     assert (personal[0] - source.local_estimate[0]).norm() < 0.7 * before
 
 
-@without_noise
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if "noise" not in name and name not in ON_NETWORKS])
 def test_clients_that_agree_exactly_stay_finite(variant):
     """All at their common optimum: every variance that can be estimated is zero."""
     source = federation(4)
@@ -210,12 +223,12 @@ def test_a_client_without_uncertainty_among_clients_that_do_not_differ_stays_fin
     assert torch.isfinite(upload.params).all()
 
 
-@every_method
+@on_estimates
 def test_a_client_never_sampled_has_the_global_model(variant):
     source = federation(20)
     seen = set()
     chosen = method(variant)
-    _, state, personal = run(
+    engine, state, personal = run(
         chosen, source, 3, participation=0.1, on_round=lambda report: seen.update(report.clients.tolist())
     )
     unseen = [client for client in range(20) if client not in seen]
@@ -226,15 +239,50 @@ def test_a_client_never_sampled_has_the_global_model(variant):
         torch.testing.assert_close(personal[unseen], expected - source.learning_rate * slope, rtol=1e-14, atol=0)
     else:
         assert torch.equal(personal[unseen], expected)
+    if chosen.closing_visits:  # nor does it go on by itself when training is over
+        personal = engine.personal(state, is_over=True)
+        assert torch.equal(personal[unseen], expected)
     if chosen.personalises == "layers":  # only the head, the last coordinate, is personal
         assert torch.equal(personal[sorted(seen), :-1], state.server.params[:-1].expand(len(seen), -1))
-        assert torch.equal(state.server.params[-1], starting_point(source)[-1])
+        assert torch.equal(state.server.params[-1], starting_point(source)[-1]) is not chosen.has_global_model
         personal = personal[:, -1:]
     if chosen.personalises != "nothing":
-        assert not torch.isclose(personal[sorted(seen)], state.server.params, rtol=1e-6).any()
+        is_shared = torch.isclose(personal[sorted(seen)], state.server.params, rtol=1e-6)
+        # Of FedALA's mixtures some are the global model: wherever it is nearer to what the client wants.
+        assert not (is_shared.all() if chosen.name == "fedala" else is_shared.any())
 
 
-@every_method
+@on_networks
+def test_a_lone_client_learns_its_rows(variant):
+    """On average over its minibatches the personal model has a lower loss than the first one."""
+    source = network_federation(1)
+    _, state, personal = run(method(variant), source, 15)
+    assert all(tensor.isfinite().all() for tensor in tensors_of(state).values())
+    made = source.source
+    first, last = (
+        nn.functional.cross_entropy(made.model(params, source.features), source.labels)
+        for params in (source.params, personal[0])
+    )
+    assert last < 0.7 * first
+
+
+@on_networks
+def test_a_client_never_sampled_has_the_global_network(variant):
+    source, cohorts = network_federation(20), []
+    engine, state, personal = run(
+        method(variant), source, 3, participation=0.1, on_round=lambda report: cohorts.append(report.clients)
+    )
+    unseen = [client for client in range(20) if client not in torch.cat(cohorts)]
+    assert len(unseen) >= 14
+    assert torch.equal(personal[unseen], state.server.params.expand(len(unseen), -1))
+    head, shared = source.population.head, state.server.params
+    if method(variant).personalises == "layers":
+        assert torch.equal(personal[:, : head.start], shared[: head.start].expand(20, -1))
+    closed = engine.personal(state, is_over=True)[cohorts[-1]]
+    assert (closed - shared)[:, head.start :].norm(dim=-1).min() > 1e-4
+
+
+@on_estimates
 def test_a_warm_start_is_a_start_like_any_other(variant):
     """Wherever the numbers begin: with data and first model moved by the same vector, everything moves by it."""
     name, options = VARIANTS[variant]
@@ -339,7 +387,7 @@ def stacked(federations):
     return kind(**merged)
 
 
-@every_method
+@on_estimates
 def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
     singles = [federation(7, seed=seed, rates_differ=True, resample=True) for seed in (1, 2, 3)]
     together, seeds = stacked(singles), torch.tensor([5, 6, 7])
@@ -371,6 +419,7 @@ def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
         ("perfedavg", {"num_local_steps": 7, "order": "hessian-free"}, 7 * (1 + 1 + 2)),
         ("apfl", {"num_local_steps": 7}, 7 * 2),
         ("fedper", {"num_local_steps": 7}, 7),
+        ("fedbabu", {"num_local_steps": 7}, 7),
         ("fedbn", {"num_local_steps": 7}, 7),
         ("fedrep", {"num_local_steps": 7, "head_steps": 4}, 4 + 7),
         ("self-fl-auto", {"num_local_steps": 7}, 7 + 7),
@@ -419,6 +468,8 @@ def test_gradients_of_self_fl_are_its_steps():
         ("perfedavg", {"num_local_steps": 2, "order": "hessian-free"}, [0, 1, 2, 3, 4, 5]),
         ("apfl", {"num_local_steps": 3}, [0, 1, 2]),  # one for both gradients
         ("fedper", {"num_local_steps": 3}, [0, 1, 2]),
+        ("fedala", {"num_local_steps": 3}, [0, 1, 2]),  # nothing to mix yet
+        ("fedbabu", {"num_local_steps": 3}, [0, 1, 2]),
         ("fedbn", {"num_local_steps": 3}, [0, 1, 2]),
         ("fedrep", {"num_local_steps": 2, "head_steps": 3}, [0, 1, 2, 3, 4]),
         # halves, the client's own model, and what is measured

@@ -17,7 +17,21 @@ from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
 PARAMS = 5
-ALLOWED = {"fedavg", "fedavg-equal", "fedprox", "ditto", "ditto-equal", "local", "fedbn", "fedper", "fedrep"}
+ALLOWED = {
+    "fedavg",
+    "fedavg-equal",
+    "fedprox",
+    "ditto",
+    "ditto-equal",
+    "local",
+    "fedala",
+    "feddbe",
+    "fedbabu",
+    "fedbn",
+    "fedper",
+    "fedrep",
+    "fedrod",
+}
 OTHERS = [Momentum(), Momentum(0.5), Momentum(0.8, nesterov=True), Adam(), Adam(0.8, 0.9, 1e-3)]
 every_optimiser = pytest.mark.parametrize("optimiser", [SGD(), *OTHERS], ids=repr)
 

@@ -39,6 +39,7 @@ def test_an_unknown_method_is_named_with_its_nearest_neighbour():
         ("perfedavg", "orders", "order"),
         ("self-fl", "adaptive_step", "adaptive_steps"),
         ("self-fl-cluster", "num_cluster", "num_clusters"),
+        ("fedbabu", "fine_tune_epoch", "fine_tune_epochs"),
         ("fedper", "heads", "head"),
         ("fedrep", "head_step", "head_steps"),
         ("apfl", "mixin", "mixing"),
@@ -59,14 +60,18 @@ WRONG = {
     "num_local_steps": (
         (
             *("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
-            *("apfl", "fedbn", "fedper", "fedrep", "scaffold"),
+            *("apfl", "fedala", "fedbabu", "feddbe", "fedbn", "fedper", "fedrep", "fedrod", "scaffold"),
         ),
         WHOLE_FROM_1,
         WRONG_WHOLE,
     ),
     "num_local_epochs": (("fedavg", "ditto", "fedrep", "self-fl"), WHOLE_FROM_1, (0, -3, 2.0, "4", True, math.nan)),
-    "weighting": (("fedavg", "ditto", "fedbn", "fedper", "fedrep"), "'examples' or 'equal'", ("Equal", None, 1)),
-    "penalty": (("fedprox", "ditto", "pfedme"), "a number 0 or more", WRONG_NUMBER),
+    "weighting": (
+        ("fedala", "fedavg", "ditto", "fedbabu", "fedbn", "feddbe", "fedper", "fedrep", "fedrod"),
+        "'examples' or 'equal'",
+        ("Equal", None, 1),
+    ),
+    "penalty": (("feddbe", "fedprox", "ditto", "pfedme"), "a number 0 or more", WRONG_NUMBER),
     "num_inner_steps": (("pfedme",), WHOLE_FROM_1, WRONG_WHOLE),
     "mixing": (("pfedme",), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "personal_learning_rate": (("pfedme",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0.0)),
@@ -96,7 +101,12 @@ WRONG = {
     "clip": (("self-fl-sums",), "a number above 0, or None", (0, -1.0, math.inf, "1", True)),
     "max_weight": (("self-fl-sums",), "a number above 0, or None", (0, -1.0, math.nan, "1", True)),
     "noise_multiplier": (("self-fl-sums",), "a number 0 or more", (-0.1, math.inf, "1", None)),
-    "head": (("fedper", "fedrep"), "a string", (None, 1, ("fc",))),
+    "head": (("fedbabu", "fedper", "fedrep"), "a string", (None, 1, ("fc",))),
+    "mixed_layers": (("fedala",), "a whole number, 0 or more", (-1, 1.0, "1", None, False)),
+    "row_share": (("fedala",), "a number above 0 and at most 1", (*WRONG_NUMBER, 0, 1.5)),
+    "mixing_rate": (("fedala",), "a number above 0", (*WRONG_NUMBER, 0.0)),
+    "first_passes": (("fedala",), WHOLE_FROM_1, WRONG_WHOLE),
+    "fine_tune_epochs": (("fedbabu",), WHOLE_FROM_1, WRONG_WHOLE),
     "head_steps": (("fedrep",), WHOLE_FROM_1, WRONG_WHOLE),
     "adaptive": (("apfl",), "True or False", (1, 0, "yes", None)),
 }
@@ -167,7 +177,16 @@ def test_clusters_must_be_named():
 LAYERS = (Layer("body.0", 0, 3), Layer("body.2", 3, 4), Layer("neck", 4, 6), Layer("head", 6, 8))
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+@pytest.mark.parametrize(("mixed", "expected"), [(1, range(6, 8)), (2, range(4, 8)), (4, range(8)), (0, range(8))])
+def test_fedala_mixes_the_last_layers(mixed, expected):
+    server = algorithm("fedala", mixed_layers=mixed).start(torch.zeros(8), Population(3, layers=LAYERS))
+    assert server.is_mixed.nonzero().flatten().tolist() == list(expected)
+    assert algorithm("fedala").start(torch.zeros(8), Population(3)).is_mixed.all()
+    with pytest.raises(ConfigError, match=r"^mixed_layers is 5, and the model has 4 layers; expected as many or less"):
+        algorithm("fedala", mixed_layers=5).start(torch.zeros(8), Population(3, layers=LAYERS))
+
+
+@pytest.mark.parametrize("name", ["fedbabu", "fedper", "fedrep"])
 @pytest.mark.parametrize(
     ("head", "expected"),
     [("", [6, 7]), ("head", [6, 7]), ("neck", [4, 5]), ("body", [0, 1, 2, 3]), ("body.2", [3])],
@@ -177,7 +196,7 @@ def test_a_head_is_a_layer_or_a_module_with_all_its_layers(name, head, expected)
     assert server.is_head.nonzero().tolist() == [[row, place] for row in range(2) for place in expected]
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+@pytest.mark.parametrize("name", ["fedbabu", "fedper", "fedrep"])
 def test_a_head_that_cannot_be_is_refused(name):
     def start(layers, head=""):
         algorithm(name, head=head).start(torch.zeros(8), Population(3, layers=layers))

@@ -1,19 +1,25 @@
 """Penalties move the weights, and methods fall together where they should."""
 
+import copy
 import itertools
 from dataclasses import replace
 
 import pytest
 import torch
-from federations import federation, run, sent_models, starting_point
+from federations import federation, network_federation, run, sent_models, starting_point
+from torch import nn
 
 from selffl.algorithms import (
     APFL,
     Ditto,
+    FedALA,
     FedAvg,
+    FedBABU,
+    FedDBE,
     FedPer,
     FedProx,
     FedRep,
+    FedRoD,
     Local,
     PerFedAvg,
     PFedMe,
@@ -24,6 +30,10 @@ from selffl.algorithms import (
 )
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
+from selffl.data import load
+from selffl.engines.cohort import CohortEngine
+from selffl.training.flat import FlatModel
+from selffl.training.model import ModelSource
 
 
 def one_round(method, source, clients=None):
@@ -435,6 +445,34 @@ def test_nothing_of_a_head_leaves_its_client(name):
         assert change[-1] == 0
 
 
+@pytest.mark.parametrize("weighting", ["examples", "equal"])
+def test_fedbabu_is_fedavg_of_a_module_whose_head_is_frozen_and_then_fine_tuned(weighting):
+    """The head does not require gradients, so that FedAvg neither trains nor sends it; then plain steps of all."""
+    torch.manual_seed(4)
+    module = nn.Sequential(nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 10)).double()
+    fed = load("digits", num_clients=5, seed=2)
+    fed = replace(fed, train=replace(fed.train, features=fed.train.features.double()))
+
+    def source(module):
+        return ModelSource(fed, FlatModel(module), nn.functional.cross_entropy, 0.1, 5, seed=1)
+
+    frozen = copy.deepcopy(module)
+    frozen[2].requires_grad_(False)
+    whole, bodies = source(module), source(frozen)
+    engine, state, _ = run(
+        FedBABU(num_local_steps=4, weighting=weighting, fine_tune_epochs=2), whole, 3, start=whole.model.params
+    )
+    _, wanted, _ = run(FedAvg(4, weighting=weighting), bodies, 3, start=bodies.model.params)
+    size = bodies.model.num_parameters
+    torch.testing.assert_close(state.server.params[:size], wanted.server.params, rtol=1e-12, atol=1e-14)
+    assert torch.equal(state.server.params[size:], whole.model.params[size:])
+    everyone = torch.arange(5)
+    task = whole.task(everyone, 4)
+    tuned = descend(task, state.server.params.expand(5, -1), 2 * task.steps_per_epoch)
+    torch.testing.assert_close(engine.personal(state, is_over=True), tuned, rtol=1e-12, atol=1e-14)
+    assert torch.equal(engine.personal(state), state.server.params.expand(5, -1))
+
+
 def test_the_head_is_the_last_layer_or_those_named():
     source = replace(federation(6), keeps_head=False)
     last, named, other = (
@@ -446,7 +484,117 @@ def test_the_head_is_the_last_layer_or_those_named():
     assert not torch.isclose(other[-1], start[-1], rtol=1e-6)
 
 
+# ----------------------------------------------------------------------------------------- features and their heads
+
+
+def balanced_federation():
+    """Four clients with twelve rows each, four of every class."""
+    source = network_federation(4, seed=3)
+    generator = torch.Generator().manual_seed(9)
+    return replace(
+        source,
+        features=torch.randn(48, 4, generator=generator, dtype=torch.float64),
+        labels=torch.arange(48) % 3,
+        offset=torch.arange(0, 49, 12),
+    )
+
+
+def test_where_every_client_has_as_many_rows_of_each_class_fedrods_model_is_fedavgs():
+    """A number that is added to all scores leaves softmax as it is."""
+    source = balanced_federation()
+    _, state, personal = run(FedRoD(num_local_steps=4), source, 4, participation=0.5)
+    _, wanted, _ = run(FedAvg(num_local_steps=4), source, 4, participation=0.5)
+    torch.testing.assert_close(state.server.params, wanted.server.params, rtol=1e-10, atol=1e-12)
+    assert ((personal - state.server.params).norm(dim=-1) > 1e-2).equal(state.num_rounds > 0)
+    uneven, shared = network_federation(4, seed=3), []
+    for method in (FedRoD(num_local_steps=4), FedAvg(num_local_steps=4)):
+        shared.append(run(method, uneven, 4, participation=0.5)[1].server.params)
+    assert (shared[0] - shared[1]).norm() > 0.05
+
+
+def test_rows_of_a_single_class_teach_fedrods_shared_model_nothing():
+    """Balanced softmax is sure of them whatever the scores are; the personal head learns them."""
+    source = balanced_federation()
+    source = replace(source, labels=torch.full_like(source.labels, 2))
+    upload, memory = one_round(FedRoD(num_local_steps=5), source)
+    assert upload.change.abs().max() == 0.0
+    assert (memory.offset.norm(dim=-1) > 0.05).all()
+
+
+@pytest.mark.parametrize("weighting", ["examples", "equal"])
+def test_the_first_round_of_feddbe_is_fedavgs_and_its_centre_is_the_mean_feature(weighting):
+    source = network_federation(5)
+    engine, state, personal = run(FedDBE(num_local_steps=4, weighting=weighting), source, 1)
+    _, wanted, _ = run(FedAvg(num_local_steps=4, weighting=weighting), source, 1)
+    assert torch.equal(state.server.params, wanted.server.params)
+    assert torch.equal(personal, state.server.params.expand(5, -1))
+    later = engine.advance(state, 3)
+    assert torch.equal(later.server.centre, state.server.centre)
+    # A client with as many rows as three minibatches hold sees each of them once in an epoch.
+    sizes = source.offset.diff()
+    whole = replace(source, offset=torch.arange(0, 16, 3)[: len(sizes) + 1])  # three rows each, one minibatch
+    _, state, _ = run(FedDBE(num_local_steps=4, weighting=weighting), whole, 1)
+    upload, _ = one_round(FedAvg(num_local_steps=4), whole)
+    models = sent_models(whole.params, upload)
+    model = whole.source.model
+    means = [model.load(own)[:-1](whole.features[3 * m : 3 * m + 3]).mean(0).detach() for m, own in enumerate(models)]
+    torch.testing.assert_close(state.server.centre, torch.stack(means).mean(0), rtol=1e-12, atol=1e-14)
+
+
+def test_feddbes_penalty_pulls_mean_features_to_the_centre():
+    """The stronger, the nearer is the mean feature of every client's rows, under the model that it sends."""
+    source = network_federation(6, rate=0.05)
+    state = run(FedDBE(num_local_steps=4), source, 1)[1]
+    clients, gaps = torch.arange(6), []
+    for penalty in (0.0, 1.0, 5.0):
+        method = FedDBE(num_local_steps=30, penalty=penalty)
+        upload, _ = method.client_round(method.broadcast(state.server, clients), state.memory, source.task(clients, 2))
+        models = sent_models(state.server.params, upload)
+        gaps.append((method.mean_features(models, source.task(clients, 2)) - state.server.centre).norm(dim=-1))
+    assert (gaps[1] < gaps[0]).all()
+    assert (gaps[2] < 0.9 * gaps[1]).all()
+
+
 # ------------------------------------------------------------------------------------------------------------- mixing
+
+
+@pytest.mark.parametrize("mixed_layers", [0, 1, 2])
+def test_fedala_that_does_not_learn_its_mixture_is_fedavg(mixed_layers):
+    """W begins at 1 everywhere, which is the global model."""
+    source = federation(6, rates_differ=True)
+    still = FedALA(num_local_steps=4, mixed_layers=mixed_layers, mixing_rate=1e-30)
+    _, state, personal = run(still, source, 5, participation=0.5)
+    _, wanted, _ = run(FedAvg(num_local_steps=4), source, 5, participation=0.5)
+    torch.testing.assert_close(state.server.params, wanted.server.params, rtol=1e-13, atol=0)
+    torch.testing.assert_close(personal, state.server.params.expand(6, -1), rtol=1e-14, atol=0)
+
+
+def test_fedala_learns_the_mixture_that_is_nearest_to_what_the_client_wants():
+    """Of the Gaussian loss: W = (z − θ)/(Θ − θ), number by number, where that is a mixture, else an end of it."""
+    source = federation(40, seed=5)
+    method = FedALA(num_local_steps=3, mixed_layers=0, mixing_rate=1e-2, first_passes=4000)
+    engine = CohortEngine(method, source)
+    state = engine.advance(engine.start(starting_point(source)), 1)
+    own, shared = state.memory.params, state.server.params
+    found = engine.personal(state)
+    expected = own + (shared - own) * ((source.local_estimate - own) / (shared - own)).clamp(0.0, 1.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-3)
+    is_end = [(found - end).abs() < 1e-9 for end in (own, shared)]
+    assert all(each.sum() > 10 for each in (*is_end, ~is_end[0] & ~is_end[1]))
+
+
+def test_fedala_is_evaluated_at_the_mixture_that_the_next_round_starts_from():
+    source = network_federation(5)
+    engine = CohortEngine(FedALA(num_local_steps=2), source)
+    state = engine.advance(engine.start(source.params), 3)
+    everyone, asked = torch.arange(5), []
+    task = source.task(everyone, 4)
+    learn = task.gradient
+    task.gradient = lambda params, *more: (asked.append(params.clone()), learn(params, *more))[1]
+    broadcast = engine.algorithm.broadcast(state.server, everyone)
+    engine.algorithm.client_round(broadcast, state.memory, task)
+    torch.testing.assert_close(asked[-2], engine.personal(state), rtol=1e-12, atol=1e-14)
+    assert ((engine.personal(state) - state.server.params).norm(dim=-1) > 1e-3).all()
 
 
 def test_apfl_with_nothing_of_its_own_is_fedavg():

@@ -188,6 +188,20 @@ BASELINES = [
         twins.run_fedper,
         {"num_local_steps": 3, "weighting": "equal"},
     ),
+    ("fedala", {"num_local_steps": 4}, twins.run_fedala, {"num_local_steps": 4}),
+    (
+        "fedala",
+        {"num_local_steps": 3, "mixing_rate": 0.02, "first_passes": 2, "row_share": 0.5, "weighting": "equal"},
+        twins.run_fedala,
+        {"num_local_steps": 3, "mixing_rate": 0.02, "first_passes": 2, "share": 0.5, "weighting": "equal"},
+    ),
+    ("fedbabu", {"num_local_steps": 4}, twins.run_fedbabu, {"num_local_steps": 4, "epochs": 5}),
+    (
+        "fedbabu",
+        {"num_local_steps": 3, "weighting": "examples", "head": "head", "fine_tune_epochs": 2},
+        twins.run_fedbabu,
+        {"num_local_steps": 3, "weighting": "examples", "epochs": 2},
+    ),
     # What is kept is the federation's to say: its last layer.
     ("fedbn", {"num_local_steps": 4}, twins.run_fedper, {"num_local_steps": 4}),
     (
@@ -230,7 +244,7 @@ BASELINES = [
     ids=[f"{name}-{i}" for i, (name, *_) in enumerate(BASELINES)],
 )
 def test_a_baseline_equals_its_twin(setting, name, options, twin, twin_options):
-    if twin is twins.run_fedper and SETTINGS[setting][0]["num_params"] == 1:
+    if twin in (twins.run_fedper, twins.run_fedbabu) and SETTINGS[setting][0]["num_params"] == 1:
         pytest.skip("one coordinate is no body and head")
     compared(name, options, setting, twin, rounds=BASELINE_ROUNDS, **twin_options)
 

@@ -24,6 +24,10 @@ Every run takes a *problem*, a dict of plain values:
     scorers     where all lie that scores are proportional to: the weights and the bias of the last layer
     scores      scores(t, m, half) is a function of (model) that gives the rows of that half's first minibatch: the
                 scores of all classes, and the class of each row
+    rows        rows(t, m) is a function of (model, draw) that gives each row of a minibatch: its features, the input of
+                the last layer, the scores of all classes, and its class
+    pull_back   pull_back(t, m) is a function of (model, draw, slopes of each row's scores, slopes of its features) that
+                gives the gradient, P floats, of the sum of scores and features times their slopes
     closing     rounds after the last whose minibatches clients go on with by themselves, once training is over
 
 and returns a dict with the global model, the personal models of all clients, the global model after every round
@@ -293,6 +297,201 @@ def run_fedper(problem, *, num_local_steps, head_steps=None, weighting="examples
         steps.append([num_local_steps] * len(cohort))
         gradients.append([(head_steps or 0) + num_local_steps] * len(cohort))
     return outcome(model, [with_head(m) for m in range(len(problem["examples"]))], history, steps, gradients)
+
+
+def run_fedbabu(problem, *, num_local_steps, epochs, weighting="equal"):
+    """L steps of the body under a head that stays as it began; bodies are averaged. At the end everybody who took part
+    tunes the whole model for some epochs, ceil(N/B) steps each, on the minibatches of the round after the last.
+    """
+    head, model, history, steps, gradients = set(problem["head"]), problem["start"], [], [], []
+    for t, cohort in enumerate(problem["cohorts"]):
+        bodies = []
+        for m in cohort:
+            gradient, own = problem["gradient"](t, m), model
+            for draw in range(num_local_steps):
+                slope = enumerate(zip(own, gradient(own, draw), strict=True))
+                own = [x if i in head else x - problem["rates"][m] * g for i, (x, g) in slope]
+            bodies.append(own)
+        model = mean_model(bodies, example_weights(problem, cohort, weighting))
+        model = [problem["start"][i] if i in head else x for i, x in enumerate(model)]
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps] * len(cohort))
+    seen, now, size = {m for cohort in problem["cohorts"] for m in cohort}, len(history), problem["batch_size"]
+    closed = []
+    for m, count in enumerate(problem["examples"]):
+        passes = epochs * (1 if size is None else math.ceil(count / size))
+        tuned = descend(model, problem["gradient"](now, m), problem["rates"][m], passes if m in seen else 0)
+        closed.append(tuned)
+    found = outcome(model, [model] * len(problem["examples"]), history, steps, gradients)
+    return found | {"closed": closed}
+
+
+def run_fedala(problem, *, num_local_steps, share=0.8, mixing_rate=1.0, first_passes=11, weighting="examples"):
+    """θ̂ = θ + (Θ − θ)W in the head and Θ in the body; W by gradient steps at θ̂, clipped to [0, 1], on minibatches that
+    hold a share of the rows, the first time several times as many; then L steps from θ̂. Judge θ̂, learned anew.
+    """
+    head, model, size = set(problem["head"]), problem["start"], problem["batch_size"]
+    memory, history, steps, gradients = {}, [], [], []
+
+    def mixture(t, m):
+        """θ̂, W and the number of gradients."""
+        if m not in memory:
+            return model, [1.0] * len(model), 0
+        own, weights, is_first = memory[m]
+        own = [x if i in head else g for i, (x, g) in enumerate(zip(own, model, strict=True))]
+        in_a_pass = 1 if size is None else math.ceil(share * problem["examples"][m] / size - 1e-9)
+        number = in_a_pass * (first_passes if is_first else 1)
+        for draw in range(number):
+            mixed = [x + (g - x) * w for x, g, w in zip(own, model, weights, strict=True)]
+            turn = zip(weights, problem["gradient"](t, m)(mixed, draw), own, model, strict=True)
+            weights = [min(1.0, max(0.0, w - mixing_rate * slope * (g - x))) for w, slope, x, g in turn]
+        return [x + (g - x) * w for x, g, w in zip(own, model, weights, strict=True)], weights, number
+
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained, spent = {}, []
+        for m in cohort:
+            start, weights, number = mixture(t, m)
+            own = descend(start, problem["gradient"](t, m), problem["rates"][m], num_local_steps)
+            trained[m] = own, weights, m not in memory
+            spent.append(number + num_local_steps)
+        memory |= trained
+        model = mean_model([trained[m][0] for m in cohort], example_weights(problem, cohort, weighting))
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append(spent)
+    personal = [mixture(len(history), m)[0] for m in range(len(problem["examples"]))]
+    return outcome(model, personal, history, steps, gradients)
+
+
+def softmax(scores):
+    most = max(scores)
+    parts = [math.exp(score - most) for score in scores]
+    return [part / math.fsum(parts) for part in parts]
+
+
+def error_of(scores, label, size):
+    """Slope of the mean cross-entropy of ``size`` rows by the scores of one of them."""
+    return [(p - (k == label)) / size for k, p in enumerate(softmax(scores))]
+
+
+def linear(head, features, num_classes):
+    """W z + c of a head whose numbers lie row by row, c behind W."""
+    width = len(features)
+    return [
+        math.fsum(head[k * width + i] * z for i, z in enumerate(features)) + head[num_classes * width + k]
+        for k in range(num_classes)
+    ]
+
+
+def run_fedrod(problem, *, num_local_steps, weighting="examples"):
+    """φ and H by CE(H φ + log n_m), a client's h by CE(H φ + h φ), both from the same pass; n-weighted mean of φ and H.
+
+    h begins at 0 and stays on the client. Judge H + h on the global φ.
+    """
+    model, heads, history, steps, gradients = problem["start"], {}, [], [], []
+    place = sorted(problem["head"])
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained = []
+        for m in cohort:
+            rate, counts, shared = problem["rates"][m], problem["classes"][m], model
+            own = heads.get(m, [0.0] * len(place))
+            prior = [math.log(n) if n else -math.inf for n in counts]
+            for draw in range(num_local_steps):
+                rows = problem["rows"](t, m)(shared, draw)
+                slopes, turn = [], [0.0] * len(own)
+                for features, scores, label in rows:
+                    balanced = [g + p for g, p in zip(scores, prior, strict=True)]
+                    slopes.append(error_of(balanced, label, len(rows)))
+                    added = linear(own, features, len(counts))
+                    error = error_of([g + p for g, p in zip(scores, added, strict=True)], label, len(rows))
+                    for k, e in enumerate(error):
+                        for i, z in enumerate(features):
+                            turn[k * len(features) + i] += e * z
+                        turn[len(counts) * len(features) + k] += e
+                still = [[0.0] * len(features) for features, *_ in rows]
+                slope = problem["pull_back"](t, m)(shared, draw, slopes, still)
+                shared = [x - rate * g for x, g in zip(shared, slope, strict=True)]
+                own = [x - rate * g for x, g in zip(own, turn, strict=True)]
+            heads[m] = own
+            trained.append(shared)
+        model = mean_model(trained, example_weights(problem, cohort, weighting))
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps] * len(cohort))
+    personal = []
+    for m in range(len(problem["examples"])):
+        both = list(model)
+        for i, h in zip(place, heads.get(m, []), strict=False):
+            both[i] += h
+        personal.append(both)
+    return outcome(model, personal, history, steps, gradients)
+
+
+def run_feddbe(problem, *, num_local_steps, penalty=50.0, weighting="examples"):
+    """φ, W, c and a client's b by CE(W(z + b) + c) + κ/2 mean_i((mean of z_i over the minibatch − r_i)²), z = φ(x).
+
+    The first round is FedAvg's; r is the mean over its clients of the mean feature of an epoch's minibatches, under the
+    model that each has trained. b begins at 0 and stays on the client. Judge W(z + b) + c, by a bias c + W b.
+    """
+    model, shifts, history, steps, gradients = problem["start"], {}, [], [], []
+    place, centre = sorted(problem["head"]), None
+    num_classes = len(problem["classes"][0])
+    width = len(place) // num_classes - 1
+
+    def pushed(own, shift):
+        """W b."""
+        return [math.fsum(own[place[k * width + i]] * b for i, b in enumerate(shift)) for k in range(num_classes)]
+
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained, means = [], []
+        for m in cohort:
+            rate, own, shift = problem["rates"][m], model, shifts.get(m, [0.0] * width)
+            for draw in range(num_local_steps):
+                rows = problem["rows"](t, m)(own, draw)
+                size, add = len(rows), pushed(own, shift)
+                slopes = [
+                    error_of([g + a for g, a in zip(scores, add, strict=True)], label, size)
+                    for _, scores, label in rows
+                ]
+                error = [math.fsum(slope[k] for slope in slopes) for k in range(num_classes)]
+                pull, turn = [0.0] * width, [0.0] * width
+                if centre is not None:
+                    middle = [math.fsum(z[i] for z, *_ in rows) / size for i in range(width)]
+                    pull = [penalty * (a - r) / width / size for a, r in zip(middle, centre, strict=True)]
+                    turn = [
+                        math.fsum(own[place[k * width + i]] * error[k] for k in range(num_classes))
+                        for i in range(width)
+                    ]
+                slope = problem["pull_back"](t, m)(own, draw, slopes, [pull] * size)
+                for k in range(num_classes):
+                    for i in range(width):
+                        slope[place[k * width + i]] += error[k] * shift[i]
+                own = [x - rate * g for x, g in zip(own, slope, strict=True)]
+                shift = [b - rate * g for b, g in zip(shift, turn, strict=True)]
+            trained.append(own)
+            if centre is None:
+                seen = [
+                    problem["rows"](t, m)(own, d)
+                    for d in range(math.ceil(problem["examples"][m] / problem["batch_size"]))
+                ]
+                every = [z for rows in seen for z, *_ in rows]
+                means.append([math.fsum(z[i] for z in every) / len(every) for i in range(width)])
+            else:
+                shifts[m] = shift
+        weights = example_weights(problem, cohort, weighting)
+        model = mean_model(trained, weights)
+        centre = mean_model(means, weights) if centre is None else centre
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps] * len(cohort))
+    personal = []
+    for m in range(len(problem["examples"])):
+        own = list(model)
+        for k, add in enumerate(pushed(model, shifts.get(m, [0.0] * width))):
+            own[place[num_classes * width + k]] += add
+        personal.append(own)
+    return outcome(model, personal, history, steps, gradients)
 
 
 # ------------------------------------------------------------------------------------------------------------- Self-FL

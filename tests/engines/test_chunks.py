@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import selffl
+from needs import NEEDS_HEAD, NEEDS_LAYERS
 from selffl.algorithms import ALGORITHMS, Layer, algorithm
-from selffl.algorithms.layers import ClassBias
+from selffl.algorithms.layers import ClassBias, Head
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.data import load
@@ -23,7 +24,6 @@ from selffl.training.gaussian import GaussianFederation
 from selffl.training.model import ModelSource
 
 CHUNKS = (1, 7, None)
-NEEDS_LAYERS = {"fedper", "fedrep"}
 NEEDS_CLUSTERS = {"self-fl-cluster"}
 
 
@@ -56,7 +56,7 @@ def test_softmax_regression_has_the_same_bits_whatever_the_chunk(name):
     assert every["num_gradients"].sum() > 0
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NEEDS_LAYERS - NEEDS_CLUSTERS))
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NEEDS_LAYERS - NEEDS_HEAD - NEEDS_CLUSTERS))
 @pytest.mark.parametrize("seeds", [0, [3, 4, 5]])
 def test_the_gaussian_model_has_the_same_numbers_whatever_the_chunk(name, seeds):
     source = GaussianFederation.draw(
@@ -83,7 +83,7 @@ class Body(nn.Module):
         return self.head(torch.relu(self.hidden(seen.flatten(1))))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "self-fl", "self-fl-auto", "ditto", "fedper", "fedrep"])
+@pytest.mark.parametrize("name", ["fedavg", "self-fl", "self-fl-auto", "ditto", *sorted(NEEDS_LAYERS | NEEDS_HEAD)])
 def test_a_network_is_within_1e_5_whatever_the_chunk(name):
     torch.manual_seed(3)
     source = digits(Body(), num_clients=16)
@@ -126,8 +126,9 @@ def test_the_population_has_the_models_layers_and_the_federations_clusters():
     assert source.population == Population(
         30,
         layers=(Layer("convolution", 0, 40), Layer("hidden", 40, 2360), Layer("head", 2360, 2530)),
-        class_bias=ClassBias(2520, 2530),
+        class_bias=ClassBias(2520, 2530, 2360),
         group_sizes=(36, 4, 2304, 16, 160, 10),
+        head=Head(2360, 10, 16, True),
     )
 
 

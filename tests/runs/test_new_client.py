@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import selffl
+from needs import NEEDS_LAYERS
 from selffl.algorithms import ALGORITHMS, Ditto
 from selffl.algorithms.averaging import ModelBroadcast, ModelServer
 from selffl.algorithms.records import tensors_of
@@ -44,7 +45,7 @@ def trained(algorithm, kind="classes", **options):
     """Some rounds in double precision, so that nothing but the method is left to differ."""
     torch.manual_seed(0)
     module = nn.Linear(FEATURES, 1 if kind == "values" else CLASSES)
-    if algorithm in ("fedper", "fedrep"):
+    if algorithm in NEEDS_LAYERS:
         module = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES))
     if algorithm == "self-fl-augmented":  # which would look for local optima for long
         algorithm = selffl.algorithm(algorithm, max_convergence_steps=20)

@@ -10,11 +10,15 @@ from typing import Any
 from selffl.algorithms.apfl import APFL
 from selffl.algorithms.contract import Algorithm, LocalTask
 from selffl.algorithms.ditto import Ditto
+from selffl.algorithms.fedala import FedALA
 from selffl.algorithms.fedavg import FedAvg
+from selffl.algorithms.fedbabu import FedBABU
 from selffl.algorithms.fedbn import FedBN
+from selffl.algorithms.feddbe import FedDBE
 from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
 from selffl.algorithms.fedrep import FedRep
+from selffl.algorithms.fedrod import FedRoD
 from selffl.algorithms.layers import Layer
 from selffl.algorithms.local import Local
 from selffl.algorithms.optimisers import OPTIMISERS, SGD, Adam, Momentum, Optimiser
@@ -39,12 +43,16 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "apfl": APFL,
     "ditto": Ditto,
     "ditto-equal": partial(Ditto, weighting="equal"),
+    "fedala": FedALA,
     "fedavg": FedAvg,
     "fedavg-equal": partial(FedAvg, weighting="equal"),
+    "fedbabu": FedBABU,
     "fedbn": FedBN,
+    "feddbe": FedDBE,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
+    "fedrod": FedRoD,
     "local": Local,
     "perfedavg": PerFedAvg,
     "pfedme": PFedMe,
@@ -86,11 +94,15 @@ __all__ = [
     "Adam",
     "Algorithm",
     "Ditto",
+    "FedALA",
     "FedAvg",
+    "FedBABU",
     "FedBN",
+    "FedDBE",
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedRoD",
     "Layer",
     "Local",
     "LocalTask",

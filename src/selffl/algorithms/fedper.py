@@ -25,8 +25,8 @@ from selffl.algorithms.averaging import (
     Weighting,
     check_weighting,
 )
-from selffl.algorithms.contract import LocalTask, Personalises
-from selffl.algorithms.layers import Layer
+from selffl.algorithms.contract import LocalTask, Memory, Personalises
+from selffl.algorithms.layers import Layer, names_of
 from selffl.algorithms.options import check_string
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
@@ -59,18 +59,15 @@ class HeadMemory:
         return torch.where(self.is_head, self.params, global_params)
 
 
-class SharedBody(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, HeadMemory]):
-    """A method whose clients share some layers by averaging and keep the others."""
+class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory]):
+    """A method that averages some layers of a model, and sends everybody which the others are."""
 
-    personalises: ClassVar[Personalises] = "layers"
-    has_global_model: ClassVar[bool] = False  # what clients keep is never trained in it
     only_sgd: ClassVar[str | None] = None
     no_statistics: ClassVar[str | None] = None
-    keeps_layers: ClassVar[bool] = True
 
     @abstractmethod
     def kept(self, population: Population) -> Sequence[Layer]:
-        """Layers that stay on the client, beside those that the population says."""
+        """Layers that are not averaged, beside those that the population says."""
 
     def start(self, params: Tensor, population: Population) -> HeadServer:
         """The initial model, and where the layers lie that clients keep."""
@@ -80,18 +77,26 @@ class SharedBody(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, HeadM
         if is_head.all():
             raise ConfigError(
                 f"{self.name} would keep the whole model with each client; expected a part of it, of the layers "
-                f"{', '.join(names_of(population))}."
+                f"{', '.join(names_of(population.layers))}."
             )
         return HeadServer(params, is_head)
-
-    def newcomer(self, params: Tensor) -> HeadMemory:
-        """No head of its own yet."""
-        return HeadMemory(torch.zeros_like(params), torch.zeros_like(params, dtype=torch.bool))
 
     def broadcast(self, server: HeadServer, clients: Tensor) -> HeadBroadcast:
         """The same for everybody."""
         shape = (*clients.shape, server.params.shape[-1])
         return HeadBroadcast(server.params.unsqueeze(-2).expand(shape), server.is_head.unsqueeze(-2).expand(shape))
+
+
+class SharedBody(CutModel[HeadMemory]):
+    """A method whose clients share some layers by averaging and keep the others."""
+
+    personalises: ClassVar[Personalises] = "layers"
+    has_global_model: ClassVar[bool] = False  # what clients keep is never trained in it
+    keeps_layers: ClassVar[bool] = True
+
+    def newcomer(self, params: Tensor) -> HeadMemory:
+        """No head of its own yet."""
+        return HeadMemory(torch.zeros_like(params), torch.zeros_like(params, dtype=torch.bool))
 
     def client_round(
         self, broadcast: HeadBroadcast, memory: HeadMemory, task: LocalTask
@@ -111,9 +116,21 @@ class SharedBody(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, HeadM
         return memory.model(global_params.unsqueeze(-2))
 
 
-def names_of(population: Population) -> list[str]:
-    """The names of a model's layers, in their order."""
-    return list(dict.fromkeys(layer.name for layer in population.layers))
+def head_layers(method: str, head: str, population: Population) -> Sequence[Layer]:
+    """The layers of a head by its name, or by that of a module with all its layers; empty: the last layer."""
+    names = names_of(population.layers)
+    if len(names) < 2:
+        raise ConfigError(
+            f"{method} shares a body and keeps a head, but the model has {len(names) or 'no'} "
+            f"layer{'' if len(names) == 1 else 's'}; expected two or more. Use a deeper model, or another method."
+        )
+    head = head or names[-1]
+    chosen = [layer for layer in population.layers if layer.name == head or layer.name.startswith(f"{head}.")]
+    if not chosen:
+        raise unknown_name("layer", head, names)
+    if len(chosen) == len(population.layers):
+        raise ConfigError(f"head is {head!r}, which is the whole model; expected a part of: {', '.join(names)}.")
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -138,19 +155,7 @@ class FedPer(SharedBody):
 
     def kept(self, population: Population) -> Sequence[Layer]:
         """The head."""
-        names = names_of(population)
-        if len(names) < 2:
-            raise ConfigError(
-                f"{self.name} shares a body and keeps a head, but the model has {len(names) or 'no'} "
-                f"layer{'' if len(names) == 1 else 's'}; expected two or more. Use a deeper model, or another method."
-            )
-        head = self.head or names[-1]
-        chosen = [layer for layer in population.layers if layer.name == head or layer.name.startswith(f"{head}.")]
-        if not chosen:
-            raise unknown_name("layer", head, names)
-        if len(chosen) == len(population.layers):
-            raise ConfigError(f"head is {head!r}, which is the whole model; expected a part of: {', '.join(names)}.")
-        return chosen
+        return head_layers(self.name, self.head, population)
 
     def weighting_of_clients(self) -> Weighting:
         """As the option says."""

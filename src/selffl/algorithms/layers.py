@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,11 @@ class Layer(NamedTuple):
     name: str
     start: int
     stop: int
+
+
+def names_of(layers: Sequence[Layer]) -> list[str]:
+    """The names of a model's layers, in their order; one that lies in several places is named once."""
+    return list(dict.fromkeys(layer.name for layer in layers))
 
 
 class ClassBias(NamedTuple):
@@ -36,10 +42,14 @@ class ClassBias(NamedTuple):
         """Whether a single score tells two classes apart."""
         return self.stop - self.start == 1
 
+    def shifted(self, shift: Tensor) -> Tensor:
+        """What ``shift [..., K]`` of the log-odds of classes adds to the scores: of two, to the second's one score."""
+        return shift[..., 1:] - shift[..., :1] if self.is_single else shift
+
     def added(self, params: Tensor, shift: Tensor) -> Tensor:
         """``params [..., P]`` with ``shift [..., K]`` on top of the scores; they are not changed themselves."""
         found = params.clone()
-        found[..., self.start : self.stop] += shift[..., 1:] - shift[..., :1] if self.is_single else shift
+        found[..., self.start : self.stop] += self.shifted(shift)
         return found
 
     def scaled(self, params: Tensor, factor: Tensor) -> Tensor:
@@ -48,6 +58,38 @@ class ClassBias(NamedTuple):
         found = params.expand(*head.shape[:-1], -1).clone()
         found[..., self.weights_start : self.stop] = head
         return found
+
+
+class Head(NamedTuple):
+    """The last layer of a model, where it is linear: scores are W z + c, of features z.
+
+    Its numbers lie behind each other, ``params[..., start:stop]``: first W ``[K, D]``, then c ``[K]`` if it has one.
+    """
+
+    start: int
+    num_outputs: int  # K
+    num_features: int  # D
+    has_bias: bool
+
+    @property
+    def bias_start(self) -> int:
+        """Where c begins; the end of W."""
+        return self.start + self.num_outputs * self.num_features
+
+    @property
+    def stop(self) -> int:
+        """The end of its numbers."""
+        return self.bias_start + self.num_outputs * self.has_bias
+
+    def weight(self, params: Tensor) -> Tensor:
+        """W ``[..., K, D]`` of ``params [..., P]``."""
+        weight = params[..., self.start : self.bias_start]
+        return weight.reshape(*weight.shape[:-1], self.num_outputs, self.num_features)
+
+    def scores(self, params: Tensor, features: Tensor) -> Tensor:
+        """W z + c ``[..., B, K]`` of ``features [..., B, D]``, with the head of ``params [..., P]``."""
+        found = features @ self.weight(params).transpose(-1, -2)
+        return found + params[..., None, self.bias_start : self.stop] if self.has_bias else found
 
 
 def sizes_of(group_sizes: Tensor) -> list[int]:

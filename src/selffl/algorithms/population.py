@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from selffl.algorithms.layers import ClassBias, Layer
+from selffl.algorithms.layers import ClassBias, Head, Layer
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Population:
         group_sizes: Of parameters that may vary alike between clients, in the order in which they lie; empty where all
             are one group.
         kept: Those layers that clients keep, whatever the method shares.
+        head: The last layer, where it is linear and trained.
     """
 
     num_clients: int
@@ -33,3 +34,4 @@ class Population:
     class_bias: ClassBias | None = None
     group_sizes: tuple[int, ...] = ()
     kept: tuple[Layer, ...] = ()
+    head: Head | None = None

@@ -22,6 +22,11 @@ class RowwiseTask(LocalTask):
     class_bias: ClassBias | None = None  # what is added to the scores of classes, where that can be said
 
     @property
+    def has_classes(self) -> bool:
+        """Whether the loss is the log-likelihood of a class, of which each row has one."""
+        return False
+
+    @property
     def num_terms(self) -> Tensor:
         """How many times the loss counts in a client's log-likelihood ``[..., clients]``: it is a mean over N_m."""
         return self.num_examples.expand(self.shape)

@@ -117,7 +117,7 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
             return loss(outputs, labels) if left is None else (loss(outputs, labels), left)
 
         slope = torch.func.grad(mean_loss, has_aux=bool(model.num_statistics))
-        found = _vectorised(slope, model, params, features, labels, *keys)
+        found = vectorise(slope, model, params, features, labels, *keys)
         gradients: Tensor = found[0] if model.num_statistics else found
         if model.num_statistics:
             gradients[:, model.num_parameters :] = found[1]
@@ -158,12 +158,12 @@ def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> 
     if _is_linear(model) and features.ndim == 3:
         weight, bias = _weight_and_bias(params, features.shape[-1])
         return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
-    outputs: Tensor = _vectorised(model.unfolded if way == "unfold" else model.vectorised, model, params, features)
+    outputs: Tensor = vectorise(model.unfolded if way == "unfold" else model.vectorised, model, params, features)
     return outputs
 
 
-def _vectorised(function: Callable[..., Any], model: FlatModel, *arguments: Tensor) -> Any:
-    """``function`` of all clients at once."""
+def vectorise(function: Callable[..., Any], model: FlatModel, *arguments: Tensor) -> Any:
+    """``function`` of all clients at once; ``model`` is the one whose name a refusal has."""
     try:
         # Other kernels of attention go client by client.
         with sdpa_kernel(SDPBackend.MATH) if model.may_attend else nullcontext():

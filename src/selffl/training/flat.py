@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from selffl.algorithms.layers import ClassBias, Layer
+from selffl.algorithms.layers import ClassBias, Head, Layer
 from selffl.algorithms.norms import BatchNorm
 from selffl.errors import ConfigError
 from selffl.training.embedding import guard_embeddings, is_trained
@@ -64,6 +64,7 @@ class FlatModel:
         self.num_parameters = sum(self._sizes) - self.num_statistics
         self._work: dict[torch.Size, int] = {}
         self._has_scores: dict[tuple[torch.Size, torch.dtype], bool] = {}
+        self._ends_in_head: dict[tuple[torch.Size, torch.dtype], bool] = {}
         self._is_vectorisable: dict[tuple[torch.Size, torch.dtype], bool] = {}
         self._alters_rows: dict[tuple[torch.Size, torch.dtype], bool] = {}  # as far as `probe_rows` has looked
 
@@ -114,14 +115,48 @@ class FlatModel:
     @cached_property
     def class_bias(self) -> ClassBias | None:
         """Of the last layer, if it is linear and trains weights and bias; `has_scores` says if it makes the scores."""
-        owners = {name.rpartition(".")[0] for name in self._trained}
-        last = [(name, part) for name, part in self.module.named_modules() if name in owners][-1]
-        weights, bias = (f"{last[0]}.{part}".removeprefix(".") for part in ("weight", "bias"))
+        name, last = self.last_layer
+        weights, bias = (f"{name}.{part}".removeprefix(".") for part in ("weight", "bias"))
         names = list(self._shapes)
-        if not isinstance(last[1], nn.Linear) or bias not in self._trained or names[names.index(bias) - 1] != weights:
+        if not isinstance(last, nn.Linear) or bias not in self._trained or names[names.index(bias) - 1] != weights:
             return None
         start = sum(self._sizes[: names.index(bias)])
-        return ClassBias(start, start + last[1].out_features, start - last[1].weight.numel())
+        return ClassBias(start, start + last.out_features, start - last.weight.numel())
+
+    @cached_property
+    def last_layer(self) -> tuple[str, nn.Module]:
+        """The last module that trains parameters of its own, in the order of the modules, and its name."""
+        owners = {name.rpartition(".")[0] for name in self._trained}
+        return [(name, part) for name, part in self.module.named_modules() if name in owners][-1]
+
+    @cached_property
+    def head(self) -> Head | None:
+        """The last layer, if that is linear; `selffl.training.features` says whether it comes last in a pass, too."""
+        name, last = self.last_layer
+        weight, bias = (f"{name}.{kind}".removeprefix(".") for kind in ("weight", "bias"))
+        if not isinstance(last, nn.Linear) or weight not in self._trained:
+            return None
+        if last.bias is not None and bias not in self._trained:  # which is then no part of the vector
+            return None
+        start = sum(self._sizes[: list(self._shapes).index(weight)])
+        return Head(start, last.out_features, last.in_features, bias in self._trained)
+
+    @contextmanager
+    def catch_inputs(self) -> Iterator[list[Tensor]]:
+        """A list that takes what the last layer is given, call by call, as long as the context lasts."""
+        caught: list[Tensor] = []
+
+        def take(part: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            caught.append(inputs[0] if inputs else named["input"])
+
+        name = self.last_layer[0]
+        modules = {id(module): module for module in (self._answering, self._training[0])}.values()
+        hooks = [module.get_submodule(name).register_forward_pre_hook(take, with_kwargs=True) for module in modules]
+        try:
+            yield caught
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def has_scores(self, features: Tensor) -> bool:
         """Whether outputs ``[rows, K]`` are that layer's, but for a number added to all.
@@ -151,6 +186,36 @@ class FlatModel:
             errors = errors if width == 1 else errors - errors[..., :1]
             self._has_scores[kind] = bool((errors.abs() < SCORE_TOLERANCE * (1.0 + before.abs().max())).all())
         return self._has_scores[kind]
+
+    def ends_in_head(self, features: Tensor, tolerance: float) -> bool:
+        """Whether outputs are W z + c ``[rows, K]``, where z is the last layer's one input and not changed by W and c.
+
+        Found by passes over a row of ``features`` with the module's own head, and with one that is moved by 1 to 2.
+        """
+        head = self.head
+        if head is None:
+            return False
+        kind = features.shape[1:], features.dtype
+        if kind not in self._ends_in_head:
+            rows = _twice(features)
+            params = self.params.to(features.device)
+            moved = params.clone()
+            moved[head.start : head.stop] += torch.linspace(1.0, 2.0, head.stop - head.start, device=params.device)
+            outputs, inputs = [], []
+            with torch.no_grad():
+                for each in (params, moved):
+                    with self.catch_inputs() as caught:
+                        outputs.append(self(each, rows))
+                    inputs.append(caught)
+            z = inputs[0][0]
+            is_once = [len(caught) for caught in inputs] == [1, 1] and z.shape == (len(rows), head.num_features)
+            expected = [head.scores(each, z) for each in (params, moved)] if is_once else []
+            pairs = list(zip(outputs, expected, strict=False))
+            self._ends_in_head[kind] = is_once and all(
+                found.shape == right.shape and torch.allclose(found, right, rtol=tolerance, atol=tolerance)
+                for found, right in pairs
+            )
+        return self._ends_in_head[kind]
 
     def parts(self, params: Tensor) -> dict[str, Tensor]:
         """Views of ``params [P]`` by name, each in its shape."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from selffl.algorithms.features import FeatureTask, Objective
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
-from selffl.algorithms.rowwise import RowwiseTask
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import random_bits, uniform
 from selffl.training.blocks import (
@@ -23,6 +24,7 @@ from selffl.training.blocks import (
     rows_at,
 )
 from selffl.training.classes import class_counts, class_targets, has_classes
+from selffl.training.features import features_of, objective_gradient
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_squared_error
 
@@ -30,7 +32,7 @@ BATCHES_AHEAD = 20  # minibatches whose rows are looked up at once: as many as m
 HALF_BATCHES_AHEAD = 10  # of halves, which take about half as many
 
 
-class ModelTask(RowwiseTask):
+class ModelTask(FeatureTask):
     """Minibatch gradients of a module for a cohort.
 
     A client's minibatches run through its rows in a random order, epoch after epoch: draw d holds positions
@@ -55,9 +57,9 @@ class ModelTask(RowwiseTask):
         self._stream, self._num_ahead = "batch", BATCHES_AHEAD
         self._ahead: tuple[int, Tensor] | None = None
         self._gradient = gradient_of(model, loss, gradients)
-        self._model, self._loss = model, loss
+        self._model, self._loss, self._gradients = model, loss, gradients
         self.num_statistics = model.num_statistics
-        self.class_bias = model.class_bias
+        self.class_bias, self.head = model.class_bias, model.head
         self.optimiser = optimiser or self.optimiser
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, ...]:
@@ -126,7 +128,7 @@ class ModelTask(RowwiseTask):
     def class_counts(self, num_classes: int) -> Tensor:
         """Training rows of each class, where the loss is that of classes."""
         bias = self._model.class_bias
-        if bias is None or bias.num_classes != num_classes or not self._has_classes:
+        if bias is None or bias.num_classes != num_classes or not self.has_classes:
             return super().class_counts(num_classes)
         size = self.num_examples.reshape(-1)
         owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
@@ -136,7 +138,7 @@ class ModelTask(RowwiseTask):
 
     def class_scores(self, params: Tensor, draw: int) -> tuple[Tensor, Tensor] | None:
         """Of the model as it is; a single score is the second of two, the first being 0."""
-        if not self._has_classes:
+        if not self.has_classes:
             return None
         features, labels = self.batch(draw, torch.arange(len(params), device=params.device))[:2]
         targets = class_targets(self._model, labels.flatten(0, 1)).reshape(*features.shape[:2], -1)
@@ -144,12 +146,26 @@ class ModelTask(RowwiseTask):
         return (scores if scores.shape == targets.shape else torch.cat([0.0 * scores, scores], dim=-1)), targets
 
     @property
-    def _has_classes(self) -> bool:
+    def has_classes(self) -> bool:
+        """Whether the loss is the log-likelihood of a class."""
         return has_classes(self._model, self._loss, self._rows.features, self._rows.labels)
 
     def _outputs(self, params: Tensor, features: Tensor) -> Tensor:
         with torch.no_grad():
             return outputs_of(self._model, params, features, quickest_way(self._model, params, features))
+
+    def features(self, params: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+        """The input of the last layer."""
+        with torch.no_grad():
+            return features_of(self._model, params, batch[0], quickest_way(self._model, params, batch[0]))
+
+    def objective_gradient(
+        self, objective: Objective, params: Tensor, num_extra: int, batch: Any, constants: Sequence[Tensor]
+    ) -> Tensor:
+        """All clients at once."""
+        return objective_gradient(
+            self._model, self._loss, self._gradients, objective, params, num_extra, batch, constants
+        )
 
     def batch_gradient(self, params: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
         """All clients at once."""
@@ -199,6 +215,7 @@ class ModelSource:
             class_bias=self.model.class_bias,
             group_sizes=self.model.group_sizes,
             kept=self.model.kept_layers,
+            head=self.model.head,
         )
 
     def task(self, clients: Tensor, round_number: int) -> ModelTask:

@@ -6,7 +6,7 @@ cohort of one.  What arrives is held against a template, for it comes from anoth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -15,9 +15,9 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.features import FeatureTask, Objective
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
-from selffl.algorithms.rowwise import RowwiseTask
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
 from selffl.state.checkpoint import fill_record
@@ -122,16 +122,32 @@ def _tensor(name: str, array: Array) -> Tensor:
         raise DataError(f"{name!r} cannot be read ({' '.join(str(error).split())[:120]}); expected an array.") from None
 
 
-class _Idle(RowwiseTask):
+class _Idle(FeatureTask):
     """One client with one row and no slope: local work that costs nothing."""
 
-    def __init__(self, params: Tensor) -> None:
-        super().__init__(torch.Size([1]), torch.ones(1, dtype=torch.int64, device=params.device), 0.1, 1)
+    def __init__(self, model: FlatModel) -> None:
+        super().__init__(torch.Size([1]), torch.ones(1, dtype=torch.int64, device=model.params.device), 0.1, 1)
+        self.head, self.class_bias = model.head, model.class_bias
+
+    @property
+    def has_classes(self) -> bool:
+        """Whatever a method needs."""
+        return True
 
     def batch(self, draw: int, slots: Tensor) -> None:
         """There is nothing to draw."""
 
     def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(params)
+
+    def features(self, params: Tensor, batch: Any) -> Tensor:
+        """Zero."""
+        return params.new_zeros(len(params), 1, self.head.num_features if self.head else 0)
+
+    def objective_gradient(
+        self, objective: Objective, params: Tensor, num_extra: int, batch: Any, constants: Sequence[Tensor]
+    ) -> Tensor:
         """Zero."""
         return torch.zeros_like(params)
 
@@ -155,7 +171,9 @@ def templates(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Tem
     params = model.params
     zero = torch.zeros(1, dtype=params.dtype, device=params.device)
     cluster = torch.zeros(1, dtype=torch.int64, device=params.device)
-    alone = Population(1, zero, zero[0], cluster, model.layers, model.class_bias, model.group_sizes, model.kept_layers)
+    alone = Population(
+        1, zero, zero[0], cluster, model.layers, model.class_bias, model.group_sizes, model.kept_layers, model.head
+    )
     server = algorithm.start(params, alone)
     broadcast = algorithm.broadcast(server, torch.zeros(1, dtype=torch.int64, device=params.device))
     return Templates(broadcast, algorithm.newcomer(params.unsqueeze(0)))
@@ -167,5 +185,5 @@ def upload_template(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) 
     For the server, once a run: the round has all its steps over vectors ``[P]``, too many for every message.
     """
     found = templates(algorithm, model)
-    upload, _ = algorithm.client_round(found.broadcast, found.memory, _Idle(model.params))
+    upload, _ = algorithm.client_round(found.broadcast, found.memory, _Idle(model))
     return upload

@@ -176,6 +176,7 @@ class Server:
             class_bias=self.model.class_bias,
             group_sizes=self.model.group_sizes,
             kept=self.model.kept_layers,
+            head=self.model.head,
         )
         state = start_state(self.algorithm, self.model.params, known)
         # Noise hides a client the better for nobody knowing whether it took part.

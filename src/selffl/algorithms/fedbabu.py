@@ -1,0 +1,77 @@
+"""FedBABU: FedAvg of a body under a head that nobody trains; each client tunes the whole model when training is over.
+
+Oh, Kim and Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022, Algorithm 1.
+Personalises the whole model, at the end.  The head stays the initial one for ever.  While training goes on everybody
+has the global model; closing visits make the personal ones.  A client that never took part keeps the global model
+(D10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from selffl.algorithms.averaging import ModelUpload, PersonalMemory, Weighting, check_weighting
+from selffl.algorithms.contract import LocalTask, Personalises
+from selffl.algorithms.fedper import CutModel, HeadBroadcast, head_layers
+from selffl.algorithms.layers import Layer
+from selffl.algorithms.options import check_integer, check_string
+from selffl.algorithms.population import Population
+from selffl.algorithms.solver import descend
+
+
+@dataclass(frozen=True)
+class FedBABU(CutModel[PersonalMemory]):
+    """Options of FedBABU.
+
+    Attributes:
+        num_local_steps: L, of the body alone.
+        head: Name of the layer that is not trained, or of a module with all its layers; empty: the last layer.
+        weighting: Average bodies by ``examples`` (n_k) or ``equal``, as the authors' code does.
+        fine_tune_epochs: Passes over its own rows by which each client tunes body and head at the end.
+    """
+
+    name: ClassVar[str] = "fedbabu"
+    personalises: ClassVar[Personalises] = "model"
+    newcomer_visits: ClassVar[int | None] = 1
+    closing_visits: ClassVar[int] = 1
+
+    head: str = ""
+    weighting: Weighting = "equal"
+    fine_tune_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_string("head", self.head)
+        check_weighting(self.weighting)
+        check_integer("fine_tune_epochs", self.fine_tune_epochs, 1)
+
+    def kept(self, population: Population) -> Sequence[Layer]:
+        """The head."""
+        return head_layers(self.name, self.head, population)
+
+    def newcomer(self, params: Tensor) -> PersonalMemory:
+        """No model of its own yet."""
+        return PersonalMemory.empty(params)
+
+    def client_round(
+        self, broadcast: HeadBroadcast, memory: PersonalMemory, task: LocalTask
+    ) -> tuple[ModelUpload, PersonalMemory]:
+        """L steps of the body under the head that everybody has."""
+        trained = descend(task, broadcast.params, self.steps(task), frozen=broadcast.is_head)
+        return self.upload(trained, broadcast.params, task), memory
+
+    def weighting_of_clients(self) -> Weighting:
+        """As the option says."""
+        return self.weighting
+
+    def adapt(self, broadcast: HeadBroadcast, memory: PersonalMemory, task: LocalTask) -> PersonalMemory:
+        """The global model, body and head, after some epochs on the client's own rows."""
+        return memory.keep(descend(task, broadcast.params, self.fine_tune_epochs * task.steps_per_epoch))
+
+    def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
+        """The tuned model; the global one before (D10)."""
+        return memory.model(global_params.unsqueeze(-2))
