@@ -90,6 +90,10 @@ def as_problem(source, module):
 
         return slope
 
+    def noise(t, m):
+        task, like = source.task(torch.tensor([m]), t + 1), torch.tensor([unload(module)], dtype=torch.float64)
+        return lambda draw: task.noise(draw, torch.tensor([0]), like)[0].tolist()
+
     def scores(t, m, half):
         features, labels = minibatches(source, t, m, half)(0)
 
@@ -130,6 +134,7 @@ def as_problem(source, module):
         "start": unload(module),
         "cohorts": [sample_cohort(SEED, t + 1, len(SIZES), PARTICIPATION).tolist() for t in range(ROUNDS)],
         "gradient": gradient,
+        "noise": noise,
         "rates": [RATE] * len(SIZES),
         "examples": [float(size) for size in SIZES],
         "batch_size": BATCH,
@@ -209,6 +214,12 @@ CASES = {
     "ditto": ("ditto", STEPS, twins.run_ditto, STEPS | {"penalty": 1.0}),
     "ditto-equal": ("ditto-equal", STEPS, twins.run_ditto, STEPS | {"penalty": 1.0, "weighting": "equal"}),
     "pfedme": ("pfedme", STEPS | {"penalty": 2.0}, twins.run_pfedme, STEPS | RATES | {"penalty": 2.0}),
+    "pfedbayes": (
+        "pfedbayes",
+        STEPS | {"adam_learning_rate": 0.02},
+        twins.run_pfedbayes,
+        STEPS | {"rate": 0.02},
+    ),
     "perfedavg": ("perfedavg", STEPS, twins.run_perfedavg, STEPS | INNER),
     "perfedavg, hessian-free": (
         "perfedavg",

@@ -9,6 +9,7 @@ Every run takes a *problem*, a dict of plain values:
     start       θ^0, P floats
     cohorts     the clients of each round: cohorts[t] is a list of client numbers
     gradient    gradient(t, m) is client m's in round t: a function of (model, draw) that gives P floats
+    noise       noise(t, m) is client m's in round t: a function of (draw) that gives P normal numbers
     variances   σ_m², one float a client, where they are known
     rates       η_m, one float a client
     examples    N_m, one float a client
@@ -263,6 +264,65 @@ def run_apfl(problem, *, num_local_steps, mixing=0.5, adaptive=True):
         gradients.append([2 * num_local_steps] * len(cohort))
     personal = [blend(model, *memory.get(m, (model, 0.0))) for m in range(len(problem["examples"]))]
     return outcome(model, personal, history, steps, gradients)
+
+
+def adam(before, slope, rate, number):
+    """A step of Adam: how far each of some numbers goes. ``before`` is (m, v) of each, and is brought up to date."""
+    way = []
+    for i, g in enumerate(slope):
+        m, v = before.setdefault(i, (0.0, 0.0))
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        before[i] = m, v
+        way.append(rate * (m / (1.0 - 0.9 ** (number + 1))) / (math.sqrt(v / (1.0 - 0.999 ** (number + 1))) + 1e-8))
+    return way
+
+
+def run_pfedbayes(problem, *, num_local_steps, inner_steps=5, tempering=10.0, rate=1e-3, deviation=0.079, mixing=1.0):
+    """q = N(μ, σ²) goes down f(μ + σε) + ζ/N KL(q‖w) and w = N(ν, τ²) down ζ/N KL(q‖w), σ = log(1 + e^ρ); judge μ.
+
+    R times: Adam's steps of q on one minibatch and one ε, then one of the client's w. The server's w is moved by β of
+    the mean change of the clients'. q stays on the client, and begins as w.
+    """
+
+    def soft(rho):
+        return math.log1p(math.exp(rho))
+
+    def slope_of_soft(rho):
+        return 1.0 / (1.0 + math.exp(-rho))
+
+    size, model = len(problem["start"]), problem["start"]
+    shared = [*model, *[math.log(math.exp(deviation) - 1.0)] * size]  # ν, then its ρ
+    memory, history, steps, gradients = {}, [], [], []
+    for t, cohort in enumerate(problem["cohorts"]):
+        uploads = []
+        for m in cohort:
+            gradient, noise, share = problem["gradient"](t, m), problem["noise"](t, m), tempering / problem["terms"][m]
+            own, other, of_own, of_other = list(memory.get(m, shared)), list(shared), {}, {}
+            for draw in range(num_local_steps):
+                drawn = noise(draw)
+                for inner in range(inner_steps):
+                    sigma, tau = [soft(r) for r in own[size:]], [soft(r) for r in other[size:]]
+                    g = gradient([own[i] + sigma[i] * drawn[i] for i in range(size)], draw)
+                    slope = [g[i] + share * (own[i] - other[i]) / tau[i] ** 2 for i in range(size)]
+                    for i in range(size):
+                        by_sigma = g[i] * drawn[i] + share * (sigma[i] / tau[i] ** 2 - 1.0 / sigma[i])
+                        slope.append(by_sigma * slope_of_soft(own[size + i]))
+                    way = adam(of_own, slope, rate, draw * inner_steps + inner)
+                    own = [x - d for x, d in zip(own, way, strict=True)]
+                sigma, tau = [soft(r) for r in own[size:]], [soft(r) for r in other[size:]]
+                slope = [share * (other[i] - own[i]) / tau[i] ** 2 for i in range(size)]
+                for i in range(size):
+                    by_tau = share * (1.0 / tau[i] - (sigma[i] ** 2 + (own[i] - other[i]) ** 2) / tau[i] ** 3)
+                    slope.append(by_tau * slope_of_soft(other[size + i]))
+                other = [x - d for x, d in zip(other, adam(of_other, slope, rate, draw), strict=True)]
+            memory[m] = own
+            uploads.append(other)
+        shared = blend(shared, mean_model(uploads, [1.0] * len(cohort)), mixing)
+        history.append(shared[:size])
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps * inner_steps] * len(cohort))
+    personal = [memory.get(m, shared)[:size] for m in range(len(problem["examples"]))]
+    return outcome(shared[:size], personal, history, steps, gradients)
 
 
 def run_fedper(problem, *, num_local_steps, head_steps=None, weighting="examples"):

@@ -23,6 +23,7 @@ from selffl.algorithms.layers import Layer
 from selffl.algorithms.local import Local
 from selffl.algorithms.optimisers import OPTIMISERS, SGD, Adam, Momentum, Optimiser
 from selffl.algorithms.perfedavg import PerFedAvg
+from selffl.algorithms.pfedbayes import PFedBayes
 from selffl.algorithms.pfedme import PFedMe
 from selffl.algorithms.population import Population
 from selffl.algorithms.scaffold import Scaffold
@@ -55,6 +56,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "fedrod": FedRoD,
     "local": Local,
     "perfedavg": PerFedAvg,
+    "pfedbayes": PFedBayes,
     "pfedme": PFedMe,
     "scaffold": Scaffold,
 }
@@ -108,6 +110,7 @@ __all__ = [
     "LocalTask",
     "Momentum",
     "Optimiser",
+    "PFedBayes",
     "PFedMe",
     "PerFedAvg",
     "Population",

@@ -14,7 +14,8 @@ Shapes: ``params`` is ``[..., P]`` on the server and ``[..., clients, P]`` on th
 What a client keeps between rounds is its *memory*, a dataclass of tensors that the engine stores by client id.  What
 travels is a *broadcast* and an *upload*.  Uploads add: the server's step takes their sum over the cohort, in float64,
 and nothing of any single client, unless the method says that it needs single clients (``uploads_add``).  No function
-alters what it is given, draws a random number or knows a device: the task keys minibatches by seed, round and client.
+alters what it is given, draws a random number or knows a device: the task keys minibatches, and noise where a method
+needs some, by seed, round and client.
 
 What the rest of the library has to know of a method, its class attributes declare: no other file asks for its name.
 """

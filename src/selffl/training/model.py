@@ -13,7 +13,7 @@ from selffl.algorithms.features import FeatureTask, Objective
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
 from selffl.data.federation import Federation, Rows
-from selffl.randomness import random_bits, uniform
+from selffl.randomness import normal, random_bits, uniform
 from selffl.training.blocks import (
     Gradients,
     Loss,
@@ -72,6 +72,12 @@ class ModelTask(FeatureTask):
         if not self._model.leaves_out:
             return rows
         return *rows, random_bits(self._seed, f"{self._stream} mask", self._round, self._keys[slots], draw)[:, None]
+
+    def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
+        """By seed, round, client and minibatch."""
+        place = torch.arange(params.shape[-1], device=params.device)
+        keys = self._keys[slots].unsqueeze(-1)
+        return normal(self._seed, f"{self._stream} noise", self._round, keys, draw, place).to(params)
 
     def _index(self, block: int) -> Tensor:
         """Row numbers of the next minibatches of every slot, as many as are looked up at once: ``[slots, …, B]``."""

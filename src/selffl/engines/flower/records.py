@@ -137,6 +137,10 @@ class _Idle(FeatureTask):
     def batch(self, draw: int, slots: Tensor) -> None:
         """There is nothing to draw."""
 
+    def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(params)
+
     def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
         """Zero."""
         return torch.zeros_like(params)
