@@ -13,7 +13,7 @@ from selffl.runs.folder import read_config, read_records
 
 FAST = {"rounds": 4, "participation": 0.5, "evaluate_every": 2, "learning_rate": 0.2}
 NEAR = "global_with_neighbours_"
-SIZES = (1, 2, 5, 14, 30, 31)
+SIZES = (1, 2, 5, 9, 16, 31)  # blocks are filled up to twice the rows of a client
 
 
 def network(outputs=3, **options):
