@@ -114,6 +114,17 @@ def as_problem(source, module):
 
         return of_model
 
+    def all_rows(m):
+        train = source.federation.train
+        is_own = train.owner == m
+
+        def of_model(model):
+            with torch.no_grad():
+                inputs = load(own, model)[:-1](train.features[is_own])
+            return list(zip(inputs.tolist(), train.labels[is_own].tolist(), strict=True))
+
+        return of_model
+
     def pull_back(t, m):
         batch = minibatches(source, t, m)
 
@@ -145,6 +156,7 @@ def as_problem(source, module):
         "scores": scores,
         "rows": rows_of,
         "pull_back": pull_back,
+        "all_rows": all_rows,
         "closing": closing_rounds(ROUNDS),
         "bias": [(place, 1) for place in range(size - 3, size)],
         "scorers": range(size - 12 * 3 - 3, size),
@@ -245,6 +257,13 @@ CASES = {
         STEPS | {"penalty": 0.5, "weighting": "equal"},
     ),
     "fedper": ("fedper", STEPS, twins.run_fedper, STEPS),
+    "fedpac": ("fedpac", STEPS | {"head_steps": 2}, twins.run_fedpac, STEPS | {"head_steps": 2}),
+    "fedpac, aligned": (
+        "fedpac",
+        STEPS | {"head_steps": 1, "alignment": 20.0, "head_learning_rate": 0.5},
+        twins.run_fedpac,
+        STEPS | {"head_steps": 1, "alignment": 20.0, "head_rate": 0.5},
+    ),
     "fedrod": ("fedrod", STEPS, twins.run_fedrod, STEPS),
     "fedrod, equal": (
         "fedrod",

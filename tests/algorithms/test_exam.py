@@ -22,6 +22,7 @@ QUICK = {
     "self-fl-augmented": {"initial_steps": 4, "tolerance": 1e-3, "max_convergence_steps": 25},
     "self-fl-cluster": {"initial_steps": 4},
     "self-fl-sums": {"initial_steps": 4},
+    "fedpac": {"num_local_steps": 3, "head_steps": 3},
     "fedrep": {"num_local_steps": 3, "head_steps": 3},
     "pfedbayes": {"num_local_steps": 3, "adam_learning_rate": 3e-3},
 }

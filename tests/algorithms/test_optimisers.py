@@ -30,6 +30,7 @@ ALLOWED = {
     "fedbn",
     "fedper",
     "fedrep",
+    "fedpac",
     "fedrod",
 }
 OTHERS = [Momentum(), Momentum(0.5), Momentum(0.8, nesterov=True), Adam(), Adam(0.8, 0.9, 1e-3)]

@@ -60,7 +60,8 @@ WRONG = {
     "num_local_steps": (
         (
             *("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
-            *("apfl", "fedala", "fedbabu", "feddbe", "fedbn", "fedper", "fedrep", "fedrod", "pfedbayes", "scaffold"),
+            *("apfl", "fedala", "fedbabu", "feddbe", "fedbn", "fedpac", "fedper", "fedrep", "fedrod"),
+            *("pfedbayes", "scaffold"),
         ),
         WHOLE_FROM_1,
         WRONG_WHOLE,
@@ -76,6 +77,8 @@ WRONG = {
     "mixing": (("pfedbayes", "pfedme"), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "personal_learning_rate": (("pfedme",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0.0)),
     "global_learning_rate": (("scaffold",), "a number above 0", (*WRONG_NUMBER, 0.0)),
+    "head_learning_rate": (("fedpac",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0.0)),
+    "alignment": (("fedpac",), "a number 0 or more", WRONG_NUMBER),
     "tempering": (("pfedbayes",), "a number 0 or more", WRONG_NUMBER),
     "adam_learning_rate": (("pfedbayes",), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "initial_deviation": (("pfedbayes",), "a number above 0", (*WRONG_NUMBER, 0.0)),
@@ -110,7 +113,7 @@ WRONG = {
     "mixing_rate": (("fedala",), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "first_passes": (("fedala",), WHOLE_FROM_1, WRONG_WHOLE),
     "fine_tune_epochs": (("fedbabu",), WHOLE_FROM_1, WRONG_WHOLE),
-    "head_steps": (("fedrep",), WHOLE_FROM_1, WRONG_WHOLE),
+    "head_steps": (("fedpac", "fedrep"), WHOLE_FROM_1, WRONG_WHOLE),
     "adaptive": (("apfl",), "True or False", (1, 0, "yes", None)),
 }
 

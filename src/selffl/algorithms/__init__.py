@@ -15,6 +15,7 @@ from selffl.algorithms.fedavg import FedAvg
 from selffl.algorithms.fedbabu import FedBABU
 from selffl.algorithms.fedbn import FedBN
 from selffl.algorithms.feddbe import FedDBE
+from selffl.algorithms.fedpac import FedPAC
 from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
 from selffl.algorithms.fedrep import FedRep
@@ -50,6 +51,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "fedbabu": FedBABU,
     "fedbn": FedBN,
     "feddbe": FedDBE,
+    "fedpac": FedPAC,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
@@ -101,6 +103,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedDBE",
+    "FedPAC",
     "FedPer",
     "FedProx",
     "FedRep",

@@ -121,7 +121,7 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     uploads_add: ClassVar[bool] = True  # whether the server needs nothing but the sum of a cohort's uploads
     recorded: ClassVar[tuple[str, ...]] = ()  # fields of an upload that a run writes down, client by client
     may_be_unknown: ClassVar[tuple[str, ...]] = ()  # fields of an upload that may be NaN
-    per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a number per client [..., M]
+    per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a client axis [..., M, ...]
     newcomer_visits: ClassVar[int | None] = None  # visits that make a new client's model; None: until it stops moving
     closing_visits: ClassVar[int] = 0  # of every client once training is over, by `adapt`: nothing is sent back
     information_balance: ClassVar[float | None] = None  # of a row, in the personal posterior; None: there is none
