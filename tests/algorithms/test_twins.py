@@ -180,6 +180,12 @@ BASELINES = [
     ("pfedbayes", {"num_local_steps": 4}, twins.run_pfedbayes, {"num_local_steps": 4}),
     (
         "pfedbayes",
+        {"num_local_steps": 2, "adam_learning_rate": None},
+        twins.run_pfedbayes,
+        {"num_local_steps": 2, "rate": rates_of},
+    ),
+    (
+        "pfedbayes",
         {
             "num_local_steps": 3,
             "num_inner_steps": 2,

@@ -299,6 +299,7 @@ def run_pfedbayes(problem, *, num_local_steps, inner_steps=5, tempering=10.0, ra
         for m in cohort:
             gradient, noise, share = problem["gradient"](t, m), problem["noise"](t, m), tempering / problem["terms"][m]
             own, other, of_own, of_other = list(memory.get(m, shared)), list(shared), {}, {}
+            step = rate[m] if isinstance(rate, list) else rate
             for draw in range(num_local_steps):
                 drawn = noise(draw)
                 for inner in range(inner_steps):
@@ -308,14 +309,14 @@ def run_pfedbayes(problem, *, num_local_steps, inner_steps=5, tempering=10.0, ra
                     for i in range(size):
                         by_sigma = g[i] * drawn[i] + share * (sigma[i] / tau[i] ** 2 - 1.0 / sigma[i])
                         slope.append(by_sigma * slope_of_soft(own[size + i]))
-                    way = adam(of_own, slope, rate, draw * inner_steps + inner)
+                    way = adam(of_own, slope, step, draw * inner_steps + inner)
                     own = [x - d for x, d in zip(own, way, strict=True)]
                 sigma, tau = [soft(r) for r in own[size:]], [soft(r) for r in other[size:]]
                 slope = [share * (other[i] - own[i]) / tau[i] ** 2 for i in range(size)]
                 for i in range(size):
                     by_tau = share * (1.0 / tau[i] - (sigma[i] ** 2 + (own[i] - other[i]) ** 2) / tau[i] ** 3)
                     slope.append(by_tau * slope_of_soft(other[size + i]))
-                other = [x - d for x, d in zip(other, adam(of_other, slope, rate, draw), strict=True)]
+                other = [x - d for x, d in zip(other, adam(of_other, slope, step, draw), strict=True)]
             memory[m] = own
             uploads.append(other)
         shared = blend(shared, mean_model(uploads, [1.0] * len(cohort)), mixing)

@@ -21,7 +21,7 @@ from selffl.algorithms.optimisers import Adam
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
-from selffl.algorithms.solver import iterate, per_slot, take_step
+from selffl.algorithms.solver import iterate, per_slot, rate_of, take_step
 from selffl.maths.divergence import rho_of, slope_of_first, slope_of_second
 
 ADAM = Adam()  # of all steps: beta1 0.9, beta2 0.999, eps 1e-8
@@ -65,7 +65,7 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
         num_inner_steps: Steps of the client's own distribution on each minibatch, before one of its copy of the shared
             one.
         tempering: ζ, how much the distance between both counts beside the rows.
-        adam_learning_rate: Of all steps, which are Adam's; the learning rate of the run is for plain steps.
+        adam_learning_rate: Of all steps, which are Adam's; none: the learning rate of the run, which suits plain steps.
         initial_deviation: σ, of every parameter before the first round.
         mixing: β, the share of the average in the new shared distribution.
     """
@@ -77,7 +77,7 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
 
     num_inner_steps: int = 5
     tempering: float = 10.0
-    adam_learning_rate: float = 1e-3
+    adam_learning_rate: float | None = 1e-3
     initial_deviation: float = 0.079
     mixing: float = 1.0
 
@@ -85,7 +85,8 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
         super().__post_init__()
         check_integer("num_inner_steps", self.num_inner_steps, 1)
         check_number("tempering", self.tempering, at_least=0.0)
-        check_number("adam_learning_rate", self.adam_learning_rate, above=0.0)
+        if self.adam_learning_rate is not None:
+            check_number("adam_learning_rate", self.adam_learning_rate, above=0.0)
         check_number("initial_deviation", self.initial_deviation, above=0.0)
         check_number("mixing", self.mixing, above=0.0)
 
@@ -124,13 +125,14 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
             own, shared, *before = states
             (mean, rho), others = own.chunk(2, dim=-1), shared.chunk(2, dim=-1)  # views, which move with the steps
             batch, noise = task.batch(draw, slots), task.noise(draw, slots, mean)
+            rate = rate_of(task, slots, self.adam_learning_rate)
             for number in range(draw * self.num_inner_steps, (draw + 1) * self.num_inner_steps):
                 slope = task.gradient(mean + softplus(rho) * noise, batch, slots)
                 of_rows = torch.cat([slope, slope * noise * torch.sigmoid(rho)], dim=-1)
                 gradient = of_rows.addcmul_(pull[slots], torch.cat(slope_of_first(mean, rho, *others), dim=-1))
-                take_step(own, ADAM.direction(gradient, tuple(before[:2]), number), self.adam_learning_rate)
+                take_step(own, ADAM.direction(gradient, tuple(before[:2]), number), rate)
             gradient = pull[slots] * torch.cat(slope_of_second(mean, rho, *others), dim=-1)
-            take_step(shared, ADAM.direction(gradient, tuple(before[2:]), draw), self.adam_learning_rate)
+            take_step(shared, ADAM.direction(gradient, tuple(before[2:]), draw), rate)
             return states
 
         own, shared = iterate(task, self.steps(task), step, own, shared, *remembered)[:2]
