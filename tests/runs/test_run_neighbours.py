@@ -176,11 +176,11 @@ def test_folders_keep_them_and_only_the_last_round_has_them(tmp_path):
 
 
 class Squashed(nn.Sequential):
-    """A model whose outputs are not those of its last layer, but have its bias on top."""
+    """A model whose outputs are those of its last layer but for a number added to all."""
 
     def forward(self, x):
         hidden = self[1](self[0](x))
-        return self[2](hidden) + self[2].weight.new_ones(3) * hidden.sum(-1, keepdim=True) + hidden[:, :3]
+        return self[2](hidden) + hidden.sum(-1, keepdim=True)
 
 
 @pytest.mark.parametrize(
