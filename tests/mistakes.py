@@ -52,6 +52,7 @@ SETTINGS = [
     ("fine_tune", "20", f"fine_tune is '20'{STEPS}"),
     ("fine_tune", (0,), f"fine_tune is 0{WHOLE}"),
     ("class_frequencies", 1, f"class_frequencies is 1{BOTH}"),
+    ("neighbours", 0, f"neighbours is 0{WHOLE}"),
     ("checkpoint_every", 0.5, "checkpoint_every is 0.5; expected a whole number, 0 or more."),
     ("chunk_size", 0, f"chunk_size is 0{WHOLE}"),
     ("gradients", "vmpa", "unknown gradients 'vmpa'; did you mean 'vmap'? Expected one of: auto, loop, unfold, vmap."),

@@ -110,6 +110,8 @@ def test_the_costs_are_those_of_the_exam(hooks):
         "feddbe": 20,
         "fedala": 20,
         "fedrod": 20,
+        "pfedbayes": 100,
+        "fedpac": 40,
     }
     assert {name: found[name][0] for name in expected} == expected
     assert found["fedavg"][1:] == ((4, 0), (4, 4), (0, 0))  # float32 there and back, with a number of rows

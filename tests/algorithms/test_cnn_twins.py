@@ -90,6 +90,10 @@ def as_problem(source, module):
 
         return slope
 
+    def noise(t, m):
+        task, like = source.task(torch.tensor([m]), t + 1), torch.tensor([unload(module)], dtype=torch.float64)
+        return lambda draw: task.noise(draw, torch.tensor([0]), like)[0].tolist()
+
     def scores(t, m, half):
         features, labels = minibatches(source, t, m, half)(0)
 
@@ -107,6 +111,17 @@ def as_problem(source, module):
             with torch.no_grad():
                 inputs = load(own, model)[:-1](features)
                 return list(zip(inputs.tolist(), own[-1](inputs).tolist(), labels.tolist(), strict=True))
+
+        return of_model
+
+    def all_rows(m):
+        train = source.federation.train
+        is_own = train.owner == m
+
+        def of_model(model):
+            with torch.no_grad():
+                inputs = load(own, model)[:-1](train.features[is_own])
+            return list(zip(inputs.tolist(), train.labels[is_own].tolist(), strict=True))
 
         return of_model
 
@@ -130,6 +145,7 @@ def as_problem(source, module):
         "start": unload(module),
         "cohorts": [sample_cohort(SEED, t + 1, len(SIZES), PARTICIPATION).tolist() for t in range(ROUNDS)],
         "gradient": gradient,
+        "noise": noise,
         "rates": [RATE] * len(SIZES),
         "examples": [float(size) for size in SIZES],
         "batch_size": BATCH,
@@ -140,6 +156,7 @@ def as_problem(source, module):
         "scores": scores,
         "rows": rows_of,
         "pull_back": pull_back,
+        "all_rows": all_rows,
         "closing": closing_rounds(ROUNDS),
         "bias": [(place, 1) for place in range(size - 3, size)],
         "scorers": range(size - 12 * 3 - 3, size),
@@ -209,6 +226,12 @@ CASES = {
     "ditto": ("ditto", STEPS, twins.run_ditto, STEPS | {"penalty": 1.0}),
     "ditto-equal": ("ditto-equal", STEPS, twins.run_ditto, STEPS | {"penalty": 1.0, "weighting": "equal"}),
     "pfedme": ("pfedme", STEPS | {"penalty": 2.0}, twins.run_pfedme, STEPS | RATES | {"penalty": 2.0}),
+    "pfedbayes": (
+        "pfedbayes",
+        STEPS | {"adam_learning_rate": 0.02},
+        twins.run_pfedbayes,
+        STEPS | {"rate": 0.02},
+    ),
     "perfedavg": ("perfedavg", STEPS, twins.run_perfedavg, STEPS | INNER),
     "perfedavg, hessian-free": (
         "perfedavg",
@@ -234,6 +257,13 @@ CASES = {
         STEPS | {"penalty": 0.5, "weighting": "equal"},
     ),
     "fedper": ("fedper", STEPS, twins.run_fedper, STEPS),
+    "fedpac": ("fedpac", STEPS | {"head_steps": 2}, twins.run_fedpac, STEPS | {"head_steps": 2}),
+    "fedpac, aligned": (
+        "fedpac",
+        STEPS | {"head_steps": 1, "alignment": 20.0, "head_learning_rate": 0.5},
+        twins.run_fedpac,
+        STEPS | {"head_steps": 1, "alignment": 20.0, "head_rate": 0.5},
+    ),
     "fedrod": ("fedrod", STEPS, twins.run_fedrod, STEPS),
     "fedrod, equal": (
         "fedrod",

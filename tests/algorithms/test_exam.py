@@ -22,7 +22,9 @@ QUICK = {
     "self-fl-augmented": {"initial_steps": 4, "tolerance": 1e-3, "max_convergence_steps": 25},
     "self-fl-cluster": {"initial_steps": 4},
     "self-fl-sums": {"initial_steps": 4},
+    "fedpac": {"num_local_steps": 3, "head_steps": 3},
     "fedrep": {"num_local_steps": 3, "head_steps": 3},
+    "pfedbayes": {"num_local_steps": 3, "adam_learning_rate": 3e-3},
 }
 VARIANTS = {name: (name, QUICK.get(name, {"num_local_steps": 3})) for name in ALGORITHMS} | {
     "self-fl, known": ("self-fl", {"variances": "known"}),
@@ -206,8 +208,9 @@ def test_clients_that_agree_exactly_stay_finite(variant):
     source = federation(4)
     source = replace(source, local_estimate=starting_point(source).expand(4, -1).clone())
     _, state, personal = run(method(variant), source, 8)
-    torch.testing.assert_close(personal, source.local_estimate, rtol=0, atol=1e-12)
-    torch.testing.assert_close(state.server.params, starting_point(source), rtol=0, atol=1e-12)
+    near = 0.05 if variant == "pfedbayes" else 1e-12  # whose gradients are those of models drawn around its own
+    torch.testing.assert_close(personal, source.local_estimate, rtol=0, atol=near)
+    torch.testing.assert_close(state.server.params, starting_point(source), rtol=0, atol=near)
 
 
 @pytest.mark.parametrize("others", ["cohort", "all"])
@@ -415,6 +418,7 @@ def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
         ("ditto-equal", {"num_local_steps": 4}, 4 + 4),
         ("pfedme", {"num_local_steps": 7}, 7 * 5),
         ("pfedme", {"num_local_steps": 7, "num_inner_steps": 2}, 7 * 2),
+        ("pfedbayes", {"num_local_steps": 7}, 7 * 5),
         ("perfedavg", {"num_local_steps": 7}, 7 * 2),
         ("perfedavg", {"num_local_steps": 7, "order": "hessian-free"}, 7 * (1 + 1 + 2)),
         ("apfl", {"num_local_steps": 7}, 7 * 2),
@@ -464,6 +468,7 @@ def test_gradients_of_self_fl_are_its_steps():
         ("local", {"num_local_steps": 3}, [0, 1, 2]),
         ("ditto", {"num_local_steps": 3}, [0, 1, 2, 0, 1, 2]),  # both models on the same minibatches
         ("pfedme", {"num_local_steps": 3, "num_inner_steps": 2}, [0, 1, 2]),  # one for all inner steps
+        ("pfedbayes", {"num_local_steps": 3}, [0, 1, 2]),  # one for all inner steps
         ("perfedavg", {"num_local_steps": 2}, [0, 1, 2, 3]),
         ("perfedavg", {"num_local_steps": 2, "order": "hessian-free"}, [0, 1, 2, 3, 4, 5]),
         ("apfl", {"num_local_steps": 3}, [0, 1, 2]),  # one for both gradients

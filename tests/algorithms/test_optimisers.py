@@ -30,6 +30,7 @@ ALLOWED = {
     "fedbn",
     "fedper",
     "fedrep",
+    "fedpac",
     "fedrod",
 }
 OTHERS = [Momentum(), Momentum(0.5), Momentum(0.8, nesterov=True), Adam(), Adam(0.8, 0.9, 1e-3)]
@@ -221,9 +222,7 @@ def test_methods_take_other_steps_or_say_why_not(name, optimiser, tmp_path, shor
         assert selffl.train(network(), fed, name, **options).summary["status"] == "finished"
         return
     method = short(name)
-    refusal = (
-        f"^optimiser is '{optimiser}', and {method.name} takes plain gradient steps: .*. Expected 'sgd', or a method"
-    )
+    refusal = f"^optimiser is '{optimiser}', and {method.name} cannot use it: .*. Expected 'sgd', or a method"
     with pytest.raises(ConfigError, match=refusal):
         selffl.train(network(), fed, method, **options)
     assert not (tmp_path / "run").exists()
@@ -236,7 +235,7 @@ def test_a_method_that_does_not_say_is_taken_to_need_plain_steps():
         newcomer = client_round = server_round = personal = None
 
     check_optimiser(SGD(), Silent())
-    with pytest.raises(ConfigError, match="silent takes plain gradient steps: it does not say, by only_sgd = None, th"):
+    with pytest.raises(ConfigError, match="silent cannot use it: it does not say, by only_sgd = None, th"):
         check_optimiser(Adam(), Silent())
 
 

@@ -23,7 +23,7 @@ def test_every_name_makes_a_method_with_the_options_given():
 def test_an_unknown_method_is_named_with_its_nearest_neighbour():
     with pytest.raises(ConfigError, match=r"unknown algorithm 'fedavgg'; did you mean 'fedavg'\? .*self-fl-exact"):
         algorithm("fedavgg")
-    with pytest.raises(ConfigError, match=r"unknown algorithm 'zzz'; expected one of: .*perfedavg, pfedme"):
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'zzz'; expected one of: .*perfedavg, pfedbayes, pfedme"):
         algorithm("zzz")
 
 
@@ -60,7 +60,8 @@ WRONG = {
     "num_local_steps": (
         (
             *("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
-            *("apfl", "fedala", "fedbabu", "feddbe", "fedbn", "fedper", "fedrep", "fedrod", "scaffold"),
+            *("apfl", "fedala", "fedbabu", "feddbe", "fedbn", "fedpac", "fedper", "fedrep", "fedrod"),
+            *("pfedbayes", "scaffold"),
         ),
         WHOLE_FROM_1,
         WRONG_WHOLE,
@@ -72,10 +73,15 @@ WRONG = {
         ("Equal", None, 1),
     ),
     "penalty": (("feddbe", "fedprox", "ditto", "pfedme"), "a number 0 or more", WRONG_NUMBER),
-    "num_inner_steps": (("pfedme",), WHOLE_FROM_1, WRONG_WHOLE),
-    "mixing": (("pfedme",), "a number above 0", (*WRONG_NUMBER, 0.0)),
+    "num_inner_steps": (("pfedbayes", "pfedme"), WHOLE_FROM_1, WRONG_WHOLE),
+    "mixing": (("pfedbayes", "pfedme"), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "personal_learning_rate": (("pfedme",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0.0)),
     "global_learning_rate": (("scaffold",), "a number above 0", (*WRONG_NUMBER, 0.0)),
+    "head_learning_rate": (("fedpac",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0.0)),
+    "alignment": (("fedpac",), "a number 0 or more", WRONG_NUMBER),
+    "tempering": (("pfedbayes",), "a number 0 or more", WRONG_NUMBER),
+    "adam_learning_rate": (("pfedbayes",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0.0)),
+    "initial_deviation": (("pfedbayes",), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "order": (("perfedavg",), "'first' or 'hessian-free'", ("second", None, 1)),
     "inner_learning_rate": (("perfedavg",), "a number above 0", ("1", True, math.nan, math.inf, -0.5, 0)),
     "adaptation_steps": (("perfedavg",), "a whole number, 0 or more", (-1, 1.0, "1", None, False)),
@@ -107,7 +113,7 @@ WRONG = {
     "mixing_rate": (("fedala",), "a number above 0", (*WRONG_NUMBER, 0.0)),
     "first_passes": (("fedala",), WHOLE_FROM_1, WRONG_WHOLE),
     "fine_tune_epochs": (("fedbabu",), WHOLE_FROM_1, WRONG_WHOLE),
-    "head_steps": (("fedrep",), WHOLE_FROM_1, WRONG_WHOLE),
+    "head_steps": (("fedpac", "fedrep"), WHOLE_FROM_1, WRONG_WHOLE),
     "adaptive": (("apfl",), "True or False", (1, 0, "yes", None)),
 }
 

@@ -22,12 +22,14 @@ from selffl.algorithms import (
     FedRoD,
     Local,
     PerFedAvg,
+    PFedBayes,
     PFedMe,
     Scaffold,
     SelfFL,
     SelfFLCluster,
     algorithm,
 )
+from selffl.algorithms.optimisers import Adam
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 from selffl.data import load
@@ -122,6 +124,49 @@ def test_scaffold_goes_to_the_optimum_of_all_and_fedavg_to_one_of_the_fast():
         for method in (Scaffold(10), FedAvg(10, weighting="equal"))
     ]
     assert gaps[0] < 1e-6 < 1e-3 < gaps[1]
+
+
+def test_pfedbayes_without_noise_and_pull_trains_each_client_alone():
+    """A distribution that is a point, on which the shared one has no hold: Adam's steps on the client's own rows."""
+    source = federation(5)
+    clients, point = torch.arange(5), {"tempering": 0.0, "initial_deviation": 1e-12, "num_inner_steps": 1}
+    _, kept = one_round(PFedBayes(num_local_steps=6, adam_learning_rate=0.02, **point), source)
+    task = source.task(clients, 1)
+    task.optimiser, task.learning_rate = Adam(), 0.02
+    alone = descend(task, starting_point(source).expand(5, -1), 6)
+    torch.testing.assert_close(kept.own.params, alone, rtol=1e-9, atol=0)
+
+
+def test_pfedbayes_tempering_holds_clients_near_what_they_share():
+    source = federation(5)
+    gaps = []
+    for tempering in (0.0, 1.0, 20.0):
+        method = PFedBayes(num_local_steps=40, adam_learning_rate=0.02, tempering=tempering)
+        upload, kept = one_round(method, source)
+        gaps.append(distance(kept.own.params, starting_point(source) + upload.change))
+    assert (gaps[1] < 0.95 * gaps[0]).all()
+    assert (gaps[2] < 0.95 * gaps[1]).all()
+
+
+@pytest.mark.parametrize(("zeta", "num_local_steps"), [(0.7, 300), (2.0, 200)])
+def test_pfedbayes_finds_the_posterior_of_a_quadratic_loss(zeta, num_local_steps):
+    """At w = N(nu, tau^2) the best q has precision 1/tau^2 + 1/(zeta s^2), and leans towards nu by zeta s^2 over
+    (tau^2 + zeta s^2); w follows q by one step for its twenty, and is taken as it is in the end.
+    """
+    source = federation(60, examples=(2, 4))
+    method = PFedBayes(num_local_steps=num_local_steps, num_inner_steps=20, tempering=zeta, initial_deviation=0.5)
+    upload, kept = one_round(method, source)
+    nu = starting_point(source) + upload.change
+    tau = torch.nn.functional.softplus(method.start(nu[0], source.population).rho + upload.rho_change)
+    noise = zeta * source.intra_variance.unsqueeze(-1)
+    deviation = (1 / tau**2 + 1 / noise).rsqrt()
+    assert (deviation / tau).mean() < 0.6
+    assert torch.nn.functional.softplus(kept.rho).mean() == pytest.approx(deviation.mean().item(), rel=0.12)
+    # Each mean is noisy; all of them together lean as far as they should.
+    gap = nu - source.local_estimate
+    found = ((kept.own.params - source.local_estimate) * gap).sum() / gap.square().sum()
+    exact = (noise / (tau**2 + noise) * gap.square()).sum() / gap.square().sum()
+    assert found.item() == pytest.approx(exact.item(), abs=0.015)
 
 
 def test_pfedmes_penalty_moves_the_personal_model():

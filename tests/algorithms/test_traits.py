@@ -41,7 +41,7 @@ def test_what_a_method_declares_is_there(name, short):
     has_clients = all(tensor.shape[0] == 2 for tensor in tensors_of(upload).values())
     assert has_clients is not method.uploads_add
     for field in method.per_client:
-        assert getattr(server, field).shape == (2,)
+        assert getattr(server, field).shape[0] == 2
 
 
 def names_of_methods(tree):

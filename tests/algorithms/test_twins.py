@@ -55,6 +55,10 @@ def as_problem(source, participation, rounds, seed=0):
         """∇f_m: θ ↦ (θ − z_m) / σ_m², whatever the draw."""
         return lambda model, draw: [(x - z) / variances[m] for x, z in zip(model, estimates[t][m], strict=True)]
 
+    def noise(t, m):
+        task = source.task(torch.tensor([m]), t + 1)
+        return lambda draw: task.noise(draw, torch.tensor([0]), source.global_params.unsqueeze(0))[0].tolist()
+
     def halves_of(t, m):
         """Estimates of both halves: the means of the first half of the rows and of the others; else z_m ± its noise."""
         if source.data is None:
@@ -82,6 +86,7 @@ def as_problem(source, participation, rounds, seed=0):
         "start": starting_point(source).tolist(),
         "cohorts": [sample_cohort(seed, t + 1, num_clients, participation).tolist() for t in range(rounds)],
         "gradient": gradient,
+        "noise": noise,
         "variances": variances,
         "rates": rate.tolist() if isinstance(rate, torch.Tensor) else [rate] * num_clients,
         "examples": [float(count) for count in source.num_examples.tolist()],
@@ -171,6 +176,26 @@ BASELINES = [
             "mixing": 0.7,
             "personal_rates": constant_rate(2e-3),
         },
+    ),
+    ("pfedbayes", {"num_local_steps": 4}, twins.run_pfedbayes, {"num_local_steps": 4}),
+    (
+        "pfedbayes",
+        {"num_local_steps": 2, "adam_learning_rate": None},
+        twins.run_pfedbayes,
+        {"num_local_steps": 2, "rate": rates_of},
+    ),
+    (
+        "pfedbayes",
+        {
+            "num_local_steps": 3,
+            "num_inner_steps": 2,
+            "tempering": 0.5,
+            "adam_learning_rate": 0.02,
+            "initial_deviation": 0.4,
+            "mixing": 0.6,
+        },
+        twins.run_pfedbayes,
+        {"num_local_steps": 3, "inner_steps": 2, "tempering": 0.5, "rate": 0.02, "deviation": 0.4, "mixing": 0.6},
     ),
     ("perfedavg", {"num_local_steps": 4}, twins.run_perfedavg, {"num_local_steps": 4, "inner_rates": rates_of}),
     ("apfl", {"num_local_steps": 4}, twins.run_apfl, {"num_local_steps": 4}),

@@ -9,6 +9,7 @@ Every run takes a *problem*, a dict of plain values:
     start       θ^0, P floats
     cohorts     the clients of each round: cohorts[t] is a list of client numbers
     gradient    gradient(t, m) is client m's in round t: a function of (model, draw) that gives P floats
+    noise       noise(t, m) is client m's in round t: a function of (draw) that gives P normal numbers
     variances   σ_m², one float a client, where they are known
     rates       η_m, one float a client
     examples    N_m, one float a client
@@ -28,6 +29,7 @@ Every run takes a *problem*, a dict of plain values:
                 the last layer, the scores of all classes, and its class
     pull_back   pull_back(t, m) is a function of (model, draw, slopes of each row's scores, slopes of its features) that
                 gives the gradient, P floats, of the sum of scores and features times their slopes
+    all_rows    all_rows(m) is a function of (model) that gives all of client m's rows: features and class
     closing     rounds after the last whose minibatches clients go on with by themselves, once training is over
 
 and returns a dict with the global model, the personal models of all clients, the global model after every round
@@ -265,6 +267,66 @@ def run_apfl(problem, *, num_local_steps, mixing=0.5, adaptive=True):
     return outcome(model, personal, history, steps, gradients)
 
 
+def adam(before, slope, rate, number):
+    """A step of Adam: how far each of some numbers goes. ``before`` is (m, v) of each, and is brought up to date."""
+    way = []
+    for i, g in enumerate(slope):
+        m, v = before.setdefault(i, (0.0, 0.0))
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        before[i] = m, v
+        way.append(rate * (m / (1.0 - 0.9 ** (number + 1))) / (math.sqrt(v / (1.0 - 0.999 ** (number + 1))) + 1e-8))
+    return way
+
+
+def run_pfedbayes(problem, *, num_local_steps, inner_steps=5, tempering=10.0, rate=1e-3, deviation=0.079, mixing=1.0):
+    """q = N(μ, σ²) goes down f(μ + σε) + ζ/N KL(q‖w) and w = N(ν, τ²) down ζ/N KL(q‖w), σ = log(1 + e^ρ); judge μ.
+
+    R times: Adam's steps of q on one minibatch and one ε, then one of the client's w. The server's w is moved by β of
+    the mean change of the clients'. q stays on the client, and begins as w.
+    """
+
+    def soft(rho):
+        return math.log1p(math.exp(rho))
+
+    def slope_of_soft(rho):
+        return 1.0 / (1.0 + math.exp(-rho))
+
+    size, model = len(problem["start"]), problem["start"]
+    shared = [*model, *[math.log(math.exp(deviation) - 1.0)] * size]  # ν, then its ρ
+    memory, history, steps, gradients = {}, [], [], []
+    for t, cohort in enumerate(problem["cohorts"]):
+        uploads = []
+        for m in cohort:
+            gradient, noise, share = problem["gradient"](t, m), problem["noise"](t, m), tempering / problem["terms"][m]
+            own, other, of_own, of_other = list(memory.get(m, shared)), list(shared), {}, {}
+            step = rate[m] if isinstance(rate, list) else rate
+            for draw in range(num_local_steps):
+                drawn = noise(draw)
+                for inner in range(inner_steps):
+                    sigma, tau = [soft(r) for r in own[size:]], [soft(r) for r in other[size:]]
+                    g = gradient([own[i] + sigma[i] * drawn[i] for i in range(size)], draw)
+                    slope = [g[i] + share * (own[i] - other[i]) / tau[i] ** 2 for i in range(size)]
+                    for i in range(size):
+                        by_sigma = g[i] * drawn[i] + share * (sigma[i] / tau[i] ** 2 - 1.0 / sigma[i])
+                        slope.append(by_sigma * slope_of_soft(own[size + i]))
+                    way = adam(of_own, slope, step, draw * inner_steps + inner)
+                    own = [x - d for x, d in zip(own, way, strict=True)]
+                sigma, tau = [soft(r) for r in own[size:]], [soft(r) for r in other[size:]]
+                slope = [share * (other[i] - own[i]) / tau[i] ** 2 for i in range(size)]
+                for i in range(size):
+                    by_tau = share * (1.0 / tau[i] - (sigma[i] ** 2 + (own[i] - other[i]) ** 2) / tau[i] ** 3)
+                    slope.append(by_tau * slope_of_soft(other[size + i]))
+                other = [x - d for x, d in zip(other, adam(of_other, slope, step, draw), strict=True)]
+            memory[m] = own
+            uploads.append(other)
+        shared = blend(shared, mean_model(uploads, [1.0] * len(cohort)), mixing)
+        history.append(shared[:size])
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([num_local_steps * inner_steps] * len(cohort))
+    personal = [memory.get(m, shared)[:size] for m in range(len(problem["examples"]))]
+    return outcome(shared[:size], personal, history, steps, gradients)
+
+
 def run_fedper(problem, *, num_local_steps, head_steps=None, weighting="examples"):
     """The global body with the client's own head, trained together; with head_steps (FedRep) the head first, then the
     body. Bodies are averaged; the server's head stays as it began. Judge the global body with the client's head.
@@ -491,6 +553,101 @@ def run_feddbe(problem, *, num_local_steps, penalty=50.0, weighting="examples"):
         for k, add in enumerate(pushed(model, shifts.get(m, [0.0] * width))):
             own[place[num_classes * width + k]] += add
         personal.append(own)
+    return outcome(model, personal, history, steps, gradients)
+
+
+def best_mixture(matrix):
+    """The weights, from 0 up and 1 together, with the least a'Qa: the best of all sets of places that are above 0."""
+    best, found = math.inf, None
+    for chosen in range(1, 2 ** len(matrix)):
+        places = [i for i in range(len(matrix)) if chosen >> i & 1]
+        part = solved([[matrix[i][j] for j in places] for i in places], [1.0] * len(places))
+        if min(part) > 0.0 and 1.0 / math.fsum(part) < best:
+            best, found = 1.0 / math.fsum(part), dict(zip(places, part, strict=True))
+    weights = [found.get(i, 0.0) / math.fsum(found.values()) for i in range(len(matrix))]
+    kept = [w if w >= 1e-3 else 0.0 for w in weights]
+    return [w / math.fsum(kept) for w in kept]
+
+
+def solved(matrix, right):
+    """x with matrix x = right, by elimination."""
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for i in range(len(rows)):
+        pivot = max(range(i, len(rows)), key=lambda j: abs(rows[j][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for j in range(len(rows)):
+            if j != i:
+                factor = rows[j][i] / rows[i][i]
+                rows[j] = [a - factor * b for a, b in zip(rows[j], rows[i], strict=True)]
+    return [row[-1] / row[i] for i, row in enumerate(rows)]
+
+
+def means_by_class(rows, num_classes):
+    """Of each class its rows, the mean of their features (zeros where there are none) and of their squared lengths."""
+    size, found = len(rows[0][0]), []
+    for k in range(num_classes):
+        own = [features for features, label in rows if label == k]
+        mean = [math.fsum(z) / len(own) for z in zip(*own, strict=True)] if own else [0.0] * size
+        square = math.fsum(z * z for features in own for z in features) / len(own) if own else 0.0
+        found.append((len(own), mean, square))
+    return found
+
+
+def run_fedpac(problem, *, num_local_steps, head_steps, alignment=1.0, head_rate=None):
+    """The head first, then the body by CE + λ mean (z − c_y)², c the mean features of each class over clients.
+
+    Client i's next head is Σ_j α_ij h_j over the cohort, α_i the least α'(diag(v) + D_i)α, which are taken at the model
+    as it came: v_j = (Σ p E|z|² − Σ p²|μ|²)/N, D_i the products of p μ less client i's. Models are averaged by rows,
+    prototypes, which are taken after training, by the rows of their class. Judge what a client's training left.
+    """
+    model, own_heads, prototypes, memory, history, steps, gradients = problem["start"], {}, {}, {}, [], [], []
+    head, num_classes = set(problem["head"]), len(problem["classes"][0])
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained, seen, left = [], [], []
+        for m in cohort:
+            own = [own_heads[m][i] if m in own_heads and i in head else x for i, x in enumerate(model)]
+            seen.append(means_by_class(problem["all_rows"](m)(own), num_classes))
+            rate, slope = problem["rates"][m], problem["gradient"](t, m)
+            for draw in range(head_steps):
+                turn = slope(own, draw)
+                own = [
+                    x - (head_rate or rate) * g if i in head else x
+                    for i, (x, g) in enumerate(zip(own, turn, strict=True))
+                ]
+            for draw in range(head_steps, head_steps + num_local_steps):
+                rows = problem["rows"](t, m)(own, draw)
+                by_scores = [error_of(scores, label, len(rows)) for _, scores, label in rows]
+                by_features = []
+                for features, _, label in rows:
+                    goal = prototypes.get(label, features)
+                    size = len(features) * len(rows)
+                    by_features.append([2 * alignment * (z - c) / size for z, c in zip(features, goal, strict=True)])
+                turn = problem["pull_back"](t, m)(own, draw, by_scores, by_features)
+                own = [x if i in head else x - rate * g for i, (x, g) in enumerate(zip(own, turn, strict=True))]
+            memory[m] = own
+            trained.append(own)
+            left.append(means_by_class(problem["all_rows"](m)(own), num_classes))
+        noise, placed = [], []
+        for m, found in zip(cohort, seen, strict=True):
+            total = problem["examples"][m]
+            noise.append(
+                math.fsum(n / total * square - (n / total) ** 2 * norm(mean) ** 2 for n, mean, square in found) / total
+            )
+            placed.append([n / total * z for n, mean, _ in found for z in mean])
+        for i, m in enumerate(cohort):
+            gaps = [[a - b for a, b in zip(placed[i], other, strict=True)] for other in placed]
+            products = [[math.fsum(a * b for a, b in zip(one, two, strict=True)) for two in gaps] for one in gaps]
+            matrix = [[x + noise[j] * (j == k) for k, x in enumerate(row)] for j, row in enumerate(products)]
+            own_heads[m] = mean_model(trained, best_mixture(matrix))
+        for k in range(num_classes):
+            counts = [found[k][0] for found in left]
+            if sum(counts):
+                prototypes[k] = mean_model([found[k][1] for found in left], counts)
+        model = mean_model(trained, example_weights(problem, cohort, "examples"))
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([head_steps + num_local_steps] * len(cohort))
+    personal = personal_or_global(memory, model, len(problem["examples"]))
     return outcome(model, personal, history, steps, gradients)
 
 

@@ -78,7 +78,7 @@ def test_how_many_are_evaluated_at_once_does_not_matter(monkeypatch, name, room)
 @settings(deadline=None)
 def test_blocks_hold_every_client_with_rows_once_and_bound_padding_and_room(sizes, max_clients, max_rows, alone):
     sizes = sorted(sizes, reverse=True)
-    blocks = list(evaluation._blocks(sizes, max_clients, max_rows, alone))
+    blocks = list(evaluation.blocks_of_clients(sizes, max_clients, max_rows, alone))
     covered = [client for low, high in blocks for client in range(low, high)]
     assert covered == list(range(sum(size > 0 for size in sizes)))
     for low, high in blocks:

@@ -19,6 +19,26 @@ def draw(seeds, num_clients=20, **options):
     return GaussianFederation.draw(seeds=torch.as_tensor(seeds), num_clients=num_clients, **(settings | options))
 
 
+# -------------------------------------------------------------------------------------------------------------- noise
+
+
+def test_noise_is_normal_and_keyed_by_seed_round_client_and_minibatch():
+    source, clients, like = draw([3, 4]), torch.arange(20).expand(2, -1), torch.zeros(40, 50, dtype=torch.float64)
+    noise = source.task(clients, 1).noise(0, torch.arange(40), like)
+    assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 1e-3
+    others = [
+        source.task(clients, 2).noise(0, torch.arange(40), like),
+        source.task(clients, 1).noise(1, torch.arange(40), like),
+        draw([5, 6]).task(clients, 1).noise(0, torch.arange(40), like),
+        noise.roll(1, 0),
+        noise.roll(1, 1),
+    ]
+    for other in others:
+        assert abs(stats.pearsonr(noise.flatten().numpy(), other.flatten().numpy()).statistic) < 0.08
+    alone = draw(4).task(torch.tensor([7]), 1).noise(0, torch.tensor([0]), like[:1])
+    assert torch.equal(alone[0], noise[27])
+
+
 # ------------------------------------------------------------------------------------------------------------ drawing
 
 
@@ -152,14 +172,14 @@ def test_without_rows_halves_are_two_independent_estimates_whose_mean_is_the_est
 def test_a_task_of_one_estimate_has_no_halves():
     one = torch.ones(1, dtype=torch.float64)
     with pytest.raises(ConfigError, match="two halves"):
-        GaussianTask(one.unsqueeze(-1), one, torch.tensor([7]), 0.1).halves()
+        GaussianTask(one.unsqueeze(-1), one, torch.tensor([7]), 0.1, torch.tensor([3])).halves()
 
 
 def test_the_gradient_is_that_of_equation_4():
     generator = torch.Generator().manual_seed(2)
     estimate = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     variance = torch.rand(4, generator=generator, dtype=torch.float64) + 0.1
-    task = GaussianTask(estimate, variance, torch.ones(4), 0.1)
+    task = GaussianTask(estimate, variance, torch.ones(4), 0.1, torch.arange(4))
     rows = torch.tensor([2, 0])
     params = torch.randn(2, 3, generator=generator, dtype=torch.float64, requires_grad=True)
     loss = ((params - estimate[rows]) ** 2 / (2 * variance[rows].unsqueeze(-1))).sum()
@@ -173,7 +193,7 @@ def test_the_gradient_is_that_of_equation_4():
 
 def test_a_batch_follows_the_rows_and_not_the_draw():
     estimate = torch.arange(4.0).unsqueeze(-1)
-    task = GaussianTask(estimate, torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.ones(4), 0.1)
+    task = GaussianTask(estimate, torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.ones(4), 0.1, torch.arange(4))
     rows, others = torch.tensor([1, 3]), torch.tensor([0, 2])
     assert task.batch(0, rows)[0].flatten().tolist() == [1.0, 3.0]
     assert task.batch(1, others)[0].flatten().tolist() == [0.0, 2.0]

@@ -73,6 +73,22 @@ def test_a_client_with_fewer_rows_than_a_minibatch_meets_them_again():
     assert counts.tolist() == [0, 16, 16, 16]  # 48 draws of 3 rows: each sixteen times
 
 
+def test_noise_is_the_same_alone_and_in_a_cohort_and_differs_by_all_that_it_is_keyed_by():
+    like, slots = torch.zeros(3, 400), torch.arange(3)
+    noise = task_of([4, 2, 5]).noise(6, slots, like)
+    assert noise.dtype == torch.float32
+    assert abs(noise.std().item() - 1) < 0.06
+    assert torch.equal(task_of([2]).noise(6, slots[:1], like[:1])[0], noise[1])
+    others = [
+        task_of([4, 2, 5]).noise(7, slots, like),
+        task_of([4, 2, 5], seed=6).noise(6, slots, like),
+        task_of([4, 2, 5], round_number=4).noise(6, slots, like),
+        noise.roll(1, 0),
+    ]
+    for other in others:
+        assert abs(torch.corrcoef(torch.stack([noise.flatten(), other.flatten()]))[0, 1]) < 0.12
+
+
 def test_a_minibatch_asked_for_twice_is_the_same():
     task = task_of([4, 2, 5])
     first = drawn(task, 2, range(40))

@@ -15,6 +15,7 @@ from selffl.algorithms.fedavg import FedAvg
 from selffl.algorithms.fedbabu import FedBABU
 from selffl.algorithms.fedbn import FedBN
 from selffl.algorithms.feddbe import FedDBE
+from selffl.algorithms.fedpac import FedPAC
 from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
 from selffl.algorithms.fedrep import FedRep
@@ -23,6 +24,7 @@ from selffl.algorithms.layers import Layer
 from selffl.algorithms.local import Local
 from selffl.algorithms.optimisers import OPTIMISERS, SGD, Adam, Momentum, Optimiser
 from selffl.algorithms.perfedavg import PerFedAvg
+from selffl.algorithms.pfedbayes import PFedBayes
 from selffl.algorithms.pfedme import PFedMe
 from selffl.algorithms.population import Population
 from selffl.algorithms.scaffold import Scaffold
@@ -49,12 +51,14 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "fedbabu": FedBABU,
     "fedbn": FedBN,
     "feddbe": FedDBE,
+    "fedpac": FedPAC,
     "fedper": FedPer,
     "fedprox": FedProx,
     "fedrep": FedRep,
     "fedrod": FedRoD,
     "local": Local,
     "perfedavg": PerFedAvg,
+    "pfedbayes": PFedBayes,
     "pfedme": PFedMe,
     "scaffold": Scaffold,
 }
@@ -99,6 +103,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedDBE",
+    "FedPAC",
     "FedPer",
     "FedProx",
     "FedRep",
@@ -108,6 +113,7 @@ __all__ = [
     "LocalTask",
     "Momentum",
     "Optimiser",
+    "PFedBayes",
     "PFedMe",
     "PerFedAvg",
     "Population",

@@ -14,7 +14,8 @@ Shapes: ``params`` is ``[..., P]`` on the server and ``[..., clients, P]`` on th
 What a client keeps between rounds is its *memory*, a dataclass of tensors that the engine stores by client id.  What
 travels is a *broadcast* and an *upload*.  Uploads add: the server's step takes their sum over the cohort, in float64,
 and nothing of any single client, unless the method says that it needs single clients (``uploads_add``).  No function
-alters what it is given, draws a random number or knows a device: the task keys minibatches by seed, round and client.
+alters what it is given, draws a random number or knows a device: the task keys minibatches, and noise where a method
+needs some, by seed, round and client.
 
 What the rest of the library has to know of a method, its class attributes declare: no other file asks for its name.
 """
@@ -120,7 +121,7 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     uploads_add: ClassVar[bool] = True  # whether the server needs nothing but the sum of a cohort's uploads
     recorded: ClassVar[tuple[str, ...]] = ()  # fields of an upload that a run writes down, client by client
     may_be_unknown: ClassVar[tuple[str, ...]] = ()  # fields of an upload that may be NaN
-    per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a number per client [..., M]
+    per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a client axis [..., M, ...]
     newcomer_visits: ClassVar[int | None] = None  # visits that make a new client's model; None: until it stops moving
     closing_visits: ClassVar[int] = 0  # of every client once training is over, by `adapt`: nothing is sent back
     information_balance: ClassVar[float | None] = None  # of a row, in the personal posterior; None: there is none

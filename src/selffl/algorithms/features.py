@@ -32,6 +32,14 @@ class FeatureRows(NamedTuple):
     loss: Callable[[Tensor, Tensor], Tensor]  # the model's own, of scores and labels: a mean over rows
 
 
+class ClassMoments(NamedTuple):
+    """Features of each client's rows, class by class; zeros where it has none."""
+
+    counts: Tensor  # rows [..., clients, K]
+    means: Tensor  # of features [..., clients, K, D]
+    squares: Tensor  # of their squared lengths, the mean [..., clients, K]
+
+
 # (rows, extra [E], constants of the client) -> a number to be made small; for one client, vmap adds the others
 Objective = Callable[..., Tensor]
 
@@ -44,6 +52,10 @@ class FeatureTask(RowwiseTask):
     @abstractmethod
     def features(self, params: Tensor, batch: Any) -> Tensor:
         """z ``[n, B, D]`` of a minibatch, of models ``params [n, P]`` as they answer."""
+
+    @abstractmethod
+    def class_moments(self, params: Tensor) -> ClassMoments:
+        """Of all training rows, at models ``params [..., clients, P]`` as they answer; for tasks that have classes."""
 
     @abstractmethod
     def objective_gradient(

@@ -121,13 +121,13 @@ def optimiser_of(name: str | Optimiser, **options: Any) -> Optimiser:
 
 
 def check_optimiser(optimiser: Optimiser, method: Any) -> None:
-    """Refuse another than plain steps where the method cannot do without them.
+    """Refuse another than plain steps where the method makes its own.
 
     ``only_sgd`` of a method says why it cannot, or is None where its local steps may be of any kind.
     """
     why = method.only_sgd
     if why is not None and not isinstance(optimiser, SGD):
         raise ConfigError(
-            f"optimiser is {optimiser.name!r}, and {method.name} takes plain gradient steps: {why}. Expected 'sgd', or "
-            "a method whose steps may be of any kind."
+            f"optimiser is {optimiser.name!r}, and {method.name} cannot use it: {why}. Expected 'sgd', or a method "
+            "whose steps may be of any kind."
         )

@@ -1,4 +1,4 @@
-"""What a method is given that tells a client's rows apart: their classes, and two halves of them.
+"""What a method is given that tells a client's rows apart, classes and halves of them, and noise that goes with them.
 
 Most methods need gradients of minibatches alone, which any `selffl.algorithms.contract.LocalTask` has.
 """
@@ -41,6 +41,10 @@ class RowwiseTask(LocalTask):
         Both are ``[n, B, K]``.  None where rows have no class.
         """
         return None
+
+    @abstractmethod
+    def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
+        """Standard normal numbers like ``params [n, P]``, which go with minibatch ``draw`` as its rows do."""
 
     @abstractmethod
     def halves(self) -> Self:

@@ -61,7 +61,7 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
 
     name: ClassVar[str] = "scaffold"
     personalises: ClassVar[Personalises] = "nothing"
-    only_sgd: ClassVar[str | None] = "its control variates are gradients, read off the way that these go"
+    only_sgd: ClassVar[str | None] = "its control variates are gradients, read off the way that plain gradient steps go"
 
     global_learning_rate: float = 1.0
 

@@ -2,7 +2,7 @@
 
 Personal models are those that the method itself names (``Algorithm.personal``).  Views after k steps of fine-tuning
 are kept apart from those before, under names of their own; the steps use training rows.  So is the global model with
-each client's class frequencies, which are those of its training rows.
+each client's class frequencies, or with its nearest neighbours, which are those of its training rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from selffl.engines.cohort import CohortEngine, RunState
 from selffl.errors import ConfigError, DivergedError, unknown_name
 from selffl.maths.frequencies import class_shifts
 from selffl.training.answers import LabelScale
-from selffl.training.evaluation import numbers_of_rows
+from selffl.training.evaluation import numbers_of_outputs, numbers_of_rows
 from selffl.training.metrics import (
     HIGHER_IS_BETTER,
     IMBALANCED_SHARE,
@@ -34,6 +34,7 @@ from selffl.training.metrics import (
     balanced_accuracy,
 )
 from selffl.training.model import ModelSource
+from selffl.training.neighbours import check_neighbours, outputs_with_neighbours
 
 # What always answering one class scores: a client's own most frequent training class, or the federation's; and how much
 # of the training rows the latter has.
@@ -41,19 +42,28 @@ LARGEST_SHARE = "largest_class_share"
 MAJORITY = ("majority_accuracy", "federation_majority_accuracy", LARGEST_SHARE)
 
 WITH_CLASSES = "global+classes"  # the view of the global model with each client's class frequencies
+WITH_NEIGHBOURS = "global+neighbours"  # and with the nearest of its training rows
 
 
 def prefix_of(view: str) -> str:
     """How the names of a view's numbers begin: ``global+classes+5`` is ``global_with_classes_after_5_``."""
-    return "" if view == "personal" else f"{view.replace('+classes', '_with_classes').replace('+', '_after_')}_"
+    for with_more in ("classes", "neighbours"):
+        view = view.replace(f"+{with_more}", f"_with_{with_more}")
+    return "" if view == "personal" else f"{view.replace('+', '_after_')}_"
 
 
-def score_names(metrics: Sequence[str], fine_tune: Sequence[int] = (), class_frequencies: bool = False) -> list[str]:
+def score_names(
+    metrics: Sequence[str],
+    fine_tune: Sequence[int] = (),
+    class_frequencies: bool = False,
+    neighbours: int | None = None,
+) -> list[str]:
     """Names of the numbers in a summary: personal models first, then the global one, then views of the last round.
 
     Where answers are classes, what the constant answer scores stands at the end.
     """
     with_classes = [WITH_CLASSES] if class_frequencies else []
+    with_neighbours = [] if neighbours is None else [WITH_NEIGHBOURS]
     tuned = [f"{view}+{steps}" for steps in sorted(fine_tune) for view in ("personal", "global", *with_classes)]
     return [
         *(f"{part}_{metric}" for metric in metrics for part in ("weighted", "top10", "worst10", "global")),
@@ -61,7 +71,7 @@ def score_names(metrics: Sequence[str], fine_tune: Sequence[int] = (), class_fre
         *(
             f"{prefix_of(view)}{part}_{metric}"
             for metric in metrics
-            for view in with_classes + tuned
+            for view in with_classes + with_neighbours + tuned
             for part in ("weighted", "top10", "worst10")
         ),
         *(MAJORITY if "accuracy" in metrics else ()),
@@ -109,8 +119,9 @@ class Evaluation:
     """What the measure of the task makes of each row of each client, by view; on the CPU.
 
     Views are ``personal``, ``global`` and, with each client's class frequencies, ``global+classes``; after k steps of
-    fine-tuning they are ``personal+k``, ``global+k`` and ``global+classes+k``.  ``numbers`` are the rows' answers;
-    where answers are classes, ``log_losses`` are there as well.
+    fine-tuning they are ``personal+k``, ``global+k`` and ``global+classes+k``; with the nearest of each client's
+    training rows ``global+neighbours``.  ``numbers`` are the rows' answers; where answers are classes, ``log_losses``
+    are there as well.
     """
 
     measure: Measure
@@ -266,6 +277,7 @@ def evaluate(
     measure: Measure,
     fine_tune: Sequence[int] = (),
     class_frequencies: bool = False,
+    neighbours: int | None = None,
     own_metrics: Mapping[str, Metric] | None = None,
     label_scale: LabelScale | None = None,
     is_over: bool = False,
@@ -278,11 +290,13 @@ def evaluate(
     shared = state.server.params
     num_clients, ids = source.federation.num_clients, list(source.federation.clients)
     metrics = own_metrics or {}
+    train = source.federation.train
     of_classes = class_shifts_of(source) if class_frequencies else None
+    head = None if neighbours is None else check_neighbours(source.model, source.loss, train, neighbours)
     found: dict[str, list[tuple[Tensor, ...]]] = {}
     by_client: dict[str, dict[str, Tensor]] = {}
 
-    def note(view: str, params: Tensor, own: Rows) -> None:
+    def note(view: str, own: Rows, params: Tensor | None = None, outputs: Tensor | None = None) -> None:
         values = by_client.setdefault(
             view, {name: torch.full((num_clients,), torch.nan, dtype=torch.float64) for name in metrics}
         )
@@ -292,9 +306,12 @@ def evaluate(
             for name, metric in metrics.items():
                 values[name][client] = metric.of_client(name, ids[client], outputs, labels)
 
-        numbers = numbers_of_rows(
-            source.model, params, own, measure, source.gradients, scale.for_user(measured) if metrics else None
-        )
+        on_client = scale.for_user(measured) if metrics else None
+        if outputs is not None:
+            numbers = numbers_of_outputs(outputs, own, measure, on_client)
+        else:
+            assert params is not None
+            numbers = numbers_of_rows(source.model, params, own, measure, source.gradients, on_client)
         found.setdefault(view, []).append(tuple(each.cpu() for each in numbers))
 
     size = engine.chunk_size or num_clients
@@ -309,13 +326,17 @@ def evaluate(
                 f"the personal models of {lost} clients of {engine.algorithm.name} are not finite after round "
                 f"{state.round_number}; expected finite numbers. Lower the learning rate or the penalty."
             )
-        note("personal", personal, own)
-        note("global", shared, own)
+        note("personal", own, personal)
+        note("global", own, shared)
         starts = {"personal": personal, "global": shared.expand(len(clients), -1)}
         if of_classes is not None:
             bias, shifts = of_classes
             starts[WITH_CLASSES] = bias.added(starts["global"], shifts[start:stop])
-            note(WITH_CLASSES, starts[WITH_CLASSES], own)
+            note(WITH_CLASSES, own, starts[WITH_CLASSES])
+        if neighbours is not None and head is not None:
+            theirs = of_clients(train, start, stop)
+            mixed = outputs_with_neighbours(source.model, head, shared, theirs, own, neighbours)
+            note(WITH_NEIGHBOURS, own, outputs=mixed)
         is_shared = personal.data_ptr() == shared.data_ptr()  # one model for everybody, expanded: no need to tune twice
         for kind, params in starts.items():
             task, done = source.task(clients, state.round_number + 1), 0
@@ -329,8 +350,8 @@ def evaluate(
                 first = 0 if task.optimiser.num_states else done
                 tuned = descend(task, tuned if first else params, steps - first, first_draw=first)
                 done = steps
-                note(f"{kind}+{steps}", tuned, own)
-    by_size = source.federation.train.num_examples.argsort(descending=True, stable=True)
+                note(f"{kind}+{steps}", own, tuned)
+    by_size = train.num_examples.argsort(descending=True, stable=True)
     numbers = {view: [torch.cat(each) for each in zip(*parts, strict=True)] for view, parts in found.items()}
     return Evaluation(
         measure,
@@ -339,7 +360,7 @@ def evaluate(
         {view: each[0] for view, each in numbers.items()},
         by_size.cpu(),
         log_losses={view: each[1] for view, each in numbers.items() if len(each) > 1},
-        majority=Majority.of(measure, source.federation.train, rows),
+        majority=Majority.of(measure, train, rows),
         own_metrics=metrics,
         own_numbers=by_client,
     )

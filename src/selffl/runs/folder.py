@@ -81,7 +81,7 @@ def history_columns(recipe: Recipe) -> list[str]:
 def score_columns(recipe: Recipe) -> list[str]:
     """Those of them that an evaluation fills in."""
     trained = [f"train_{metric}" for metric in recipe.metrics] if recipe.evaluate_train else []
-    return score_names(recipe.metrics, recipe.fine_tune, recipe.class_frequencies) + trained
+    return score_names(recipe.metrics, recipe.fine_tune, recipe.class_frequencies, recipe.neighbours) + trained
 
 
 @dataclass

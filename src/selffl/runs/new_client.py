@@ -161,10 +161,10 @@ def _message(session: Session, state: RunState) -> Any:
         cluster=None if cluster is None else torch.cat([cluster, cluster.new_zeros(1)]),
     )
     fresh = session.method.start(state.server.params, wider)
-    longer = {}
+    longer, axis = {}, state.server.params.ndim - 1  # that of the clients
     for name in session.method.per_client:
         known = getattr(state.server, name)
-        longer[name] = torch.cat([known, getattr(fresh, name)[..., number:].to(known)], -1)
+        longer[name] = torch.cat([known, getattr(fresh, name).narrow(axis, number, 1).to(known)], axis)
     server = replace(state.server, **longer)
     return session.method.broadcast(server, torch.tensor([number], device=state.num_gradients.device))
 

@@ -50,6 +50,8 @@ class Recipe:
         class_frequencies: Whether the final global model is evaluated once more with each client's class frequencies in
             place of everybody's (log of one over the other on top of its scores), as ``global_with_classes``, and
             fine-tuned from there.
+        neighbours: k of the view ``global_with_neighbours`` (kNN-Per): the final global model is evaluated once more,
+            its probabilities mixed with the classes of the k nearest of each client's training rows; none: without.
         checkpoint_every: Rounds between checkpoints; none: at every evaluation; 0: never.
         chunk_size: Clients that train at once; none: as many as fit.
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
@@ -94,6 +96,7 @@ class Recipe:
     evaluate_train: bool = field(default=False, metadata=HERE)
     fine_tune: Sequence[int] = field(default=(), metadata=HERE)
     class_frequencies: bool = field(default=False, metadata=HERE)
+    neighbours: int | None = field(default=None, metadata=HERE)
     checkpoint_every: int | None = field(default=None, metadata=HERE)
     chunk_size: int | None = field(default=None, metadata=HERE)
     gradients: Gradients = field(default="auto", metadata=HERE)
@@ -189,7 +192,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     check_choice("engine", found["engine"], ("cohort", "serial"))
     for name in ("evaluate_train", "class_frequencies", "gain"):
         check_bool(name, found[name])
-    for name, least in (("evaluate_every", 0), ("checkpoint_every", 0), ("chunk_size", 1)):
+    for name, least in (("evaluate_every", 0), ("checkpoint_every", 0), ("chunk_size", 1), ("neighbours", 1)):
         if found[name] is not None:
             check_integer(name, found[name], least)
     check_policy(found["batch_norm"])

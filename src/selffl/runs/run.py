@@ -228,14 +228,18 @@ class Run:
         """What a file of a model says of its inputs and answers, as JSON by name."""
         return describe_answers(self.preparation, self._session.label_scale, self.classes)
 
-    def evaluate(self, *, fine_tune: Sequence[int] = (), class_frequencies: bool = False) -> Evaluation:
+    def evaluate(
+        self, *, fine_tune: Sequence[int] = (), class_frequencies: bool = False, neighbours: int | None = None
+    ) -> Evaluation:
         """The final models on the rows that the run was evaluated on: what each row comes to, by view.
 
         ``run.evaluate().numbers["personal"]`` is, row by row of ``run.federation.test``, whether the answer is right;
         for two classes the log-odds of class 1, for values the squared error (`selffl.training.metrics`).  Where
         answers are classes, ``log_losses`` has the log loss of each row.
         """
-        return self._session.evaluate(self._state, fine_tune=fine_tune, class_frequencies=class_frequencies)
+        return self._session.evaluate(
+            self._state, fine_tune=fine_tune, class_frequencies=class_frequencies, neighbours=neighbours
+        )
 
     def gains(self) -> list[Row]:
         """Who loses by joining, worst first, and why; of a run with ``gain=True``.

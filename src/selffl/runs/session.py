@@ -35,6 +35,7 @@ from selffl.training.flat import FlatModel, check_parameters
 from selffl.training.losses import name_of
 from selffl.training.metrics import Measure, Metric, by_loss
 from selffl.training.model import ModelSource
+from selffl.training.neighbours import check_neighbours
 
 SMALL_MODEL_PARAMETERS = 1 << 17  # up to which one thread trains a model best
 
@@ -111,6 +112,8 @@ class Session:
                 raise DataError(f"gain=True, and no client has {recipe.evaluate_on} rows; expected some to measure by.")
         if recipe.class_frequencies:
             class_shifts_of(source)  # refuse a model or rows that have none
+        if recipe.neighbours is not None:
+            check_neighbours(model, loss, rows.train, recipe.neighbours)
         session = cls(
             recipe=replace(recipe, metrics=(*measure.metrics, *metrics)),
             method=method,
@@ -168,9 +171,9 @@ class Session:
     def evaluate_round(self, state: RunState) -> Evaluated:
         """All that a run records after a round that is evaluated."""
         # Fine-tuning costs as much as training: once, at the end.
-        more = (self.recipe.fine_tune, self.recipe.class_frequencies) if self.is_over(state) else ((), False)
+        names = ("fine_tune", "class_frequencies", "neighbours") if self.is_over(state) else ()
         return Evaluated(
-            self.evaluate(state, None, *more),
+            self.evaluate(state, **{name: getattr(self.recipe, name) for name in names}),
             self.federation.train.num_examples,
             self.evaluate(state, self.source.federation.train) if self.recipe.evaluate_train else None,
             self.federation.cluster,
@@ -182,6 +185,7 @@ class Session:
         rows: Rows | None = None,
         fine_tune: Sequence[int] = (),
         class_frequencies: bool = False,
+        neighbours: int | None = None,
     ) -> Evaluation:
         """All clients on the rows that the run is evaluated on, or on others."""
         return evaluate(
@@ -192,6 +196,7 @@ class Session:
             self.measure,
             fine_tune,
             class_frequencies,
+            neighbours,
             self.metrics,
             self.label_scale,
             self.is_over(state),

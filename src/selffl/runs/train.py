@@ -57,6 +57,7 @@ def train(
     evaluate_train: bool = False,
     fine_tune: Sequence[int] = (),
     class_frequencies: bool = False,
+    neighbours: int | None = None,
     checkpoint_every: int | None = None,
     chunk_size: int | None = None,
     gradients: Gradients = "auto",
@@ -100,6 +101,8 @@ def train(
         class_frequencies: Whether the final global model is evaluated once more with each client's class frequencies in
             place of everybody's (log of one over the other on top of its scores), as ``global_with_classes``, and
             fine-tuned from there.
+        neighbours: k of the view ``global_with_neighbours`` (kNN-Per): the final global model is evaluated once more,
+            its probabilities mixed with the classes of the k nearest of each client's training rows; none: without.
         checkpoint_every: Rounds between checkpoints; none: at every evaluation; 0: never.
         chunk_size: Clients that train at once; none: as many as fit.
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured

@@ -72,6 +72,17 @@ def numbers_of_rows(
     return numbers
 
 
+def numbers_of_outputs(
+    outputs: Tensor, rows: Rows, measure: Measure, on_client: OnClient | None = None
+) -> tuple[Tensor, ...]:
+    """The same of outputs ``[rows, ...]`` that are there already."""
+    if len(rows.labels) == 0:
+        return _of_no_rows(outputs, measure)
+    if on_client is not None:
+        _ByClient(rows, on_client).add(torch.arange(len(outputs), device=outputs.device), outputs)
+    return measure.of_rows(outputs, rows.labels)
+
+
 def _of_one_model(
     model: FlatModel, params: Tensor, rows: Rows, measure: Measure, budget: Budget, gathered: _ByClient | None
 ) -> tuple[Tensor, ...]:
@@ -104,7 +115,7 @@ def _of_own_models(
     alone = {"auto": rows_for_loop(model, params[0], rows.features), "loop": 0.0}.get(gradients, math.inf)
     alone = 0.0 if model.mixes_rows else alone
     max_clients, max_rows = budget.evaluated_numbers // params.shape[1], budget.rows_evaluated(num_features)
-    for low, high in _blocks(sizes.tolist(), max_clients, max_rows, alone):
+    for low, high in blocks_of_clients(sizes.tolist(), max_clients, max_rows, alone):
         clients, size = order[low:high], sizes[low:high].unsqueeze(-1)
         own = params[clients]
         widest = int(size[0])
@@ -132,7 +143,9 @@ def _of_no_rows(params: Tensor, measure: Measure) -> tuple[Tensor, ...]:
     return tuple(params.new_zeros(0) for _ in range(1 + ("log_loss" in measure.metrics)))
 
 
-def _blocks(sizes: list[int], max_clients: int, max_rows: int, alone: float) -> Iterator[tuple[int, int]]:
+def blocks_of_clients(
+    sizes: list[int], max_clients: int, max_rows: int, alone: float = math.inf
+) -> Iterator[tuple[int, int]]:
     """Positions ``low`` to ``high`` of clients to take together, of ``sizes`` that descend; those without rows in none.
 
     A block is padded to the rows of its first client: at most to twice what its last has.  Clients with ``alone`` rows

@@ -14,23 +14,25 @@ from torch import Tensor
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask, split_in_two
 from selffl.errors import ConfigError
-from selffl.randomness import integers, normal
+from selffl.randomness import integers, normal, random_bits
 
 
 class GaussianTask(RowwiseTask):
     """Gradient of Eq. (4) for a cohort: (theta - z_m) / sigma_m^2, Eq. (5).
 
     The local estimate stands for all of a client's rows, so that every minibatch is the whole data set and B = 1.
-    ``half_estimates [..., clients, 2, P]`` are those of two halves of the rows, which make up ``half_shares`` of them.
+    ``key [..., clients]`` is that of noise, for methods that ask for some.  ``half_estimates [..., clients, 2, P]`` are
+    those of two halves of the rows, which make up ``half_shares`` of them.
     """
 
     def __init__(
         self, local_estimate: Tensor, intra_variance: Tensor, num_examples: Tensor, learning_rate: float | Tensor,
-        half_estimates: Tensor | None = None, half_shares: Tensor | None = None,
+        key: Tensor, half_estimates: Tensor | None = None, half_shares: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__(intra_variance.shape, num_examples, learning_rate)
         self._estimate = local_estimate.reshape(-1, local_estimate.shape[-1])
         self._variance = intra_variance.reshape(-1, 1)
+        self._key = key.reshape(-1, 1)
         self._half_estimates, self._half_shares = half_estimates, half_shares
         self._shares: Tensor | None = None  # of the rows that this task has
         self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
@@ -47,6 +49,10 @@ class GaussianTask(RowwiseTask):
             self._last = slots, (self._estimate[slots], self._variance[slots])
         return self._last[1]
 
+    def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
+        """By the client's key."""
+        return normal(self._key[slots], "noise", draw, torch.arange(params.shape[-1])).to(params)
+
     def batch_gradient(self, params: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Eq. (5)."""
         estimate, variance = batch
@@ -59,6 +65,7 @@ class GaussianTask(RowwiseTask):
         task = self._halved()
         task._shares = self._half_shares
         task._estimate = self._half_estimates.reshape(-1, self._half_estimates.shape[-1])
+        task._key = torch.stack([2 * self._key, 2 * self._key + 1], dim=1).flatten(0, 1)
         task._variance, task._last = self._variance.repeat_interleave(2, dim=0), None
         return task
 
@@ -162,7 +169,8 @@ class GaussianFederation:
             estimate = estimate + variance.sqrt().unsqueeze(-1) * noise.to(estimate)
         count, rate = of_cohort(self.num_examples), self.learning_rate
         rate = of_cohort(rate) if isinstance(rate, Tensor) else rate
-        return GaussianTask(estimate, variance, count, rate, *self._halves(clients, estimate, variance, count))
+        key = random_bits(self.seeds.unsqueeze(-1), "noise", round_number, clients)
+        return GaussianTask(estimate, variance, count, rate, key, *self._halves(clients, estimate, variance, count))
 
     def _halves(self, clients: Tensor, estimate: Tensor, variance: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Estimates of two halves of each client's rows ``[..., C, 2, P]``, and their shares ``[..., C, 2]``.

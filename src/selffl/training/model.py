@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -9,11 +10,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from selffl.algorithms.features import FeatureTask, Objective
+from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
+from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
-from selffl.randomness import random_bits, uniform
+from selffl.randomness import normal, random_bits, uniform
 from selffl.training.blocks import (
     Gradients,
     Loss,
@@ -24,6 +26,7 @@ from selffl.training.blocks import (
     rows_at,
 )
 from selffl.training.classes import class_counts, class_targets, has_classes
+from selffl.training.evaluation import blocks_of_clients
 from selffl.training.features import features_of, objective_gradient
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_squared_error
@@ -72,6 +75,12 @@ class ModelTask(FeatureTask):
         if not self._model.leaves_out:
             return rows
         return *rows, random_bits(self._seed, f"{self._stream} mask", self._round, self._keys[slots], draw)[:, None]
+
+    def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
+        """By seed, round, client and minibatch."""
+        place = torch.arange(params.shape[-1], device=params.device)
+        keys = self._keys[slots].unsqueeze(-1)
+        return normal(self._seed, f"{self._stream} noise", self._round, keys, draw, place).to(params)
 
     def _index(self, block: int) -> Tensor:
         """Row numbers of the next minibatches of every slot, as many as are looked up at once: ``[slots, …, B]``."""
@@ -158,6 +167,34 @@ class ModelTask(FeatureTask):
         """The input of the last layer."""
         with torch.no_grad():
             return features_of(self._model, params, batch[0], quickest_way(self._model, params, batch[0]))
+
+    def class_moments(self, params: Tensor) -> ClassMoments:
+        """Clients of similar numbers of rows side by side; one by one where rows are seen with those beside them."""
+        assert self.head is not None
+        assert self.class_bias is not None
+        block, num_features = params.reshape(-1, params.shape[-1]), self.head.num_features
+        is_mixed = self._model.mixes_rows
+        budget, width = budget_of(params.device), max(self._rows.features[:1].numel(), num_features)
+        counts = block.new_zeros(len(block), self.class_bias.num_classes)
+        sums, squares = counts.new_zeros(*counts.shape, num_features), torch.zeros_like(counts)
+        sizes, order = self.num_examples.expand(self.shape).reshape(-1).sort(descending=True, stable=True)
+        alone = 0.0 if is_mixed else math.inf
+        for low, high in blocks_of_clients(sizes.tolist(), len(sizes), budget.rows_evaluated(width), alone):
+            slots, size, widest = order[low:high], sizes[low:high].unsqueeze(-1), int(sizes[low])
+            step = widest if is_mixed else budget.rows_evaluated(width, len(slots))
+            for start in range(0, widest, step):
+                column = torch.arange(start, min(start + step, widest), device=size.device)
+                places = self._begin[slots].unsqueeze(-1) + torch.minimum(column, size - 1)
+                rows = rows_at(self._rows, places if self._order is None else self._order[places])
+                z = self.features(block[slots], rows)
+                of_class = class_targets(self._model, rows[1].flatten(0, 1)).reshape(*places.shape, -1).to(z)
+                by_class = (of_class * (column < size).unsqueeze(-1)).transpose(-1, -2)
+                counts[slots] += by_class.sum(-1)
+                sums[slots] += by_class @ z
+                squares[slots] += (by_class @ z.square().sum(-1, keepdim=True)).squeeze(-1)
+        some = counts.clamp(min=1.0)
+        found = counts, sums / some.unsqueeze(-1), squares / some
+        return ClassMoments(*(each.reshape(*self.shape, *each.shape[1:]) for each in found))
 
     def objective_gradient(
         self, objective: Objective, params: Tensor, num_extra: int, batch: Any, constants: Sequence[Tensor]

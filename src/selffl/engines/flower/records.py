@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm
-from selffl.algorithms.features import FeatureTask, Objective
+from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.flower.messages import shown
@@ -137,6 +137,10 @@ class _Idle(FeatureTask):
     def batch(self, draw: int, slots: Tensor) -> None:
         """There is nothing to draw."""
 
+    def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(params)
+
     def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
         """Zero."""
         return torch.zeros_like(params)
@@ -144,6 +148,13 @@ class _Idle(FeatureTask):
     def features(self, params: Tensor, batch: Any) -> Tensor:
         """Zero."""
         return params.new_zeros(len(params), 1, self.head.num_features if self.head else 0)
+
+    def class_moments(self, params: Tensor) -> ClassMoments:
+        """Zero."""
+        num_classes = self.class_bias.num_classes if self.class_bias else 0
+        counts = params.new_zeros(*params.shape[:-1], num_classes)
+        means = counts.unsqueeze(-1).expand(*counts.shape, self.head.num_features if self.head else 0)
+        return ClassMoments(counts, means, counts)
 
     def objective_gradient(
         self, objective: Objective, params: Tensor, num_extra: int, batch: Any, constants: Sequence[Tensor]

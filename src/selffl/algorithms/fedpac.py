@@ -1,0 +1,205 @@
+"""FedPAC: features that mean the same everywhere, and for each client a head combined from those that suit it.
+
+Xu, Tong and Huang, Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023,
+Algorithm 1.  Personalises the whole model.  Bodies are averaged and pulled towards the mean features of each class,
+*prototypes*.  The server combines the heads of a cohort for each of its clients by a quadratic programme, for which it
+needs single clients.  Evaluated is the client's model as its own training left it; a client that never took part has
+the global model (D10), whose head is the average of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, PersonalMemory, move
+from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.features import FeatureRows, FeatureTask, require_head
+from selffl.algorithms.options import check_integer, check_number
+from selffl.algorithms.population import Population
+from selffl.algorithms.solver import descend
+from selffl.errors import ConfigError
+from selffl.maths.combination import combination_weights, feature_noise
+
+
+@dataclass(frozen=True)
+class PrototypeServer(ModelServer):
+    """What the server knows: a model, where its head lies, prototypes, and the head that goes to each client next."""
+
+    is_head: Tensor  # [..., P], true or false
+    heads: Tensor  # [..., M, H]; of no meaning before the first visit
+    visits: Tensor  # [..., M]
+    prototypes: Tensor  # mean features of each class [..., K, D]
+    class_examples: Tensor  # rows behind each [..., K]; 0: no prototype yet
+
+
+@dataclass(frozen=True)
+class PrototypeBroadcast(ModelBroadcast):
+    """The global body with the client's head, and the prototypes."""
+
+    prototypes: Tensor  # [..., C, K, D]
+    class_examples: Tensor  # [..., C, K]
+
+
+@dataclass(frozen=True)
+class PrototypeUpload:
+    """What a client sends back."""
+
+    params: Tensor  # its model, trained [..., C, P]
+    num_examples: Tensor  # N_m [..., C]
+    class_counts: Tensor  # rows of each class [..., C, K]
+    prototypes: Tensor  # mean features of each class after training [..., C, K, D]
+    own_features: Tensor  # p_k mu_k, of the model as it came [..., C, K, D]
+    noise: Tensor  # v_m, how noisy these are [..., C]
+
+
+@dataclass(frozen=True)
+class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, PersonalMemory, PrototypeUpload]):
+    """Options of FedPAC.
+
+    Attributes:
+        num_local_steps: Of the body alone, after those of the head.
+        head_steps: Of the head alone, under the body as it came.
+        head_learning_rate: Of the head's steps; none: the learning rate of the run.
+        alignment: λ, the pull of features towards the prototype of their class.
+    """
+
+    name: ClassVar[str] = "fedpac"
+    personalises: ClassVar[Personalises] = "model"
+    only_sgd: ClassVar[str | None] = None
+    no_statistics: ClassVar[str | None] = "prototypes of clients with other statistics are not of the same features"
+    uploads_add: ClassVar[bool] = False
+    per_client: ClassVar[tuple[str, ...]] = ("heads", "visits")
+
+    head_steps: int = 20
+    head_learning_rate: float | None = None
+    alignment: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("head_steps", self.head_steps, 1)
+        if self.head_learning_rate is not None:
+            check_number("head_learning_rate", self.head_learning_rate, above=0.0)
+        check_number("alignment", self.alignment, at_least=0.0)
+
+    def start(self, params: Tensor, population: Population) -> PrototypeServer:
+        """The initial model for everybody, and no prototype yet."""
+        head = require_head(self.name, population)
+        size = head.stop - head.start
+        if size == params.shape[-1]:
+            raise ConfigError(
+                f"{self.name} shares a body and combines heads, but the model has one layer; expected two or more. Use "
+                "a deeper model, or another method."
+            )
+        is_head = torch.zeros_like(params, dtype=torch.bool)
+        is_head[..., head.start : head.stop] = True
+        dots, num_classes = params.shape[:-1], max(head.num_outputs, 2)
+        return PrototypeServer(
+            params,
+            is_head,
+            params.new_zeros(*dots, population.num_clients, size),
+            params.new_zeros(*dots, population.num_clients),
+            params.new_zeros(*dots, num_classes, head.num_features),
+            params.new_zeros(*dots, num_classes),
+        )
+
+    def newcomer(self, params: Tensor) -> PersonalMemory:
+        """No model of its own yet."""
+        return PersonalMemory.empty(params)
+
+    def broadcast(self, server: PrototypeServer, clients: Tensor) -> PrototypeBroadcast:
+        """To each client its own head; to one that never took part the global one."""
+        place = _place(server.is_head)
+        params = server.params.unsqueeze(-2).expand(*clients.shape, -1).clone()
+        index = clients.unsqueeze(-1).expand(*clients.shape, server.heads.shape[-1])
+        is_known = (server.visits.gather(-1, clients) > 0).unsqueeze(-1)
+        params[..., place] = torch.where(is_known, server.heads.gather(-2, index), params[..., place])
+        prototypes = server.prototypes.unsqueeze(-3).expand(*clients.shape, -1, -1)
+        return PrototypeBroadcast(params, prototypes, server.class_examples.unsqueeze(-2).expand(*clients.shape, -1))
+
+    def client_round(
+        self, broadcast: PrototypeBroadcast, memory: PersonalMemory, task: FeatureTask
+    ) -> tuple[PrototypeUpload, PersonalMemory]:
+        """Look at the features as they come; train the head, then the body; look at the features again.
+
+        The body goes down CE + lambda (z - c_y)^2, the mean over rows and features, where class y has a prototype c_y.
+        """
+        if not task.has_classes:
+            raise ConfigError(
+                f"{self.name} has a prototype for each class, and these rows have no classes; expected cross-entropy "
+                "without weights, whole numbers as labels and a last layer whose bias is added to the scores. Change "
+                "loss or model, or use another method, such as fedrep."
+            )
+        assert task.head is not None
+        is_head = torch.zeros_like(broadcast.params[..., :1, :].flatten(0, -2)[0], dtype=torch.bool)
+        is_head[task.head.start : task.head.stop] = True
+        before = task.class_moments(broadcast.params)
+        num_examples = task.num_examples.expand(task.shape).to(before.counts)
+        shares = before.counts / num_examples.unsqueeze(-1)
+
+        def objective(rows: FeatureRows, _: Tensor, prototypes: Tensor, class_examples: Tensor) -> Tensor:
+            classes = rows.labels.reshape(len(rows.labels)).round().long()
+            gaps = (rows.features - prototypes[classes]).square().mean(-1)
+            return rows.loss(rows.scores, rows.labels) + self.alignment * (gaps * (class_examples[classes] > 0)).mean()
+
+        fitted = descend(
+            task, broadcast.params, self.head_steps, learning_rate=self.head_learning_rate, frozen=~is_head
+        )
+        aligned = task.with_objective(objective, 0, [broadcast.prototypes, broadcast.class_examples])
+        trained = descend(aligned, fitted, self.steps(task), frozen=is_head, first_draw=self.head_steps)
+        upload = PrototypeUpload(
+            trained,
+            num_examples,
+            before.counts,
+            task.class_moments(trained).means,
+            shares.unsqueeze(-1) * before.means,
+            feature_noise(shares, before.means, before.squares, num_examples),
+        )
+        return upload, memory.keep(trained)
+
+    def server_round(self, server: PrototypeServer, clients: Tensor, upload: PrototypeUpload) -> PrototypeServer:
+        """Averages of models by rows and of prototypes by rows of their class; a head for each client of the cohort."""
+        weight = upload.num_examples.unsqueeze(-1)
+        change = ((upload.params - server.params.unsqueeze(-2)).double() * weight).sum(-2)
+        counts = upload.class_counts.unsqueeze(-1)
+        examples = counts.sum(-3).squeeze(-1)
+        fresh = (counts * upload.prototypes).sum(-3) / examples.clamp(min=1.0).unsqueeze(-1)
+        is_met = examples > 0
+
+        sent = upload.params[..., _place(server.is_head)]
+        features = upload.own_features.reshape(-1, *upload.own_features.shape[-3:])
+        noise = upload.noise.reshape(-1, upload.noise.shape[-1])
+        weights = torch.stack([combination_weights(own, v) for own, v in zip(features, noise, strict=True)])
+        heads = weights.reshape(*clients.shape, -1) @ sent
+        index = clients.unsqueeze(-1).expand_as(heads)
+        return PrototypeServer(
+            move(server.params, change, upload.num_examples.sum(-1)),
+            server.is_head,
+            server.heads.scatter(-2, index, heads.to(server.heads)),
+            server.visits.scatter_add(-1, clients, torch.ones_like(upload.num_examples).to(server.visits)),
+            torch.where(is_met.unsqueeze(-1), fresh, server.prototypes).to(server.prototypes),
+            torch.where(is_met, examples, server.class_examples).to(server.class_examples),
+        )
+
+    def bounds(self, upload: PrototypeUpload, max_examples: int) -> Mapping[str, tuple[float, float]]:
+        """Rows are counted; features may have either sign."""
+        rows, any_number = (0.0, float(max_examples)), (-torch.inf, torch.inf)
+        return {
+            "num_examples": (1.0, float(max_examples)),
+            "class_counts": rows,
+            "prototypes": any_number,
+            "own_features": any_number,
+        }
+
+    def personal(self, global_params: Tensor, memory: PersonalMemory, task: FeatureTask) -> Tensor:
+        """The client's model as its training left it."""
+        return memory.model(global_params.unsqueeze(-2))
+
+
+def _place(is_head: Tensor) -> Tensor:
+    """Which numbers of a model are its head ``[P]``: the same in all federations side by side."""
+    return is_head.reshape(-1, is_head.shape[-1])[0]

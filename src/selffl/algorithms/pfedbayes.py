@@ -1,0 +1,155 @@
+"""pFedBayes: each client has a distribution over models, held near a distribution that all share.
+
+Zhang, Li, Li, Guo and Shao, Personalized Federated Learning via Variational Bayesian Inference, ICML 2022, Algorithm 1.
+Personalises the whole model.  Both distributions are normal with independent coordinates.  Evaluated is the mean of the
+client's own, and as the global model the mean of the shared one; a client that never took part has the latter (D10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, PersonalMemory, move
+from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.optimisers import Adam
+from selffl.algorithms.options import check_integer, check_number
+from selffl.algorithms.population import Population
+from selffl.algorithms.rowwise import RowwiseTask
+from selffl.algorithms.solver import iterate, per_slot, rate_of, take_step
+from selffl.maths.divergence import rho_of, slope_of_first, slope_of_second
+
+ADAM = Adam()  # of all steps: beta1 0.9, beta2 0.999, eps 1e-8
+
+
+@dataclass(frozen=True)
+class BayesServer(ModelServer):
+    """A server that knows a distribution: its mean ``params``, and rho, of which softplus is the deviation."""
+
+    rho: Tensor  # [..., P]
+
+
+@dataclass(frozen=True)
+class BayesBroadcast(ModelBroadcast):
+    """The shared distribution, as each client receives it."""
+
+    rho: Tensor  # [..., C, P]
+
+
+@dataclass(frozen=True)
+class BayesMemory:
+    """A client that keeps a distribution of its own."""
+
+    own: PersonalMemory  # its mean [..., C, P]
+    rho: Tensor  # [..., C, P]
+
+
+@dataclass(frozen=True)
+class BayesUpload(ModelUpload):
+    """What a client adds to the sums: how it changed the shared distribution."""
+
+    rho_change: Tensor  # [..., C, P]
+
+
+@dataclass(frozen=True)
+class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMemory, BayesUpload]):
+    """Options of pFedBayes.
+
+    Attributes:
+        num_local_steps: R, the minibatches a client trains on in a round.
+        num_inner_steps: Steps of the client's own distribution on each minibatch, before one of its copy of the shared
+            one.
+        tempering: ζ, how much the distance between both counts beside the rows.
+        adam_learning_rate: Of all steps, which are Adam's; none: the learning rate of the run, which suits plain steps.
+        initial_deviation: σ, of every parameter before the first round.
+        mixing: β, the share of the average in the new shared distribution.
+    """
+
+    name: ClassVar[str] = "pfedbayes"
+    personalises: ClassVar[Personalises] = "model"
+    only_sgd: ClassVar[str | None] = "it takes Adam's steps by itself, at a rate of its own (adam_learning_rate)"
+    no_statistics: ClassVar[str | None] = "they would be those of models drawn at random, not of their mean"
+
+    num_inner_steps: int = 5
+    tempering: float = 10.0
+    adam_learning_rate: float | None = 1e-3
+    initial_deviation: float = 0.079
+    mixing: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("num_inner_steps", self.num_inner_steps, 1)
+        check_number("tempering", self.tempering, at_least=0.0)
+        if self.adam_learning_rate is not None:
+            check_number("adam_learning_rate", self.adam_learning_rate, above=0.0)
+        check_number("initial_deviation", self.initial_deviation, above=0.0)
+        check_number("mixing", self.mixing, above=0.0)
+
+    def start(self, params: Tensor, population: Population) -> BayesServer:
+        """The initial model as the mean, and the same deviation everywhere."""
+        return BayesServer(params, torch.full_like(params, rho_of(self.initial_deviation)))
+
+    def newcomer(self, params: Tensor) -> BayesMemory:
+        """No distribution of its own yet."""
+        return BayesMemory(PersonalMemory.empty(params), torch.zeros_like(params))
+
+    def broadcast(self, server: BayesServer, clients: Tensor) -> BayesBroadcast:
+        """The shared distribution, to every client of the cohort."""
+        mean, rho = (each.unsqueeze(-2).expand(*clients.shape, -1) for each in (server.params, server.rho))
+        return BayesBroadcast(mean, rho)
+
+    def client_round(
+        self, broadcast: BayesBroadcast, memory: BayesMemory, task: RowwiseTask
+    ) -> tuple[BayesUpload, BayesMemory]:
+        """R times, on one minibatch and one draw of noise: inner steps of q, then a step of the client's copy of w.
+
+        q goes down f(mu + sigma eps) + zeta/N KL(q || w), w goes down zeta/N KL(q || w); N are the client's rows.
+
+        Decisions: q goes on where the client left it, and w begins each round at what was received.  What Adam
+        remembers begins anew with every round.  The publication takes one inner step; a public implementation, from
+        which the other defaults are, takes five, but draws its noise with deviation 0.001 instead of 1.
+        """
+        received = torch.cat([broadcast.params, broadcast.rho], dim=-1)  # mean and rho side by side: one step for both
+        kept_rho = torch.where((memory.own.clock == 0).unsqueeze(-1), broadcast.rho, memory.rho)
+        kept = torch.cat([memory.own.model(broadcast.params), kept_rho], dim=-1)
+        shared, own = (each.reshape(-1, each.shape[-1]) for each in (received, kept))
+        pull = torch.as_tensor(per_slot(self.tempering / task.num_terms.to(shared.dtype), task))  # zeta/N
+        remembered = [torch.zeros_like(own) for _ in range(2 * ADAM.num_states)]
+
+        def step(draw: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            own, shared, *before = states
+            (mean, rho), others = own.chunk(2, dim=-1), shared.chunk(2, dim=-1)  # views, which move with the steps
+            batch, noise = task.batch(draw, slots), task.noise(draw, slots, mean)
+            rate = rate_of(task, slots, self.adam_learning_rate)
+            for number in range(draw * self.num_inner_steps, (draw + 1) * self.num_inner_steps):
+                slope = task.gradient(mean + softplus(rho) * noise, batch, slots)
+                of_rows = torch.cat([slope, slope * noise * torch.sigmoid(rho)], dim=-1)
+                gradient = of_rows.addcmul_(pull[slots], torch.cat(slope_of_first(mean, rho, *others), dim=-1))
+                take_step(own, ADAM.direction(gradient, tuple(before[:2]), number), rate)
+            gradient = pull[slots] * torch.cat(slope_of_second(mean, rho, *others), dim=-1)
+            take_step(shared, ADAM.direction(gradient, tuple(before[2:]), draw), rate)
+            return states
+
+        own, shared = iterate(task, self.steps(task), step, own, shared, *remembered)[:2]
+        change, rho_change = (shared.reshape_as(received) - received).chunk(2, dim=-1)
+        mean, rho = own.reshape_as(kept).chunk(2, dim=-1)
+        upload = BayesUpload(change, torch.ones_like(change[..., 0]), rho_change)
+        return upload, BayesMemory(memory.own.keep(mean), rho)
+
+    def server_round(self, server: BayesServer, clients: Tensor, upload: BayesUpload) -> BayesServer:
+        """The server's distribution moved by beta of the cohort's mean change, of mu and of rho."""
+        changes = ((server.params, upload.change), (server.rho, upload.rho_change))
+        return BayesServer(*(move(before, change, upload.weight, self.mixing) for before, change in changes))
+
+    def bounds(self, upload: BayesUpload, max_examples: int) -> Mapping[str, tuple[float, float]]:
+        """All clients weigh the same."""
+        return {"weight": (1.0, 1.0)}
+
+    def personal(self, global_params: Tensor, memory: BayesMemory, task: RowwiseTask) -> Tensor:
+        """The mean of the client's own distribution."""
+        return memory.own.model(global_params.unsqueeze(-2))
