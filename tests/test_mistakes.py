@@ -429,6 +429,10 @@ MISTAKES = {
     "an option of another method": Mistake(
         ("fedavg", "'penalty'"), "run digits -a fedavg --set penalty=1", lambda: selffl.algorithm("fedavg", penalty=1),
     ),
+    "a method for BatchNorm without any": Mistake(
+        ("fedbn is to keep BatchNorm", "the model has no BatchNorm", "by fedavg"),
+        "run digits -a fedbn", lambda: train(algorithm="fedbn"),
+    ),
     "an option of a study's method": Mistake("unknown key in --set", "run study-good --set penaltie=1"),
     "an option's value": Mistake(
         ("penalty is -1", "0 or more"),
