@@ -371,6 +371,14 @@ def test_speeds_quoted_are_those_of_the_benchmarks():
     assert f"{on_cores} times as fast on MNIST's softmax regression with two cores and {on_gpu} times on one" in page
 
 
+def test_every_library_compared_has_a_link_a_column_and_a_source():
+    page = text_of("comparison.md")
+    named = re.findall(r"^- \*\*\[(.+?)\]\(https://github\.com/.+?\)\*\*:", page, re.M)
+    assert len(named) == 6
+    assert f"| what | selffl 0.1 | {' | '.join(named)} |" in page
+    assert re.findall(r"^\| ([\w-]+) \| .+ \|$", page.partition("## What was looked at")[2], re.M)[1:7] == named
+
+
 def test_the_readme_counts_the_other_methods():
     from selffl.algorithms import ALGORITHMS
 
