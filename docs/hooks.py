@@ -1,7 +1,7 @@
 """What the site takes from the code when it is built: options, costs, commands, equations, sources, notebooks.
 
 On a page, ``{{ options NAME }}`` becomes the table of a method's options, ``{{ settings }}`` that of a run's settings,
-``{{ costs }}`` what each method sends and
+``{{ grids }}`` what is tuned in each method, ``{{ costs }}`` what each method sends and
 computes, ``{{ commands }}`` the command line with every option, ``{{ count WHAT }}`` a number of `counts`,
 ``{{ statements WHOSE }}`` how many statements of docs/results.md hold, ``{{ spreads }}`` the tutorial's comparison from
 docs/figures/pictures.json; the first use of a word of docs/glossary.md becomes a link to it; a fence ``math`` becomes
@@ -60,6 +60,19 @@ def options_table(name: str) -> str:
     for field in fields(method):  # type: ignore[arg-type]
         default = html.escape(repr(getattr(method, field.name))).replace("&#x27;", '"')
         lines.append(f"| `{field.name}` | <code>{default}</code> | {meaning[field.name].replace('|', '&#124;')} |")
+    return "\n".join(lines)
+
+
+def grids_table() -> str:
+    """What is worth tuning in each method, and the values to begin with."""
+    from selffl.algorithms.grids import GRIDS
+
+    lines = ["| method | option | values |", "|---|---|---|"]
+    for name, grid in GRIDS.items():
+        for option, values in grid.items():
+            lines.append(f"| `{name}` | `{option}` | {', '.join(f'{value:g}' for value in values)} |")
+        if not grid:
+            lines.append(f"| `{name}` | nothing to tune | |")
     return "\n".join(lines)
 
 
@@ -306,6 +319,7 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
     makers: dict[str, Callable[..., str]] = {
         "options": options_table,
         "settings": settings_table,
+        "grids": grids_table,
         "costs": costs_table,
         "commands": command_reference,
         "count": count,

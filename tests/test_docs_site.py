@@ -116,6 +116,14 @@ def test_the_counts_are_those_of_the_readme(hooks):
     assert found["personalised"] == sum(not what.startswith(("nothing", "everything")) for what in names.values())
 
 
+def test_the_page_on_tuning_has_every_method_with_its_grid(hooks):
+    assert "{{ grids }}" in (DOCS / "howto" / "tune.md").read_text(encoding="utf-8")
+    lines = hooks.on_page_markdown("{{ grids }}").splitlines()[2:]
+    assert [line.split("`")[1] for line in lines] == list(ALGORITHMS)
+    assert "| `ditto` | `penalty` | 0.03, 0.1, 0.3, 1, 3 |" in lines
+    assert "| `self-fl-auto` | nothing to tune | |" in lines
+
+
 def test_the_comparison_with_other_libraries_counts_when_it_is_built(hooks):
     page = (DOCS / "comparison.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"^\| methods \| (.*?) \|", page, re.M)

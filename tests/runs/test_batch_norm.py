@@ -384,7 +384,7 @@ def test_a_model_without_batch_norm_to_keep_is_refused(method, policy, layer):
     module = nn.Sequential(nn.Flatten(), layer, nn.Linear(36, 3))
     message = (
         f"{method} is to keep BatchNorm with each client, and the model has no BatchNorm with anything to keep; "
-        "expected some. Give another model, or train it by fedavg or by another method without batch_norm='kept'."
+        "expected some. Give another model, or train by fedavg or another method, without batch_norm='kept'."
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         trained(method, module, batch_norm=policy)

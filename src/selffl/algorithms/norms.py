@@ -35,8 +35,8 @@ def check_batch_norm(batch_norm: BatchNorm, method: Any, *, num_statistics: int,
         )
     if batch_norm == "kept" and not num_kept:
         raise ConfigError(
-            f"{method.name} is to keep BatchNorm with each client, and the model has no BatchNorm with anything to keep; "
-            "expected some. Give another model, or train it by fedavg or by another method without batch_norm='kept'."
+            f"{method.name} is to keep BatchNorm with each client, and the model has no BatchNorm with anything to "
+            "keep; expected some. Give another model, or train by fedavg or another method, without batch_norm='kept'."
         )
     if num_statistics and method.no_statistics is not None:
         raise ConfigError(

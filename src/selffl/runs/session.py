@@ -90,9 +90,7 @@ class Session:
         device, dtype = torch.device(recipe.device), getattr(torch, str(recipe.dtype))
         batch_norm = recipe.batch_norm or method.batch_norm
         model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm)
-        check_batch_norm(
-            batch_norm, method, num_statistics=model.num_statistics, num_kept=len(model.kept_layers)
-        )
+        check_batch_norm(batch_norm, method, num_statistics=model.num_statistics, num_kept=len(model.kept_layers))
         if loss is None:
             loss = loss_for(model, federation.train, federation.preparation)
             recipe = replace(recipe, loss=name_of(loss))
