@@ -10,7 +10,7 @@ from torch import nn
 
 import selffl
 from selffl.algorithms import Ditto, Local
-from selffl.errors import ConfigError, DataError
+from selffl.errors import ConfigError, DataError, DivergedError
 from selffl.studies.problems import DIGITS
 
 TRAINING = {"rounds": 3, "participation": 1.0, "learning_rate": 0.1}
@@ -133,6 +133,13 @@ def test_a_setting_that_diverges_is_left_out():
     assert found.table[1]["validation_accuracy"] is None
     assert seen[1] == ({"learning_rate": 1e30}, None)
     assert seen[0][1] == found.table[0]["validation_accuracy"]
+
+
+def test_where_every_setting_diverges_it_is_said():
+    with pytest.raises(
+        DivergedError, match=r"^training diverged with all of 2 settings of the grid; expected one that"
+    ):
+        tuned(grid={"learning_rate": (1e30, 1e31)}, max_trials=2)
 
 
 def test_what_was_tried_is_written_beside_the_run(tmp_path):

@@ -11,9 +11,10 @@ from selffl.data import regimes as data
 from selffl.data.regimes import KINDS, regime
 from selffl.studies import regimes
 from selffl.studies.arms import Outcome
-from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, best_steps, choosing_arms, fine_tuned
+from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, fine_tuned
 from selffl.studies.regimes import AUTO, BASELINES, DESIGNS, FEDAVG, LOCAL, OWN_GLOBAL, Cell, CellResult
 from selffl.studies.result import Job
+from selffl.studies.tuning import score_after
 
 BY_NAME = {design.pictures: design for design in DESIGNS}
 
@@ -84,7 +85,7 @@ def summary(**scores):
     return Outcome(0, scores | {"status": "finished", "algorithm": "fedavg"}, [dict(scores)], [], 1)
 
 
-def test_fine_tuning_with_class_frequencies_chooses_among_its_own_views():
+def test_fine_tuning_with_class_frequencies_has_views_of_its_own():
     found = summary(
         global_accuracy=0.9,
         global_after_5_weighted_accuracy=0.95,
@@ -93,22 +94,11 @@ def test_fine_tuning_with_class_frequencies_chooses_among_its_own_views():
         global_with_classes_after_5_weighted_accuracy=0.75,
         global_with_classes_after_20_weighted_accuracy=0.78,
     )
-    assert best_steps([found], (5, 20)) == 5
-    assert best_steps([found], (5, 20), "global+classes") == 20
+    for start, scores in (("global", (90, 95, 80)), ("global+classes", (70, 75, 78))):
+        assert [found.score(score_after(start, steps)) for steps in (0, 5, 20)] == pytest.approx(scores)
     assert fine_tuned(found, 20, "global+classes").score("weighted_accuracy") == pytest.approx(78)
     assert fine_tuned(found, 0, "global+classes").score("weighted_accuracy") == pytest.approx(70)
     assert fine_tuned(found, 0) is found
-
-
-def test_what_is_chosen_by_is_looked_at_on_validation_rows():
-    arms = choosing_arms({"ditto": (0.1, 1.0)}, (5,), class_frequencies=True)
-    assert [(arm.label, arm.options) for arm in arms] == [
-        ("ditto 0.1", {"penalty": 0.1}),
-        ("ditto 1", {"penalty": 1.0}),
-        ("fedavg choosing", {}),
-    ]
-    assert {(arm.evaluate_on, arm.validation_fraction) for arm in arms} == {("validation", 0.2)}
-    assert (arms[-1].fine_tune, arms[-1].class_frequencies) == ((5,), True)
 
 
 # ----------------------------------------------------------------------------------------- verdicts, nothing is trained
@@ -298,8 +288,8 @@ def test_a_quick_look_trains_two_cells_with_two_seeds(small):
     by = {(row["method"], row["seed"]): row for row in result.rows if row["cell"] == 1}
     assert by[regimes.at_precision(1e3), 0]["precision"] == pytest.approx(1e3)
     assert math.isfinite(by[AUTO, 0]["precision"])
-    assert by[TUNED_DITTO, 0]["chosen"] in ("λ = 0.1", "λ = 1")
-    assert by[TUNED_FEDAVG, 0]["chosen"] in ("k = 0", "k = 2")
+    assert by[TUNED_DITTO, 0]["chosen"] in ("λ = 0.1 (2 tried; at the edge)", "λ = 1 (2 tried; at the edge)")
+    assert by[TUNED_FEDAVG, 0]["chosen"] in ("k = 0 (2 tried)", "k = 2 (2 tried; at the edge)")
     # Six arms besides ditto with two seeds, ditto with two, three to choose by: in each of two cells.
     num_runs = 2 * (5 * 2 + 2 + 3)
     assert steps[-1][:2] == (num_runs, num_runs)

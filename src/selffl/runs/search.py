@@ -101,12 +101,8 @@ def search_grid(
             "values out of the grid, or allow more."
         )
     trials = [Trial(setting, _known(value)) for setting, value in zip(first, score(first), strict=True)]
-    if all(trial.score == -math.inf for trial in trials):
-        raise ConfigError(
-            f"training diverged with all of {len(trials)} settings of the grid; expected one that does not. Lower the "
-            "learning rate, or give another grid."
-        )
-    tuned = [name for name, values in grid.items() if len(values) > 1 and all(map(_is_number, values))]
+    is_of_use = any(trial.score > -math.inf for trial in trials)  # else there is nothing to look around
+    tuned = [name for name, values in grid.items() if is_of_use and len(values) > 1 and all(map(_is_number, values))]
     while True:
         ends = list(_ends(trials, tuned))
         missing = [(name, side, setting) for name, side, setting in ends if setting is not None and is_allowed(setting)]

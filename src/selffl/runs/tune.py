@@ -153,9 +153,9 @@ def tune(
         What was tried, what was chosen, and the run.
 
     Raises:
-        ConfigError: a grid that cannot work, or that is larger than ``max_trials``; training that diverged with every
-            setting.
+        ConfigError: a grid that cannot work, or that is larger than ``max_trials``.
         DataError: no client has rows to set aside.
+        DivergedError: training diverged with every setting.
 
     Examples:
         >>> import selffl
@@ -230,7 +230,12 @@ def tune_runs(
     _check_values(grid, make)
     sizes = _validation_sizes(aside)
     scorer = _Scorer(make, run, metric, on_trial, keeps_runs=FINE_TUNE in grid)
-    found = search_grid(grid, scorer, lambda setting: _is_allowed(setting, make), max_trials)
+    found = search_grid(grid, scorer, lambda setting: is_allowed(setting, make), max_trials)
+    if found.chosen.score == -math.inf:
+        raise DivergedError(
+            f"training diverged with all of {len(found.trials)} settings of the grid; expected one that does not. "
+            "Lower the learning rate, or give another grid."
+        )
     options, settings, steps = _divided(found.chosen.setting, make({}))
     more: dict[str, Any] = {FINE_TUNE: (steps,)} if steps else {}
     final = run(make(options), settings, is_trial=False, out=out, **more, **last)
@@ -290,7 +295,8 @@ def _check_setting(setting: Setting, make: Callable[[Setting], Method]) -> None:
     make(options)
 
 
-def _is_allowed(setting: Setting, make: Callable[[Setting], Method]) -> bool:
+def is_allowed(setting: Setting, make: Callable[[Setting], Method]) -> bool:
+    """Whether a method and its training take a setting; ``make`` gives the method with some options changed."""
     try:
         _check_setting(setting, make)
     except ConfigError:

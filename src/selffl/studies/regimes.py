@@ -16,29 +16,25 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from selffl.algorithms.grids import FINE_TUNE
 from selffl.data.regimes import KINDS, PICTURES
 from selffl.runs.evaluation import WITH_CLASSES
 from selffl.runs.gain import rank_correlation
-from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of, run_arms
+from selffl.runs.search import Search
+from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.auto import AUTO
 from selffl.studies.comparison import (
-    CHOOSING_FEDAVG,
-    FINE_TUNE,
     NUM_SEEDS,
-    PENALTIES,
     TUNED_DITTO,
     TUNED_FEDAVG,
     as_personal,
-    best_steps,
-    choosing_arms,
-    chosen_penalties,
     fine_tuned,
     points,
     run_each,
@@ -61,6 +57,7 @@ from selffl.studies.result import (
     all_above_zero,
     with_minus,
 )
+from selffl.studies.tuning import EQUAL_TRIALS, PENALTIES, STEPS_AFTER, Tuner, chosen_value, note
 
 SIZES = {  # of clients, by what differs between them
     "alike": "even",
@@ -85,6 +82,7 @@ MIN_TEST_ROWS = 10  # of a client whose gain is counted: with fewer it is mostly
 OWN_GLOBAL = "own global model, class frequencies"
 LOCAL, FEDAVG, FEDAVG_CLASSES = "local", "fedavg", "fedavg, class frequencies"
 TUNED_CLASSES = "fedavg, class frequencies, fine-tuned"
+TUNED_VIEWS = {"global": TUNED_FEDAVG, WITH_CLASSES: TUNED_CLASSES}  # where fine-tuning starts
 BASELINES = (FEDAVG, FEDAVG_CLASSES, TUNED_FEDAVG, TUNED_CLASSES, TUNED_DITTO, LOCAL)
 
 
@@ -126,7 +124,7 @@ class Regimes:
     learning_rate: float
     precisions: tuple[float, ...] = PRECISIONS
     penalties: tuple[float, ...] = PENALTIES
-    fine_tune: tuple[int, ...] = FINE_TUNE
+    fine_tune: tuple[int, ...] = STEPS_AFTER
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -255,27 +253,30 @@ def predicted_order(ours: Outcome, alone: Outcome) -> float | None:
 def regimes_study(regimes: Regimes, job: Job) -> StudyResult:
     """Every cell, one after the other; within a cell, runs side by side."""
     seeds, cells = seeds_of(job), regimes.cells[: NUM_QUICK if job.quick else None]
-    grids = {"ditto": regimes.penalties}
-    trials = choosing_arms(grids, regimes.fine_tune, class_frequencies=True)
     precisions = {at_precision(value): value for value in regimes.precisions}
     plain = [
         Arm(AUTO, AUTO, class_frequencies=True, num_evaluations=1),
         *(Arm(label, AUTO, {"prior_precision": value}, num_evaluations=1) for label, value in precisions.items()),
-        Arm(FEDAVG, "fedavg", fine_tune=regimes.fine_tune, class_frequencies=True, num_evaluations=1),
         Arm(LOCAL, "local", num_evaluations=1),
     ]
-    each = len(trials) + (len(plain) + 1) * len(seeds)
-    total, results = each * len(cells), []
-    for number, cell in enumerate(cells):
+    done, total = 0, (len(regimes.penalties) + 1 + (len(plain) + 2) * len(seeds)) * len(cells)
+    results = []
+    for cell in cells:
         problem, _ = shortened(regimes.problem(cell), job)
-        done = each * number
-        work = [(arm, seeds[0]) for arm in trials] + [(arm, seed) for seed in seeds for arm in plain]
-        outcomes = run_arms(problem, work, job, done, total)
-        tried = {arm.label: outcomes.pop(arm.label) for arm in trials}
-        penalty = chosen_penalties(grids, tried)["ditto"]
-        tuned = [Arm(TUNED_DITTO, "ditto", {"penalty": penalty}, num_evaluations=1)]
-        outcomes |= run_each(problem, tuned, seeds, job, done + each - len(seeds), total)
-        results.append(_cell_result(cell, outcomes, precisions, tried, regimes.fine_tune, penalty))
+        tuner = Tuner(problem, job, total, done, class_frequencies=True)
+        of_ditto = tuner.search("ditto", "penalty", regimes.penalties, seeds[:1])
+        of_fedavg = {
+            start: tuner.search("fedavg", FINE_TUNE, (0, *regimes.fine_tune), seeds[:1], start) for start in TUNED_VIEWS
+        }
+        steps = tuple(sorted({chosen_value(found) for found in of_fedavg.values()} - {0}))
+        tuned = [
+            Arm(FEDAVG, "fedavg", fine_tune=steps, class_frequencies=True, num_evaluations=1),
+            Arm(TUNED_DITTO, "ditto", dict(of_ditto.chosen.setting), num_evaluations=1),
+        ]
+        arms = [*plain, *tuned]
+        outcomes = run_each(problem, arms, seeds, job, tuner.num_done, tuner.num_planned)
+        done, total = tuner.num_done + len(arms) * len(seeds), tuner.num_planned
+        results.append(_cell_result(cell, outcomes, precisions, of_ditto, of_fedavg))
     job.progress(total, total, "done")
     return report(regimes, results)
 
@@ -284,18 +285,17 @@ def _cell_result(
     cell: Cell,
     outcomes: Outcomes,
     precisions: dict[str, float],
-    tried: Outcomes,
-    fine_tune: Sequence[int],
-    penalty: float,
+    of_ditto: Search,
+    of_fedavg: Mapping[str, Search],
 ) -> CellResult:
     """A cell's runs, with the views that count as methods."""
-    notes = {TUNED_DITTO: f"λ = {penalty:g}"}
+    notes = {TUNED_DITTO: note("λ", [of_ditto])}
     outcomes[OWN_GLOBAL] = [as_personal(outcome, WITH_CLASSES) for outcome in outcomes[AUTO]]
     outcomes[FEDAVG_CLASSES] = [as_personal(outcome, WITH_CLASSES) for outcome in outcomes[FEDAVG]]
-    for label, start in ((TUNED_FEDAVG, "global"), (TUNED_CLASSES, WITH_CLASSES)):
-        steps = best_steps(tried[CHOOSING_FEDAVG], fine_tune, start)
+    for start, label in TUNED_VIEWS.items():
+        steps = chosen_value(of_fedavg[start])
         outcomes[label] = [fine_tuned(outcome, steps, start) for outcome in outcomes[FEDAVG]]
-        notes[label] = f"k = {steps}"
+        notes[label] = note("k", [of_fedavg[start]])
     return CellResult(cell, outcomes, precisions, notes)
 
 
@@ -311,7 +311,8 @@ def report(regimes: Regimes, results: Sequence[CellResult]) -> StudyResult:
         [gap_figure(results)],
         claims_of(results),
         asdict(regimes) | {"num_seeds": num_seeds, "cells": [asdict(found.cell) for found in results]},
-        setting=f"{regimes.setting}; {num_seeds} seeds, baselines tuned on the first; {len(results)} cells",
+        setting=f"{regimes.setting}; {num_seeds} seeds, baselines tuned on the first; {EQUAL_TRIALS}; {len(results)} "
+        "cells",
         decided_by=OVER_SPLITS,
     )
 
