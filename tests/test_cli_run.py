@@ -1,5 +1,6 @@
 """`selffl run` and `selffl compare`: what they leave and what they say."""
 
+import csv
 import json
 import os
 import re
@@ -187,3 +188,18 @@ def test_compare_prints_a_table_and_writes_a_page(run, tmp_path):
     stamps = {path: path.stat().st_mtime_ns for path in (place / "runs").glob("*/summary.json")}
     assert run(*words)[0] == 0  # nothing is trained twice
     assert {path: path.stat().st_mtime_ns for path in (place / "runs").glob("*/summary.json")} == stamps
+
+
+def test_a_comparison_can_show_best_rounds_and_says_who_chose_them(run, tmp_path):
+    code, _, _ = run("compare", "digits", "-a", "fedavg,local", "--seeds", "2", "--rounds", "4", "--best-round")
+    assert code == 0
+    record = json.loads((tmp_path / "runs" / "compare-digits" / "record.json").read_text(encoding="utf-8"))
+    assert "--best-round" in record["command"]
+    for line in record["table"]:
+        folders = [entry["folder"] for entry in record["runs"] if entry["method"] == line["method"]]
+        best = []
+        for folder in folders:
+            with (tmp_path / "runs" / "compare-digits" / "runs" / folder / "history.csv").open() as file:
+                best.append(max(float(row["weighted_accuracy"] or 0) for row in csv.DictReader(file)))
+        assert len(best) == 2
+        assert line["best round, chosen on test rows"].startswith(f"{50 * sum(best):.1f} ± ")

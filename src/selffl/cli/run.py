@@ -282,6 +282,13 @@ def compare_command(
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder for records and report; without it, runs/compare-STUDY.")
     ] = None,
+    best_round: Annotated[
+        bool,
+        typer.Option(
+            "--best-round",
+            help="Also show each run's best round, chosen on test rows: too good, as published tables are.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the study's record as JSON.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
@@ -320,10 +327,18 @@ def compare_command(
             "or keep a larger test_fraction."
         )
     claims = {name: f"{methods[0]} has better personal models than {name}." for name in methods[1:]}
-    comparison = Comparison(problem, claims, methods=tuple(methods), is_tuned=False, num_seeds=repeats)
+    comparison = Comparison(
+        problem,
+        claims,
+        methods=tuple(methods),
+        shows_best_round=best_round,
+        is_tuned=False,
+        num_seeds=repeats,
+    )
     began = time.perf_counter()
     words = ["selffl", "compare", study, "--algorithms", ",".join(methods), "--seeds", str(repeats)]
     words += ["--rounds", str(rounds)] if rounds is not None else []
+    words += ["--best-round"] if best_round else []
     again = [*words, *(["--out", str(folder)] if folder else []), *(["--device", device] if device != "cpu" else [])]
     title = f"{problem.name}: {problem.rounds} rounds, {repeats} seed{'s' if repeats > 1 else ''}"
     with (

@@ -103,7 +103,7 @@ class Session:
         if recipe.engine == "serial":
             engine = serial_engine(engine, list(rows.clients))
         evaluated: Rows | None = getattr(rows, recipe.evaluate_on)
-        if evaluated is None:
+        if evaluated is None or (recipe.evaluate_validation and rows.validation is None):
             raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
         if recipe.gain:
             training_alone(method)  # refuse a method that cannot be held against it
@@ -172,7 +172,7 @@ class Session:
         return Evaluated(
             self.evaluate(state, None, *more),
             self.federation.train.num_examples,
-            self.evaluate(state, self.source.federation.train) if self.recipe.evaluate_train else None,
+            {part: self.evaluate(state, self.source.federation.parts[part]) for part in self.recipe.noted_beside},
             self.federation.cluster,
         )
 

@@ -32,7 +32,16 @@ from selffl.training.metrics import HIGHER_IS_BETTER, name_of
 TUNING = "tuning.json"  # beside the records of the run that follows
 VALIDATION_SHARE = 0.2  # of each client's training rows
 MAX_TRIALS = 8  # settings of one method; three more than the longest grid, since steps grow fourfold each time
-OF_LAST_RUN = ("evaluate_every", "checkpoint_every", "on_round", "tracker", "gain", "keep_rows", "evaluate_train")
+OF_LAST_RUN = (
+    "evaluate_every",
+    "checkpoint_every",
+    "on_round",
+    "tracker",
+    "gain",
+    "keep_rows",
+    "evaluate_train",
+    "evaluate_validation",
+)
 STEPS = ("num_local_steps", "initial_steps", "max_local_steps")  # whose place a number of epochs takes
 
 OnTrial = Callable[[Setting, float | None], None]  # told the score, none where training diverged
@@ -175,6 +184,11 @@ def tune(
         refuse_if_taken(Path(out))
     aside = federation
     if federation.validation is None:
+        if training.get("evaluate_validation"):
+            raise ConfigError(
+                "evaluate_validation is True, and the last run trains on all training rows; expected a federation with "
+                "validation rows of its own. Make it with a validation_fraction, or leave this out."
+            )
         aside = federation.with_validation(validation_fraction, seed=seed)
 
     def run(chosen: Method, settings: Setting, *, is_trial: bool, **more: Any) -> Run:

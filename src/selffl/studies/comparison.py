@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from selffl.algorithms.grids import FINE_TUNE
-from selffl.runs.evaluation import prefix_of
+from selffl.runs.best_round import best_round
+from selffl.runs.evaluation import leading_metric, prefix_of
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, metric_of, run_arms
 from selffl.studies.problems import METHODS, Problem
 from selffl.studies.problems import NUM_SEEDS as NUM_SEEDS
@@ -49,6 +50,7 @@ def metrics_of(metric: str) -> dict[str, str]:
     }
 
 
+BEST_ROUND = "best round, chosen on test rows"
 METRICS = metrics_of("accuracy")  # of the paper's studies
 
 
@@ -62,6 +64,7 @@ class Comparison:
     paper: Mapping[str, Mapping[str, float]] | None = None  # its numbers, by label and metric, as it prints them
     more_steps: int | None = None  # L of a further run of the paper's personal rivals, where it reports one
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the first method, by label: to see why
+    shows_best_round: bool = False  # whether the table has each run's best round by test rows, as published ones do
     is_tuned: bool = True  # whether rivals are also tuned, and run at equal gradients
     num_seeds: int = NUM_SEEDS  # repeats, each with its own split
     quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
@@ -192,6 +195,8 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
             is_void = name.startswith("global_") and not group[0].has_global_model
             is_void |= all(o.summary.get(name) is None and o.summary.get("status") != "diverged" for o in group)
             line[title] = "–" if is_void else points(estimate(group, name), "auc" if name == "pooled_auc" else metric)
+        if comparison.shows_best_round:
+            line[BEST_ROUND] = points(estimate(list(map(at_best_round, group)), f"weighted_{metric}"), metric)
         line["gradients"] = f"{mean_gradients(group):.0f}"
         has_cap = comparison.problem.num_local_epochs is None
         at_cap = [
@@ -207,6 +212,16 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
             line["paper"] = ", ".join(f"{METRICS[name]} {value:g}" for name, value in printed.items()) or "–"
         lines.append(line)
     return lines
+
+
+def at_best_round(outcome: Outcome) -> Outcome:
+    """As of its best round by test rows; as diverged where it did, whatever came before."""
+    metric = leading_metric([outcome.summary]) or "accuracy"
+    if outcome.summary["status"] == "diverged" or not outcome.history:
+        return outcome
+    is_up = HIGHER_IS_BETTER.get(metric, True)
+    best = best_round(outcome.history, f"weighted_{metric}", "test rows", higher_is_better=is_up)
+    return outcome.at(best["round"])
 
 
 def score_lines(outcomes: Outcomes, columns: Mapping[str, str], heading: str = "method") -> list[dict[str, str]]:
