@@ -156,42 +156,19 @@ def count(what: str) -> str:
 
 # Results
 
-VERDICTS = {  # as docs/results.md has them; of one statement, of several
-    "holds": ("holds", "hold"),
-    "holds in part": ("holds in part", "hold in part"),
-    "inconclusive": ("is inconclusive", "are inconclusive"),
-    "does not hold": ("does not hold", "do not hold"),
-}
+
+def statements() -> dict[Any, Counter[str]]:
+    """Verdicts on the lines of docs/results.md: the paper's statements, our own, and targets."""
+    from selffl.reports.results import count_statements
+
+    return count_statements((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
 
 
-def statements() -> dict[str, Counter[str]]:
-    """Verdicts on the statements of docs/results.md: the paper's, and those of this library's own.
+def statements_line(whose: Any) -> str:
+    """How many statements of the paper, or of our own, hold, or how many targets are met, and how many not."""
+    from selffl.reports.page import tally_of
 
-    A statement is the library's own where its study is not of the paper, or where it begins "Not in the paper".
-    """
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    found: dict[str, Counter[str]] = {"paper": Counter(), "own": Counter()}
-    for section in re.split(r"^(?=## )", page, flags=re.M)[1:]:
-        source = re.match(r"## .+\n\n`[^`\n]+`: (.+)", section)
-        if source is None:
-            raise ValueError(f"{section.splitlines()[0]!r} of docs/results.md names no study.")
-        is_own_study = source[1].startswith(("beyond the paper", "not in the paper"))
-        for text, verdict in re.findall(r"^- \*\*(.+?)\*\* \*([^*]+)\.\*", section, re.M):
-            is_own = is_own_study or text.startswith("Not in the paper")
-            if verdict.lower() not in VERDICTS:
-                raise ValueError(f"{text!r} of docs/results.md is {verdict!r}; expected one of {', '.join(VERDICTS)}.")
-            found["own" if is_own else "paper"][verdict.lower()] += 1
-    return found
-
-
-def statements_line(whose: str) -> str:
-    """How many statements of the paper, or of this library, hold, and how many do not."""
-    verdicts = statements()[whose]
-    return f"of {verdicts.total()}, " + ", ".join(
-        f"{verdicts[verdict]} {one if verdicts[verdict] == 1 else several}"
-        for verdict, (one, several) in VERDICTS.items()
-        if verdicts[verdict]
-    )
+    return tally_of(whose, statements()[whose])
 
 
 def spreads_table() -> str:

@@ -445,6 +445,7 @@ def test_the_first_page_counts_the_statements_when_it_is_built():
     page = text_of("index.md")
     assert "{{ statements paper }}" in page
     assert "{{ statements own }}" in page
+    assert "{{ statements target }}" in page
     assert not re.search(r"\d+ (statements|do not hold)", page)
 
 

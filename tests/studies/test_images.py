@@ -14,7 +14,7 @@ from selffl.studies import DEMO, STUDIES, arms, comparison, images, tuning
 from selffl.studies.arms import Arm, Outcome, run_arms
 from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, Comparison, study
 from selffl.studies.problems import CIFAR10, DIGITS, EMNIST, LETTERS, MNIST, PROBLEMS
-from selffl.studies.result import Estimate, Job
+from selffl.studies.result import Estimate, Job, within
 
 SMALL = replace(DIGITS, rounds=4, participation=0.5, data_options={"test_fraction": 0.3, "num_clients": 6})
 TEN = [Arm(name, name) for name in ("fedavg", "self-fl")]
@@ -350,7 +350,7 @@ def test_what_is_not_claimed_counts_among_the_comparisons_too():
 )
 def test_within_a_point_is_decided_by_the_interval(values, verdict):
     gap = Estimate.of(arms.torch.tensor(values), test_per_train=FRESH_DRAWS)
-    assert comparison.within(gap, 1.0) == verdict
+    assert within(gap, 1.0) == verdict
 
 
 # ---------------------------------------------------------------------------------------------------- the other studies

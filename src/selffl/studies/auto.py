@@ -34,10 +34,20 @@ from selffl.studies.comparison import (
     run_each,
     runs_of,
     seeds_of,
-    sign,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, WAKEWORD, Problem, femnist, sent140
-from selffl.studies.result import OVER_SPLITS, Claim, Estimate, Figure, Job, Study, StudyResult, all_above_zero
+from selffl.studies.result import (
+    OVER_SPLITS,
+    TARGET,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Study,
+    StudyResult,
+    all_above_zero,
+    sign,
+)
 from selffl.studies.tuning import EQUAL_TRIALS, STEPS_AFTER, Tuner, chosen_value, note
 from selffl.training.gaussian import GaussianFederation
 
@@ -201,33 +211,33 @@ def _claims(outcomes: Outcomes, losing: Mapping[str, Tensor]) -> list[Claim]:
     paired = f"paired over {len(outcomes[AUTO])} seeds"
     return [
         Claim(
-            "Accuracy above that of every other method.",
+            f"{TARGET}accuracy above that of every other method.",
             all_above_zero(list(lead.values())),
             f"{lead[least(lead)].signed} points against {least(lead)}, the best ({paired}).",
         ),
         Claim(
-            "The worst tenth of clients above every other method's.",
+            f"{TARGET}the worst tenth of clients above every other method's.",
             all_above_zero(list(low.values())),
             f"{low[least(low)].signed} points against {least(low)}, the best there ({paired}).",
         ),
         Claim(
-            "The worst tenth of clients above local training's.",
+            f"{TARGET}the worst tenth of clients above local training's.",
             sign(alone),
             f"{alone.signed} points against local ({paired}).",
         ),
         Claim(
-            "The top tenth by size better than alone.",
+            f"{TARGET}the top tenth by size better than alone.",
             sign(top),
             f"{top.signed} points against local ({paired}).",
         ),
         Claim(
-            "A smaller share of clients is worse than alone than with any other method.",
+            f"{TARGET}a smaller share of clients is worse than alone than with any other method.",
             all_above_zero(list(shares.values())),
             f"{points(Estimate.of(losing[AUTO]))} %; the least of the others {points(Estimate.of(losing[fewest]))} % "
             f"({fewest}); {shares[fewest].signed} points fewer ({paired}).",
         ),
         Claim(
-            f"At most {BUDGET_RATIO:g} times FedAvg's gradient evaluations and bytes a round.",
+            f"{TARGET}at most {BUDGET_RATIO:g} times FedAvg's gradient evaluations and bytes a round.",
             "holds" if gradients <= BUDGET_RATIO and round(traffic, 2) <= BUDGET_RATIO else "does not hold",
             f"{gradients:.2f} times the gradients, {traffic:.2f} times the numbers sent: counted, not tested.",
         ),

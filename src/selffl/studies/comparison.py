@@ -26,7 +26,6 @@ from selffl.studies.result import (
     Series,
     Study,
     StudyResult,
-    Verdict,
     above_zero,
     capfirst,
 )
@@ -317,21 +316,6 @@ def seeds_of(job: Job) -> range:
 def shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
     """The problem and the seeds: for a quick look two seeds and a fifth of the rounds."""
     return problem.shortened(5) if job.quick else problem, seeds_of(job)
-
-
-def sign(gap: Estimate) -> Verdict:
-    """Whether a difference is above zero, by itself."""
-    return above_zero([gap])[0]
-
-
-def within(gap: Estimate, bound: float) -> Verdict:
-    """Whether a difference is within a bound: its 95 % interval inside, outside, or across."""
-    inside, outside = gap.shifted(-bound), gap.shifted(bound)
-    if inside.is_significant and inside.mean < 0 and outside.is_significant and outside.mean > 0:
-        return "holds"
-    if (inside.is_significant and inside.mean > 0) or (outside.is_significant and outside.mean < 0):
-        return "does not hold"
-    return "inconclusive"
 
 
 def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Claim]:
