@@ -1,7 +1,7 @@
 """What the site takes from the code when it is built: options, costs, commands, equations, sources, notebooks.
 
 On a page, ``{{ options NAME }}`` becomes the table of a method's options, ``{{ settings }}`` that of a run's settings,
-``{{ costs }}`` what each method sends and
+``{{ grids }}`` what is tuned in each method, ``{{ costs }}`` what each method sends and
 computes, ``{{ commands }}`` the command line with every option, ``{{ count WHAT }}`` a number of `counts`,
 ``{{ statements WHOSE }}`` how many statements of docs/results.md hold, ``{{ spreads }}`` the tutorial's comparison from
 docs/figures/pictures.json; the first use of a word of docs/glossary.md becomes a link to it; a fence ``math`` becomes
@@ -60,6 +60,19 @@ def options_table(name: str) -> str:
     for field in fields(method):  # type: ignore[arg-type]
         default = html.escape(repr(getattr(method, field.name))).replace("&#x27;", '"')
         lines.append(f"| `{field.name}` | <code>{default}</code> | {meaning[field.name].replace('|', '&#124;')} |")
+    return "\n".join(lines)
+
+
+def grids_table() -> str:
+    """What is worth tuning in each method, and the values to begin with."""
+    from selffl.algorithms.grids import GRIDS
+
+    lines = ["| method | option | values |", "|---|---|---|"]
+    for name, grid in GRIDS.items():
+        for option, values in grid.items():
+            lines.append(f"| `{name}` | `{option}` | {', '.join(f'{value:g}' for value in values)} |")
+        if not grid:
+            lines.append(f"| `{name}` | nothing to tune | |")
     return "\n".join(lines)
 
 
@@ -143,42 +156,19 @@ def count(what: str) -> str:
 
 # Results
 
-VERDICTS = {  # as docs/results.md has them; of one statement, of several
-    "holds": ("holds", "hold"),
-    "holds in part": ("holds in part", "hold in part"),
-    "inconclusive": ("is inconclusive", "are inconclusive"),
-    "does not hold": ("does not hold", "do not hold"),
-}
+
+def statements() -> dict[Any, Counter[str]]:
+    """Verdicts on the lines of docs/results.md: the paper's statements, our own, and targets."""
+    from selffl.reports.results import count_statements
+
+    return count_statements((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
 
 
-def statements() -> dict[str, Counter[str]]:
-    """Verdicts on the statements of docs/results.md: the paper's, and those of this library's own.
+def statements_line(whose: Any) -> str:
+    """How many statements of the paper, or of our own, hold, or how many targets are met, and how many not."""
+    from selffl.reports.page import tally_of
 
-    A statement is the library's own where its study is not of the paper, or where it begins "Not in the paper".
-    """
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    found: dict[str, Counter[str]] = {"paper": Counter(), "own": Counter()}
-    for section in re.split(r"^(?=## )", page, flags=re.M)[1:]:
-        source = re.match(r"## .+\n\n`[^`\n]+`: (.+)", section)
-        if source is None:
-            raise ValueError(f"{section.splitlines()[0]!r} of docs/results.md names no study.")
-        is_own_study = source[1].startswith(("beyond the paper", "not in the paper"))
-        for text, verdict in re.findall(r"^- \*\*(.+?)\*\* \*([^*]+)\.\*", section, re.M):
-            is_own = is_own_study or text.startswith("Not in the paper")
-            if verdict.lower() not in VERDICTS:
-                raise ValueError(f"{text!r} of docs/results.md is {verdict!r}; expected one of {', '.join(VERDICTS)}.")
-            found["own" if is_own else "paper"][verdict.lower()] += 1
-    return found
-
-
-def statements_line(whose: str) -> str:
-    """How many statements of the paper, or of this library, hold, and how many do not."""
-    verdicts = statements()[whose]
-    return f"of {verdicts.total()}, " + ", ".join(
-        f"{verdicts[verdict]} {one if verdicts[verdict] == 1 else several}"
-        for verdict, (one, several) in VERDICTS.items()
-        if verdicts[verdict]
-    )
+    return tally_of(whose, statements()[whose])
 
 
 def spreads_table() -> str:
@@ -306,6 +296,7 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
     makers: dict[str, Callable[..., str]] = {
         "options": options_table,
         "settings": settings_table,
+        "grids": grids_table,
         "costs": costs_table,
         "commands": command_reference,
         "count": count,

@@ -48,6 +48,8 @@ SETTINGS = [
     ("evaluate_on", "tset", "evaluate_on is 'tset'; expected 'test' or 'validation'."),
     ("evaluate_on", "validation", "no validation rows"),
     ("evaluate_train", "yes", f"evaluate_train is 'yes'{BOTH}"),
+    ("evaluate_validation", "yes", f"evaluate_validation is 'yes'{BOTH}"),
+    ("evaluate_validation", True, "no validation rows"),
     ("fine_tune", 5, f"fine_tune is 5{STEPS}"),
     ("fine_tune", "20", f"fine_tune is '20'{STEPS}"),
     ("fine_tune", (0,), f"fine_tune is 0{WHOLE}"),

@@ -1,4 +1,4 @@
-"""Which methods need more than a model of one layer: found by asking each of them to start."""
+"""Which methods need more than a model of one layer: found by asking each of them."""
 
 import torch
 
@@ -26,3 +26,4 @@ def refusing(population):
 
 NEEDS_LAYERS = refusing(ONE_LINEAR)  # a body and a head
 NEEDS_HEAD = refusing(NOT_LINEAR)  # a last layer that is linear, whose input are the features
+NEEDS_BATCH_NORM = {name for name, make in ALGORITHMS.items() if make().batch_norm == "kept"}  # to keep

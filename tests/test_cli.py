@@ -61,7 +61,18 @@ def succeed(found):
 # ----------------------------------------------------------------------------------------------------- help and version
 
 COMMANDS = [
-    *(("demo",), ("run",), ("compare",), ("init",), ("bench",), ("posterior",), ("report",), ("figures",), ("serve",)),
+    *(
+        ("demo",),
+        ("run",),
+        ("tune",),
+        ("compare",),
+        ("init",),
+        ("bench",),
+        ("posterior",),
+        ("report",),
+        ("figures",),
+        ("serve",),
+    ),
     *(("export",), ("predict",), ("welcome",)),
     *(("paper", "list"), ("paper", "run"), ("paper", "page")),
     *(("data", "list"), ("data", "check"), ("data", "fetch"), ("data", "show")),

@@ -1,5 +1,6 @@
 """`selffl run` and `selffl compare`: what they leave and what they say."""
 
+import csv
 import json
 import os
 import re
@@ -131,6 +132,46 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     assert (tmp_path / "here" / "checkpoint.safetensors").is_file()
 
 
+def test_a_method_is_tuned_and_the_run_that_follows_is_kept(run, tmp_path):
+    code, out, err = run(
+        "tune", "digits", "-a", "ditto", "--grid", "penalty=0.1,1", "--rounds", "2", "--set", "batch_size=5", "-v"
+    )
+    place = tmp_path / "runs" / "digits-ditto-tuned-0"
+    tried = json.loads((place / "tuning.json").read_text(encoding="utf-8"))
+    assert code == 0
+    assert re.match(r"ditto with penalty = \S+: the best accuracy on \d+ validation rows of 40 clients, of \d ", out)
+    assert out.rstrip().endswith(f"All settings tried: {place.relative_to(tmp_path)}/tuning.json")
+    assert len(err.splitlines()) == len(tried["trials"]) >= 2
+    assert err.startswith("  penalty = 0.1: 0.")
+    found = selffl.load(place)
+    assert found.config.options["penalty"] == tried["chosen"]["penalty"]
+    assert (found.config.batch_size, found.config.rounds, found.config.evaluate_on) == (5, 2, "test")
+
+
+def test_tuning_says_how_good_the_fine_tuned_model_is(run, tmp_path):
+    code, out, err = run(
+        "tune", "digits", "-a", "fedavg", "--grid", "fine_tune=0,20", "--rounds", "2", "--max-trials", "2"
+    )
+    assert (code, err) == (0, "")
+    tuned = selffl.load(tmp_path / "runs" / "digits-fedavg-tuned-0").summary["personal_after_20_weighted_accuracy"]
+    assert f"After 20 steps of fine-tuning: {100 * tuned:.1f} %" in out
+
+
+def test_tuning_in_json(run):
+    code, out, err = run("tune", "digits", "-a", "ditto", "--grid", "penalty=1", "--rounds", "1", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["chosen"], found["num_runs"], found["summary"]["algorithm"]) == ({"penalty": 1}, 1, "ditto")
+
+
+def test_a_study_of_ones_own_is_tuned_on_validation_rows(run, tmp_path):
+    assert run("init", "my-study")[0] == 0
+    code, _, err = run("tune", "my-study", "-a", "ditto", "--grid", "penalty=0.1,1", "--rounds", "2", "--out", "one")
+    assert (code, err) == (0, "")
+    tried = json.loads((tmp_path / "one" / "tuning.json").read_text(encoding="utf-8"))
+    assert tried["validation_rows"] > 0
+
+
 def test_compare_prints_a_table_and_writes_a_page(run, tmp_path):
     words = ("compare", "digits", "--algorithms", "self-fl,local", "--seeds", "2", "--rounds", "3", "--processes", "1")
     code, out, _ = run(*words)
@@ -147,3 +188,18 @@ def test_compare_prints_a_table_and_writes_a_page(run, tmp_path):
     stamps = {path: path.stat().st_mtime_ns for path in (place / "runs").glob("*/summary.json")}
     assert run(*words)[0] == 0  # nothing is trained twice
     assert {path: path.stat().st_mtime_ns for path in (place / "runs").glob("*/summary.json")} == stamps
+
+
+def test_a_comparison_can_show_best_rounds_and_says_who_chose_them(run, tmp_path):
+    code, _, _ = run("compare", "digits", "-a", "fedavg,local", "--seeds", "2", "--rounds", "4", "--best-round")
+    assert code == 0
+    record = json.loads((tmp_path / "runs" / "compare-digits" / "record.json").read_text(encoding="utf-8"))
+    assert "--best-round" in record["command"]
+    for line in record["table"]:
+        folders = [entry["folder"] for entry in record["runs"] if entry["method"] == line["method"]]
+        best = []
+        for folder in folders:
+            with (tmp_path / "runs" / "compare-digits" / "runs" / folder / "history.csv").open() as file:
+                best.append(max(float(row["weighted_accuracy"] or 0) for row in csv.DictReader(file)))
+        assert len(best) == 2
+        assert line["best round, chosen on test rows"].startswith(f"{50 * sum(best):.1f} ± ")

@@ -16,6 +16,7 @@ from threading import Thread
 import pytest
 
 from selffl.algorithms import ALGORITHMS
+from selffl.errors import DataError
 from selffl.runs.recipe import SETTINGS, STUDY_SETTINGS
 
 ROOT = Path(__file__).parent.parent
@@ -130,6 +131,14 @@ def test_the_counts_are_those_of_the_readme(hooks):
     assert found["personalised"] == sum(not what.startswith(("nothing", "everything")) for what in names.values())
 
 
+def test_the_page_on_tuning_has_every_method_with_its_grid(hooks):
+    assert "{{ grids }}" in (DOCS / "howto" / "tune.md").read_text(encoding="utf-8")
+    lines = hooks.on_page_markdown("{{ grids }}").splitlines()[2:]
+    assert [line.split("`")[1] for line in lines] == list(ALGORITHMS)
+    assert "| `ditto` | `penalty` | 0.03, 0.1, 0.3, 1, 3 |" in lines
+    assert "| `self-fl-auto` | nothing to tune | |" in lines
+
+
 def test_the_comparison_with_other_libraries_counts_when_it_is_built(hooks):
     page = (DOCS / "comparison.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"^\| methods \| (.*?) \|", page, re.M)
@@ -138,11 +147,12 @@ def test_the_comparison_with_other_libraries_counts_when_it_is_built(hooks):
 
 
 def test_statements_are_counted_as_the_results_page_counts_them(hooks):
-    said = re.search(r"^Of (\d+) statements put to the test: (.*?)\.", (DOCS / "results.md").read_text(), re.M)
-    found = hooks.statements()
-    both = found["paper"] + found["own"]
-    assert both.total() == int(said[1])
-    assert sorted(both.values()) == sorted(int(number) for number in re.findall(r"\d+", said[2]))
+    page, kinds = (DOCS / "results.md").read_text(encoding="utf-8"), ("paper", "own", "target")
+    titles = ("Statements of the paper", "Statements of our own", "Targets for our own method")
+    for title, kind in zip(titles, kinds, strict=True):
+        assert f"{title}: {hooks.statements_line(kind)}." in page
+    lines = re.findall(r"^- \*\*.+?\*\* \*[^*]+\.\*", page, re.M)
+    assert len(lines) == sum(hooks.statements()[kind].total() for kind in kinds)
 
 
 def test_statements_of_the_paper_are_told_from_those_of_the_library(hooks, tmp_path, monkeypatch):
@@ -151,19 +161,20 @@ def test_statements_of_the_paper_are_told_from_those_of_the_library(hooks, tmp_p
         "# Results\n\n## A\n\n`a`: figure 1. Words.\n\n- **One.** *Holds.* Why.\n- **Two.** *Does not hold.* Why.\n"
         "- **Not in the paper: three.** *Inconclusive.* Why.\n\n## B\n\n`b`: beyond the paper. Words.\n\n"
         "- **Four.** *Holds in part.* Why.\n\n## C\n\n`c`: not in the paper. Words.\n\n- **Five.** *Holds.* Why.\n"
-        "- **Six.** *Holds.* Why.\n",
+        "- **Six.** *Holds.* Why.\n- **Target: seven.** *Not met.* Why.\n- **Target: eight.** *Met.* Why.\n",
         encoding="utf-8",
     )
     monkeypatch.setattr(hooks, "ROOT", tmp_path)
     assert hooks.statements_line("paper") == "of 2, 1 holds, 1 does not hold"
     assert hooks.statements_line("own") == "of 4, 2 hold, 1 holds in part, 1 is inconclusive"
+    assert hooks.statements_line("target") == "of 2, 1 is met, 1 is not met"
 
 
 def test_a_verdict_that_is_not_known_stops_the_page(hooks, tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "results.md").write_text("## A\n\n`a`: figure 1. W.\n\n- **One.** *Perhaps.* Why.\n")
     monkeypatch.setattr(hooks, "ROOT", tmp_path)
-    with pytest.raises(ValueError, match="'Perhaps'; expected one of holds"):
+    with pytest.raises(DataError, match="'Perhaps'; expected one of holds"):
         hooks.statements()
 
 

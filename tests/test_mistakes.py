@@ -240,6 +240,10 @@ def train(model=None, fed=None, algorithm="fedavg", **options):
     return selffl.train(chosen, federation() if fed is None else fed, algorithm, **{"rounds": 1} | options)
 
 
+def tune(grid=None, algorithm="ditto", **options):
+    return selffl.tune(nn.Linear(3, 2), federation(), algorithm, grid, **{"rounds": 1} | options)
+
+
 # ------------------------------------------------------------------------------------------------------------- settings
 
 
@@ -385,6 +389,37 @@ MISTAKES = {
     "a method that is a class": Mistake("expected a name", call=lambda: train(algorithm=selffl.algorithms.FedAvg)),
     "a method of several": Mistake(("'dito'", "did you mean 'ditto'"), "compare digits --algorithms self-fl,dito"),
     "a method twice": Mistake("each once", "compare digits --algorithms ditto,ditto"),
+    "a grid's name": Mistake(
+        ("unknown name in the grid 'penalti'", "did you mean 'penalty'"),
+        "tune digits -a ditto --grid penalti=1,2", lambda: tune({"penalti": (1, 2)}),
+    ),
+    "a grid's value": Mistake(
+        ("penalty is -1", "0 or more"), "tune digits -a ditto --grid penalty=1,-1", lambda: tune({"penalty": (1, -1)}),
+    ),
+    "a grid's value twice": Mistake(
+        ("penalty in the grid is", "each once"),
+        "tune digits -a ditto --grid penalty=1,1", lambda: tune({"penalty": (1, 1)}),
+    ),
+    "a grid without values": Mistake("--grid is 'penalty='", "tune digits -a ditto --grid penalty="),
+    "a grid without a name": Mistake("--grid is '1,2'", "tune digits -a ditto --grid 1,2"),
+    "a grid's name twice": Mistake("each key once", "tune digits -a ditto --grid penalty=1 --grid penalty=2"),
+    "a grid that is too large": Mistake(
+        ("the grid has 5 settings", "max_trials is 2"),
+        "tune digits -a ditto --max-trials 2", lambda: tune(max_trials=2),
+    ),
+    "nothing to tune": Mistake(
+        ("self-fl-auto has nothing to tune", "Train it as it is"),
+        "tune digits", lambda: tune(algorithm="self-fl-auto"),
+    ),
+    "a share to choose on": Mistake(
+        ("validation_fraction is 1.0", "a share from 0"),
+        "tune digits -a ditto --validation-fraction 1", lambda: tune(validation_fraction=1.0),
+    ),
+    "a metric to choose by": Mistake(
+        "unknown metric 'acuracy'; did you mean 'accuracy'",
+        "tune digits -a ditto --rounds 1 --grid penalty=1 --metric acuracy", lambda: tune(metric="acuracy"),
+    ),
+    "a run in the way of tuning": Mistake("already holds a run", "tune digits -a ditto --out digits"),
     "no method": Mistake("--algorithms is ','", "compare digits --algorithms ,"),
     "a data set": Mistake(
         ("unknown data set 'mnits'", "did you mean 'mnist'"), "data show mnits", lambda: load("mnits"),
@@ -428,6 +463,10 @@ MISTAKES = {
     ),
     "an option of another method": Mistake(
         ("fedavg", "'penalty'"), "run digits -a fedavg --set penalty=1", lambda: selffl.algorithm("fedavg", penalty=1),
+    ),
+    "a method for BatchNorm without any": Mistake(
+        ("fedbn is to keep BatchNorm", "the model has no BatchNorm", "by fedavg"),
+        "run digits -a fedbn", lambda: train(algorithm="fedbn"),
     ),
     "an option of a study's method": Mistake("unknown key in --set", "run study-good --set penaltie=1"),
     "an option's value": Mistake(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from selffl.runs.reopen import load, resume
     from selffl.runs.run import Run
     from selffl.runs.train import train
+    from selffl.runs.tune import Tuning, tune
     from selffl.training.answers import PreparedModel
     from selffl.training.metrics import Metric
 else:
@@ -59,6 +60,7 @@ else:
         "selffl.runs.reopen": ("load", "resume"),
         "selffl.runs.run": ("Run",),
         "selffl.runs.train": ("train",),
+        "selffl.runs.tune": ("Tuning", "tune"),
         "selffl.training.answers": ("PreparedModel",),
         "selffl.training.metrics": ("Metric",),
     }
@@ -100,6 +102,7 @@ __all__ = [
     "SelfFLClassifier",
     "SelfFLError",
     "SelfFLRegressor",
+    "Tuning",
     "__version__",
     "algorithm",
     "estimate_inter_variance",
@@ -109,4 +112,5 @@ __all__ = [
     "posterior",
     "resume",
     "train",
+    "tune",
 ]

@@ -25,7 +25,9 @@ def upload_fields(method):
     fed = selffl.Federation.from_arrays(torch.randn(40, 3), torch.arange(40) % 2, torch.arange(40) % 2, 0.2)
     fed = replace(fed, cluster=torch.tensor([0, 1]))
     reports = []
-    run = selffl.train(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), fed, method, rounds=1, participation=1.0)
+    between = [nn.BatchNorm1d(3)] if method.batch_norm == "kept" else []
+    module = nn.Sequential(nn.Linear(3, 3), *between, nn.Linear(3, 2))
+    run = selffl.train(module, fed, method, rounds=1, participation=1.0)
     run._session.engine.advance(run._state, 1, reports.append)
     return reports[0].upload, reports[0].server
 

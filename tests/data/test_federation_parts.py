@@ -51,6 +51,23 @@ SHARE = st.floats(0, 1, exclude_max=True)
 
 
 @settings(deadline=None, max_examples=60)
+@given(sizes=SIZES, share=SHARE, seed=st.integers(0, 10**6))
+def test_validation_rows_set_aside_later_are_training_rows_of_the_same_clients(sizes, share, seed):
+    x, y, client = numbered(sizes, seed=seed % 5)
+    whole = Federation.from_arrays(x, y, client, 0.3)
+    fed = whole.with_validation(share, seed=seed)
+    assert torch.equal(fed.test.features, whole.test.features)
+    assert sorted(numbers(fed.train) + numbers(fed.validation)) == sorted(numbers(whole.train))
+    for position, size in enumerate(whole.train.num_examples.tolist()):
+        assert int(fed.validation.num_examples[position]) == min(int(np.rint(share * size)), size - 1)
+        for rows in (fed.train, fed.validation):
+            low, high = rows.offset[position : position + 2].tolist()
+            assert (client[rows.features[low:high, 0].long().numpy()] == position).all()
+    with pytest.raises(DataError, match=r"^the federation has validation rows already; expected none\."):
+        fed.with_validation(0.1)
+
+
+@settings(deadline=None, max_examples=60)
 @given(sizes=SIZES, test=SHARE, validation=SHARE, seed=st.integers(0, 10**6), stratify=st.booleans())
 def test_every_row_is_in_one_part_and_the_test_rows_do_not_depend_on_validation(
     sizes, test, validation, seed, stratify

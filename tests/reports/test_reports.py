@@ -19,7 +19,7 @@ from selffl.reports.collect import Collection
 from selffl.reports.record import RECORD, environment, load_studies, save_study
 from selffl.reports.shrinkage import Shrinkage, verdict
 from selffl.state.files import write_csv
-from selffl.studies.result import Chart, Claim, Figure, Series, Study, StudyResult
+from selffl.studies.result import RULE, Chart, Claim, Figure, Series, Study, StudyResult
 
 # --------------------------------------------------------------------------------------------------------------- tables
 
@@ -61,9 +61,9 @@ def test_a_csv_has_every_column_in_the_order_of_first_sight(tmp_path):
 NASTY = 'less < more & "quoted" <b>bold</b> | θ₀'
 
 
-def made_up(identity="made-up", **changes):
+def made_up(identity="made-up", paper="appendix E.1; figure 3", **changes):
     """A study and what it found, with text that needs escaping wherever text can be."""
-    study = Study(identity, "Title " + NASTY, "appendix E.1; figure 3", "σ₀² = 1, " + NASTY, lambda *_: None)
+    study = Study(identity, "Title " + NASTY, paper, "σ₀² = 1, " + NASTY, lambda *_: None)
     series = [
         Series("self-fl", [1, 2, 3], [0.3, 0.2, 0.1], [0.01, 0.02, 0.03]),
         Series("limit, paper posterior", [1, 2, 3], [0.05] * 3, is_reference=True),
@@ -349,19 +349,18 @@ def test_a_quick_run_is_marked_and_a_full_one_is_not(page_text):
     ("verdicts", "text"),
     [
         ([], "No claims were put to the test here."),
-        (["holds"] * 2, "Of 2 statements put to the test: 2 hold."),
+        (["holds"] * 2, "Statements of the paper: of 2, 2 hold."),
         (
             ["holds", "does not hold", "holds", "inconclusive", "does not hold"]
             + 3 * ["holds in part", "inconclusive"],
-            "Of 11 statements put to the test: 2 hold, 3 hold in part, 4 are inconclusive, 2 do not hold.",
+            "Statements of the paper: of 11, 2 hold, 3 hold in part, 4 are inconclusive, 2 do not hold.",
         ),
     ],
 )
 def test_the_lead_counts_the_verdicts(tmp_path, verdicts, text):
     saved(tmp_path, claims=[Claim("c", verdict, "e") for verdict in verdicts], figures=[])
     studies = load_studies(tmp_path)
-    rule = " Inconclusive means no difference at the 5 % level."
-    assert page.lead(studies) == text + (rule if verdicts else "")
+    assert page.lead(studies) == text
     assert text in page.render(Collection([], studies), "t")
 
 
@@ -436,6 +435,33 @@ NOT_A_PAGE = {
     "a section by hand": results.OPENING.encode() + b"\n\n## By hand\n\nwords\n\n`made-up`: more of them\n",
     "bytes": b"\xff\xfe",
 }
+
+
+def test_a_results_page_says_the_rule_once_and_counts_the_papers_statements_ours_and_targets_apart(tmp_path):
+    kinds = {"auto-digits": "not in the paper", "mnist": "figure 1", "sums": "beyond the paper"}
+    for number, (name, paper) in enumerate(kinds.items()):
+        claims = [Claim("One.", "holds", "e"), Claim("Not in the paper: two.", "inconclusive", "e")]
+        if name == "auto-digits":
+            claims = [Claim("Target: three.", "does not hold", "e"), Claim("Target: four.", "holds", "e")]
+        saved(tmp_path / str(number), name, paper=paper, claims=claims, figures=[], decided_by="By a test.")
+    studies = [entry for number in range(3) for entry in load_studies(tmp_path / str(number))]
+    text = results.results_page(studies, "pictures")
+    assert (
+        "\n\nStatements of the paper: of 1, 1 holds. Statements of our own: of 3, 1 holds, 2 are inconclusive. "
+        f"Targets for our own method: of 2, 1 is met, 1 is not met.\n\n{RULE}\n\n## "
+    ) in text
+    assert "- **Target: three.** *Not met.* e\n- **Target: four.** *Met.* e\n" in text
+    assert "Not yet so" not in text
+    assert 'Target: three. <span class="says fails">Not met.</span>' in page.render(Collection([], studies), "t")
+
+
+def test_lines_of_earlier_pages_that_are_targets_are_called_so(tmp_path):
+    saved(tmp_path, "auto-digits", paper="not in the paper", claims=[Claim("Target: one.", "holds", "e")], figures=[])
+    now, before = results.results_page(load_studies(tmp_path), "pictures"), tmp_path / "results.md"
+    before.write_text(now.replace("**Target: one.** *Met.*", "**One.** *Holds.*"), encoding="utf-8")
+    assert "**One.** *Holds.*" in before.read_text(encoding="utf-8")
+    assert results.results_page([], "pictures", before) == now
+    assert now.count("**Not yet so:** 1 of the verdicts counted above") == 1  # it does not say which test decided
 
 
 @pytest.mark.parametrize("content", NOT_A_PAGE.values(), ids=NOT_A_PAGE)

@@ -336,13 +336,6 @@ def test_kept_is_the_plain_loop_of_fedbn(gradients):
     assert spread.min() > 1e-3
 
 
-def test_without_batch_norm_fedbn_is_fedavg():
-    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
-    ours, theirs = (trained(method, module) for method in ("fedbn", "fedavg"))
-    assert torch.equal(ours._state.server.params, theirs._state.server.params)
-    assert torch.equal(ours._session.personal(ours._state, 3), theirs._session.personal(theirs._state, 3))
-
-
 def test_a_head_and_batch_norm_can_both_be_kept():
     run = trained("fedper", batch_norm="kept")
     ours = [run.personal_model(client).state_dict() for client in range(2)]
@@ -381,6 +374,27 @@ def test_methods_carry_statistics_or_say_why_not(name, short):
 def test_a_policy_that_a_method_cannot_follow_is_refused(method, policy, message):
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         trained(method, batch_norm=policy)
+
+
+@pytest.mark.parametrize(("method", "policy"), [("fedbn", None), ("fedbn", "kept"), ("fedper", "kept")])
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(36, 36), nn.LayerNorm(36), nn.BatchNorm1d(36, affine=False, track_running_stats=False)]
+)
+def test_a_model_without_batch_norm_to_keep_is_refused(method, policy, layer):
+    module = nn.Sequential(nn.Flatten(), layer, nn.Linear(36, 3))
+    message = (
+        f"{method} is to keep BatchNorm with each client, and the model has no BatchNorm with anything to keep; "
+        "expected some. Give another model, or train by fedavg or another method, without batch_norm='kept'."
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        trained(method, module, batch_norm=policy)
+
+
+def test_statistics_alone_are_enough_to_keep():
+    module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36, affine=False), nn.Linear(36, 3))
+    run = trained("fedbn", module)
+    means = [run.personal_model(client).state_dict()["1.running_mean"] for client in range(2)]
+    assert not torch.equal(*means)
 
 
 def test_the_policy_is_recorded_and_older_runs_have_none(tmp_path):

@@ -47,6 +47,8 @@ def trained(algorithm, kind="classes", **options):
     module = nn.Linear(FEATURES, 1 if kind == "values" else CLASSES)
     if algorithm in NEEDS_LAYERS:
         module = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES))
+    if algorithm == "fedbn":
+        module = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES))
     if algorithm == "self-fl-augmented":  # which would look for local optima for long
         algorithm = selffl.algorithm(algorithm, max_convergence_steps=20)
     return selffl.train(
@@ -169,7 +171,7 @@ def test_every_method_gives_a_newcomer_a_model_and_leaves_the_run_as_it_was(name
 
     assert type(model) is type(run.global_model())
     assert flat(model).isfinite().all()
-    is_shared = selffl.algorithm(name).personalises == "nothing" or name == "fedbn"  # the model has no BatchNorm
+    is_shared = selffl.algorithm(name).personalises == "nothing"
     assert torch.equal(flat(model), flat(run.global_model())) == is_shared
     assert torch.equal(flat(run.welcome((x, y))), flat(model))
     assert torch.equal(flat(run.welcome((x[:0], y[:0]))), flat(run.global_model()))

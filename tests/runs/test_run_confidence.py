@@ -115,7 +115,7 @@ def test_rows_of_ones_own_need_no_labels(run):
     assert torch.equal(whole.argmax(-1), run.probabilities("c2", moderated=False).argmax(-1))
 
 
-@pytest.mark.parametrize("method", sorted(set(ALGORITHMS) - {"self-fl-cluster"}))  # which wants clusters
+@pytest.mark.parametrize("method", sorted(set(ALGORITHMS) - {"self-fl-cluster", "fedbn"}))  # want clusters, BatchNorm
 def test_every_method_has_plain_probabilities_and_only_one_knows_how_sure_they_are(method, short):
     fed = federation()
     run = selffl.train(network(), fed, short(method), rounds=1, participation=1.0)

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 
 from selffl.errors import ConfigError
 from selffl.maths.significance import FRESH_DRAWS
-from selffl.studies import DEMO, STUDIES, arms, comparison, images
+from selffl.studies import DEMO, STUDIES, arms, comparison, images, tuning
 from selffl.studies.arms import Arm, Outcome, run_arms
 from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, Comparison, study
 from selffl.studies.problems import CIFAR10, DIGITS, EMNIST, LETTERS, MNIST, PROBLEMS
-from selffl.studies.result import Estimate, Job
+from selffl.studies.result import Estimate, Job, within
 
 SMALL = replace(DIGITS, rounds=4, participation=0.5, data_options={"test_fraction": 0.3, "num_clients": 6})
 TEN = [Arm(name, name) for name in ("fedavg", "self-fl")]
@@ -212,11 +213,12 @@ def test_rivals_are_tuned_on_validation_rows_and_never_on_test_rows(monkeypatch)
         return found
 
     monkeypatch.setattr(comparison, "run_arms", made_up)
+    monkeypatch.setattr(tuning, "run_arms", made_up)
     result = study(Comparison(SMALL, {TUNED_DITTO: "a", TUNED_FEDAVG: "b"}, num_seeds=3), Job())
     lines = {row["method"]: row for row in result.table}
-    assert lines[TUNED_DITTO]["chosen"] == "λ = 0.3, 0.3, 0.3"
+    assert lines[TUNED_DITTO]["chosen"] == "λ = 0.3, 0.3, 0.3 (5 tried)"
     assert lines[TUNED_DITTO]["accuracy"] == "60.0 ± 0.0"  # what the choice is worth on test rows, honestly
-    assert lines[TUNED_FEDAVG]["chosen"] == "k = 20, 20, 20"
+    assert lines[TUNED_FEDAVG]["chosen"] == "k = 20, 20, 20 (5 tried)"
     assert lines[TUNED_FEDAVG]["accuracy"] == "55.0 ± 0.0"
     # Self-FL spends 20 gradients a client-round here: ten steps of two models, four of five inner steps.
     equal = {arm.algorithm: arm.options["num_local_steps"] for arm, _ in asked if arm.label.endswith("equal gradients")}
@@ -226,10 +228,78 @@ def test_rivals_are_tuned_on_validation_rows_and_never_on_test_rows(monkeypatch)
     assert {row["method"] for row in result.table if row["method"].startswith("ditto ")} == set()
 
 
+def tuner(monkeypatch, score, quick=False):
+    """A tuner in a made-up world: what is scored by arm, seed and steps; with the list of what was run."""
+    asked = []
+
+    def made_up(problem, pairs, job, done, total):
+        found = {}
+        for arm, seed in pairs:
+            asked.append((arm.label, seed, done, total))
+            assert (arm.evaluate_on, arm.validation_fraction) == ("validation", 0.2)
+            names = {steps: f"global_after_{steps}_weighted_accuracy" for steps in arm.fine_tune}
+            names |= {f"classes {steps}": f"global_with_classes_{names[steps][7:]}" for steps in arm.fine_tune}
+            names |= {0: "global_accuracy", "classes 0": "global_with_classes_weighted_accuracy"}
+            names |= {"personal": "weighted_accuracy"}
+            scores = {name: score(arm, seed, key) for key, name in names.items()}
+            found.setdefault(arm.label, []).append(outcome(seed, **scores))
+        return found
+
+    monkeypatch.setattr(tuning, "run_arms", made_up)
+    return tuning.Tuner(SMALL, Job(quick), 10, class_frequencies=True), asked
+
+
+def test_a_baseline_whose_best_value_is_its_last_tries_more(monkeypatch):
+    found, asked = tuner(monkeypatch, lambda arm, seed, _: 1 / (1 + abs(arm.options["penalty"] - 20)))
+    search = found.search("ditto", "penalty", (0.3, 1.0, 3.0), (0, 1))
+    labels = ["ditto 0.3", "ditto 1", "ditto 3", "ditto 9", "ditto 27", "ditto 81"]
+    assert list(dict.fromkeys(label for label, *_ in asked)) == labels
+    assert tuning.chosen_value(search) == 27
+    assert tuning.note("λ", [search]) == "λ = 27 (6 tried)"
+    assert [done for _, _, done, _ in asked] == [0] * 6 + [6, 6, 8, 8, 10, 10]
+    assert (found.num_done, found.num_planned) == (12, 10 + 6)  # six runs more than planned
+
+
+def test_every_baseline_may_try_eight_values_and_says_so_if_that_is_not_enough(monkeypatch):
+    found, asked = tuner(monkeypatch, lambda arm, seed, _: arm.options["penalty"] / 1e9)
+    search = found.search("pfedme", "penalty", (1.0, 5.0, 15.0), (0,))
+    assert (len(search.trials), len(asked)) == (8, 8)
+    assert tuning.note("λ", [search]) == "λ = 4500 (8 tried; at the edge)"
+    quick, asked = tuner(monkeypatch, lambda arm, seed, _: arm.options["penalty"] / 1e9, quick=True)
+    assert len(quick.search("pfedme", "penalty", (1.0, 5.0, 15.0), (0,)).trials) == len(asked) == 3
+
+
+def test_values_are_chosen_over_the_seeds_that_are_asked_for(monkeypatch):
+    grid, best = (0.1, 1.0, 10.0), {0: (0.1, 0.9, 0.2), 1: (0.95, 0.1, 0.2)}
+    found, asked = tuner(monkeypatch, lambda arm, seed, _: best[seed][grid.index(arm.options["penalty"])], quick=True)
+    chosen = [tuning.chosen_value(found.search("ditto", "penalty", grid, seeds)) for seeds in ([0], [1], [0, 1])]
+    assert chosen == [1.0, 0.1, 0.1]
+    assert len(asked) == 6  # each once
+
+
+def test_steps_of_fine_tuning_are_looked_at_in_one_run_and_more_of_them_in_another(monkeypatch):
+    def score(arm, seed, key):
+        return {0: 0.5, 5: 0.6, 20: 0.7, 80: 0.9, 320: 0.8, "classes 0": 0.9}.get(key, 0.1)
+
+    found, asked = tuner(monkeypatch, score)
+    grid = ("fedavg", "fine_tune", (0, 5, 20), (0,))
+    assert tuning.chosen_value(found.search(*grid)) == 80
+    assert [label for label, *_ in asked] == ["fedavg choosing", "fedavg choosing, k = 80", "fedavg choosing, k = 320"]
+    assert tuning.chosen_value(found.search(*grid, "global+classes")) == 0
+    assert len(asked) == 3
+
+
+def test_a_baseline_that_diverges_with_every_value_stops_nothing(monkeypatch):
+    found, _ = tuner(monkeypatch, lambda arm, seed, _: math.nan)
+    search = found.search("ditto", "penalty", (0.1, 1.0), (0,))
+    assert tuning.note("λ", [search]) == "λ = 0.1 (2 tried)"
+
+
 def test_fine_tuning_that_does_not_help_is_not_done(monkeypatch):
-    found = outcome(global_accuracy=0.9, **{f"global_after_{k}_weighted_accuracy": 0.1 for k in comparison.FINE_TUNE})
-    assert comparison.best_steps([found]) == 0
-    assert comparison.fine_tuned(found, 0) is found
+    found, _ = tuner(monkeypatch, lambda arm, seed, key: 0.9 if key == 0 else 0.1)
+    assert tuning.chosen_value(found.search("fedavg", "fine_tune", (0, 5, 20), (0,))) == 0
+    plain = outcome(global_accuracy=0.9)
+    assert comparison.fine_tuned(plain, 0) is plain
 
 
 @pytest.mark.slow
@@ -280,7 +350,7 @@ def test_what_is_not_claimed_counts_among_the_comparisons_too():
 )
 def test_within_a_point_is_decided_by_the_interval(values, verdict):
     gap = Estimate.of(arms.torch.tensor(values), test_per_train=FRESH_DRAWS)
-    assert comparison.within(gap, 1.0) == verdict
+    assert within(gap, 1.0) == verdict
 
 
 # ---------------------------------------------------------------------------------------------------- the other studies

@@ -25,7 +25,7 @@ from selffl.studies.grouped_runs import (
     split_new_groups,
     standardise,
 )
-from selffl.studies.multilevel import claims_of, gap_figure, join_verdicts, report, table_of
+from selffl.studies.multilevel import claims_of, gap_figure, report, table_of
 from selffl.studies.result import Job
 
 TINY = Problem("counties", Simulation(0.06, 8), (0,), (0, 5), is_run_longer=True)
@@ -117,7 +117,7 @@ def test_the_study_runs_without_any_data(tmp_path, monkeypatch):
     assert [step[:2] for step in steps] == [(0, 2), (1, 2), (2, 2)]
     assert "Left out: lme4: left out of a quick run" in result.setting
     assert len(result.claims) == 4
-    assert "no correction for their number" in result.decided_by
+    assert "Holm's correction over the comparisons of one statement" in result.decided_by
     record = save_study(study, result, tmp_path / "study", command="c", is_quick=True, seconds=1.0)
     assert (tmp_path / "study" / "gaps.svg").is_file()
     assert json.loads((tmp_path / "study" / "record.json").read_text(encoding="utf-8"))["table"] == record.table
@@ -245,13 +245,6 @@ def test_the_learned_variance_is_judged_by_the_true_one():
         claim = claims_of(problem, made_up("counties", errors, variances=learned))[-1]
         assert claim.verdict == verdict
         assert f"Learned {learned}0 ± 0.0000 for 0.06" in claim.evidence
-
-
-def test_statements_about_several_comparisons():
-    assert join_verdicts(["holds", "holds"]) == "holds"
-    assert join_verdicts(["holds", "inconclusive"]) == "holds in part"
-    assert join_verdicts(["inconclusive", "does not hold"]) == "does not hold"
-    assert join_verdicts(["inconclusive"]) == "inconclusive"
 
 
 def test_the_table_has_what_there_is_and_dashes_elsewhere():

@@ -37,7 +37,7 @@ class FedBN(SharedBody):
         check_weighting(self.weighting)
 
     def kept(self, population: Population) -> Sequence[Layer]:
-        """Nothing but what the population says, which is BatchNorm; without any, the method is FedAvg."""
+        """Nothing but what the population says, which is BatchNorm."""
         return ()
 
     def weighting_of_clients(self) -> Weighting:

@@ -21,8 +21,8 @@ def check_policy(batch_norm: BatchNorm | None) -> None:
         check_choice("batch_norm", batch_norm, get_args(BatchNorm))
 
 
-def check_batch_norm(batch_norm: BatchNorm, method: Any, num_statistics: int) -> None:
-    """Refuse a policy that a method cannot follow, on a model with that many running statistics."""
+def check_batch_norm(batch_norm: BatchNorm, method: Any, *, num_statistics: int, num_kept: int) -> None:
+    """Refuse a policy that a method cannot follow, on a model with so many running statistics and layers to keep."""
     if batch_norm == "kept" and not method.keeps_layers:
         raise ConfigError(
             f"batch_norm is 'kept', and {method.name} keeps no layers with its clients; expected a method that does, "
@@ -32,6 +32,11 @@ def check_batch_norm(batch_norm: BatchNorm, method: Any, num_statistics: int) ->
         raise ConfigError(
             f"batch_norm is {batch_norm!r}, and {method.name} keeps BatchNorm with each client; expected 'kept', or no "
             "batch_norm. Without that the method is fedavg."
+        )
+    if batch_norm == "kept" and not num_kept:
+        raise ConfigError(
+            f"{method.name} is to keep BatchNorm with each client, and the model has no BatchNorm with anything to "
+            "keep; expected some. Give another model, or train by fedavg or another method, without batch_norm='kept'."
         )
     if num_statistics and method.no_statistics is not None:
         raise ConfigError(

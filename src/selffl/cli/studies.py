@@ -268,7 +268,13 @@ def _run_with_bars(ids: list[str], folder: Path, **options: Any) -> None:
 
 
 def _print_verdicts(record: StudyRecord) -> None:
+    from selffl.studies.result import verdict_word
+
     console.out.print(f"[bold]{record.id}[/bold], {record.seconds:.0f} s", highlight=False)
     for claim in record.claims:
         colour = {"holds": "green", "does not hold": "red"}.get(claim["verdict"], "yellow")
-        console.out.print(f"[{colour}]{claim['verdict']:>14}[/]  {claim['text']}", highlight=False, soft_wrap=True)
+        console.out.print(
+            f"[{colour}]{verdict_word(claim['text'], claim['verdict']):>14}[/]  {claim['text']}",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -16,7 +16,7 @@ from selffl.data.folder import FolderArrays, read_folder
 from selffl.data.huggingface import read_huggingface
 from selffl.data.labels import Task
 from selffl.data.leaf import UNDIVIDED, Encode, read_leaf
-from selffl.data.packing import Packed, pack_arrays, pack_parts, pack_table, pack_whole
+from selffl.data.packing import Packed, pack_arrays, pack_parts, pack_table, pack_whole, set_validation_aside
 from selffl.data.parts import LabelKind
 from selffl.data.pfllib import read_pfllib
 from selffl.data.preparation import Preparation
@@ -424,6 +424,29 @@ class Federation:
         return replace(
             self, clients=chosen, cluster=None if self.cluster is None else self.cluster[at], source=None, **parts
         )
+
+    def with_validation(self, fraction: float, *, seed: int = 0, stratify: bool = False) -> Federation:
+        """The same federation with a share of each client's training rows set aside for choosing options.
+
+        Test rows stay as they are.  Every client keeps a training row, so that one with a single row has no validation
+        rows.  Features stay as they are prepared.
+
+        Args:
+            fraction: Share of each client's training rows, rounded to nearest.
+            seed: Of the choice of rows.
+            stratify: Whether the share is taken of each client's rows of each class.
+
+        Examples:
+            >>> import selffl
+            >>> fed = selffl.Federation.from_arrays([[0.0]] * 10, [0, 1] * 5, ["a"] * 8 + ["b"] * 2, 0.0)
+            >>> fed.with_validation(0.25)
+            Federation(2 clients, rows (1,): 8 train, 0 test, 2 validation)
+        """
+        if self.validation is not None:
+            raise DataError("the federation has validation rows already; expected none. Use those, or leave this out.")
+        train, validation = set_validation_aside(self.train, Split(0.0, fraction, stratify, seed))
+        # The source would make it again without them.
+        return replace(self, train=train, validation=validation, source=None)
 
     def with_clusters(self, cluster: Sequence[int]) -> Federation:
         """The same federation with its clients in clusters, one number for each client in their order, from 0 up."""

@@ -116,16 +116,18 @@ def pack_parts(rows: SplitRows, split: Split) -> Packed:
         for name, part in rows.parts.items()
     }
     if split.validation_fraction:
-        train, owner = parts["train"], parts["train"].owner
-        is_validation = torch.from_numpy(split.is_validation(owner.numpy(), train.labels))
-        for name, chosen in (("train", ~is_validation), ("validation", is_validation)):
-            sizes = torch.bincount(owner[chosen], minlength=len(rows.ids))
-            offset = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-            parts[name] = Rows(train.features[chosen], train.labels[chosen], offset)
+        parts["train"], parts["validation"] = set_validation_aside(parts["train"], split)
     cluster = None
     if rows.cluster is not None:
         cluster = torch.from_numpy(numbered("cluster", column_of(rows.cluster))[1])
     return Packed(rows.ids, cluster=cluster, classes=rows.classes, **parts)
+
+
+def set_validation_aside(train: Rows, split: Split) -> tuple[Rows, Rows]:
+    """Training rows without a share of each client's, and that share."""
+    is_validation = split.is_validation(train.owner.cpu().numpy(), train.labels)
+    chosen = torch.from_numpy(is_validation).to(train.offset.device)
+    return train.where(~chosen), train.where(chosen)
 
 
 def pack_whole(rows: SplitRows, whole: str, split: Split) -> Packed:

@@ -44,6 +44,11 @@ class Rows:
         index = first + torch.arange(len(first), device=first.device)
         return Rows(self.features[index], self.labels[index], offset)
 
+    def where(self, is_chosen: Tensor) -> Rows:
+        """The rows for which ``is_chosen [rows]`` is true, still client by client."""
+        sizes = torch.bincount(self.owner[is_chosen], minlength=len(self.offset) - 1)
+        return Rows(self.features[is_chosen], self.labels[is_chosen], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
         """The same rows on a device, features (and targets that are not classes) in a precision, if one is given."""
 

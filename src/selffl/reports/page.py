@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files as resources
 from pathlib import Path
@@ -21,7 +21,7 @@ from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
 from selffl.reports.schema import Payload, Tables
 from selffl.studies import STUDIES
-from selffl.studies.result import capfirst
+from selffl.studies.result import MET, Whose, capfirst, verdict_word, whose
 from selffl.training.metrics import PERCENT, name_of
 
 Recorded = Sequence[tuple[Path, StudyRecord]]
@@ -134,6 +134,7 @@ def _templates() -> Environment:
         loader=PackageLoader("selffl", "reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["capfirst"] = capfirst
+    environment.globals["verdict_word"] = verdict_word
     return environment
 
 
@@ -398,25 +399,50 @@ def _pairs(values: dict[str, Any]) -> list[str]:
 
 
 def lead(studies: Recorded) -> str:
-    """The verdict in one sentence."""
-    return verdicts(Counter(claim["verdict"] for _, record in studies for claim in record.claims))
-
-
-def verdicts(count: Counter[str]) -> str:
-    """How many statements were put to the test, and what came of them."""
-    if not count:
-        return "No claims were put to the test here."
-    endings = {
-        "holds": ("holds", "hold"),
-        "holds in part": ("holds in part", "hold in part"),
-        "inconclusive": ("is inconclusive", "are inconclusive"),
-        "does not hold": ("does not hold", "do not hold"),
-    }
-    parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in endings.items() if count[verdict]]
-    return (
-        f"Of {count.total()} statements put to the test: {', '.join(parts)}. Inconclusive means no difference at the "
-        "5 % level."
+    """The verdicts in a few sentences."""
+    counts = count_verdicts(
+        (record.paper, claim["text"], claim["verdict"]) for _, record in studies for claim in record.claims
     )
+    return tally(counts) or "No claims were put to the test here."
+
+
+ENDINGS = {  # of one statement, of several
+    "holds": ("holds", "hold"),
+    "holds in part": ("holds in part", "hold in part"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
+    "does not hold": ("does not hold", "do not hold"),
+}
+ENDINGS_OF_TARGETS = {
+    verdict: (f"is {MET.get(verdict, verdict)}", f"are {MET.get(verdict, verdict)}") for verdict in ENDINGS
+}
+COUNTED: dict[Whose, str] = {
+    "paper": "Statements of the paper",
+    "own": "Statements of our own",
+    "target": "Targets for our own method",
+}
+
+
+def count_verdicts(claims: Iterable[tuple[str, str, str]]) -> dict[Whose, Counter[str]]:
+    """How often each verdict comes among statements of the paper, our own, and targets.
+
+    A claim is where its study is in the paper, its text and its verdict.
+    """
+    counts: dict[Whose, Counter[str]] = {kind: Counter() for kind in COUNTED}
+    for paper, text, verdict in claims:
+        counts[whose(paper, text)][verdict] += 1
+    return counts
+
+
+def tally(counts: Mapping[Whose, Counter[str]]) -> str:
+    """What came of statements of the paper, of our own, and of targets, each in a sentence."""
+    return " ".join(f"{title}: {tally_of(kind, counts[kind])}." for kind, title in COUNTED.items() if counts[kind])
+
+
+def tally_of(kind: Whose, count: Counter[str]) -> str:
+    """How many there are, and how many of them hold or are met: of 78, 27 hold, 51 do not hold."""
+    endings = ENDINGS_OF_TARGETS if kind == "target" else ENDINGS
+    parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in endings.items() if count[verdict]]
+    return f"of {count.total()}, {', '.join(parts)}"
 
 
 # In the page the ink follows the reader's light or dark setting, and the white ground goes.

@@ -9,25 +9,29 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 from selffl.errors import DataError
 from selffl.reports import tables
-from selffl.reports.page import Recorded, reading, verdicts
+from selffl.reports.page import Recorded, count_verdicts, reading, tally
 from selffl.reports.record import StudyRecord, place_of
-from selffl.studies.result import OLD_VERDICTS, capfirst
+from selffl.studies.result import MET, OLD_VERDICTS, RULE, TARGET, Verdict, Whose, capfirst, verdict_word
 
 OPENING = "# Results\n\nMade from run records by `selffl paper page`"
 QUICK = "**Quick run: fewer repeats or rounds than stated.**"
 TEST = "**Test.**"  # how the line begins that says which test decided a section's comparisons
 UNSAID = (
-    "Comparisons are decided by the test that a section names. Sections that name none were written before the test "
-    "was corrected: their comparisons are paired over repeats or seeds and decided by Student's t at the 5 % level, "
-    "each by itself, as if seeds that split the same rows anew were independent, which is too sure; those of the "
-    "`auto-…` studies are decided by the sign of the mean difference, or by one standard error where a statement "
-    "says so, and not by a test."
+    "**Not yet so:** {number} of the verdicts counted above are in sections without a line that begins with *Test*. "
+    "These were made before the rule, and without their records they cannot be decided anew. Their comparisons are "
+    "paired over repeats or seeds and decided by Student's t at the 5 % level, each by itself, as if seeds that split "
+    "the same rows anew were independent, which is too sure; those of the `auto-…` studies are decided by the sign of "
+    "the mean difference, or by one standard error where a statement says so, and not by a test. Where a line that "
+    "begins with *Test* says otherwise than the rule, that line is right."
 )
 _STUDY = re.compile(r"## .+\n\n`([^`\n]+)`: ")  # how a section begins
-_VERDICT = re.compile(r"^- \*\*.+?\*\* \*([^*]+)\.\*", re.MULTILINE)
+_PAPER = re.compile(r"## .+\n\n`[^`\n]+`: (.+)")  # where a section says what of the paper it is about
+_VERDICT = re.compile(r"^- \*\*(.+?)\*\* \*([^*]+)\.\*", re.MULTILINE)
+OF_TARGETS = ("auto-", "regimes-")  # how names of studies begin whose lines are targets
 
 
 def results_page(studies: Recorded, figure_folder: str, before: Path | None = None) -> str:
@@ -36,7 +40,6 @@ def results_page(studies: Recorded, figure_folder: str, before: Path | None = No
     ``before`` is the page as it was, if there was one: sections of studies that are not among these stay as they are.
     """
     sections = _sections(before) if before is not None and before.is_file() else {}
-    count: Counter[str] = Counter()
     places: dict[str, Path] = {}
     for folder, record in studies:
         if record.id in places:
@@ -51,17 +54,31 @@ def results_page(studies: Recorded, figure_folder: str, before: Path | None = No
             )
         places[record.id] = folder
         sections[record.id] = _section(record, figure_folder)
-        count.update(claim["verdict"] for claim in record.claims)
-    for name in sections.keys() - places.keys():
-        count.update(verdict.lower() for verdict in _VERDICT.findall(sections[name]))
     top = (
         f"{OPENING}; its numbers and verdicts come from the records. Every ± is a standard error over repeats. "
         "Gradients are evaluations per client and round in training; steps of fine-tuning or adaptation before a test "
         "come on top."
     )
     parts = [sections[name] for name in sorted(sections, key=lambda name: (place_of(name), name))]
-    said = verdicts(count) + (f" {UNSAID}" if any(TEST not in part for part in parts) else "")
-    return "\n\n".join([top, said, *parts]) + "\n"
+    older = sum(count.total() for count in count_statements("\n\n".join(p for p in parts if TEST not in p)).values())
+    rule = f"{RULE}\n\n{UNSAID.format(number=older)}" if older else RULE
+    return "\n\n".join([top, tally(count_statements("\n\n".join(parts))), rule, *parts]) + "\n"
+
+
+def count_statements(page: str) -> dict[Whose, Counter[str]]:
+    """The verdicts on a page: on the paper's statements, on our own, and on targets."""
+    words = {word: verdict for verdict, word in MET.items()}
+    claims = []
+    for section in re.split(r"^(?=## )", page, flags=re.MULTILINE)[1:]:
+        paper = _PAPER.match(section)
+        if paper is None:
+            raise DataError(f"the section {section.splitlines()[0][3:]!r} names no study; expected one.")
+        for text, said in _VERDICT.findall(section):
+            verdict = words.get(said.lower(), said.lower()) if text.startswith(TARGET) else said.lower()
+            if verdict not in get_args(Verdict):
+                raise DataError(f"{text!r} is {said!r}; expected one of {', '.join(get_args(Verdict))}.")
+            claims.append((paper[1], text, verdict))
+    return count_verdicts(claims)
 
 
 def _sections(page: Path) -> dict[str, str]:
@@ -83,7 +100,20 @@ def _sections(page: Path) -> dict[str, str]:
                 "has written. Take it out, or give another file."
             )
         sections[begins.group(1)] = part.strip()
-    return sections
+    return {name: _with_targets(text) if name.startswith(OF_TARGETS) else text for name, text in sections.items()}
+
+
+def _with_targets(section: str) -> str:
+    """A section whose lines are targets, which earlier versions called statements."""
+
+    def renamed(match: re.Match[str]) -> str:
+        text, said = match.groups()
+        if text.startswith(TARGET):
+            return match[0]
+        text = f"{TARGET}{text[:1].lower()}{text[1:]}"
+        return f"- **{text}** *{verdict_word(text, said.lower()).capitalize()}.*"
+
+    return _VERDICT.sub(renamed, section)
 
 
 def _section(record: StudyRecord, figure_folder: str) -> str:
@@ -93,7 +123,8 @@ def _section(record: StudyRecord, figure_folder: str) -> str:
         parts.append(QUICK)
     parts += [
         "\n".join(
-            f"- **{_line(c['text'])}** *{c['verdict'].capitalize()}.* {_line(c['evidence'])}" for c in record.claims
+            f"- **{_line(c['text'])}** *{verdict_word(c['text'], c['verdict']).capitalize()}.* {_line(c['evidence'])}"
+            for c in record.claims
         )
     ]
     if record.decided_by:

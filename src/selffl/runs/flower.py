@@ -282,7 +282,7 @@ def server_app(
         check_optimiser(optimiser_of(recipe.optimiser), method)
         batch_norm = recipe.batch_norm or method.batch_norm
         flat = FlatModel(module, batch_norm)
-        check_batch_norm(batch_norm, method, flat.num_statistics)
+        check_batch_norm(batch_norm, method, num_statistics=flat.num_statistics, num_kept=len(flat.kept_layers))
         if recipe.gain:
             training_alone(method)
             if place is None:

@@ -80,8 +80,8 @@ def history_columns(recipe: Recipe) -> list[str]:
 
 def score_columns(recipe: Recipe) -> list[str]:
     """Those of them that an evaluation fills in."""
-    trained = [f"train_{metric}" for metric in recipe.metrics] if recipe.evaluate_train else []
-    return score_names(recipe.metrics, recipe.fine_tune, recipe.class_frequencies, recipe.neighbours) + trained
+    beside = [f"{part}_{metric}" for part in recipe.noted_beside for metric in recipe.metrics]
+    return score_names(recipe.metrics, recipe.fine_tune, recipe.class_frequencies, recipe.neighbours) + beside
 
 
 @dataclass

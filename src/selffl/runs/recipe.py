@@ -46,6 +46,8 @@ class Recipe:
         evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
         evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
         evaluate_train: Whether the same on training rows is noted beside it, as ``train_accuracy``.
+        evaluate_validation: Whether the same on validation rows is noted, too, as ``validation_accuracy``; they can
+            then choose a round (`Run.best_round`).
         fine_tune: Numbers of local steps after which the final models are evaluated once more, by names of their own.
         class_frequencies: Whether the final global model is evaluated once more with each client's class frequencies in
             place of everybody's (log of one over the other on top of its scores), as ``global_with_classes``, and
@@ -94,6 +96,7 @@ class Recipe:
     evaluate_every: int | None = field(default=None, metadata=FLOWER)
     evaluate_on: Literal["test", "validation"] = field(default="test", metadata=HERE)
     evaluate_train: bool = field(default=False, metadata=HERE)
+    evaluate_validation: bool = field(default=False, metadata=HERE)
     fine_tune: Sequence[int] = field(default=(), metadata=HERE)
     class_frequencies: bool = field(default=False, metadata=HERE)
     neighbours: int | None = field(default=None, metadata=HERE)
@@ -148,6 +151,12 @@ class Recipe:
         found |= {name: tuple(found[name]) for name in ("fine_tune", "metrics") if name in found}
         return cls(**found | {"optimiser": optimiser_of(**found.get("optimiser", {"name": "sgd"}))})
 
+    @property
+    def noted_beside(self) -> tuple[str, ...]:
+        """Parts of the rows whose scores are noted beside those that the run is evaluated on, at the same rounds."""
+        asked = {"train": self.evaluate_train, "validation": self.evaluate_validation}
+        return tuple(part for part, is_asked in asked.items() if is_asked)
+
     def is_evaluated(self, round_number: int) -> bool:
         """Whether a round is followed by an evaluation; the last one always is."""
         return self._is_due(self.evaluate_every, round_number)
@@ -190,7 +199,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     found["device"] = str(found["device"])
     check_choice("evaluate_on", found["evaluate_on"], ("test", "validation"))
     check_choice("engine", found["engine"], ("cohort", "serial"))
-    for name in ("evaluate_train", "class_frequencies", "gain"):
+    for name in ("evaluate_train", "evaluate_validation", "class_frequencies", "gain"):
         check_bool(name, found[name])
     for name, least in (("evaluate_every", 0), ("checkpoint_every", 0), ("chunk_size", 1), ("neighbours", 1)):
         if found[name] is not None:

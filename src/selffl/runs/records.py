@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,7 +30,7 @@ class Evaluated:
 
     evaluation: Evaluation
     num_train: Tensor  # training rows of each client, [M]
-    on_training_rows: Evaluation | None = None  # the same there, where that is asked for
+    beside: Mapping[str, Evaluation] = field(default_factory=dict)  # the same on other parts of the rows, by name
     cluster: Tensor | None = None  # of each client, [M], where clients have clusters
 
 
@@ -173,9 +173,9 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
 def score_cells(recipe: Recipe, report: Evaluated) -> Row:
     """What an evaluation adds to its round's row of the history."""
     cells = report.evaluation.scores()
-    if report.on_training_rows is not None:
+    for part, evaluation in report.beside.items():
         for metric in recipe.metrics:
-            cells[f"train_{metric}"] = or_none(report.on_training_rows.weighted(metric, "personal"))
+            cells[f"{part}_{metric}"] = or_none(evaluation.weighted(metric, "personal"))
     return cells
 
 

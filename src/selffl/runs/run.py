@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from selffl.algorithms.options import check_choice
 from selffl.data.federation import Federation
 from selffl.data.preparation import Preparation
 from selffl.engines.cohort import RunState
-from selffl.errors import ConfigError
+from selffl.errors import ConfigError, unknown_name
 from selffl.models.layers import describe_layers
 from selffl.runs import folder as files
+from selffl.runs.best_round import best_round
 from selffl.runs.confidence import Confidence
-from selffl.runs.evaluation import Evaluation
+from selffl.runs.evaluation import Evaluation, leading_metric
 from selffl.runs.export import (
     Precision,
     client_about,
@@ -36,6 +38,7 @@ from selffl.runs.session import Session, single_thread
 from selffl.state.checkpoint import save_tensors
 from selffl.state.files import write_csv
 from selffl.training.blocks import deterministic_cudnn
+from selffl.training.metrics import HIGHER_IS_BETTER
 
 
 @dataclass
@@ -239,6 +242,43 @@ class Run:
         """
         return self._session.evaluate(
             self._state, fine_tune=fine_tune, class_frequencies=class_frequencies, neighbours=neighbours
+        )
+
+    def best_round(self, by: Literal["test", "validation"] = "validation", metric: str | None = None) -> Row:
+        """The evaluated round with the best score of the personal models: its row of the history.
+
+        ``chosen_on`` in it says what chose the round: ``validation rows``, or ``test rows``, as published tables often
+        do.  A best round by test rows is too good, for the rows that judge it have chosen it.  The run keeps the models
+        of its last round alone.  There self-fl-auto has made its closing visits, before that it has not.
+
+        Args:
+            by: ``validation`` takes the scores that ``evaluate_validation=True`` notes, ``test`` those on test rows.
+            metric: What is compared; none: what the run is told by first.
+
+        Examples:
+            >>> import selffl
+            >>> from selffl.data import load
+            >>> fed = load("digits", num_clients=12, seed=0, validation_fraction=0.2)
+            >>> run = selffl.train("softmax", fed, "fedavg", rounds=4, evaluate_validation=True)
+            >>> run.best_round()["chosen_on"], run.best_round("test")["chosen_on"]
+            ('validation rows', 'test rows')
+        """
+        check_choice("by", by, ("test", "validation"))
+        name = metric or leading_metric(self.history) or self.config.metrics[0]
+        if name not in self.config.metrics:
+            raise unknown_name("metric", name, self.config.metrics)
+        is_noted = by == "validation" and self.config.evaluate_validation
+        if by != self.config.evaluate_on and not is_noted:
+            raise ConfigError(
+                f"the run was evaluated on {self.config.evaluate_on} rows alone; expected {by} rows to choose a round. "
+                + ("Train with evaluate_validation=True." if by == "validation" else "Train with evaluate_on='test'.")
+            )
+        own = self.config.own_metrics.get(name)
+        return best_round(
+            self.history,
+            f"validation_{name}" if is_noted else f"weighted_{name}",
+            "test rows" if by == "test" else "validation rows",
+            higher_is_better=HIGHER_IS_BETTER[name] if own is None else own,
         )
 
     def gains(self) -> list[Row]:

@@ -91,7 +91,7 @@ class Session:
         device, dtype = torch.device(recipe.device), getattr(torch, str(recipe.dtype))
         batch_norm = recipe.batch_norm or method.batch_norm
         model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm)
-        check_batch_norm(batch_norm, method, model.num_statistics)
+        check_batch_norm(batch_norm, method, num_statistics=model.num_statistics, num_kept=len(model.kept_layers))
         if loss is None:
             loss = loss_for(model, federation.train, federation.preparation)
             recipe = replace(recipe, loss=name_of(loss))
@@ -104,7 +104,7 @@ class Session:
         if recipe.engine == "serial":
             engine = serial_engine(engine, list(rows.clients))
         evaluated: Rows | None = getattr(rows, recipe.evaluate_on)
-        if evaluated is None:
+        if evaluated is None or (recipe.evaluate_validation and rows.validation is None):
             raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
         if recipe.gain:
             training_alone(method)  # refuse a method that cannot be held against it
@@ -175,7 +175,7 @@ class Session:
         return Evaluated(
             self.evaluate(state, **{name: getattr(self.recipe, name) for name in names}),
             self.federation.train.num_examples,
-            self.evaluate(state, self.source.federation.train) if self.recipe.evaluate_train else None,
+            {part: self.evaluate(state, self.source.federation.parts[part]) for part in self.recipe.noted_beside},
             self.federation.cluster,
         )
 

@@ -55,6 +55,7 @@ def train(
     evaluate_every: int | None = None,
     evaluate_on: Literal["test", "validation"] = "test",
     evaluate_train: bool = False,
+    evaluate_validation: bool = False,
     fine_tune: Sequence[int] = (),
     class_frequencies: bool = False,
     neighbours: int | None = None,
@@ -97,6 +98,8 @@ def train(
         evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
         evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
         evaluate_train: Whether the same on training rows is noted beside it, as ``train_accuracy``.
+        evaluate_validation: Whether the same on validation rows is noted, too, as ``validation_accuracy``; they can
+            then choose a round (`Run.best_round`).
         fine_tune: Numbers of local steps after which the final models are evaluated once more, by names of their own.
         class_frequencies: Whether the final global model is evaluated once more with each client's class frequencies in
             place of everybody's (log of one over the other on top of its scores), as ``global_with_classes``, and

@@ -13,10 +13,21 @@ from selffl.data.devices import DEVICES
 from selffl.data.wakeword import RowTable, describe
 from selffl.data.wakeword_rows import NORMAL, STATES
 from selffl.studies.arms import Arm, Outcomes, ratio_of
-from selffl.studies.comparison import NUM_SEEDS, run_each, seeds_of, sign, within
+from selffl.studies.comparison import NUM_SEEDS, run_each, seeds_of
 from selffl.studies.detection import Cell, Relative, as_ratio, average, curves, line, relative, size, spread
 from selffl.studies.problems import WAKEWORD, Problem, WarmUp
-from selffl.studies.result import OVER_SPLITS, Claim, Estimate, Figure, Job, Study, StudyResult, above_zero
+from selffl.studies.result import (
+    OVER_SPLITS,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Study,
+    StudyResult,
+    above_zero,
+    sign,
+    within,
+)
 
 MAX_LOG_GAP = 0.1  # difference of logarithms, about a tenth of the false accepts
 CLIENTS_PER_TYPE = 4  # clients of each type, where clients are drawn

@@ -16,22 +16,17 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms import Algorithm, SelfFLAuto, algorithm
+from selffl.algorithms.grids import FINE_TUNE, GRIDS
 from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.rounds import RoundReport
 from selffl.runs.folder import Row
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.comparison import (
-    CHOOSING_FEDAVG,
-    FINE_TUNE,
     METRICS,
     NUM_SEEDS,
-    PENALTIES,
     TUNED_FEDAVG,
-    best_steps,
     by_round,
-    choosing_arms,
-    chosen_penalties,
     fine_tuned,
     history,
     mean_gradients,
@@ -39,16 +34,26 @@ from selffl.studies.comparison import (
     run_each,
     runs_of,
     seeds_of,
-    sign,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, WAKEWORD, Problem, femnist, sent140
-from selffl.studies.result import OVER_SPLITS, Claim, Estimate, Figure, Job, Study, StudyResult, all_above_zero
+from selffl.studies.result import (
+    OVER_SPLITS,
+    TARGET,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Study,
+    StudyResult,
+    all_above_zero,
+    sign,
+)
+from selffl.studies.tuning import EQUAL_TRIALS, STEPS_AFTER, Tuner, chosen_value, note
 from selffl.training.gaussian import GaussianFederation
 
 AUTO = SelfFLAuto.name
-PFEDME_PENALTIES = (1.0, 5.0, 15.0)  # lambda of pFedMe, to choose from; the authors' is 15
 BUDGET_RATIO = 2.0  # times FedAvg's gradients and bytes
-GRIDS = {"ditto": PENALTIES, "pfedme": PFEDME_PENALTIES}
+TUNED = ("ditto", "pfedme")  # by their penalty, lambda
 SHARE = "worse than alone"
 
 
@@ -59,7 +64,7 @@ class TunedComparison:
     problem: Callable[[], Problem]  # what is trained
     others: tuple[str, ...] = ("self-fl", "perfedavg")  # besides self-fl-auto, local, fedavg and those that are tuned
     num_choosing: int = 2  # seeds on whose validation rows rivals choose
-    fine_tune: tuple[int, ...] = FINE_TUNE  # numbers of steps that fine-tuning may choose from
+    fine_tune: tuple[int, ...] = STEPS_AFTER  # numbers of steps that fine-tuning may choose from
     rounds: int | None = None  # fewer than the problem's, where that would take hours
     quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
     quick_model: Mapping[str, int] = field(default_factory=dict)  # options of the model in a quick look
@@ -84,7 +89,7 @@ FIELDS = {
         sent140,
         others=(),
         num_choosing=1,
-        fine_tune=FINE_TUNE[:-1],
+        fine_tune=STEPS_AFTER[:-1],
         rounds=100,
         quick_share=25,
         quick_model={"hidden": 16},
@@ -102,21 +107,21 @@ def _run(entry: TunedComparison, job: Job) -> StudyResult:
     problem = entry.quick() if job.quick else entry.found()
     seeds = seeds_of(job)
     choosing = range(1 if job.quick else min(entry.num_choosing, len(seeds)))
-    grids = {name: grid[:: len(grid) // 2] if job.quick else grid for name, grid in GRIDS.items()}
-    trials = choosing_arms(grids, entry.fine_tune)
-    plain = [Arm(name, name) for name in (AUTO, "local", *entry.others)] + [
-        Arm("fedavg", "fedavg", {}, entry.fine_tune)
-    ]
-    total = len(trials) * len(choosing) + (len(plain) + len(grids)) * len(seeds)
-    tried = run_each(problem, trials, choosing, job, 0, total)
-    penalties = chosen_penalties(grids, tried)
-    steps = best_steps(tried[CHOOSING_FEDAVG], entry.fine_tune)
-    tuned = [Arm(chosen_label(name), name, {"penalty": penalty}) for name, penalty in penalties.items()]
-    outcomes = run_each(problem, [*plain, *tuned], seeds, job, len(trials) * len(choosing), total)
+    grids = {name: GRIDS[name]["penalty"] for name in TUNED}
+    grids = {name: grid[:: len(grid) // 2] if job.quick else grid for name, grid in grids.items()}
+    plain = [Arm(name, name) for name in (AUTO, "local", *entry.others)]
+    num_trials = sum(map(len, grids.values())) + 1
+    tuner = Tuner(problem, job, num_trials * len(choosing) + (len(plain) + 1 + len(grids)) * len(seeds))
+    searches = {name: tuner.search(name, "penalty", grid, choosing) for name, grid in grids.items()}
+    of_fedavg = tuner.search("fedavg", FINE_TUNE, (0, *entry.fine_tune), choosing)
+    steps = chosen_value(of_fedavg)
+    tuned = [Arm(chosen_label(name), name, dict(found.chosen.setting)) for name, found in searches.items()]
+    fedavg = Arm("fedavg", "fedavg", {}, (steps,) if steps else ())
+    outcomes = run_each(problem, [*plain, fedavg, *tuned], seeds, job, tuner.num_done, tuner.num_planned)
     outcomes[TUNED_FEDAVG] = [fine_tuned(outcome, steps) for outcome in outcomes["fedavg"]]
-    notes = {chosen_label(name): f"λ = {penalty:g}" for name, penalty in penalties.items()}
-    notes[TUNED_FEDAVG] = f"k = {steps}"
-    job.progress(total, total, "done")
+    notes = {chosen_label(name): note("λ", [found]) for name, found in searches.items()}
+    notes[TUNED_FEDAVG] = note("k", [of_fedavg])
+    job.progress(tuner.num_planned, tuner.num_planned, "done")
     return _report(problem, outcomes, notes, len(choosing), steps)
 
 
@@ -156,7 +161,7 @@ def _report(
         _claims(outcomes, losing),
         asdict(problem) | {"num_seeds": num_seeds, "num_choosing": num_choosing},
         title=_title(problem),
-        setting=f"{problem.setting}; {num_seeds} seeds, rivals tuned on {num_choosing}",
+        setting=f"{problem.setting}; {num_seeds} seeds, rivals tuned on {num_choosing}; {EQUAL_TRIALS}",
         runs=runs_of(outcomes),
         decided_by=OVER_SPLITS,
     )
@@ -206,33 +211,33 @@ def _claims(outcomes: Outcomes, losing: Mapping[str, Tensor]) -> list[Claim]:
     paired = f"paired over {len(outcomes[AUTO])} seeds"
     return [
         Claim(
-            "Accuracy above that of every other method.",
+            f"{TARGET}accuracy above that of every other method.",
             all_above_zero(list(lead.values())),
             f"{lead[least(lead)].signed} points against {least(lead)}, the best ({paired}).",
         ),
         Claim(
-            "The worst tenth of clients above every other method's.",
+            f"{TARGET}the worst tenth of clients above every other method's.",
             all_above_zero(list(low.values())),
             f"{low[least(low)].signed} points against {least(low)}, the best there ({paired}).",
         ),
         Claim(
-            "The worst tenth of clients above local training's.",
+            f"{TARGET}the worst tenth of clients above local training's.",
             sign(alone),
             f"{alone.signed} points against local ({paired}).",
         ),
         Claim(
-            "The top tenth by size better than alone.",
+            f"{TARGET}the top tenth by size better than alone.",
             sign(top),
             f"{top.signed} points against local ({paired}).",
         ),
         Claim(
-            "A smaller share of clients is worse than alone than with any other method.",
+            f"{TARGET}a smaller share of clients is worse than alone than with any other method.",
             all_above_zero(list(shares.values())),
             f"{points(Estimate.of(losing[AUTO]))} %; the least of the others {points(Estimate.of(losing[fewest]))} % "
             f"({fewest}); {shares[fewest].signed} points fewer ({paired}).",
         ),
         Claim(
-            f"At most {BUDGET_RATIO:g} times FedAvg's gradient evaluations and bytes a round.",
+            f"{TARGET}at most {BUDGET_RATIO:g} times FedAvg's gradient evaluations and bytes a round.",
             "holds" if gradients <= BUDGET_RATIO and round(traffic, 2) <= BUDGET_RATIO else "does not hold",
             f"{gradients:.2f} times the gradients, {traffic:.2f} times the numbers sent: counted, not tested.",
         ),

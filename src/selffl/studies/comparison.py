@@ -1,7 +1,6 @@
 """Self-FL beside its rivals on one problem: at the paper's steps, at equal gradients, and with rivals tuned honestly.
 
-Tuned rivals choose on validation rows, taken from the training rows, seed by seed; they are then trained on all
-training rows and tested like everybody else.
+Tuned rivals choose on validation rows, seed by seed (`selffl.studies.tuning`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from selffl.runs.evaluation import prefix_of
+from selffl.algorithms.grids import FINE_TUNE
+from selffl.runs.best_round import best_round
+from selffl.runs.evaluation import leading_metric, prefix_of
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, metric_of, run_arms
 from selffl.studies.problems import METHODS, Problem
 from selffl.studies.problems import NUM_SEEDS as NUM_SEEDS
@@ -25,19 +26,15 @@ from selffl.studies.result import (
     Series,
     Study,
     StudyResult,
-    Verdict,
     above_zero,
     capfirst,
 )
+from selffl.studies.tuning import PENALTIES, STEPS_AFTER, Tuner, chosen_value, note, view_after
 from selffl.training.metrics import HIGHER_IS_BETTER, PERCENT, name_of, plain_number
 
-PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)  # lambda of DITTO, to choose from
-FINE_TUNE = (5, 20, 80, 320)  # steps of fine-tuning, to choose from
-VALIDATION_SHARE = 0.2  # of each client's rows, while choosing
 GRADIENTS_PER_STEP = {"fedavg": 1, "local": 1, "ditto": 2, "perfedavg": 2, "pfedme": 5}
 
 TUNED_DITTO, TUNED_FEDAVG = "ditto, λ chosen", "fedavg, fine-tuned"
-CHOOSING_FEDAVG = "fedavg choosing"
 
 
 def metrics_of(metric: str) -> dict[str, str]:
@@ -52,6 +49,7 @@ def metrics_of(metric: str) -> dict[str, str]:
     }
 
 
+BEST_ROUND = "best round, chosen on test rows"
 METRICS = metrics_of("accuracy")  # of the paper's studies
 
 
@@ -65,6 +63,7 @@ class Comparison:
     paper: Mapping[str, Mapping[str, float]] | None = None  # its numbers, by label and metric, as it prints them
     more_steps: int | None = None  # L of a further run of the paper's personal rivals, where it reports one
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the first method, by label: to see why
+    shows_best_round: bool = False  # whether the table has each run's best round by test rows, as published ones do
     is_tuned: bool = True  # whether rivals are also tuned, and run at equal gradients
     num_seeds: int = NUM_SEEDS  # repeats, each with its own split
     quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
@@ -93,11 +92,7 @@ def run_each(
 def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     """All arms; and, by label, a word on what was chosen."""
     problem, seeds = comparison.problem, range(comparison.num_seeds)
-    # Fine-tuned views of FedAvg cost little: they are taken along, and one of them is chosen later.
-    base = [
-        Arm(name, name, fine_tune=FINE_TUNE if comparison.is_tuned and name == "fedavg" else ())
-        for name in comparison.methods
-    ]
+    base = [Arm(name, name) for name in comparison.methods]
     if comparison.more_steps:
         base += [
             Arm(_more_steps(name, comparison.more_steps), name, {"num_local_steps": comparison.more_steps})
@@ -107,85 +102,42 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     if not comparison.is_tuned:
         return run_each(problem, base, seeds, job), {}
 
-    grids = {"ditto": PENALTIES}
-    choosing = choosing_arms(grids, FINE_TUNE)
     equal = [name for name in comparison.methods if name in GRADIENTS_PER_STEP]
-    total = (len(base) + len(choosing) + len(equal) + 1) * len(seeds)
-    outcomes = run_each(problem, [*base, *choosing], seeds, job, 0, total)
+    num_trials = len(PENALTIES) + 1
+    tuner = Tuner(problem, job, (len(base) + num_trials + len(equal) + 1) * len(seeds))
+    tuner.try_values("ditto", "penalty", PENALTIES, seeds)
+    tuner.try_values("fedavg", FINE_TUNE, (0, *STEPS_AFTER), seeds)
+    of_ditto = [tuner.search("ditto", "penalty", PENALTIES, [seed]) for seed in seeds]
+    of_fedavg = [tuner.search("fedavg", FINE_TUNE, (0, *STEPS_AFTER), [seed]) for seed in seeds]
+    penalties, steps = [chosen_value(found) for found in of_ditto], [chosen_value(found) for found in of_fedavg]
 
-    tried = [{label: group[seed : seed + 1] for label, group in outcomes.items()} for seed in seeds]
-    penalties = [chosen_penalties(grids, of_seed)["ditto"] for of_seed in tried]
-    steps = [best_steps(of_seed[CHOOSING_FEDAVG]) for of_seed in tried]
+    # The fine-tuned view of FedAvg costs little: it is taken along.
+    after = [(count,) if count else () for count in steps]
+    first = [
+        (replace(arm, fine_tune=after[seed]) if arm.label == "fedavg" else arm, seed) for seed in seeds for arm in base
+    ]
+    first += [(Arm(TUNED_DITTO, "ditto", {"penalty": penalties[seed]}), seed) for seed in seeds]
+    outcomes = run_arms(problem, first, job, tuner.num_done, tuner.num_planned)
     budget = mean_gradients(outcomes[comparison.methods[0]])
     spending = {name: max(round(budget / GRADIENTS_PER_STEP[name]), 1) for name in equal}
-    second = [(Arm(TUNED_DITTO, "ditto", {"penalty": penalties[seed]}), seed) for seed in seeds]
-    second += [(Arm(_same_steps(name), name, {"num_local_steps": spending[name]}), s) for s in seeds for name in equal]
-    found = run_arms(problem, second, job, len(outcomes) * len(seeds), total)
-    outcomes = {label: group for label, group in outcomes.items() if label in {arm.label for arm in base}}
-    outcomes[TUNED_DITTO] = found.pop(TUNED_DITTO)
+    second = [(Arm(_same_steps(name), name, {"num_local_steps": spending[name]}), s) for s in seeds for name in equal]
+    found = run_arms(problem, second, job, tuner.num_done + len(first), tuner.num_planned)
     outcomes[TUNED_FEDAVG] = [fine_tuned(outcomes["fedavg"][seed], steps[seed]) for seed in seeds]
     outcomes |= found
     notes = {
-        TUNED_DITTO: "λ = " + ", ".join(f"{penalty:g}" for penalty in penalties),
-        TUNED_FEDAVG: "k = " + ", ".join(str(count) for count in steps),
+        TUNED_DITTO: note("λ", of_ditto),
+        TUNED_FEDAVG: note("k", of_fedavg),
         **{_same_steps(name): f"L = {count}" for name, count in spending.items()},
     }
-    job.progress(total, total, "done")
+    job.progress(tuner.num_planned, tuner.num_planned, "done")
     return outcomes, notes
-
-
-def validation_score(outcome: Outcome) -> float:
-    """The accuracy that is chosen by."""
-    score = outcome.score("weighted_accuracy")
-    return score if score == score else -1.0  # a run that diverged is never chosen
-
-
-def choosing_arms(
-    grids: Mapping[str, Sequence[float]], fine_tune: Sequence[int], *, class_frequencies: bool = False
-) -> list[Arm]:
-    """What baselines choose by, on validation rows: methods with each penalty of their grids, and FedAvg fine-tuned."""
-    tried = [(f"{name} {penalty:g}", name, {"penalty": penalty}) for name, grid in grids.items() for penalty in grid]
-    fedavg = Arm(
-        CHOOSING_FEDAVG,
-        "fedavg",
-        {},
-        tuple(fine_tune),
-        "validation",
-        VALIDATION_SHARE,
-        num_evaluations=1,
-        class_frequencies=class_frequencies,
-    )
-    return [*(Arm(*trial, (), "validation", VALIDATION_SHARE, num_evaluations=1) for trial in tried), fedavg]
-
-
-def chosen_penalties(grids: Mapping[str, Sequence[float]], tried: Outcomes) -> dict[str, float]:
-    """Of each method the penalty with the best accuracy over the seeds of `choosing_arms`."""
-    return {
-        name: max(grid, key=lambda penalty: sum(map(validation_score, tried[f"{name} {penalty:g}"])))
-        for name, grid in grids.items()
-    }
-
-
-def best_steps(outcomes: Sequence[Outcome], offered: Sequence[int] = FINE_TUNE, start: str = "global") -> int:
-    """Steps of fine-tuning with the best accuracy over these seeds; 0 if none is better than none at all.
-
-    ``start`` is the view that the steps start from.
-    """
-    names = {steps: f"{prefix_of(_after(start, steps))}weighted_accuracy" for steps in (0, *offered)}
-    if start == "global":
-        names[0] = "global_accuracy"  # as a summary calls it
-    return max(names, key=lambda steps: sum(outcome.score(names[steps]) for outcome in outcomes))
 
 
 def fine_tuned(outcome: Outcome, steps: int, start: str = "global") -> Outcome:
     """FedAvg's outcome with its global model, fine-tuned from the view ``start``, as everybody's personal model."""
     is_as_it_is = steps == 0 and start == "global"
     # Gradients are those of training, for every method; these steps, once per client, come on top (see `chosen`).
-    return outcome if is_as_it_is else as_personal(outcome, _after(start, steps))
-
-
-def _after(start: str, steps: int) -> str:
-    return f"{start}+{steps}" if steps else start
+    return outcome if is_as_it_is else as_personal(outcome, view_after(start, steps))
 
 
 def as_personal(outcome: Outcome, view: str) -> Outcome:
@@ -242,6 +194,8 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
             is_void = name.startswith("global_") and not group[0].has_global_model
             is_void |= all(o.summary.get(name) is None and o.summary.get("status") != "diverged" for o in group)
             line[title] = "–" if is_void else points(estimate(group, name), "auc" if name == "pooled_auc" else metric)
+        if comparison.shows_best_round:
+            line[BEST_ROUND] = points(estimate(list(map(at_best_round, group)), f"weighted_{metric}"), metric)
         line["gradients"] = f"{mean_gradients(group):.0f}"
         has_cap = comparison.problem.num_local_epochs is None
         at_cap = [
@@ -257,6 +211,16 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
             line["paper"] = ", ".join(f"{METRICS[name]} {value:g}" for name, value in printed.items()) or "–"
         lines.append(line)
     return lines
+
+
+def at_best_round(outcome: Outcome) -> Outcome:
+    """As of its best round by test rows; as diverged where it did, whatever came before."""
+    metric = leading_metric([outcome.summary]) or "accuracy"
+    if outcome.summary["status"] == "diverged" or not outcome.history:
+        return outcome
+    is_up = HIGHER_IS_BETTER.get(metric, True)
+    best = best_round(outcome.history, f"weighted_{metric}", "test rows", higher_is_better=is_up)
+    return outcome.at(best["round"])
 
 
 def score_lines(outcomes: Outcomes, columns: Mapping[str, str], heading: str = "method") -> list[dict[str, str]]:
@@ -352,21 +316,6 @@ def seeds_of(job: Job) -> range:
 def shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
     """The problem and the seeds: for a quick look two seeds and a fifth of the rounds."""
     return problem.shortened(5) if job.quick else problem, seeds_of(job)
-
-
-def sign(gap: Estimate) -> Verdict:
-    """Whether a difference is above zero, by itself."""
-    return above_zero([gap])[0]
-
-
-def within(gap: Estimate, bound: float) -> Verdict:
-    """Whether a difference is within a bound: its 95 % interval inside, outside, or across."""
-    inside, outside = gap.shifted(-bound), gap.shifted(bound)
-    if inside.is_significant and inside.mean < 0 and outside.is_significant and outside.mean > 0:
-        return "holds"
-    if (inside.is_significant and inside.mean > 0) or (outside.is_significant and outside.mean < 0):
-        return "does not hold"
-    return "inconclusive"
 
 
 def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Claim]:

@@ -22,9 +22,7 @@ from selffl.studies.comparison import (
     run_each,
     score_lines,
     shortened,
-    sign,
     study,
-    within,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, Problem, femnist
 from selffl.studies.result import (
@@ -39,6 +37,8 @@ from selffl.studies.result import (
     StudyResult,
     above_zero,
     all_above_zero,
+    sign,
+    within,
 )
 
 

@@ -17,7 +17,7 @@ from selffl.data.multilevel import RTable
 from selffl.errors import DataError
 from selffl.maths.significance import FRESH_DRAWS
 from selffl.studies.arms import run_side_by_side
-from selffl.studies.comparison import seeds_of, sign, within
+from selffl.studies.comparison import seeds_of
 from selffl.studies.grouped_models import INTERCEPTS, MIXED, OURS, PER_GROUP, POOLED, R_INTERCEPTS, SLOPES, why_no_lme4
 from selffl.studies.grouped_runs import (
     COUNTS,
@@ -32,15 +32,28 @@ from selffl.studies.grouped_runs import (
     Simulation,
     measure_once,
 )
-from selffl.studies.result import Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
+from selffl.studies.result import (
+    Chart,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Series,
+    Study,
+    StudyResult,
+    Verdict,
+    above_zero,
+    in_parts,
+    within,
+)
 
 NEGLIGIBLE = 1e-4  # difference, as a share of the estimator's error, that decides nothing however sure it is
 NEAR = 0.01  # of the true variance, where the learned one is called right
 
-EACH_BY_ITSELF = (
-    "Each comparison is paired over seeds and decided by itself at the 5 % level; there is no correction for their "
-    "number. Seeds that split the same real rows anew: corrected resampled t test (Nadeau and Bengio 2003). Seeds that "
-    "draw simulated rows: Student's t test."
+OVER_BOTH = (
+    "Comparisons are paired over seeds. Seeds that split the same real rows anew: corrected resampled t test (Nadeau "
+    "and Bengio 2003). Seeds that draw simulated rows: Student's t test. 5 % level, Holm's correction over the "
+    "comparisons of one statement."
 )
 
 QUICK_VARIANCE = 0.06
@@ -95,7 +108,7 @@ def report(problems: Sequence[Problem], rows: Sequence[Row], config: Mapping[str
     table = [line for problem in problems for line in table_of(problem, rows)]
     whole = dict(config) | {"problems": {problem.name: asdict(problem) for problem in problems}}
     figures = [gap_figure(problems, rows)]
-    return StudyResult(rows, table, figures, claims, whole, setting=setting, decided_by=EACH_BY_ITSELF)
+    return StudyResult(rows, table, figures, claims, whole, setting=setting, decided_by=OVER_BOTH)
 
 
 def numbers(
@@ -163,16 +176,6 @@ def _shown(values: torch.Tensor) -> str:
 # ------------------------------------------------------------------------------------------------------------- verdicts
 
 
-def join_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
-    """Decide a statement about several comparisons: it holds in part where it holds for some of them alone."""
-    kinds = set(verdicts)
-    if kinds == {"holds"}:
-        return "holds"
-    if "holds" in kinds:
-        return "holds in part"
-    return "does not hold" if "does not hold" in kinds else "inconclusive"
-
-
 def claims_of(problem: Problem, rows: Sequence[Row]) -> list[Claim]:
     """The estimator beside mixed models and plain regressions, paired over seeds; and what it learned of σ₀²."""
     models = models_of(rows, problem)
@@ -222,13 +225,14 @@ def _better(
         for (other, count), gap in gaps.items()
     )
     own = numbers(rows, problem, OURS)
-
-    def verdict(gap: Estimate) -> Verdict:
-        return "inconclusive" if abs(gap.mean) < NEGLIGIBLE * float(own.mean()) else sign(gap)
-
+    least = NEGLIGIBLE * float(own.mean())
+    verdicts: list[Verdict] = [
+        "inconclusive" if abs(gap.mean) < least else found
+        for gap, found in zip(gaps.values(), above_zero(list(gaps.values())), strict=True)
+    ]
     return Claim(
         text,
-        join_verdicts([verdict(gap) for gap in gaps.values()]),
+        in_parts(verdicts),
         f"{metric} of the other model less the estimator's, paired over {len(own)} seeds: {said}.",
     )
 

@@ -15,7 +15,7 @@ from selffl.data.federation import Federation, Rows
 from selffl.runs.new_client import make_new_client_models
 from selffl.runs.run import Run
 from selffl.studies.arms import Arm, Outcomes, ratio_of, values
-from selffl.studies.comparison import NUM_SEEDS, points, run_each, seeds_of, shortened, sign
+from selffl.studies.comparison import NUM_SEEDS, points, run_each, seeds_of, shortened
 from selffl.studies.problems import DIGITS, LETTERS, MNIST, Problem, femnist
 from selffl.studies.result import (
     OVER_SPLITS,
@@ -27,8 +27,9 @@ from selffl.studies.result import (
     Series,
     Study,
     StudyResult,
-    Verdict,
     above_zero,
+    in_parts,
+    sign,
 )
 from selffl.training.evaluation import numbers_of_rows
 
@@ -245,20 +246,12 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
             Claim(
                 f"With {min(gaps)} to {max(gaps)} rows a newcomer's model by {OURS} is at least as good as by {rival} "
                 f"({problem.name}).",
-                together(above_zero([gap.shifted(MAX_GAP_POINTS) for gap in gaps.values()])),
+                in_parts(above_zero([gap.shifted(MAX_GAP_POINTS) for gap in gaps.values()])),
                 f"Points by number of rows, paired over {gap.count} seeds: {said}; each counts as long as less than "
                 f"{MAX_GAP_POINTS:g} are missing.",
             )
         )
     return claims
-
-
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of a statement about several cases at once."""
-    for verdict in ("holds", "does not hold"):
-        if all(found == verdict for found in verdicts):
-            return verdict
-    return "holds in part" if "holds" in verdicts else "inconclusive"
 
 
 NEWCOMERS = Study(

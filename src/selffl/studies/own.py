@@ -58,12 +58,13 @@ class OwnProblem(Problem):
         return super().method(name, **dict(self.options.get(name, {})) | options)
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
-        """What the user's function returns for a seed."""
+        """What the user's function returns for a seed; validation rows are its own, or a share of the training rows."""
         if _is_named(self.data):
             return super().federation(seed, validation_fraction)
-        if validation_fraction:
-            raise ConfigError(f"{self.name} has rows of the user's own; expected no further validation rows.")
-        return _federation(str(Path(self.folder).resolve()), self.data, seed, _written(self.folder, self.data))
+        found = _federation(str(Path(self.folder).resolve()), self.data, seed, _written(self.folder, self.data))
+        if not validation_fraction or found.validation is not None:
+            return found
+        return found.with_validation(validation_fraction, seed=seed)
 
     def module(self, federation: Federation, seed: int) -> nn.Module | str:
         """What the user's function returns for a federation; its first weights depend on the seed alone."""

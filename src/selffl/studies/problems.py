@@ -14,9 +14,12 @@ from selffl.algorithms.norms import BatchNorm
 from selffl.data import DATA_SETS, load
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.runs.methods import Method
 from selffl.runs.recipe import STUDY_SETTINGS
 from selffl.runs.run import Run
+from selffl.runs.search import Setting
 from selffl.runs.train import train
+from selffl.runs.tune import VALIDATION_SHARE, Tuning, tune_runs
 
 STEPS = {"num_local_steps", "initial_steps", "max_local_steps"}
 METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
@@ -116,9 +119,35 @@ class Problem:
         """Train one method; ``training`` goes to `selffl.train`."""
         if self.warm_up is not None and training.get("start") is None:
             training["start"] = self.warmed_up(seed, validation_fraction, device=training.get("device", "cpu"))
-        method = self.method(name, **options)
+        return self._train(self.method(name, **options), seed, validation_fraction, **training)
+
+    def _train(self, method: Method, seed: int, validation_fraction: float, **training: Any) -> Run:
         federation = self.federation(seed, validation_fraction)
         return train(self.module(federation, seed), federation, method, seed=seed, **self._training() | training)
+
+    def tune(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        seed: int,
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        validation_fraction: float = VALIDATION_SHARE,
+        device: str = "cpu",
+        **more: Any,
+    ) -> Tuning:
+        """Tune one method; ``more`` goes to `selffl.runs.tune.tune_runs`."""
+        starts: dict[float, Run] = {}
+
+        def run(method: Method, settings: Setting, *, is_trial: bool, **training: Any) -> Run:
+            share = validation_fraction if is_trial else 0.0
+            if self.warm_up is not None:
+                if share not in starts:  # which no setting changes
+                    starts[share] = self.warmed_up(seed, share, device=device)
+                training["start"] = starts[share]
+            return replace(self, **settings)._train(method, seed, share, device=device, **training)
+
+        aside = self.federation(seed, validation_fraction)
+        return tune_runs(name, lambda changed: self.method(name, **{**options, **changed}), run, aside, grid, **more)
 
     def scores(self, run: Run, fine_tune: Sequence[int] = ()) -> dict[str, Tensor]:
         """What is kept of a run where its arm keeps scores: a number for every row evaluated, by view."""

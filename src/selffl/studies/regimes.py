@@ -16,39 +16,35 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from selffl.algorithms.grids import FINE_TUNE
 from selffl.data.regimes import KINDS, PICTURES
 from selffl.runs.evaluation import WITH_CLASSES
 from selffl.runs.gain import rank_correlation
-from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of, run_arms
+from selffl.runs.search import Search
+from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.auto import AUTO
 from selffl.studies.comparison import (
-    CHOOSING_FEDAVG,
-    FINE_TUNE,
     NUM_SEEDS,
-    PENALTIES,
     TUNED_DITTO,
     TUNED_FEDAVG,
     as_personal,
-    best_steps,
-    choosing_arms,
-    chosen_penalties,
     fine_tuned,
     points,
     run_each,
     seeds_of,
     shortened,
-    sign,
 )
 from selffl.studies.regime_problem import RegimeProblem
 from selffl.studies.result import (
     OVER_SPLITS,
+    TARGET,
     Chart,
     Claim,
     Estimate,
@@ -57,10 +53,11 @@ from selffl.studies.result import (
     Series,
     Study,
     StudyResult,
-    Verdict,
     all_above_zero,
+    sign,
     with_minus,
 )
+from selffl.studies.tuning import EQUAL_TRIALS, PENALTIES, STEPS_AFTER, Tuner, chosen_value, note
 
 SIZES = {  # of clients, by what differs between them
     "alike": "even",
@@ -79,12 +76,12 @@ NUM_QUICK = 2  # cells of a quick look
 
 PRECISIONS = (1.0, 10.0, 100.0, 1e3, 1e4)  # c, for the oracle to choose from
 BELOW_GLOBAL, BELOW_ORACLE, BELOW_BASELINE = 0.2, 0.4, 0.5  # points of accuracy that may be missing
-SHARE_LEVEL = 0.9  # of the cells, in which every baseline is to be met within one standard error
 MIN_TEST_ROWS = 10  # of a client whose gain is counted: with fewer it is mostly chance
 
 OWN_GLOBAL = "own global model, class frequencies"
 LOCAL, FEDAVG, FEDAVG_CLASSES = "local", "fedavg", "fedavg, class frequencies"
 TUNED_CLASSES = "fedavg, class frequencies, fine-tuned"
+TUNED_VIEWS = {"global": TUNED_FEDAVG, WITH_CLASSES: TUNED_CLASSES}  # where fine-tuning starts
 BASELINES = (FEDAVG, FEDAVG_CLASSES, TUNED_FEDAVG, TUNED_CLASSES, TUNED_DITTO, LOCAL)
 
 
@@ -126,7 +123,7 @@ class Regimes:
     learning_rate: float
     precisions: tuple[float, ...] = PRECISIONS
     penalties: tuple[float, ...] = PENALTIES
-    fine_tune: tuple[int, ...] = FINE_TUNE
+    fine_tune: tuple[int, ...] = STEPS_AFTER
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -255,27 +252,30 @@ def predicted_order(ours: Outcome, alone: Outcome) -> float | None:
 def regimes_study(regimes: Regimes, job: Job) -> StudyResult:
     """Every cell, one after the other; within a cell, runs side by side."""
     seeds, cells = seeds_of(job), regimes.cells[: NUM_QUICK if job.quick else None]
-    grids = {"ditto": regimes.penalties}
-    trials = choosing_arms(grids, regimes.fine_tune, class_frequencies=True)
     precisions = {at_precision(value): value for value in regimes.precisions}
     plain = [
         Arm(AUTO, AUTO, class_frequencies=True, num_evaluations=1),
         *(Arm(label, AUTO, {"prior_precision": value}, num_evaluations=1) for label, value in precisions.items()),
-        Arm(FEDAVG, "fedavg", fine_tune=regimes.fine_tune, class_frequencies=True, num_evaluations=1),
         Arm(LOCAL, "local", num_evaluations=1),
     ]
-    each = len(trials) + (len(plain) + 1) * len(seeds)
-    total, results = each * len(cells), []
-    for number, cell in enumerate(cells):
+    done, total = 0, (len(regimes.penalties) + 1 + (len(plain) + 2) * len(seeds)) * len(cells)
+    results = []
+    for cell in cells:
         problem, _ = shortened(regimes.problem(cell), job)
-        done = each * number
-        work = [(arm, seeds[0]) for arm in trials] + [(arm, seed) for seed in seeds for arm in plain]
-        outcomes = run_arms(problem, work, job, done, total)
-        tried = {arm.label: outcomes.pop(arm.label) for arm in trials}
-        penalty = chosen_penalties(grids, tried)["ditto"]
-        tuned = [Arm(TUNED_DITTO, "ditto", {"penalty": penalty}, num_evaluations=1)]
-        outcomes |= run_each(problem, tuned, seeds, job, done + each - len(seeds), total)
-        results.append(_cell_result(cell, outcomes, precisions, tried, regimes.fine_tune, penalty))
+        tuner = Tuner(problem, job, total, done, class_frequencies=True)
+        of_ditto = tuner.search("ditto", "penalty", regimes.penalties, seeds[:1])
+        of_fedavg = {
+            start: tuner.search("fedavg", FINE_TUNE, (0, *regimes.fine_tune), seeds[:1], start) for start in TUNED_VIEWS
+        }
+        steps = tuple(sorted({chosen_value(found) for found in of_fedavg.values()} - {0}))
+        tuned = [
+            Arm(FEDAVG, "fedavg", fine_tune=steps, class_frequencies=True, num_evaluations=1),
+            Arm(TUNED_DITTO, "ditto", dict(of_ditto.chosen.setting), num_evaluations=1),
+        ]
+        arms = [*plain, *tuned]
+        outcomes = run_each(problem, arms, seeds, job, tuner.num_done, tuner.num_planned)
+        done, total = tuner.num_done + len(arms) * len(seeds), tuner.num_planned
+        results.append(_cell_result(cell, outcomes, precisions, of_ditto, of_fedavg))
     job.progress(total, total, "done")
     return report(regimes, results)
 
@@ -284,18 +284,17 @@ def _cell_result(
     cell: Cell,
     outcomes: Outcomes,
     precisions: dict[str, float],
-    tried: Outcomes,
-    fine_tune: Sequence[int],
-    penalty: float,
+    of_ditto: Search,
+    of_fedavg: Mapping[str, Search],
 ) -> CellResult:
     """A cell's runs, with the views that count as methods."""
-    notes = {TUNED_DITTO: f"λ = {penalty:g}"}
+    notes = {TUNED_DITTO: note("λ", [of_ditto])}
     outcomes[OWN_GLOBAL] = [as_personal(outcome, WITH_CLASSES) for outcome in outcomes[AUTO]]
     outcomes[FEDAVG_CLASSES] = [as_personal(outcome, WITH_CLASSES) for outcome in outcomes[FEDAVG]]
-    for label, start in ((TUNED_FEDAVG, "global"), (TUNED_CLASSES, WITH_CLASSES)):
-        steps = best_steps(tried[CHOOSING_FEDAVG], fine_tune, start)
+    for start, label in TUNED_VIEWS.items():
+        steps = chosen_value(of_fedavg[start])
         outcomes[label] = [fine_tuned(outcome, steps, start) for outcome in outcomes[FEDAVG]]
-        notes[label] = f"k = {steps}"
+        notes[label] = note("k", [of_fedavg[start]])
     return CellResult(cell, outcomes, precisions, notes)
 
 
@@ -311,7 +310,8 @@ def report(regimes: Regimes, results: Sequence[CellResult]) -> StudyResult:
         [gap_figure(results)],
         claims_of(results),
         asdict(regimes) | {"num_seeds": num_seeds, "cells": [asdict(found.cell) for found in results]},
-        setting=f"{regimes.setting}; {num_seeds} seeds, baselines tuned on the first; {len(results)} cells",
+        setting=f"{regimes.setting}; {num_seeds} seeds, baselines tuned on the first; {EQUAL_TRIALS}; {len(results)} "
+        "cells",
         decided_by=OVER_SPLITS,
     )
 
@@ -406,18 +406,23 @@ def claims_of(results: Sequence[CellResult]) -> list[Claim]:
     """What self-fl-auto is measured by, over all cells."""
     return [
         _not_below(
-            f"In every cell at least its own global model with class frequencies, less {BELOW_GLOBAL:g} points.",
+            f"{TARGET}in every cell at least its own global model with class frequencies less {BELOW_GLOBAL:g} points.",
+            [{OWN_GLOBAL: found.gap(OWN_GLOBAL)} for found in results],
             results,
-            lambda found: OWN_GLOBAL,
             BELOW_GLOBAL,
         ),
         _not_below(
-            f"In every cell at least the oracle, less {BELOW_ORACLE:g} points.",
+            f"{TARGET}in every cell at least the oracle, less {BELOW_ORACLE:g} points.",
+            [{} if found.oracle is None else {found.oracle: found.gap(found.oracle)} for found in results],
             results,
-            lambda found: found.oracle,
             BELOW_ORACLE,
         ),
-        _near_baselines(results),
+        _not_below(
+            f"{TARGET}in every cell at least every baseline, less {BELOW_BASELINE:g} points.",
+            [found.baseline_gaps for found in results],
+            results,
+            BELOW_BASELINE,
+        ),
         _orders(results),
     ]
 
@@ -433,49 +438,28 @@ def _gap_text(gap: Estimate) -> str:
 
 
 def _not_below(
-    text: str, results: Sequence[CellResult], label_of: Callable[[CellResult], str | None], margin: float
+    text: str, by_cell: Sequence[Mapping[str, Estimate]], results: Sequence[CellResult], margin: float
 ) -> Claim:
-    """Whether self-fl-auto is nowhere below another by more than a margin."""
-    gaps = [(found.cell, found.gap(label)) for found in results if (label := label_of(found)) is not None]
+    """Whether self-fl-auto is nowhere below others by more than a margin; ``by_cell`` are the differences, by label."""
+    gaps = [(place, label, gap) for place, others in enumerate(by_cell) for label, gap in others.items()]
     if not gaps:
-        return Claim(text, "inconclusive", "There is no cell to look at: every run diverged.")
-    cell, lowest = min(gaps, key=lambda piece: _low(piece[1]))
-    number = sum(gap.mean >= -margin for _, gap in gaps)
-    left_out = len(results) - len(gaps)
+        return Claim(text, "inconclusive", "There is nothing to look at: every run of the others diverged.")
+    where, label, lowest = min(gaps, key=lambda piece: _low(piece[2]))
+    missed = {place for place, _, gap in gaps if not gap.mean >= -margin}
+    looked_at = sum(map(bool, by_cell))
+    left_out = len(results) - looked_at
     return Claim(
         text,
-        all_above_zero([gap.shifted(margin) for _, gap in gaps]),
-        f"The mean is so in {number} of {len(gaps)} cells; the lowest is {_gap_text(lowest)} ({cell})."
+        all_above_zero([gap.shifted(margin) for _, _, gap in gaps]),
+        f"The mean is so in {looked_at - len(missed)} of {looked_at} cells; the lowest is {_gap_text(lowest)}, against "
+        f"{label} ({results[where].cell})."
         + (f" Left out, since runs of the other diverged: {left_out}." if left_out else ""),
-    )
-
-
-def _near_baselines(results: Sequence[CellResult]) -> Claim:
-    """Whether self-fl-auto is as good as every baseline: counted, since a test cannot show that nothing is missing."""
-    text = (
-        f"At least every baseline within one standard error in {10 * SHARE_LEVEL:g} of ten cells, nowhere more than "
-        f"{BELOW_BASELINE:g} points below."
-    )
-    gaps = {(number, label): gap for number, found in enumerate(results) for label, gap in found.baseline_gaps.items()}
-    if not gaps:
-        return Claim(text, "inconclusive", "There is no baseline to look at: every run diverged.")
-    missed = {number for (number, _), gap in gaps.items() if not gap.mean + gap.error >= 0}
-    worst = min(gaps, key=lambda piece: _low(gaps[piece]))
-    is_near = len(results) - len(missed) >= SHARE_LEVEL * len(results)
-    verdict: Verdict = "holds" if is_near and gaps[worst].mean >= -BELOW_BASELINE else "does not hold"
-    if any(gap.count < 2 for gap in gaps.values()):
-        verdict = "inconclusive"  # one seed has no standard error
-    return Claim(
-        text,
-        verdict,
-        f"So in {len(results) - len(missed)} of {len(results)} cells; the lowest is {_gap_text(gaps[worst])}, "
-        f"against {worst[1]} ({results[worst[0]].cell}): counted, not tested.",
     )
 
 
 def _orders(results: Sequence[CellResult]) -> Claim:
     """Whether those gain more of whom that is predicted; the mean over cells, tested over seeds."""
-    text = "The predicted gain orders who gains."
+    text = f"{TARGET}the predicted gain orders who gains."
     by_cell = [(found.cell, found.rank_correlations) for found in results]
     known = [(cell, torch.tensor(each, dtype=torch.float64)) for cell, each in by_cell if None not in each]
     if not known:

@@ -77,7 +77,7 @@ def capfirst(text: str) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something the paper says, and what was seen."""
+    """Something that the paper says, or we do (`OWN`, `TARGET`), and what was seen."""
 
     text: str
     verdict: Verdict
@@ -131,7 +131,35 @@ class Study:
     reading: str = ""  # why it came out as it did, in words; the numbers are in the record
 
 
-# How verdicts are decided, by what the repeats are.
+# How statements begin that are not the paper's.
+OWN, TARGET = "Not in the paper: ", "Target: "
+Whose = Literal["paper", "own", "target"]
+MET = {"holds": "met", "holds in part": "met in part", "does not hold": "not met"}  # verdicts on targets, in words
+
+
+def whose(paper: str, text: str) -> Whose:
+    """Whose a statement is, by where its study is in the paper and by how it begins."""
+    if text.startswith(TARGET):
+        return "target"
+    return "own" if text.startswith(OWN) or paper.startswith(("not in the paper", "beyond the paper")) else "paper"
+
+
+def verdict_word(text: str, verdict: str) -> str:
+    """A verdict as it is shown: a statement holds, a target is met."""
+    return MET.get(verdict, verdict) if text.startswith(TARGET) else verdict
+
+
+# How statements are decided: the rule, and what the repeats of a study are.
+RULE = (
+    "Every statement is decided by the 95 % interval of the mean that it is about, over repeats (Student's t). It "
+    "holds where the whole interval lies where the statement says, does not hold where the whole interval lies "
+    "elsewhere, and is inconclusive otherwise. Methods are compared on the same repeats. Repeats that split the same "
+    "rows anew overlap, and their interval is wider by the correction of Nadeau and Bengio (2003). Where one method "
+    "is compared with several, Holm's correction is over all of them. A statement on every one of several cases does "
+    "not hold if it fails in one; one that has several parts holds in part if some of them do. Where there is no "
+    "chance, in closed forms and counts, the bound that is named decides. A target is a bar that we have set our own "
+    "method; it is met or not met by the same rule."
+)
 OVER_SPLITS = (
     "Comparisons are paired over seeds, which split the same rows anew: corrected resampled t test (Nadeau and Bengio "
     "2003), 5 % level, Holm's correction over the comparisons of one method with others."
@@ -216,7 +244,37 @@ def above_zero(gaps: Sequence[Estimate]) -> list[Verdict]:
 
 def all_above_zero(gaps: Sequence[Estimate]) -> Verdict:
     """Whether all of several differences are above zero: not if one is below, inconclusive if one may be."""
-    found = above_zero(gaps)
+    return in_every_case(above_zero(gaps))
+
+
+def sign(gap: Estimate) -> Verdict:
+    """Whether a difference is above zero, by itself."""
+    return above_zero([gap])[0]
+
+
+def within(gap: Estimate, bound: float) -> Verdict:
+    """Whether a difference is within a bound: its 95 % interval inside, outside, or across."""
+    inside, outside = gap.shifted(-bound), gap.shifted(bound)
+    if inside.is_significant and inside.mean < 0 and outside.is_significant and outside.mean > 0:
+        return "holds"
+    if (inside.is_significant and inside.mean > 0) or (outside.is_significant and outside.mean < 0):
+        return "does not hold"
+    return "inconclusive"
+
+
+def in_every_case(verdicts: Iterable[Verdict]) -> Verdict:
+    """Decide a statement about every one of several cases: it does not hold if it fails in one."""
+    found = set(verdicts)
     if "does not hold" in found:
         return "does not hold"
-    return "holds" if all(verdict == "holds" for verdict in found) else "inconclusive"
+    return "holds" if found == {"holds"} else "inconclusive"
+
+
+def in_parts(verdicts: Iterable[Verdict]) -> Verdict:
+    """Decide a statement that has several parts: it holds in part where some of them hold, and not all."""
+    found = set(verdicts)
+    if "holds" in found:
+        return "holds" if found == {"holds"} else "holds in part"
+    if "holds in part" in found:
+        return "holds in part"
+    return "does not hold" if "does not hold" in found else "inconclusive"

@@ -17,10 +17,20 @@ from selffl.studies.comparison import (
     run_each,
     score_lines,
     shortened,
-    within,
 )
 from selffl.studies.problems import MNIST, Problem, femnist
-from selffl.studies.result import OVER_SPLITS, Chart, Claim, Figure, Job, Series, Study, StudyResult, above_zero
+from selffl.studies.result import (
+    OVER_SPLITS,
+    Chart,
+    Claim,
+    Figure,
+    Job,
+    Series,
+    Study,
+    StudyResult,
+    above_zero,
+    within,
+)
 
 _METHODS = ("self-fl", "self-fl-sums")
 PAIRS = {"": {}, ", σ₀² as a mean": {"variance_scale": "mean"}}

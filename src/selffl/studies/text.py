@@ -7,9 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 from selffl.studies.arms import Arm, Outcomes, difference, estimate
-from selffl.studies.comparison import NUM_SEEDS, mean_gradients, points, result_of, run_each, seeds_of, within
+from selffl.studies.comparison import (
+    NUM_SEEDS,
+    mean_gradients,
+    points,
+    result_of,
+    run_each,
+    seeds_of,
+)
 from selffl.studies.problems import SENTIMENT, Problem, WarmUp, sent140
-from selffl.studies.result import Claim, Job, Study, StudyResult, Verdict, above_zero
+from selffl.studies.result import (
+    Claim,
+    Job,
+    Study,
+    StudyResult,
+    Verdict,
+    above_zero,
+    within,
+)
 
 # FedAvg's local models, which the paper's figures show: Self-FL without any of its parts is FedAvg, bit for bit (D13),
 # and keeps the model that each client trained last.  Its global model is FedAvg's.

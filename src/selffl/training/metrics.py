@@ -250,7 +250,7 @@ RESERVED_NAMES = (
 )  # fmt: skip
 PREFIXES = (
     "weighted_", "top10_", "worst10_", "pooled_", "global_", "personal_", "alone_", "train_", "num_", "after_",
-    "with_classes_", "with_neighbours_",
+    "with_classes_", "with_neighbours_", "validation_",
 )  # fmt: skip
 
 

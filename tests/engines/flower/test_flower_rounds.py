@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[f
 from flwr.app import Array, Context, Error, Message, RecordDict
 from wire import RUN, WireGrid, over_the_wire, set_numbers
 
-from needs import NEEDS_HEAD, NEEDS_LAYERS
+from needs import NEEDS_BATCH_NORM, NEEDS_HEAD, NEEDS_LAYERS
 from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
@@ -122,7 +122,7 @@ def assert_same(found, expected, *, bits):
 # --------------------------------------------------------------------------------------------------- the same numbers
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NEEDS_LAYERS))
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NEEDS_LAYERS - NEEDS_BATCH_NORM))
 def test_softmax_regression_has_the_bits_of_the_cohort_engine(name, federation, tmp_path):
     setting = Setting(federation, tmp_path, algorithm(name, **OPTIONS.get(name, {})))
     state = setting.run(WireGrid(setting.client(), NODES))

@@ -378,8 +378,9 @@ def client_app(
     def model_for(chosen: Method, asked: Any) -> FlatModel:
         check_policy(asked)
         policy = asked or chosen.batch_norm
-        check_batch_norm(policy, chosen, flat_of(policy).num_statistics)
-        return flat_of(policy)
+        flat = flat_of(policy)
+        check_batch_norm(policy, chosen, num_statistics=flat.num_statistics, num_kept=len(flat.kept_layers))
+        return flat
 
     # A name that there is not, or a module that cannot be trained, should be said at once.
     flat_of(batch_norm or (method_of(algorithm) if isinstance(algorithm, str) else algorithm).batch_norm)
