@@ -11,6 +11,8 @@ ROWS = "; expected a whole number, 1 or more, and 2.14748e+09 or less."
 SEED = "; expected a whole number, 0 or more, below 2^63."
 STEPS = "; expected a list of numbers of steps, such as (20,)."
 FLOATS = "; expected a floating-point type of torch's, such as torch.float32."
+DECAY = "; expected a number 0 or more and at most 3.40282e+38."
+LENGTH = "; expected a number above 0 and at most 3.40282e+38, or none."
 BOTH = "; expected True or False."
 
 # Name, value, and what is said of it wherever it can be given.
@@ -61,6 +63,13 @@ SETTINGS = [
     ("dtype", torch.int32, f"dtype is torch.int32{FLOATS}"),
     ("optimiser", "adm", "unknown optimiser 'adm'; did you mean 'adam'? Expected one of: adam, momentum, sgd."),
     ("optimiser", 3, "optimiser is 3; expected 'sgd', 'momentum', 'adam', or one with options"),
+    ("weight_decay", -0.1, f"weight_decay is -0.1{DECAY}"),
+    ("weight_decay", math.nan, f"weight_decay is nan{DECAY}"),
+    ("weight_decay", "some", f"weight_decay is 'some'{DECAY}"),
+    ("weight_decay", 1e300, f"weight_decay is 1e+300{DECAY}"),
+    ("max_gradient_norm", 0, f"max_gradient_norm is 0{LENGTH}"),
+    ("max_gradient_norm", -1.0, f"max_gradient_norm is -1.0{LENGTH}"),
+    ("max_gradient_norm", "long", f"max_gradient_norm is 'long'{LENGTH}"),
     ("gain", 1, f"gain is 1{BOTH}"),
     ("engine", "steam", "engine is 'steam'; expected 'cohort' or 'serial'."),
 ]

@@ -92,7 +92,7 @@ def descend(
 
     def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         params, own = states[0], dict(zip(names, states[1:], strict=False))
-        gradient = task.gradient(params, task.batch(first_draw + number, slots), slots)
+        gradient = task.gradient(params, task.batch(first_draw + number, slots), slots, own.get("frozen"))
         if "anchor" in own:
             pull = task.without_statistics(params - own["anchor"])
             gradient = torch.add(gradient, pull, alpha=penalty, out=pull)

@@ -21,6 +21,7 @@ from selffl.algorithms.local import training_alone
 from selffl.algorithms.norms import BatchNorm, check_batch_norm
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.population import Population
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.cohort import RunState
 from selffl.engines.flower.answers import Alone, EvaluationSums
 from selffl.engines.flower.client import VIEWS, algorithm_of
@@ -211,6 +212,8 @@ def server_app(
     seed: int = 0,
     evaluate_every: int | None = None,
     optimiser: str | Optimiser = "sgd",
+    weight_decay: float = 0.0,
+    max_gradient_norm: float | None = None,
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
     metrics: Mapping[str, Any] | None = None,
@@ -244,6 +247,8 @@ def server_app(
         seed: Of cohorts and minibatches.
         evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
         optimiser: Of the clients' local steps, as in `selffl.train`.
+        weight_decay: As in `selffl.train`.
+        max_gradient_norm: As in `selffl.train`.
         batch_norm: What becomes of BatchNorm, as in `selffl.train`; the clients have to have the same.
         gain: Whether every client also trains alone, at its own site, when the last round is done: from the model that
             the run began with, in the rounds that it was drawn for.  Needs ``out``.
@@ -280,6 +285,7 @@ def server_app(
         network = Network(**{setting.name: chosen[setting.name] for setting in fields(Network)})
         place = None if chosen["out"] is None else Path(chosen["out"])
         check_optimiser(optimiser_of(recipe.optimiser), method)
+        TrainingOptions.of(recipe).check_method(method)
         batch_norm = recipe.batch_norm or method.batch_norm
         flat = FlatModel(module, batch_norm)
         check_batch_norm(batch_norm, method, flat.num_statistics)
@@ -317,6 +323,7 @@ KINDS: dict[str, type[Any]] = {
     "experiment": str,
     "out": str,
 }
+MAY_BE_EMPTY = ("batch_norm", "experiment", "max_gradient_norm", "out")
 
 
 def override(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,11 +334,7 @@ def override(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[st
         if key not in run_config:
             continue
         value: Any = run_config[key]
-        if value == "" and name in (
-            "batch_norm",
-            "experiment",
-            "out",
-        ):  # Flower takes no key that an app does not declare
+        if value == "" and name in MAY_BE_EMPTY:  # Flower takes no key that an app does not declare
             continue
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ConfigError(f"{key} is {value!r} in the run configuration; expected {kind.__name__}.")

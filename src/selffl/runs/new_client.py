@@ -183,7 +183,7 @@ def _visit_until_settled(session: Session, state: RunState, sent: Any, rows: Row
         task = ModelTask(
             source.model, source.loss, rows, moving, source.learning_rate, min(size, most), source.seed,
             state.round_number + visit, source.gradients, keys=torch.full_like(moving, source.federation.num_clients),
-            optimiser=source.optimiser,
+            optimiser=source.optimiser, options=source.options,
         )  # fmt: skip
         to_each = map_tensors(lambda part, shape=task.shape: part.expand(shape + part.shape[1:]), sent)
         kept = method.adapt(to_each, store.read(moving), task)

@@ -58,6 +58,10 @@ class Recipe:
         optimiser: Of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
             ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
             It starts anew in every round.
+        weight_decay: λ, which adds the gradient of λ/2 |θ|² to each gradient of a minibatch, as ``torch.optim.SGD`` and
+            ``torch.optim.Adam`` do (AdamW does not); for methods whose loss may have one more term (self-fl's may not).
+        max_gradient_norm: The most that a client's gradient of a minibatch may measure; a longer one is shortened, as
+            by ``torch.nn.utils.clip_grad_norm_``, before weight decay and a method's own pulls; none: no bound.
         batch_norm: What becomes of BatchNorm: running statistics are ``averaged`` with the model, or all of it is
             ``kept`` by each client (FedBN; for methods that keep layers), or it goes by each ``batch`` alone, also in
             evaluation; none: ``kept`` for fedbn, else ``averaged``.
@@ -99,6 +103,8 @@ class Recipe:
     gradients: Gradients = field(default="auto", metadata=HERE)
     dtype: str | torch.dtype = field(default="float32", metadata=HERE)
     optimiser: str | Optimiser = field(default="sgd", metadata=EVERYWHERE)
+    weight_decay: float = field(default=0.0, metadata=EVERYWHERE)
+    max_gradient_norm: float | None = field(default=None, metadata=EVERYWHERE)
     batch_norm: BatchNorm | None = field(default=None, metadata=EVERYWHERE)
     gain: bool = field(default=False, metadata=FLOWER)
     engine: Literal["cohort", "serial"] = field(default="cohort", metadata=HERE)
@@ -170,6 +176,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     from selffl.algorithms.norms import check_policy
     from selffl.algorithms.optimisers import optimiser_of
     from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
+    from selffl.algorithms.training_options import TRAINING_OPTIONS, TrainingOptions
     from selffl.data.split import check_seed
     from selffl.errors import ConfigError
     from selffl.training.blocks import check_gradients
@@ -205,6 +212,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         check_integer("fine_tune", steps, 1)
     found["fine_tune"] = tuple(sorted(set(found["fine_tune"])))
     found["optimiser"] = optimiser_of(found["optimiser"])
+    found |= TrainingOptions(**{name: found[name] for name in TRAINING_OPTIONS}).to_json()
     if found["evaluate_every"] is None:
         found["evaluate_every"] = max(found["rounds"] // NUM_EVALUATIONS, 1)
     if found["checkpoint_every"] is None:

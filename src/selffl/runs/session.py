@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from selffl.algorithms.local import training_alone
 from selffl.algorithms.norms import check_batch_norm
-from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
+from selffl.algorithms.optimisers import check_optimiser, optimiser_of
 from selffl.algorithms.records import map_tensors
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RunState
@@ -29,7 +30,7 @@ from selffl.runs.predict import inputs_of_rows
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Evaluated, Report, TrainedAlone
 from selffl.training.answers import LabelScale, present_model
-from selffl.training.blocks import Loss, deterministic_cudnn
+from selffl.training.blocks import Gradients, Loss, deterministic_cudnn
 from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel, check_parameters
 from selffl.training.losses import name_of
@@ -87,6 +88,8 @@ class Session:
         check_parameters(module)
         optimiser = optimiser_of(recipe.optimiser)
         check_optimiser(optimiser, method)
+        options = TrainingOptions.of(recipe)
+        options.check_method(method)
         device, dtype = torch.device(recipe.device), getattr(torch, str(recipe.dtype))
         batch_norm = recipe.batch_norm or method.batch_norm
         model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm)
@@ -97,7 +100,10 @@ class Session:
         label_scale = LabelScale.of(federation.preparation, loss)
         rows = label_scale.scale_rows(federation).to(device, dtype)
         measure = label_scale.in_user_units(_measure(model, loss, rows))
-        source = _source(recipe, rows, model, loss, optimiser)
+        gradients: Gradients = "loop" if recipe.engine == "serial" else recipe.gradients
+        source = ModelSource(
+            rows, model, loss, recipe.learning_rate, recipe.batch_size, recipe.seed, gradients, optimiser, options
+        )
         usual = budget_of(device).clients_in_training(model.params.nbytes, optimiser.num_states)
         engine = CohortEngine(method, source, recipe.participation, recipe.seed, recipe.chunk_size or usual)
         if recipe.engine == "serial":
@@ -241,13 +247,6 @@ def _measure(model: FlatModel, loss: Loss, rows: Federation) -> Measure:
     parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
     measures = [check_rows(model, loss, part, list(rows.clients)) for part in parts]
     return measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
-
-
-def _source(recipe: Recipe, rows: Federation, model: FlatModel, loss: Loss, optimiser: Optimiser) -> ModelSource:
-    gradients = "loop" if recipe.engine == "serial" else recipe.gradients
-    return ModelSource(
-        rows, model, loss, recipe.learning_rate, recipe.batch_size, recipe.seed, gradients, optimiser
-    )  # fmt: skip
 
 
 @contextmanager

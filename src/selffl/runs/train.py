@@ -65,6 +65,8 @@ def train(
     on_round: RoundCallback | None = None,
     metrics: Mapping[str, Any] | None = None,
     optimiser: str | Optimiser = "sgd",
+    weight_decay: float = 0.0,
+    max_gradient_norm: float | None = None,
     tracker: Choice | None = None,
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
@@ -113,6 +115,10 @@ def train(
         optimiser: Of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
             ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
             It starts anew in every round.
+        weight_decay: λ, which adds the gradient of λ/2 |θ|² to each gradient of a minibatch, as ``torch.optim.SGD`` and
+            ``torch.optim.Adam`` do (AdamW does not); for methods whose loss may have one more term (self-fl's may not).
+        max_gradient_norm: The most that a client's gradient of a minibatch may measure; a longer one is shortened, as
+            by ``torch.nn.utils.clip_grad_norm_``, before weight decay and a method's own pulls; none: no bound.
         tracker: ``tensorboard``, ``mlflow`` or ``wandb``, which write files beside the run's (`selffl.runs.trackers`
             says where), an object with ``begin``, ``log`` and ``end``, or several of these in a list.
         batch_norm: What becomes of BatchNorm: running statistics are ``averaged`` with the model, or all of it is

@@ -47,6 +47,8 @@ class Problem:
     learning_rate: float = 0.03  # η
     batch_size: int = 10  # B
     optimiser: str = "sgd"  # of the clients' local steps
+    weight_decay: float = 0.0  # λ, of each gradient
+    max_gradient_norm: float | None = None  # the most that a gradient may measure
     batch_norm: BatchNorm | None = None  # what becomes of BatchNorm, as in `selffl.train`
     num_local_steps: int = 20  # L of the methods that have one, and Self-FL's steps while it knows no variance (D3)
     max_local_steps: int = 40  # ℓ_max of Self-FL

@@ -12,6 +12,7 @@ from torch import Tensor
 from selffl.algorithms.features import FeatureTask, Objective
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import random_bits, uniform
 from selffl.training.blocks import (
@@ -45,7 +46,7 @@ class ModelTask(FeatureTask):
     def __init__(
         self, model: FlatModel, loss: Loss, rows: Rows, clients: Tensor, learning_rate: float, batch_size: int,
         seed: int, round_number: int, gradients: Gradients = "auto", keys: Tensor | None = None,
-        optimiser: Optimiser | None = None,
+        optimiser: Optimiser | None = None, options: TrainingOptions | None = None,
     ) -> None:  # fmt: skip
         clients = clients.to(rows.offset.device)
         super().__init__(clients.shape, rows.num_examples[clients], learning_rate, batch_size)
@@ -61,6 +62,8 @@ class ModelTask(FeatureTask):
         self.num_statistics = model.num_statistics
         self.class_bias, self.head = model.class_bias, model.head
         self.optimiser = optimiser or self.optimiser
+        self.options = options or TrainingOptions()
+        self.weight_decay, self.max_gradient_norm = self.options.weight_decay, self.options.max_gradient_norm
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, ...]:
         """Features ``[n, B, ...]`` and labels ``[n, B]``; where the model has dropout, keys of its masks ``[n, 1]``."""
@@ -186,6 +189,7 @@ class ModelSource:
         gradients: How a block of clients is computed: ``vmap``, ``loop`` or ``unfold`` (`selffl.training.blocks`);
             ``auto`` takes what was measured to be quickest.  The numbers are the same to rounding.
         optimiser: How local steps are made of gradients.
+        options: What is done to gradients before that.
     """
 
     federation: Federation
@@ -196,6 +200,7 @@ class ModelSource:
     seed: int = 0
     gradients: Gradients = "auto"
     optimiser: Optimiser = field(default_factory=SGD)
+    options: TrainingOptions = field(default_factory=TrainingOptions)
 
     def __post_init__(self) -> None:
         check_gradients(self.gradients)
@@ -222,5 +227,5 @@ class ModelSource:
         """Training rows of the cohort ``clients [C]``; test rows are out of reach."""
         return ModelTask(
             self.model, self.loss, self.federation.train, clients, self.learning_rate, self.batch_size,
-            self.seed, round_number, self.gradients, optimiser=self.optimiser,
+            self.seed, round_number, self.gradients, optimiser=self.optimiser, options=self.options,
         )  # fmt: skip

@@ -30,6 +30,7 @@ from selffl.algorithms.norms import BatchNorm, check_batch_norm, check_policy
 from selffl.algorithms.optimisers import optimiser_of
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import Preparation
 from selffl.engines.flower.memory import ClientMemory
@@ -273,6 +274,7 @@ class Site:
         return ModelTask(
             self.model, own.loss, own.train, first, order.learning_rate, order.batch_size, order.seed, round_number,
             self.gradients, keys=first + order.number, optimiser=optimiser_of(**json.loads(order.optimiser)),
+            options=TrainingOptions(**json.loads(order.training)),
         )  # fmt: skip
 
     def _rows(self, client: Hashable) -> OwnRows:

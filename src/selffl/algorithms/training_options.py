@@ -1,0 +1,60 @@
+"""What clients do to gradients before they step, the same for every method: one value that travels with the task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import torch
+
+from selffl.algorithms.options import check_number
+from selffl.errors import ConfigError
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How local training differs from plain steps on the loss; the defaults change nothing.
+
+    Attributes:
+        weight_decay: λ, the gradient of λ/2 |θ|², added to each gradient of a minibatch.
+        max_gradient_norm: The most that the gradient of a minibatch may measure; none: no bound.
+    """
+
+    weight_decay: float = 0.0
+    max_gradient_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        check_number("weight_decay", self.weight_decay, at_least=0.0, at_most=LARGEST)
+        object.__setattr__(self, "weight_decay", float(self.weight_decay))
+        if self.max_gradient_norm is not None:
+            check_number(
+                "max_gradient_norm", self.max_gradient_norm, above=0.0, at_most=LARGEST, alternative=", or none"
+            )
+            object.__setattr__(self, "max_gradient_norm", float(self.max_gradient_norm))
+
+    @classmethod
+    def of(cls, settings: Any) -> Self:
+        """Those of a run, of whose settings they are a part."""
+        return cls(**{name: getattr(settings, name) for name in TRAINING_OPTIONS})
+
+    def to_json(self) -> dict[str, Any]:
+        """By name, as messages and files hold them."""
+        return {name: getattr(self, name) for name in TRAINING_OPTIONS}
+
+    def check_method(self, method: Any) -> None:
+        """Refuse what a method has no room for, as its ``no_weight_decay`` and ``no_clipping`` say."""
+        wanted = {
+            "weight_decay": (self.weight_decay != 0.0, method.no_weight_decay, "0"),
+            "max_gradient_norm": (self.max_gradient_norm is not None, method.no_clipping, "none"),
+        }
+        for name, (is_asked, why, usual) in wanted.items():
+            if is_asked and why is not None:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}, and {method.name} cannot have it: {why}. Expected {usual}, or "
+                    "another method, such as fedavg or ditto."
+                )
+
+
+TRAINING_OPTIONS = tuple(each.name for each in fields(TrainingOptions))
