@@ -13,6 +13,7 @@ STEPS = "; expected a list of numbers of steps, such as (20,)."
 FLOATS = "; expected a floating-point type of torch's, such as torch.float32."
 DECAY = "; expected a number 0 or more and at most 3.40282e+38."
 LENGTH = "; expected a number above 0 and at most 3.40282e+38, or none."
+SCHEDULE = "expected 'constant', 'cosine', 'exponential 0.99' (times that after each round) or 'step 0.1 0.5 0.75'"
 BOTH = "; expected True or False."
 
 # Name, value, and what is said of it wherever it can be given.
@@ -63,6 +64,16 @@ SETTINGS = [
     ("dtype", torch.int32, f"dtype is torch.int32{FLOATS}"),
     ("optimiser", "adm", "unknown optimiser 'adm'; did you mean 'adam'? Expected one of: adam, momentum, sgd."),
     ("optimiser", 3, "optimiser is 3; expected 'sgd', 'momentum', 'adam', or one with options"),
+    ("learning_rate_schedule", "cosin", f"learning_rate_schedule is 'cosin'; {SCHEDULE}"),
+    ("learning_rate_schedule", "", f"learning_rate_schedule is ''; {SCHEDULE}"),
+    ("learning_rate_schedule", 0.9, f"learning_rate_schedule is 0.9; {SCHEDULE}"),
+    ("learning_rate_schedule", "cosine 0.5", f"learning_rate_schedule is 'cosine 0.5'; {SCHEDULE}"),
+    ("learning_rate_schedule", "exponential 1.1", f"learning_rate_schedule is 'exponential 1.1'; {SCHEDULE}"),
+    ("learning_rate_schedule", "exponential 0.9 0.8", f"learning_rate_schedule is 'exponential 0.9 0.8'; {SCHEDULE}"),
+    ("learning_rate_schedule", "step 0.1", f"learning_rate_schedule is 'step 0.1'; {SCHEDULE}"),
+    ("learning_rate_schedule", "step 0.1 0.5 0.5", f"learning_rate_schedule is 'step 0.1 0.5 0.5'; {SCHEDULE}"),
+    ("learning_rate_schedule", "step 0.1 50 75", f"learning_rate_schedule is 'step 0.1 50 75'; {SCHEDULE}"),
+    ("learning_rate_schedule", "step nan 0.5", f"learning_rate_schedule is 'step nan 0.5'; {SCHEDULE}"),
     ("weight_decay", -0.1, f"weight_decay is -0.1{DECAY}"),
     ("weight_decay", math.nan, f"weight_decay is nan{DECAY}"),
     ("weight_decay", "some", f"weight_decay is 'some'{DECAY}"),

@@ -212,7 +212,7 @@ def test_an_optimiser_by_the_run_configuration_and_one_that_the_method_cannot_ta
         server_app(linear(), "self-fl", range(8), optimiser="adam")
 
 
-TRAINING = {"weight_decay": 0.1, "max_gradient_norm": 0.5}
+TRAINING = {"weight_decay": 0.1, "max_gradient_norm": 0.5, "learning_rate_schedule": "exponential 0.5"}
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -225,6 +225,17 @@ def test_training_options_are_those_of_train(name, federation, tmp_path):
     assert plain.clients != found.clients
     with pytest.raises(ConfigError, match=f"is of a run whose {name} is .*; expected .* Give another folder"):
         run(federation, tmp_path, "ditto", gain=True, rounds=5)
+
+
+@pytest.mark.parametrize("name", ["perfedavg", "self-fl-auto"])
+def test_what_comes_after_a_round_has_the_rate_that_it_has_in_train(name, federation, tmp_path):
+    """Steps before an evaluation, and closing visits."""
+    given = {"learning_rate_schedule": "step 0.01 0.5"}
+    found = run(federation, tmp_path, name, **given)
+    selffl.train(linear(), federation, name, out=tmp_path / "train", **given, **SETTINGS)
+    assert_same_records(found, files.read_records(tmp_path / "train"))
+    with pytest.raises(ConfigError, match="is of a run whose rounds is 4; expected 5"):
+        run(federation, tmp_path, name, rounds=5, **given)
 
 
 def spread(outputs, labels):

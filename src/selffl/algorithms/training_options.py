@@ -1,4 +1,4 @@
-"""What clients do to gradients before they step, the same for every method: one value that travels with the task."""
+"""How local training differs from plain steps on the loss, whatever the method: one value, which a task is given."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 
 from selffl.algorithms.options import check_number
+from selffl.algorithms.schedules import rate_in_round, schedule_of
 from selffl.errors import ConfigError
 
 LARGEST = torch.finfo(torch.float32).max
@@ -18,14 +19,20 @@ class TrainingOptions:
     """How local training differs from plain steps on the loss; the defaults change nothing.
 
     Attributes:
+        rounds: Of the run, where its learning rates depend on how many there are; else 1.
+        learning_rate_schedule: By which factor the learning rate changes from round to round.
         weight_decay: λ, the gradient of λ/2 |θ|², added to each gradient of a minibatch.
         max_gradient_norm: The most that the gradient of a minibatch may measure; none: no bound.
     """
 
+    rounds: int = 1
+    learning_rate_schedule: str = "constant"
     weight_decay: float = 0.0
     max_gradient_norm: float | None = None
 
     def __post_init__(self) -> None:
+        if not schedule_of(self.learning_rate_schedule).needs_rounds:
+            object.__setattr__(self, "rounds", 1)  # a longer run is trained alike
         check_number("weight_decay", self.weight_decay, at_least=0.0, at_most=LARGEST)
         object.__setattr__(self, "weight_decay", float(self.weight_decay))
         if self.max_gradient_norm is not None:
@@ -38,6 +45,19 @@ class TrainingOptions:
     def of(cls, settings: Any) -> Self:
         """Those of a run, of whose settings they are a part."""
         return cls(**{name: getattr(settings, name) for name in TRAINING_OPTIONS})
+
+    def rate(self, learning_rate: float, round_number: int) -> float:
+        """The learning rate of a round, from 1 up, of one that is ``learning_rate`` in the first."""
+        return rate_in_round(learning_rate, self.learning_rate_schedule, round_number, self.rounds)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse to go on to another last round where learning rates were laid out over these rounds."""
+        if schedule_of(self.learning_rate_schedule).needs_rounds and rounds != self.rounds:
+            raise ConfigError(
+                f"rounds is {rounds}, and the run's learning rates were laid out over {self.rounds} rounds "
+                f"(learning_rate_schedule={self.learning_rate_schedule!r}); expected {self.rounds}. Train anew, or "
+                "begin another run with this one's model (start=)."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """By name, as messages and files hold them."""

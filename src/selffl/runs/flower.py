@@ -208,6 +208,7 @@ def server_app(
     rounds: int = 200,
     participation: float = 0.1,
     learning_rate: float = 0.03,
+    learning_rate_schedule: str = "constant",
     batch_size: int = 10,
     seed: int = 0,
     evaluate_every: int | None = None,
@@ -243,6 +244,7 @@ def server_app(
         rounds: How many rounds are trained.
         participation: C, the share of clients in a round.
         learning_rate: η, the step size of local training.
+        learning_rate_schedule: By which factor η changes from round to round, as in `selffl.train`.
         batch_size: B, the rows of a minibatch.
         seed: Of cohorts and minibatches.
         evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.

@@ -40,6 +40,9 @@ class Recipe:
         rounds: How many rounds are trained.
         participation: C, the share of clients in a round.
         learning_rate: η, the step size of local training.
+        learning_rate_schedule: How η changes from round to round: ``constant``, ``cosine`` (down towards 0),
+            ``exponential 0.99`` (times that after each round) or ``step 0.1 0.5 0.75`` (times 0.1 after half and three
+            quarters of the rounds).  Rates that are a method's own options stay as they are.
         batch_size: B, the rows of a minibatch.
         seed: Of cohorts, minibatches and, for a model given by name, its first weights.
         device: ``cpu``, ``cuda``, or another device of torch's.
@@ -90,6 +93,7 @@ class Recipe:
     rounds: int = field(default=200, metadata=EVERYWHERE)
     participation: float = field(default=0.1, metadata=EVERYWHERE)
     learning_rate: float = field(default=0.03, metadata=EVERYWHERE)
+    learning_rate_schedule: str = field(default="constant", metadata=EVERYWHERE)
     batch_size: int = field(default=10, metadata=EVERYWHERE)
     seed: int = field(default=0, metadata=FLOWER)
     device: str = field(default="cpu", metadata=HERE)
@@ -186,7 +190,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     check_number("participation", found["participation"], above=0.0, at_most=1.0)
     check_integer("batch_size", found["batch_size"], 1, at_most=MAX_BATCH_SIZE)
     check_seed(found["seed"])
-    found["dtype"], largest = _floating_point(found["dtype"])
+    found["dtype"], smallest, largest = _floating_point(found["dtype"])
     check_number("learning_rate", found["learning_rate"], above=0.0, at_most=largest)
     found["learning_rate"] = float(found["learning_rate"])
     if not isinstance(found["device"], str | torch.device):
@@ -212,7 +216,13 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         check_integer("fine_tune", steps, 1)
     found["fine_tune"] = tuple(sorted(set(found["fine_tune"])))
     found["optimiser"] = optimiser_of(found["optimiser"])
-    found |= TrainingOptions(**{name: found[name] for name in TRAINING_OPTIONS}).to_json()
+    options = TrainingOptions(**{name: found[name] for name in TRAINING_OPTIONS})
+    found |= options.to_json() | {"rounds": found["rounds"]}
+    if options.rate(found["learning_rate"], found["rounds"]) < smallest <= found["learning_rate"]:
+        raise ConfigError(
+            f"learning_rate_schedule is {found['learning_rate_schedule']!r}, which leaves nothing of the learning "
+            f"rate in round {found['rounds']}; expected one that falls more slowly."
+        )
     if found["evaluate_every"] is None:
         found["evaluate_every"] = max(found["rounds"] // NUM_EVALUATIONS, 1)
     if found["checkpoint_every"] is None:
@@ -220,8 +230,8 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _floating_point(given: Any) -> tuple[str, float]:
-    """The name of a type of torch's, and the largest number that it holds."""
+def _floating_point(given: Any) -> tuple[str, float, float]:
+    """The name of a type of torch's, and the smallest and the largest number that it holds."""
     import torch
 
     from selffl.errors import ConfigError
@@ -229,4 +239,4 @@ def _floating_point(given: Any) -> tuple[str, float]:
     found = getattr(torch, given, None) if isinstance(given, str) else given
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ConfigError(f"dtype is {given!r}; expected a floating-point type of torch's, such as torch.float32.")
-    return str(found).removeprefix("torch."), torch.finfo(found).max
+    return str(found).removeprefix("torch."), torch.finfo(found).tiny, torch.finfo(found).max

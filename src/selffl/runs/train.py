@@ -45,6 +45,7 @@ def train(
     rounds: int = 200,
     participation: float = 0.1,
     learning_rate: float = 0.03,
+    learning_rate_schedule: str = "constant",
     batch_size: int = 10,
     seed: int = 0,
     device: str = "cpu",
@@ -84,6 +85,9 @@ def train(
         rounds: How many rounds are trained.
         participation: C, the share of clients in a round.
         learning_rate: η, the step size of local training.
+        learning_rate_schedule: How η changes from round to round: ``constant``, ``cosine`` (down towards 0),
+            ``exponential 0.99`` (times that after each round) or ``step 0.1 0.5 0.75`` (times 0.1 after half and three
+            quarters of the rounds).  Rates that are a method's own options stay as they are.
         batch_size: B, the rows of a minibatch.
         seed: Of cohorts, minibatches and, for a model given by name, its first weights.
         device: ``cpu``, ``cuda``, or another device of torch's.

@@ -45,6 +45,7 @@ class Problem:
     rounds: int = 200  # how many
     participation: float = 0.1  # C
     learning_rate: float = 0.03  # η
+    learning_rate_schedule: str = "constant"  # by which factor η changes from round to round
     batch_size: int = 10  # B
     optimiser: str = "sgd"  # of the clients' local steps
     weight_decay: float = 0.0  # λ, of each gradient

@@ -48,8 +48,9 @@ class ModelTask(FeatureTask):
         seed: int, round_number: int, gradients: Gradients = "auto", keys: Tensor | None = None,
         optimiser: Optimiser | None = None, options: TrainingOptions | None = None,
     ) -> None:  # fmt: skip
-        clients = clients.to(rows.offset.device)
-        super().__init__(clients.shape, rows.num_examples[clients], learning_rate, batch_size)
+        clients, self.options = clients.to(rows.offset.device), options or TrainingOptions()
+        rate = self.options.rate(learning_rate, round_number)
+        super().__init__(clients.shape, rows.num_examples[clients], rate, batch_size)
         self._rows, self._clients, self._seed, self._round = rows, clients, seed, round_number
         self._keys = clients if keys is None else keys.to(clients)
         # The rows of a slot: ``size`` places from ``begin`` on; place p is row p, or row ``order[p]``.
@@ -62,7 +63,6 @@ class ModelTask(FeatureTask):
         self.num_statistics = model.num_statistics
         self.class_bias, self.head = model.class_bias, model.head
         self.optimiser = optimiser or self.optimiser
-        self.options = options or TrainingOptions()
         self.weight_decay, self.max_gradient_norm = self.options.weight_decay, self.options.max_gradient_norm
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, ...]:
@@ -183,13 +183,13 @@ class ModelSource:
         federation: The rows.
         model: The module, flat.
         loss: ``loss(outputs, labels)``, the mean over a minibatch.
-        learning_rate: η.
+        learning_rate: η, in the first round.
         batch_size: B.
         seed: Of the minibatches.
         gradients: How a block of clients is computed: ``vmap``, ``loop`` or ``unfold`` (`selffl.training.blocks`);
             ``auto`` takes what was measured to be quickest.  The numbers are the same to rounding.
         optimiser: How local steps are made of gradients.
-        options: What is done to gradients before that.
+        options: How local training differs from plain steps on the loss.
     """
 
     federation: Federation

@@ -81,6 +81,10 @@ class Rounds(Protocol):
         """η."""
 
     @property
+    def learning_rate_schedule(self) -> str:
+        """By which factor η changes from round to round."""
+
+    @property
     def batch_size(self) -> int:
         """B."""
 
