@@ -74,6 +74,13 @@ SETTINGS = [
     ("learning_rate_schedule", "step 0.1 0.5 0.5", f"learning_rate_schedule is 'step 0.1 0.5 0.5'; {SCHEDULE}"),
     ("learning_rate_schedule", "step 0.1 50 75", f"learning_rate_schedule is 'step 0.1 50 75'; {SCHEDULE}"),
     ("learning_rate_schedule", "step nan 0.5", f"learning_rate_schedule is 'step nan 0.5'; {SCHEDULE}"),
+    ("keep_optimiser", 1, f"keep_optimiser is 1{BOTH}"),
+    ("keep_optimiser", "yes", f"keep_optimiser is 'yes'{BOTH}"),
+    (
+        "keep_optimiser",
+        True,
+        "keep_optimiser is True, and 'sgd' remembers nothing of earlier steps; expected opt",
+    ),
     ("weight_decay", -0.1, f"weight_decay is -0.1{DECAY}"),
     ("weight_decay", math.nan, f"weight_decay is nan{DECAY}"),
     ("weight_decay", "some", f"weight_decay is 'some'{DECAY}"),

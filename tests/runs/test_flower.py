@@ -212,19 +212,24 @@ def test_an_optimiser_by_the_run_configuration_and_one_that_the_method_cannot_ta
         server_app(linear(), "self-fl", range(8), optimiser="adam")
 
 
-TRAINING = {"weight_decay": 0.1, "max_gradient_norm": 0.5, "learning_rate_schedule": "exponential 0.5"}
+TRAINING = {
+    "weight_decay": {"weight_decay": 0.1},
+    "max_gradient_norm": {"max_gradient_norm": 0.5},
+    "learning_rate_schedule": {"learning_rate_schedule": "exponential 0.5"},
+    "keep_optimiser": {"keep_optimiser": True, "optimiser": "momentum"},
+}
 
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_training_options_are_those_of_train(name, federation, tmp_path):
-    given = {name: TRAINING[name], "gain": True}
+    given = TRAINING[name] | {"gain": True}
     found = run(federation, tmp_path, "ditto", **given)
     selffl.train(linear(), federation, "ditto", out=tmp_path / "train", **given, **SETTINGS)
     assert_same_records(found, files.read_records(tmp_path / "train"))
-    plain = run(federation, tmp_path / "plain", "ditto", gain=True)
-    assert plain.clients != found.clients
+    usual = {key: value for key, value in given.items() if key != name}
+    assert run(federation, tmp_path / "plain", "ditto", **usual).clients != found.clients
     with pytest.raises(ConfigError, match=f"is of a run whose {name} is .*; expected .* Give another folder"):
-        run(federation, tmp_path, "ditto", gain=True, rounds=5)
+        run(federation, tmp_path, "ditto", rounds=5, **usual)
 
 
 @pytest.mark.parametrize("name", ["perfedavg", "self-fl-auto"])

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.norms import BatchNorm
-from selffl.algorithms.optimisers import SGD, Optimiser
+from selffl.algorithms.optimisers import SGD, Optimiser, RememberedSteps
 from selffl.algorithms.population import Population
 
 Personalises = Literal["nothing", "layers", "model"]
@@ -45,6 +45,7 @@ class LocalTask(ABC):
     """
 
     optimiser: Optimiser = SGD()  # how the solver makes steps of gradients; one of its own where a task has been told
+    remembered: RememberedSteps | None = None  # where clients keep their optimisers: what these remember
     weight_decay: float = 0.0  # of each gradient of a minibatch, and how long it may be; likewise
     max_gradient_norm: float | None = None
     slots_per_client: int = 1  # 2 where each half of a client's rows has a slot of its own
@@ -123,6 +124,7 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     is_federated: ClassVar[bool] = True  # whether clients learn from each other at all
     only_sgd: ClassVar[str | None] = "it does not say, by only_sgd = None, that any steps will do"  # else None
     momentum: ClassVar[float] = 0.0  # of its own local steps
+    num_optimisers: ClassVar[int] = 1  # how often a client trains in a round, by `selffl.algorithms.solver.descend`
     no_weight_decay: ClassVar[str | None] = None  # why the loss that it trains on cannot have a term more; None: it can
     no_clipping: ClassVar[str | None] = None  # why its gradients cannot be shortened; None: they can
     # Why models with running statistics are beyond the method; None: it leaves them to training passes and averages.

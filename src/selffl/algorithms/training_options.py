@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from selffl.algorithms.options import check_number
+from selffl.algorithms.options import check_bool, check_number
 from selffl.algorithms.schedules import rate_in_round, schedule_of
 from selffl.errors import ConfigError
 
@@ -21,18 +21,21 @@ class TrainingOptions:
     Attributes:
         rounds: Of the run, where its learning rates depend on how many there are; else 1.
         learning_rate_schedule: By which factor the learning rate changes from round to round.
+        keep_optimiser: Whether a client's optimisers go on in its next round where they were.
         weight_decay: λ, the gradient of λ/2 |θ|², added to each gradient of a minibatch.
         max_gradient_norm: The most that the gradient of a minibatch may measure; none: no bound.
     """
 
     rounds: int = 1
     learning_rate_schedule: str = "constant"
+    keep_optimiser: bool = False
     weight_decay: float = 0.0
     max_gradient_norm: float | None = None
 
     def __post_init__(self) -> None:
         if not schedule_of(self.learning_rate_schedule).needs_rounds:
             object.__setattr__(self, "rounds", 1)  # a longer run is trained alike
+        check_bool("keep_optimiser", self.keep_optimiser)
         check_number("weight_decay", self.weight_decay, at_least=0.0, at_most=LARGEST)
         object.__setattr__(self, "weight_decay", float(self.weight_decay))
         if self.max_gradient_norm is not None:

@@ -213,6 +213,7 @@ def server_app(
     seed: int = 0,
     evaluate_every: int | None = None,
     optimiser: str | Optimiser = "sgd",
+    keep_optimiser: bool = False,
     weight_decay: float = 0.0,
     max_gradient_norm: float | None = None,
     batch_norm: BatchNorm | None = None,
@@ -249,6 +250,7 @@ def server_app(
         seed: Of cohorts and minibatches.
         evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
         optimiser: Of the clients' local steps, as in `selffl.train`.
+        keep_optimiser: As in `selffl.train`; it lies in the client's memory, at its own site.
         weight_decay: As in `selffl.train`.
         max_gradient_norm: As in `selffl.train`.
         batch_norm: What becomes of BatchNorm, as in `selffl.train`; the clients have to have the same.

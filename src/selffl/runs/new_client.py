@@ -171,7 +171,7 @@ def _message(session: Session, state: RunState) -> Any:
 
 def _visit_until_settled(session: Session, state: RunState, sent: Any, rows: Rows) -> Tensor:
     """Models ``[C, P]`` of new clients with as many rows each, after their visits."""
-    method, source = session.method, session.source
+    method, source = session.keeping(session.method), session.source
     shared: Tensor = state.server.params
     count, size = len(rows.num_examples), int(rows.num_examples[0])
     # The server is at rest: every visit is to the same round.

@@ -60,7 +60,8 @@ class Recipe:
         dtype: Of parameters and features: a floating-point type of torch's, or its name.
         optimiser: Of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
             ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
-            It starts anew in every round.
+        keep_optimiser: Whether what a client's optimiser remembers is kept by the client for its next round; if not, it
+            starts anew in every round.
         weight_decay: λ, which adds the gradient of λ/2 |θ|² to each gradient of a minibatch, as ``torch.optim.SGD`` and
             ``torch.optim.Adam`` do (AdamW does not); for methods whose loss may have one more term (self-fl's may not).
         max_gradient_norm: The most that a client's gradient of a minibatch may measure; a longer one is shortened, as
@@ -107,6 +108,7 @@ class Recipe:
     gradients: Gradients = field(default="auto", metadata=HERE)
     dtype: str | torch.dtype = field(default="float32", metadata=HERE)
     optimiser: str | Optimiser = field(default="sgd", metadata=EVERYWHERE)
+    keep_optimiser: bool = field(default=False, metadata=EVERYWHERE)
     weight_decay: float = field(default=0.0, metadata=EVERYWHERE)
     max_gradient_norm: float | None = field(default=None, metadata=EVERYWHERE)
     batch_norm: BatchNorm | None = field(default=None, metadata=EVERYWHERE)
@@ -216,6 +218,11 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         check_integer("fine_tune", steps, 1)
     found["fine_tune"] = tuple(sorted(set(found["fine_tune"])))
     found["optimiser"] = optimiser_of(found["optimiser"])
+    if found["keep_optimiser"] is True and not found["optimiser"].num_states:
+        raise ConfigError(
+            f"keep_optimiser is True, and {found['optimiser'].name!r} remembers nothing of earlier steps; expected "
+            "optimiser 'momentum' or 'adam' beside it."
+        )
     options = TrainingOptions(**{name: found[name] for name in TRAINING_OPTIONS})
     found |= options.to_json() | {"rounds": found["rounds"]}
     if options.rate(found["learning_rate"], found["rounds"]) < smallest <= found["learning_rate"]:

@@ -12,10 +12,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from selffl.algorithms.kept_optimisers import keeping_optimisers
 from selffl.algorithms.local import training_alone
 from selffl.algorithms.norms import check_batch_norm
 from selffl.algorithms.optimisers import check_optimiser, optimiser_of
-from selffl.algorithms.records import map_tensors
+from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
@@ -105,7 +106,8 @@ class Session:
             rows, model, loss, recipe.learning_rate, recipe.batch_size, recipe.seed, gradients, optimiser, options
         )
         usual = budget_of(device).clients_in_training(model.params.nbytes, optimiser.num_states)
-        engine = CohortEngine(method, source, recipe.participation, recipe.seed, recipe.chunk_size or usual)
+        kept = keeping_optimisers(method, optimiser, keep=options.keep_optimiser)
+        engine = CohortEngine(kept, source, recipe.participation, recipe.seed, recipe.chunk_size or usual)
         if recipe.engine == "serial":
             engine = serial_engine(engine, list(rows.clients))
         evaluated: Rows | None = getattr(rows, recipe.evaluate_on)
@@ -137,6 +139,10 @@ class Session:
     def model(self) -> FlatModel:
         """The module, flat, on its device."""
         return self.source.model
+
+    def keeping(self, method: Method) -> Method:
+        """The method, with clients that keep their optimisers where the run has them do so."""
+        return keeping_optimisers(method, self.source.optimiser, keep=self.source.options.keep_optimiser)
 
     def with_fingerprint(self) -> Self:
         """The session with its rows' fingerprint in the recipe, by which a folder knows them again."""
@@ -208,9 +214,10 @@ class Session:
 
         The same first model, cohorts, minibatches and optimiser; nothing of it counts as work of the run.
         """
-        alone = replace(self, engine=replace(self.engine, algorithm=training_alone(self.method)))
+        alone = replace(self, engine=replace(self.engine, algorithm=self.keeping(training_alone(self.method))))
         state = alone.engine.advance(alone.start(), self.recipe.rounds, consume=True)
-        lost = ~state.memory.params.isfinite().all(-1)
+        found = tensors_of(state.memory).values()
+        lost = ~torch.stack([each.isfinite().reshape(len(each), -1).all(1) for each in found]).all(0)
         kept = map_tensors(lambda tensor: tensor.masked_fill(lost.view(-1, *[1] * (tensor.ndim - 1)), 0), state.memory)
         return alone.evaluate(replace(state, memory=kept)), lost.cpu()
 

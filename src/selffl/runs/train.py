@@ -66,6 +66,7 @@ def train(
     on_round: RoundCallback | None = None,
     metrics: Mapping[str, Any] | None = None,
     optimiser: str | Optimiser = "sgd",
+    keep_optimiser: bool = False,
     weight_decay: float = 0.0,
     max_gradient_norm: float | None = None,
     tracker: Choice | None = None,
@@ -118,7 +119,8 @@ def train(
             is reported beside the others: ``f1`` and ``global_f1`` of each client, ``weighted_f1`` and so on of all.
         optimiser: Of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
             ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
-            It starts anew in every round.
+        keep_optimiser: Whether what a client's optimiser remembers is kept by the client for its next round; if not, it
+            starts anew in every round.
         weight_decay: λ, which adds the gradient of λ/2 |θ|² to each gradient of a minibatch, as ``torch.optim.SGD`` and
             ``torch.optim.Adam`` do (AdamW does not); for methods whose loss may have one more term (self-fl's may not).
         max_gradient_norm: The most that a client's gradient of a minibatch may measure; a longer one is shortened, as

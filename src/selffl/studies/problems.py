@@ -48,6 +48,7 @@ class Problem:
     learning_rate_schedule: str = "constant"  # by which factor η changes from round to round
     batch_size: int = 10  # B
     optimiser: str = "sgd"  # of the clients' local steps
+    keep_optimiser: bool = False  # whether they go on in a client's next round where they were
     weight_decay: float = 0.0  # λ, of each gradient
     max_gradient_norm: float | None = None  # the most that a gradient may measure
     batch_norm: BatchNorm | None = None  # what becomes of BatchNorm, as in `selffl.train`

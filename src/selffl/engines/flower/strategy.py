@@ -97,6 +97,10 @@ class Rounds(Protocol):
         """Of local steps."""
 
     @property
+    def keep_optimiser(self) -> bool:
+        """Whether clients keep it."""
+
+    @property
     def weight_decay(self) -> float:
         """λ."""
 
