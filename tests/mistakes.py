@@ -14,6 +14,7 @@ FLOATS = "; expected a floating-point type of torch's, such as torch.float32."
 DECAY = "; expected a number 0 or more and at most 3.40282e+38."
 LENGTH = "; expected a number above 0 and at most 3.40282e+38, or none."
 SCHEDULE = "expected 'constant', 'cosine', 'exponential 0.99' (times that after each round) or 'step 0.1 0.5 0.75'"
+IMAGES = "expected 'none', 'crop', 'flip' or 'crop flip'."
 BOTH = "; expected True or False."
 
 # Name, value, and what is said of it wherever it can be given.
@@ -88,6 +89,11 @@ SETTINGS = [
     ("max_gradient_norm", 0, f"max_gradient_norm is 0{LENGTH}"),
     ("max_gradient_norm", -1.0, f"max_gradient_norm is -1.0{LENGTH}"),
     ("max_gradient_norm", "long", f"max_gradient_norm is 'long'{LENGTH}"),
+    ("augmentation", "", f"augmentation is ''; {IMAGES}"),
+    ("augmentation", "corp", f"augmentation is 'corp'; {IMAGES}"),
+    ("augmentation", "crop none", f"augmentation is 'crop none'; {IMAGES}"),
+    ("augmentation", "flip flip", f"augmentation is 'flip flip'; {IMAGES}"),
+    ("augmentation", True, f"augmentation is True; {IMAGES}"),
     ("gain", 1, f"gain is 1{BOTH}"),
     ("engine", "steam", "engine is 'steam'; expected 'cohort' or 'serial'."),
 ]

@@ -232,6 +232,18 @@ def test_training_options_are_those_of_train(name, federation, tmp_path):
         run(federation, tmp_path, "ditto", rounds=5, **usual)
 
 
+def test_images_change_as_in_train(tmp_path):
+    digits = load("digits", num_clients=4, seed=2)
+    parts = (Rows(part.features.view(-1, 1, 8, 8), part.labels, part.offset) for part in (digits.train, digits.test))
+    images, module = Federation(range(4), *parts), nn.Sequential(nn.Flatten(), linear())
+    found = run(images, tmp_path, "fedavg", module, augmentation="crop flip")
+    selffl.train(module, images, "fedavg", augmentation="crop flip", gradients="loop", out=tmp_path / "a", **SETTINGS)
+    for ours, theirs in zip(found.clients, files.read_records(tmp_path / "a").clients, strict=True):
+        assert_same_row(ours, theirs, within=1e-6)
+    selffl.train(module, images, "fedavg", gradients="loop", out=tmp_path / "b", **SETTINGS)
+    assert found.clients != files.read_records(tmp_path / "b").clients
+
+
 @pytest.mark.parametrize("name", ["perfedavg", "self-fl-auto"])
 def test_what_comes_after_a_round_has_the_rate_that_it_has_in_train(name, federation, tmp_path):
     """Steps before an evaluation, and closing visits."""

@@ -12,6 +12,17 @@ from selffl.algorithms.schedules import rate_in_round, schedule_of
 from selffl.errors import ConfigError
 
 LARGEST = torch.finfo(torch.float32).max
+AUGMENTATIONS = ("crop", "flip")
+
+
+def augmentations_of(text: object) -> tuple[str, ...]:
+    """What is done to images, from a text such as ``crop flip``; nothing where it is ``none``."""
+    words = text.split() if isinstance(text, str) else []
+    if text == "none":
+        return ()
+    if not words or len(set(words)) != len(words) or not set(words) <= set(AUGMENTATIONS):
+        raise ConfigError(f"augmentation is {text!r}; expected 'none', 'crop', 'flip' or 'crop flip'.")
+    return tuple(words)
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,7 @@ class TrainingOptions:
         keep_optimiser: Whether a client's optimisers go on in its next round where they were.
         weight_decay: λ, the gradient of λ/2 |θ|², added to each gradient of a minibatch.
         max_gradient_norm: The most that the gradient of a minibatch may measure; none: no bound.
+        augmentation: What becomes of an image each time it is trained on, in words.
     """
 
     rounds: int = 1
@@ -31,6 +43,7 @@ class TrainingOptions:
     keep_optimiser: bool = False
     weight_decay: float = 0.0
     max_gradient_norm: float | None = None
+    augmentation: str = "none"
 
     def __post_init__(self) -> None:
         if not schedule_of(self.learning_rate_schedule).needs_rounds:
@@ -43,6 +56,8 @@ class TrainingOptions:
                 "max_gradient_norm", self.max_gradient_norm, above=0.0, at_most=LARGEST, alternative=", or none"
             )
             object.__setattr__(self, "max_gradient_norm", float(self.max_gradient_norm))
+
+        augmentations_of(self.augmentation)
 
     @classmethod
     def of(cls, settings: Any) -> Self:

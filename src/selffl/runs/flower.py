@@ -216,6 +216,7 @@ def server_app(
     keep_optimiser: bool = False,
     weight_decay: float = 0.0,
     max_gradient_norm: float | None = None,
+    augmentation: str = "none",
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
     metrics: Mapping[str, Any] | None = None,
@@ -253,6 +254,7 @@ def server_app(
         keep_optimiser: As in `selffl.train`; it lies in the client's memory, at its own site.
         weight_decay: As in `selffl.train`.
         max_gradient_norm: As in `selffl.train`.
+        augmentation: Of images, as in `selffl.train`.
         batch_norm: What becomes of BatchNorm, as in `selffl.train`; the clients have to have the same.
         gain: Whether every client also trains alone, at its own site, when the last round is done: from the model that
             the run began with, in the rounds that it was drawn for.  Needs ``out``.

@@ -66,6 +66,9 @@ class Recipe:
             ``torch.optim.Adam`` do (AdamW does not); for methods whose loss may have one more term (self-fl's may not).
         max_gradient_norm: The most that a client's gradient of a minibatch may measure; a longer one is shortened, as
             by ``torch.nn.utils.clip_grad_norm_``, before weight decay and a method's own pulls; none: no bound.
+        augmentation: What becomes of an image each time a client trains on it: ``crop`` (four pixels of 0 on each side,
+            then a random part of the image's size), ``flip`` (mirrored every other time) or ``crop flip``, by random
+            numbers that have keys; ``none``: nothing.
         batch_norm: What becomes of BatchNorm: running statistics are ``averaged`` with the model, or all of it is
             ``kept`` by each client (FedBN; for methods that keep layers), or it goes by each ``batch`` alone, also in
             evaluation; none: ``kept`` for fedbn, else ``averaged``.
@@ -111,6 +114,7 @@ class Recipe:
     keep_optimiser: bool = field(default=False, metadata=EVERYWHERE)
     weight_decay: float = field(default=0.0, metadata=EVERYWHERE)
     max_gradient_norm: float | None = field(default=None, metadata=EVERYWHERE)
+    augmentation: str = field(default="none", metadata=EVERYWHERE)
     batch_norm: BatchNorm | None = field(default=None, metadata=EVERYWHERE)
     gain: bool = field(default=False, metadata=FLOWER)
     engine: Literal["cohort", "serial"] = field(default="cohort", metadata=HERE)

@@ -69,6 +69,7 @@ def train(
     keep_optimiser: bool = False,
     weight_decay: float = 0.0,
     max_gradient_norm: float | None = None,
+    augmentation: str = "none",
     tracker: Choice | None = None,
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
@@ -125,6 +126,9 @@ def train(
             ``torch.optim.Adam`` do (AdamW does not); for methods whose loss may have one more term (self-fl's may not).
         max_gradient_norm: The most that a client's gradient of a minibatch may measure; a longer one is shortened, as
             by ``torch.nn.utils.clip_grad_norm_``, before weight decay and a method's own pulls; none: no bound.
+        augmentation: What becomes of an image each time a client trains on it: ``crop`` (four pixels of 0 on each side,
+            then a random part of the image's size), ``flip`` (mirrored every other time) or ``crop flip``, by random
+            numbers that have keys; ``none``: nothing.
         tracker: ``tensorboard``, ``mlflow`` or ``wandb``, which write files beside the run's (`selffl.runs.trackers`
             says where), an object with ``begin``, ``log`` and ``end``, or several of these in a list.
         batch_norm: What becomes of BatchNorm: running statistics are ``averaged`` with the model, or all of it is

@@ -51,6 +51,7 @@ class Problem:
     keep_optimiser: bool = False  # whether they go on in a client's next round where they were
     weight_decay: float = 0.0  # λ, of each gradient
     max_gradient_norm: float | None = None  # the most that a gradient may measure
+    augmentation: str = "none"  # what becomes of an image each time it is trained on
     batch_norm: BatchNorm | None = None  # what becomes of BatchNorm, as in `selffl.train`
     num_local_steps: int = 20  # L of the methods that have one, and Self-FL's steps while it knows no variance (D3)
     max_local_steps: int = 40  # ℓ_max of Self-FL

@@ -15,6 +15,7 @@ from selffl.algorithms.population import Population
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import random_bits, uniform
+from selffl.training.augmentation import augment, check_images
 from selffl.training.blocks import (
     Gradients,
     Loss,
@@ -58,6 +59,7 @@ class ModelTask(FeatureTask):
         self._order: Tensor | None = None
         self._stream, self._num_ahead = "batch", BATCHES_AHEAD
         self._ahead: tuple[int, Tensor] | None = None
+        check_images(self.options.augmentation, rows.features)
         self._gradient = gradient_of(model, loss, gradients)
         self._model, self._loss, self._gradients = model, loss, gradients
         self.num_statistics = model.num_statistics
@@ -72,6 +74,9 @@ class ModelTask(FeatureTask):
             self._ahead = block, self._index(block)
         index = self._ahead[1][slots, draw % self._num_ahead]  # [n, B]
         rows = rows_at(self._rows, index)
+        if self.options.augmentation != "none":
+            by = self._seed, self._stream, self._round, self._keys[slots], draw
+            rows = augment(rows[0], self.options.augmentation, *by), rows[1]
         if not self._model.leaves_out:
             return rows
         return *rows, random_bits(self._seed, f"{self._stream} mask", self._round, self._keys[slots], draw)[:, None]
@@ -204,6 +209,7 @@ class ModelSource:
 
     def __post_init__(self) -> None:
         check_gradients(self.gradients)
+        check_images(self.options.augmentation, self.federation.train.features)
 
     @property
     def shape(self) -> torch.Size:

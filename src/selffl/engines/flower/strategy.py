@@ -108,6 +108,10 @@ class Rounds(Protocol):
     def max_gradient_norm(self) -> float | None:
         """Of the gradient of a minibatch."""
 
+    @property
+    def augmentation(self) -> str:
+        """Of images."""
+
     def is_evaluated(self, round_number: int) -> bool:
         """Whether a round is followed by an evaluation."""
 
