@@ -63,6 +63,8 @@ SETTINGS = [
     ("dtype", "int64", f"dtype is 'int64'{FLOATS}"),
     ("dtype", "float7", f"dtype is 'float7'{FLOATS}"),
     ("dtype", torch.int32, f"dtype is torch.int32{FLOATS}"),
+    ("precision", "half", "precision is 'half'; expected 'full' or 'bfloat16'."),
+    ("precision", 16, "precision is 16; expected 'full' or 'bfloat16'."),
     ("optimiser", "adm", "unknown optimiser 'adm'; did you mean 'adam'? Expected one of: adam, momentum, sgd."),
     ("optimiser", 3, "optimiser is 3; expected 'sgd', 'momentum', 'adam', or one with options"),
     ("learning_rate_schedule", "cosin", f"learning_rate_schedule is 'cosin'; {SCHEDULE}"),

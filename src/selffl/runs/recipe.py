@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from selffl.algorithms.norms import BatchNorm
     from selffl.algorithms.optimisers import Optimiser
     from selffl.training.blocks import Gradients
+    from selffl.training.flat import Precision
 
 MAX_BATCH_SIZE = (1 << 31) - 1  # rows
 REMOTE = "remote"  # the device of a run whose clients compute at their own sites
@@ -58,6 +59,8 @@ class Recipe:
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
             rule; they agree to rounding.
         dtype: Of parameters and features: a floating-point type of torch's, or its name.
+        precision: Of products in training passes: ``full``, as ``dtype`` says, or ``bfloat16``, torch's autocast, for
+            speed on a GPU; parameters, steps, averages and evaluations stay in float32.
         optimiser: Of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
             ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
         keep_optimiser: Whether what a client's optimiser remembers is kept by the client for its next round; if not, it
@@ -110,6 +113,7 @@ class Recipe:
     chunk_size: int | None = field(default=None, metadata=HERE)
     gradients: Gradients = field(default="auto", metadata=HERE)
     dtype: str | torch.dtype = field(default="float32", metadata=HERE)
+    precision: Precision = field(default="full", metadata=HERE)
     optimiser: str | Optimiser = field(default="sgd", metadata=EVERYWHERE)
     keep_optimiser: bool = field(default=False, metadata=EVERYWHERE)
     weight_decay: float = field(default=0.0, metadata=EVERYWHERE)
@@ -197,6 +201,12 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     check_integer("batch_size", found["batch_size"], 1, at_most=MAX_BATCH_SIZE)
     check_seed(found["seed"])
     found["dtype"], smallest, largest = _floating_point(found["dtype"])
+    check_choice("precision", found["precision"], ("full", "bfloat16"))
+    if found["precision"] != "full" and found["dtype"] != "float32":
+        raise ConfigError(
+            f"precision is {found['precision']!r}, and dtype {found['dtype']!r}; expected dtype 'float32' beside it, "
+            "for parameters stay in that."
+        )
     check_number("learning_rate", found["learning_rate"], above=0.0, at_most=largest)
     found["learning_rate"] = float(found["learning_rate"])
     if not isinstance(found["device"], str | torch.device):

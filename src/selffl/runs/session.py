@@ -93,7 +93,7 @@ class Session:
         options.check_method(method)
         device, dtype = torch.device(recipe.device), getattr(torch, str(recipe.dtype))
         batch_norm = recipe.batch_norm or method.batch_norm
-        model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm)
+        model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm, recipe.precision)
         check_batch_norm(batch_norm, method, model.num_statistics)
         if loss is None:
             loss = loss_for(model, federation.train, federation.preparation)

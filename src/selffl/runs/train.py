@@ -30,7 +30,7 @@ from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 from selffl.training.answers import trained_module
 from selffl.training.blocks import Gradients, Loss
-from selffl.training.flat import FlatModel
+from selffl.training.flat import FlatModel, Precision
 from selffl.training.losses import name_of
 from selffl.training.metrics import own_metrics
 
@@ -62,6 +62,7 @@ def train(
     chunk_size: int | None = None,
     gradients: Gradients = "auto",
     dtype: str | torch.dtype = "float32",
+    precision: Precision = "full",
     keep_rows: bool = True,
     on_round: RoundCallback | None = None,
     metrics: Mapping[str, Any] | None = None,
@@ -113,6 +114,8 @@ def train(
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
             rule; they agree to rounding.
         dtype: Of parameters and features: a floating-point type of torch's, or its name.
+        precision: Of products in training passes: ``full``, as ``dtype`` says, or ``bfloat16``, torch's autocast, for
+            speed on a GPU; parameters, steps, averages and evaluations stay in float32.
         keep_rows: Whether ``out`` gets a copy of the user's own rows, so that `resume` needs nothing else.
         on_round: Called with each row of the history.
         metrics: More to measure, by name: functions ``(outputs, labels) -> number`` of all of a client's evaluated
