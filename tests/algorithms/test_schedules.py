@@ -74,7 +74,7 @@ def test_what_comes_after_the_last_round_has_its_rate(kind):
 
 
 class RatesOfRounds(list):
-    """The same for every client, and another in each round, which asking for a gradient sets."""
+    """The same for every client, and another in each round: that of the cohort, or of the gradient, last asked for."""
 
     t = 0
 
@@ -102,7 +102,12 @@ def test_a_method_equals_its_twin(case, kind):
         problem["rates"].t = t
         return plain(t, m, *half)
 
-    problem["gradient"] = gradient
+    class Cohorts(list):
+        def __iter__(self):
+            for problem["rates"].t, cohort in enumerate(list.__iter__(self)):
+                yield cohort
+
+    problem["gradient"], problem["cohorts"] = gradient, Cohorts(problem["cohorts"])
     told = told | {key: problem["rates"] for key in ("inner_rates", "personal_rates") if key in told}
     expected = twin(problem, **told)
     assert state.server.params.tolist() == pytest.approx(expected["global"], rel=1e-8, abs=1e-10)

@@ -32,7 +32,11 @@ OPTIONS = {
     "clipping": TrainingOptions(max_gradient_norm=LONGEST),
     "both": TrainingOptions(weight_decay=DECAY, max_gradient_norm=LONGEST),
 }
-NEITHER = {name for name in ALGORITHMS if name.startswith("self-fl")}  # which have a prior of their own
+NEITHER = {
+    "fedrod",
+    "feddbe",
+    *(name for name in ALGORITHMS if name.startswith("self-fl")),
+}  # a prior or loss of their own
 WHOLE_GRADIENTS = {"perfedavg", *NEITHER}  # which cannot be clipped
 COHORTS = [sample_cohort(SEED, t + 1, len(SIZES), PARTICIPATION).tolist() for t in range(ROUNDS)]
 
@@ -63,8 +67,8 @@ TAKEN = [
     (case, kind)
     for case, (name, *_) in CASES.items()
     for kind in OPTIONS
-    # A twin of FedRep takes whole gradients where torch clips those of a part: it is held against a module below.
-    if name not in (NEITHER if kind == "decay" else {"fedrep", *WHOLE_GRADIENTS})
+    # Twins of FedRep and FedBABU take whole gradients where torch clips those of a part: a module is held below.
+    if name not in (NEITHER if kind == "decay" else {"fedrep", "fedbabu", *WHOLE_GRADIENTS})
 ]
 
 
@@ -178,3 +182,11 @@ def test_a_method_takes_them_or_says_why_not(name, option, tmp_path, short):
         selffl.train(network(), fed, method, **given)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_another_objective_does_not_drop_them_silently(kind):
+    """Also of a method that does not say so."""
+    task = with_options(source_of(network()), OPTIONS[kind]).task(torch.arange(2), 1)
+    with pytest.raises(ConfigError, match=r"^the method trains on an objective of its own, beside which"):
+        task.with_objective(lambda rows: rows.scores.sum())

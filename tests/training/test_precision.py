@@ -162,3 +162,14 @@ def test_a_run_that_is_made_longer_stays_in_it(tmp_path):
 def test_parameters_stay_in_float32(dtype):
     with pytest.raises(ConfigError, match=f"precision is 'bfloat16', and dtype '{dtype}'; expected dtype 'float32'"):
         train(precision="bfloat16", dtype=dtype)
+
+
+@pytest.mark.parametrize("gradients", ["loop", "vmap"])
+@pytest.mark.parametrize("name", ["fedrod", "feddbe", "self-fl-auto", "ditto"])
+def test_methods_that_look_into_the_model_have_it_too(name, gradients):
+    torch.manual_seed(2)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(126, 8), nn.Tanh(), nn.Linear(8, 3))
+    settings = {"rounds": 2, "participation": 1.0, "loss": LOSS, "gradients": gradients}
+    fed = images(dtype=torch.float32)
+    mixed, full = (selffl.train(module, fed, name, precision=each, **settings) for each in ("bfloat16", "full"))
+    assert 1e-5 < (vector(mixed) - vector(full)).norm() / vector(full).norm() < 0.05

@@ -81,5 +81,10 @@ def keeping_optimisers(
     method: Algorithm[Any, Any, Any, Any], optimiser: Optimiser, *, keep: bool
 ) -> Algorithm[Any, Any, Any, Any]:
     """The method, with clients that keep their optimisers where they are to."""
+    if keep and not method.num_optimisers:
+        raise ConfigError(
+            f"keep_optimiser is True, and clients of {method.name} train on an objective of its own, whose optimiser "
+            "cannot be kept; expected False, or another method."
+        )
     found = _Keeping(method, optimiser.num_states) if keep else method
     return cast("Algorithm[Any, Any, Any, Any]", found)
