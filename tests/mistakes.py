@@ -11,6 +11,10 @@ ROWS = "; expected a whole number, 1 or more, and 2.14748e+09 or less."
 SEED = "; expected a whole number, 0 or more, below 2^63."
 STEPS = "; expected a list of numbers of steps, such as (20,)."
 FLOATS = "; expected a floating-point type of torch's, such as torch.float32."
+DECAY = "; expected a number 0 or more and at most 3.40282e+38."
+LENGTH = "; expected a number above 0 and at most 3.40282e+38, or none."
+SCHEDULE = "expected 'constant', 'cosine', 'exponential 0.99' (times that after each round) or 'step 0.1 0.5 0.75'"
+IMAGES = "expected 'none', 'crop', 'flip' or 'crop flip'."
 BOTH = "; expected True or False."
 
 # Name, value, and what is said of it wherever it can be given.
@@ -62,8 +66,39 @@ SETTINGS = [
     ("dtype", "int64", f"dtype is 'int64'{FLOATS}"),
     ("dtype", "float7", f"dtype is 'float7'{FLOATS}"),
     ("dtype", torch.int32, f"dtype is torch.int32{FLOATS}"),
+    ("precision", "half", "precision is 'half'; expected 'full' or 'bfloat16'."),
+    ("precision", 16, "precision is 16; expected 'full' or 'bfloat16'."),
     ("optimiser", "adm", "unknown optimiser 'adm'; did you mean 'adam'? Expected one of: adam, momentum, sgd."),
     ("optimiser", 3, "optimiser is 3; expected 'sgd', 'momentum', 'adam', or one with options"),
+    ("learning_rate_schedule", "cosin", f"learning_rate_schedule is 'cosin'; {SCHEDULE}"),
+    ("learning_rate_schedule", "", f"learning_rate_schedule is ''; {SCHEDULE}"),
+    ("learning_rate_schedule", 0.9, f"learning_rate_schedule is 0.9; {SCHEDULE}"),
+    ("learning_rate_schedule", "cosine 0.5", f"learning_rate_schedule is 'cosine 0.5'; {SCHEDULE}"),
+    ("learning_rate_schedule", "exponential 1.1", f"learning_rate_schedule is 'exponential 1.1'; {SCHEDULE}"),
+    ("learning_rate_schedule", "exponential 0.9 0.8", f"learning_rate_schedule is 'exponential 0.9 0.8'; {SCHEDULE}"),
+    ("learning_rate_schedule", "step 0.1", f"learning_rate_schedule is 'step 0.1'; {SCHEDULE}"),
+    ("learning_rate_schedule", "step 0.1 0.5 0.5", f"learning_rate_schedule is 'step 0.1 0.5 0.5'; {SCHEDULE}"),
+    ("learning_rate_schedule", "step 0.1 50 75", f"learning_rate_schedule is 'step 0.1 50 75'; {SCHEDULE}"),
+    ("learning_rate_schedule", "step nan 0.5", f"learning_rate_schedule is 'step nan 0.5'; {SCHEDULE}"),
+    ("keep_optimiser", 1, f"keep_optimiser is 1{BOTH}"),
+    ("keep_optimiser", "yes", f"keep_optimiser is 'yes'{BOTH}"),
+    (
+        "keep_optimiser",
+        True,
+        "keep_optimiser is True, and 'sgd' remembers nothing of earlier steps; expected opt",
+    ),
+    ("weight_decay", -0.1, f"weight_decay is -0.1{DECAY}"),
+    ("weight_decay", math.nan, f"weight_decay is nan{DECAY}"),
+    ("weight_decay", "some", f"weight_decay is 'some'{DECAY}"),
+    ("weight_decay", 1e300, f"weight_decay is 1e+300{DECAY}"),
+    ("max_gradient_norm", 0, f"max_gradient_norm is 0{LENGTH}"),
+    ("max_gradient_norm", -1.0, f"max_gradient_norm is -1.0{LENGTH}"),
+    ("max_gradient_norm", "long", f"max_gradient_norm is 'long'{LENGTH}"),
+    ("augmentation", "", f"augmentation is ''; {IMAGES}"),
+    ("augmentation", "corp", f"augmentation is 'corp'; {IMAGES}"),
+    ("augmentation", "crop none", f"augmentation is 'crop none'; {IMAGES}"),
+    ("augmentation", "flip flip", f"augmentation is 'flip flip'; {IMAGES}"),
+    ("augmentation", True, f"augmentation is True; {IMAGES}"),
     ("gain", 1, f"gain is 1{BOTH}"),
     ("engine", "steam", "engine is 'steam'; expected 'cohort' or 'serial'."),
 ]

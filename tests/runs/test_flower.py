@@ -212,6 +212,49 @@ def test_an_optimiser_by_the_run_configuration_and_one_that_the_method_cannot_ta
         server_app(linear(), "self-fl", range(8), optimiser="adam")
 
 
+TRAINING = {
+    "weight_decay": {"weight_decay": 0.1},
+    "max_gradient_norm": {"max_gradient_norm": 0.5},
+    "learning_rate_schedule": {"learning_rate_schedule": "exponential 0.5"},
+    "keep_optimiser": {"keep_optimiser": True, "optimiser": "momentum"},
+}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_options_are_those_of_train(name, federation, tmp_path):
+    given = TRAINING[name] | {"gain": True}
+    found = run(federation, tmp_path, "ditto", **given)
+    selffl.train(linear(), federation, "ditto", out=tmp_path / "train", **given, **SETTINGS)
+    assert_same_records(found, files.read_records(tmp_path / "train"))
+    usual = {key: value for key, value in given.items() if key != name}
+    assert run(federation, tmp_path / "plain", "ditto", **usual).clients != found.clients
+    with pytest.raises(ConfigError, match=f"is of a run whose {name} is .*; expected .* Give another folder"):
+        run(federation, tmp_path, "ditto", rounds=5, **usual)
+
+
+def test_images_change_as_in_train(tmp_path):
+    digits = load("digits", num_clients=4, seed=2)
+    parts = (Rows(part.features.view(-1, 1, 8, 8), part.labels, part.offset) for part in (digits.train, digits.test))
+    images, module = Federation(range(4), *parts), nn.Sequential(nn.Flatten(), linear())
+    found = run(images, tmp_path, "fedavg", module, augmentation="crop flip")
+    selffl.train(module, images, "fedavg", augmentation="crop flip", gradients="loop", out=tmp_path / "a", **SETTINGS)
+    for ours, theirs in zip(found.clients, files.read_records(tmp_path / "a").clients, strict=True):
+        assert_same_row(ours, theirs, within=1e-6)
+    selffl.train(module, images, "fedavg", gradients="loop", out=tmp_path / "b", **SETTINGS)
+    assert found.clients != files.read_records(tmp_path / "b").clients
+
+
+@pytest.mark.parametrize("name", ["perfedavg", "self-fl-auto"])
+def test_what_comes_after_a_round_has_the_rate_that_it_has_in_train(name, federation, tmp_path):
+    """Steps before an evaluation, and closing visits."""
+    given = {"learning_rate_schedule": "step 0.01 0.5"}
+    found = run(federation, tmp_path, name, **given)
+    selffl.train(linear(), federation, name, out=tmp_path / "train", **given, **SETTINGS)
+    assert_same_records(found, files.read_records(tmp_path / "train"))
+    with pytest.raises(ConfigError, match="is of a run whose rounds is 4; expected 5"):
+        run(federation, tmp_path, name, rounds=5, **given)
+
+
 def spread(outputs, labels):
     return float(outputs.std())
 

@@ -79,7 +79,8 @@ def test_a_study_has_the_settings_that_a_recipe_says():
     }
     assert DIGITS.settings == {
         "rounds": 60, "participation": 0.25, "learning_rate": 0.03, "batch_size": 10, "optimiser": "sgd",
-        "batch_norm": None,
+        "batch_norm": None, "weight_decay": 0.0, "max_gradient_norm": None, "learning_rate_schedule": "constant",
+        "keep_optimiser": False, "augmentation": "none",
     }  # fmt: skip
 
 

@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.norms import BatchNorm
-from selffl.algorithms.optimisers import SGD, Optimiser
+from selffl.algorithms.optimisers import SGD, Optimiser, RememberedSteps
 from selffl.algorithms.population import Population
 
 Personalises = Literal["nothing", "layers", "model"]
+CLIPPING_EPS = 1e-6  # that torch adds to a gradient's length
 
 
 class LocalTask(ABC):
@@ -45,6 +46,9 @@ class LocalTask(ABC):
     """
 
     optimiser: Optimiser = SGD()  # how the solver makes steps of gradients; one of its own where a task has been told
+    remembered: RememberedSteps | None = None  # where clients keep their optimisers: what these remember
+    weight_decay: float = 0.0  # of each gradient of a minibatch, and how long it may be; likewise
+    max_gradient_norm: float | None = None
     slots_per_client: int = 1  # 2 where each half of a client's rows has a slot of its own
     num_statistics: int = 0  # coordinates of a model, the last ones, that are no parameters but running statistics
 
@@ -75,17 +79,24 @@ class LocalTask(ABC):
         In the place of statistics are those that the pass over the minibatch leaves.
         """
 
-    def gradient(self, params: Tensor, batch: Any, slots: Tensor) -> Tensor:
+    def gradient(self, params: Tensor, batch: Any, slots: Tensor, frozen: Tensor | None = None) -> Tensor:
         """The gradient of a minibatch, counted: what a method spends is measured here, not reported by the method.
 
         As in torch, the pass writes the statistics that it leaves into the model that it is given, ``params`` itself.
-        The gradient is 0 there.
+        The gradient is 0 there.  It is first shortened (``torch.nn.utils.clip_grad_norm_``; coordinates that are
+        ``frozen`` do not count), then weight decay is added (as ``torch.optim`` does, but for AdamW).
         """
         self.num_gradients.index_add_(0, slots // self.slots_per_client, torch.ones_like(slots))
         found = self.batch_gradient(params, batch)
         if self.num_statistics:
             params[:, -self.num_statistics :] = found[:, -self.num_statistics :]
             found[:, -self.num_statistics :] = 0.0
+        if self.max_gradient_norm is not None:
+            counted = found if frozen is None else found.masked_fill(frozen, 0.0)
+            length = torch.linalg.vector_norm(counted, dim=-1, keepdim=True)
+            found.mul_((self.max_gradient_norm / (length + CLIPPING_EPS)).clamp(max=1.0))
+        if self.weight_decay:
+            self.parameters(found).add_(self.parameters(params), alpha=self.weight_decay)
         return found
 
     def parameters(self, values: Tensor) -> Tensor:
@@ -114,6 +125,9 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     is_federated: ClassVar[bool] = True  # whether clients learn from each other at all
     only_sgd: ClassVar[str | None] = "it does not say, by only_sgd = None, that any steps will do"  # else None
     momentum: ClassVar[float] = 0.0  # of its own local steps
+    num_optimisers: ClassVar[int] = 1  # how often a client trains in a round, by `selffl.algorithms.solver.descend`
+    no_weight_decay: ClassVar[str | None] = None  # why the loss that it trains on cannot have a term more; None: it can
+    no_clipping: ClassVar[str | None] = None  # why its gradients cannot be shortened; None: they can
     # Why models with running statistics are beyond the method; None: it leaves them to training passes and averages.
     no_statistics: ClassVar[str | None] = "it does not say, by no_statistics = None, that it can"
     keeps_layers: ClassVar[bool] = False  # whether clients keep the layers that a population says they do

@@ -34,6 +34,7 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
 
     name: ClassVar[str] = "ditto"
     only_sgd: ClassVar[str | None] = None
+    num_optimisers: ClassVar[int] = 2
     no_statistics: ClassVar[str | None] = None
 
     penalty: float = 1.0

@@ -21,6 +21,9 @@ from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.errors import ConfigError
 
+# Why a method on another objective has neither weight decay nor clipping.
+OWN_OBJECTIVE = "it trains on an objective of its own, with numbers that are not in the model"
+
 
 class FeatureRows(NamedTuple):
     """What a training pass over a minibatch of one client shows."""
@@ -84,6 +87,11 @@ class ObjectiveTask(LocalTask):
         self.is_full_batch, self.optimiser = task.is_full_batch, task.optimiser
         self.num_statistics, self.num_gradients = task.num_statistics, task.num_gradients
         self._task, self._objective, self._num_extra = task, objective, num_extra
+        if task.weight_decay or task.max_gradient_norm is not None or task.remembered is not None:
+            raise ConfigError(
+                "the method trains on an objective of its own, beside which there is no weight_decay, no "
+                "max_gradient_norm and no keep_optimiser yet; expected none of them. Leave them out."
+            )
         self._constants = [each.flatten(0, len(task.shape) - 1) for each in constants]  # by slot
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Any, list[Tensor]]:

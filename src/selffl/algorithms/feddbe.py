@@ -27,7 +27,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import Personalises
-from selffl.algorithms.features import FeatureRows, FeatureTask, join_extra, require_head
+from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
 from selffl.algorithms.layers import names_of
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
@@ -79,6 +79,9 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     name: ClassVar[str] = "feddbe"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
+    num_optimisers: ClassVar[int] = 0  # that can be kept
+    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
+    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = None
 
     penalty: float = 50.0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, PersonalMemory, move
 from selffl.algorithms.contract import Algorithm, Personalises
-from selffl.algorithms.features import FeatureRows, FeatureTask, require_head
+from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, require_head
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
@@ -71,6 +71,9 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
     name: ClassVar[str] = "fedpac"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None
+    num_optimisers: ClassVar[int] = 0  # that can be kept
+    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
+    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = "prototypes of clients with other statistics are not of the same features"
     uploads_add: ClassVar[bool] = False
     per_client: ClassVar[tuple[str, ...]] = ("heads", "visits")

@@ -28,6 +28,7 @@ class FedRep(FedPer):
     """
 
     name: ClassVar[str] = "fedrep"
+    num_optimisers: ClassVar[int] = 2  # of the head, and of the body
 
     weighting: Weighting = "equal"
     head_steps: int = 20

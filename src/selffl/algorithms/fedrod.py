@@ -24,7 +24,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import Personalises
-from selffl.algorithms.features import FeatureRows, FeatureTask, join_extra, require_head
+from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
@@ -51,6 +51,9 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
     name: ClassVar[str] = "fedrod"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
+    num_optimisers: ClassVar[int] = 0  # that can be kept
+    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
+    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = None
 
     weighting: Weighting = "examples"

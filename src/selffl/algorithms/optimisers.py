@@ -1,7 +1,8 @@
 """How a local step is made of a gradient: plainly, with momentum, or by Adam; for all clients of a block at once.
 
 Steps are theta <- theta - eta d with a direction d that depends on the gradients so far.  What is remembered of them
-has a row per client, and begins anew with every call of the solver: none of it is sent, averaged or kept for a round.
+has a row per client, and begins anew with every call of the solver, unless clients keep it (`RememberedSteps`): none of
+it is sent or averaged.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ class Optimiser(ABC):
     num_states: ClassVar[int] = 0  # tensors like the parameters that it remembers
 
     @abstractmethod
-    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int) -> Tensor:
-        """d ``[n, P]`` of step ``number``, from 0 up; ``states``, zeros at first, are written into."""
+    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int | Tensor) -> Tensor:
+        """d ``[n, P]`` of step ``number``, from 0 up; ``states``, zeros at first, are written into.
+
+        Clients that have kept their states may be at different numbers ``[n, 1]``.
+        """
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class SGD(Optimiser):
 
     name: ClassVar[str] = "sgd"
 
-    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int) -> Tensor:
+    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int | Tensor) -> Tensor:
         """The gradient."""
         return gradient
 
@@ -58,7 +62,7 @@ class Momentum(Optimiser):
         _below_one("momentum", self.momentum)
         check_bool("nesterov", self.nesterov)
 
-    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int) -> Tensor:
+    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int | Tensor) -> Tensor:
         """The velocity."""
         (velocity,) = states
         velocity.mul_(self.momentum).add_(gradient)
@@ -87,14 +91,44 @@ class Adam(Optimiser):
         _below_one("beta2", self.beta2)
         check_number("eps", self.eps, above=0.0)
 
-    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int) -> Tensor:
+    def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int | Tensor) -> Tensor:
         """The mean gradient over the root of the mean square."""
         mean, square = states
         mean.lerp_(gradient, 1 - self.beta1)
         square.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        bias, square_bias = 1 - self.beta1 ** (number + 1), 1 - self.beta2 ** (number + 1)
+        bias, square_bias = _bias(self.beta1, number, gradient), _bias(self.beta2, number, gradient)
         size = square.sqrt().div_(square_bias**0.5).add_(self.eps)
         return torch.div(mean, size.mul_(bias), out=size)
+
+
+def _bias(beta: float, number: int | Tensor, like: Tensor) -> Any:
+    """1 - beta^(s+1) after step s: how far a mean that began at 0 has come; ``[n, 1]`` where steps differ."""
+    return (1 - beta ** (number.double() + 1)).to(like) if isinstance(number, Tensor) else 1 - beta ** (number + 1)
+
+
+class RememberedSteps:
+    """What the optimisers of clients remember of earlier rounds, in the order in which a round asks for them.
+
+    Attributes:
+        num_steps: That each has made so far, ``[slots, K]``.
+        states: ``[slots, K, S, P]``.
+        num_asked: How many of the K were asked for in this round.
+    """
+
+    def __init__(self, num_steps: Tensor, states: Tensor) -> None:
+        self.num_steps, self.states, self.num_asked = num_steps, states, 0
+
+    def take(self) -> tuple[int, Tensor, list[Tensor]]:
+        """The next optimiser: which it is, the steps it has made ``[slots, 1]``, and its states; made up beyond K."""
+        place = self.num_asked
+        self.num_asked += 1
+        known = min(place, self.num_steps.shape[1] - 1)  # too many are refused when the round is over
+        return known, self.num_steps[:, known, None].clone(), list(self.states[:, known].unbind(1))
+
+    def put(self, place: int, num_steps: int | Tensor, states: tuple[Tensor, ...]) -> None:
+        """Remember what an optimiser is after ``num_steps [slots]`` more."""
+        self.num_steps[:, place] += num_steps
+        self.states[:, place] = torch.stack(states, dim=1)
 
 
 def _below_one(name: str, value: object) -> None:

@@ -38,6 +38,7 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
     name: ClassVar[str] = "perfedavg"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "its meta-gradient is that of one plain inner step"
+    no_clipping: ClassVar[str | None] = "its meta-gradient is made of whole gradients and of their differences"
     no_statistics: ClassVar[str | None] = None
 
     order: Literal["first", "hessian-free"] = "first"

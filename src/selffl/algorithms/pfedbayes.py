@@ -73,6 +73,8 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
     name: ClassVar[str] = "pfedbayes"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it takes Adam's steps by itself, at a rate of its own (adam_learning_rate)"
+    num_optimisers: ClassVar[int] = 0  # that can be kept
+    no_weight_decay: ClassVar[str | None] = "the shared distribution is the prior of each client's own"
     no_statistics: ClassVar[str | None] = "they would be those of models drawn at random, not of their mean"
 
     num_inner_steps: int = 5

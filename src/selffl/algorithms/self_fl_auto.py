@@ -105,6 +105,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     name: ClassVar[str] = "self-fl-auto"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
+    no_weight_decay: ClassVar[str | None] = "its loss is a likelihood, and the prior beside it is what it learns"
+    no_clipping: ClassVar[str | None] = "it measures variances by gradients, and balances them with its prior"
     momentum: ClassVar[float] = FIRST_MOMENTUM
     recorded: ClassVar[tuple[str, ...]] = ("effective_params", "weight", "num_examples")
     may_be_unknown: ClassVar[tuple[str, ...]] = ("effective_params",)

@@ -67,6 +67,8 @@ class PlanningClients:
 
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "how long a client trains follows from how fast plain steps contract, Eq. (19)"
+    no_weight_decay: ClassVar[str | None] = "its loss is a likelihood, and the prior beside it is what it computes"
+    no_clipping: ClassVar[str | None] = "how long a client trains follows from how fast plain steps contract, Eq. (19)"
     # A client's variance is the spread of its models over rounds in which the global one moves (D4).  Visits to a
     # server at rest would show none: one visit, as of a client whose variance is not known yet (D3).
     newcomer_visits: ClassVar[int | None] = 1

@@ -81,28 +81,34 @@ def descend(
     theta <- theta - eta (g(theta) + penalty (theta - anchor)), on minibatches ``first_draw``, ``first_draw + 1``, ...
     ``num_steps`` may differ between clients (``[..., clients]``).  Coordinates where ``frozen`` (true or false, as
     ``start`` or expandable to it) stay what they are.  The task's optimiser, where it is not plain SGD, makes a
-    direction of what stands in brackets; what it remembers of earlier steps begins anew here.
+    direction of what stands in brackets; what it remembers of earlier steps begins anew here, unless clients keep it.
     """
     block = start.reshape(-1, start.shape[-1])
     given = {"anchor": anchor, "frozen": frozen}
     names = [name for name, values in given.items() if values is not None]
     beside = [values.expand_as(start).reshape_as(block) for values in given.values() if values is not None]
     optimiser = task.optimiser
-    remembered = [torch.zeros_like(block) for _ in range(optimiser.num_states)]
+    known = None if task.remembered is None else task.remembered.take()
+    remembered = [torch.zeros_like(block) for _ in range(optimiser.num_states)] if known is None else known[2]
 
     def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         params, own = states[0], dict(zip(names, states[1:], strict=False))
-        gradient = task.gradient(params, task.batch(first_draw + number, slots), slots)
+        gradient = task.gradient(params, task.batch(first_draw + number, slots), slots, own.get("frozen"))
         if "anchor" in own:
             pull = task.without_statistics(params - own["anchor"])
             gradient = torch.add(gradient, pull, alpha=penalty, out=pull)
         if "frozen" in own:
             gradient = gradient.masked_fill(own["frozen"], 0.0)
-        direction = optimiser.direction(gradient, states[1 + len(names) :], number)
+        place = number if known is None else known[1][slots] + number
+        direction = optimiser.direction(gradient, states[1 + len(names) :], place)
         take_step(params, direction, rate_of(task, slots, learning_rate))
         return states
 
-    return iterate(task, num_steps, step, block, *beside, *remembered)[0].reshape_as(start)
+    done = iterate(task, num_steps, step, block, *beside, *remembered)
+    if task.remembered is not None and known is not None:
+        made = num_steps.expand(task.shape).reshape(-1) if isinstance(num_steps, Tensor) else num_steps
+        task.remembered.put(known[0], made, done[1 + len(names) :])
+    return done[0].reshape_as(start)
 
 
 CHECK_EVERY_STEPS = 10  # between two checks whether a client has converged, which cost more than steps

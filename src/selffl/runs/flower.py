@@ -21,6 +21,7 @@ from selffl.algorithms.local import training_alone
 from selffl.algorithms.norms import BatchNorm, check_batch_norm
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
 from selffl.algorithms.population import Population
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.cohort import RunState
 from selffl.engines.flower.answers import Alone, EvaluationSums
 from selffl.engines.flower.client import VIEWS, algorithm_of
@@ -207,10 +208,15 @@ def server_app(
     rounds: int = 200,
     participation: float = 0.1,
     learning_rate: float = 0.03,
+    learning_rate_schedule: str = "constant",
     batch_size: int = 10,
     seed: int = 0,
     evaluate_every: int | None = None,
     optimiser: str | Optimiser = "sgd",
+    keep_optimiser: bool = False,
+    weight_decay: float = 0.0,
+    max_gradient_norm: float | None = None,
+    augmentation: str = "none",
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
     metrics: Mapping[str, Any] | None = None,
@@ -240,10 +246,15 @@ def server_app(
         rounds: How many rounds are trained.
         participation: C, the share of clients in a round.
         learning_rate: η, the step size of local training.
+        learning_rate_schedule: By which factor η changes from round to round, as in `selffl.train`.
         batch_size: B, the rows of a minibatch.
         seed: Of cohorts and minibatches.
         evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
         optimiser: Of the clients' local steps, as in `selffl.train`.
+        keep_optimiser: As in `selffl.train`; it lies in the client's memory, at its own site.
+        weight_decay: As in `selffl.train`.
+        max_gradient_norm: As in `selffl.train`.
+        augmentation: Of images, as in `selffl.train`.
         batch_norm: What becomes of BatchNorm, as in `selffl.train`; the clients have to have the same.
         gain: Whether every client also trains alone, at its own site, when the last round is done: from the model that
             the run began with, in the rounds that it was drawn for.  Needs ``out``.
@@ -280,6 +291,7 @@ def server_app(
         network = Network(**{setting.name: chosen[setting.name] for setting in fields(Network)})
         place = None if chosen["out"] is None else Path(chosen["out"])
         check_optimiser(optimiser_of(recipe.optimiser), method)
+        TrainingOptions.of(recipe).check_method(method)
         batch_norm = recipe.batch_norm or method.batch_norm
         flat = FlatModel(module, batch_norm)
         check_batch_norm(batch_norm, method, num_statistics=flat.num_statistics, num_kept=len(flat.kept_layers))
@@ -317,6 +329,7 @@ KINDS: dict[str, type[Any]] = {
     "experiment": str,
     "out": str,
 }
+MAY_BE_EMPTY = ("batch_norm", "experiment", "max_gradient_norm", "out")
 
 
 def override(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,11 +340,7 @@ def override(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[st
         if key not in run_config:
             continue
         value: Any = run_config[key]
-        if value == "" and name in (
-            "batch_norm",
-            "experiment",
-            "out",
-        ):  # Flower takes no key that an app does not declare
+        if value == "" and name in MAY_BE_EMPTY:  # Flower takes no key that an app does not declare
             continue
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ConfigError(f"{key} is {value!r} in the run configuration; expected {kind.__name__}.")

@@ -171,9 +171,12 @@ def _message(session: Session, state: RunState) -> Any:
 
 def _visit_until_settled(session: Session, state: RunState, sent: Any, rows: Rows) -> Tensor:
     """Models ``[C, P]`` of new clients with as many rows each, after their visits."""
-    method, source = session.method, session.source
+    method, source = session.keeping(session.method), session.source
     shared: Tensor = state.server.params
     count, size = len(rows.num_examples), int(rows.num_examples[0])
+    # The server is at rest: every visit is to the same round.
+    options = replace(source.options, learning_rate_schedule="constant")
+    rate = source.options.rate(source.learning_rate, state.round_number + 1)
     is_settling = method.newcomer_visits is None
     most = max(MAX_FULL_BATCH_ROWS, source.batch_size) if is_settling else source.batch_size
     store = MemoryStore(method.newcomer(shared.expand(count, -1)), ())
@@ -181,9 +184,9 @@ def _visit_until_settled(session: Session, state: RunState, sent: Any, rows: Row
     moving = torch.arange(count, device=shared.device)
     for visit in range(1, (method.newcomer_visits or MAX_VISITS) + 1):
         task = ModelTask(
-            source.model, source.loss, rows, moving, source.learning_rate, min(size, most), source.seed,
+            source.model, source.loss, rows, moving, rate, min(size, most), source.seed,
             state.round_number + visit, source.gradients, keys=torch.full_like(moving, source.federation.num_clients),
-            optimiser=source.optimiser,
+            optimiser=source.optimiser, options=options,
         )  # fmt: skip
         to_each = map_tensors(lambda part, shape=task.shape: part.expand(shape + part.shape[1:]), sent)
         kept = method.adapt(to_each, store.read(moving), task)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from selffl.algorithms.norms import BatchNorm
     from selffl.algorithms.optimisers import Optimiser
     from selffl.training.blocks import Gradients
+    from selffl.training.flat import Precision
 
 MAX_BATCH_SIZE = (1 << 31) - 1  # rows
 REMOTE = "remote"  # the device of a run whose clients compute at their own sites
@@ -40,6 +41,9 @@ class Recipe:
         rounds: How many rounds are trained.
         participation: C, the share of clients in a round.
         learning_rate: η, the step size of local training.
+        learning_rate_schedule: How η changes from round to round: ``constant``, ``cosine`` (down towards 0),
+            ``exponential 0.99`` (times that after each round) or ``step 0.1 0.5 0.75`` (times 0.1 after half and three
+            quarters of the rounds).  Rates that are a method's own options stay as they are.
         batch_size: B, the rows of a minibatch.
         seed: Of cohorts, minibatches and, for a model given by name, its first weights.
         device: ``cpu``, ``cuda``, or another device of torch's.
@@ -59,9 +63,19 @@ class Recipe:
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
             rule; they agree to rounding.
         dtype: Of parameters and features: a floating-point type of torch's, or its name.
+        precision: Of products in training passes: ``full``, as ``dtype`` says, or ``bfloat16``, torch's autocast, for
+            speed on a GPU; parameters, steps, averages and evaluations stay in float32.
         optimiser: Of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
             ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
-            It starts anew in every round.
+        keep_optimiser: Whether what a client's optimiser remembers is kept by the client for its next round; if not, it
+            starts anew in every round.
+        weight_decay: λ, which adds the gradient of λ/2 |θ|² to each gradient of a minibatch, as ``torch.optim.SGD`` and
+            ``torch.optim.Adam`` do (AdamW does not); for methods whose loss may have one more term (self-fl's may not).
+        max_gradient_norm: The most that a client's gradient of a minibatch may measure; a longer one is shortened, as
+            by ``torch.nn.utils.clip_grad_norm_``, before weight decay and a method's own pulls; none: no bound.
+        augmentation: What becomes of an image each time a client trains on it: ``crop`` (four pixels of 0 on each side,
+            then a random part of the image's size), ``flip`` (mirrored every other time) or ``crop flip``, by random
+            numbers that have keys; ``none``: nothing.
         batch_norm: What becomes of BatchNorm: running statistics are ``averaged`` with the model, or all of it is
             ``kept`` by each client (FedBN; for methods that keep layers), or it goes by each ``batch`` alone, also in
             evaluation; none: ``kept`` for fedbn, else ``averaged``.
@@ -90,6 +104,7 @@ class Recipe:
     rounds: int = field(default=200, metadata=EVERYWHERE)
     participation: float = field(default=0.1, metadata=EVERYWHERE)
     learning_rate: float = field(default=0.03, metadata=EVERYWHERE)
+    learning_rate_schedule: str = field(default="constant", metadata=EVERYWHERE)
     batch_size: int = field(default=10, metadata=EVERYWHERE)
     seed: int = field(default=0, metadata=FLOWER)
     device: str = field(default="cpu", metadata=HERE)
@@ -104,7 +119,12 @@ class Recipe:
     chunk_size: int | None = field(default=None, metadata=HERE)
     gradients: Gradients = field(default="auto", metadata=HERE)
     dtype: str | torch.dtype = field(default="float32", metadata=HERE)
+    precision: Precision = field(default="full", metadata=HERE)
     optimiser: str | Optimiser = field(default="sgd", metadata=EVERYWHERE)
+    keep_optimiser: bool = field(default=False, metadata=EVERYWHERE)
+    weight_decay: float = field(default=0.0, metadata=EVERYWHERE)
+    max_gradient_norm: float | None = field(default=None, metadata=EVERYWHERE)
+    augmentation: str = field(default="none", metadata=EVERYWHERE)
     batch_norm: BatchNorm | None = field(default=None, metadata=EVERYWHERE)
     gain: bool = field(default=False, metadata=FLOWER)
     engine: Literal["cohort", "serial"] = field(default="cohort", metadata=HERE)
@@ -182,6 +202,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     from selffl.algorithms.norms import check_policy
     from selffl.algorithms.optimisers import optimiser_of
     from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
+    from selffl.algorithms.training_options import TRAINING_OPTIONS, TrainingOptions
     from selffl.data.split import check_seed
     from selffl.errors import ConfigError
     from selffl.training.blocks import check_gradients
@@ -191,7 +212,13 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     check_number("participation", found["participation"], above=0.0, at_most=1.0)
     check_integer("batch_size", found["batch_size"], 1, at_most=MAX_BATCH_SIZE)
     check_seed(found["seed"])
-    found["dtype"], largest = _floating_point(found["dtype"])
+    found["dtype"], smallest, largest = _floating_point(found["dtype"])
+    check_choice("precision", found["precision"], ("full", "bfloat16"))
+    if found["precision"] != "full" and found["dtype"] != "float32":
+        raise ConfigError(
+            f"precision is {found['precision']!r}, and dtype {found['dtype']!r}; expected dtype 'float32' beside it, "
+            "for parameters stay in that."
+        )
     check_number("learning_rate", found["learning_rate"], above=0.0, at_most=largest)
     found["learning_rate"] = float(found["learning_rate"])
     if not isinstance(found["device"], str | torch.device):
@@ -217,6 +244,18 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         check_integer("fine_tune", steps, 1)
     found["fine_tune"] = tuple(sorted(set(found["fine_tune"])))
     found["optimiser"] = optimiser_of(found["optimiser"])
+    if found["keep_optimiser"] is True and not found["optimiser"].num_states:
+        raise ConfigError(
+            f"keep_optimiser is True, and {found['optimiser'].name!r} remembers nothing of earlier steps; expected "
+            "optimiser 'momentum' or 'adam' beside it."
+        )
+    options = TrainingOptions(**{name: found[name] for name in TRAINING_OPTIONS})
+    found |= options.to_json() | {"rounds": found["rounds"]}
+    if options.rate(found["learning_rate"], found["rounds"]) < smallest <= found["learning_rate"]:
+        raise ConfigError(
+            f"learning_rate_schedule is {found['learning_rate_schedule']!r}, which leaves nothing of the learning "
+            f"rate in round {found['rounds']}; expected one that falls more slowly."
+        )
     if found["evaluate_every"] is None:
         found["evaluate_every"] = max(found["rounds"] // NUM_EVALUATIONS, 1)
     if found["checkpoint_every"] is None:
@@ -224,8 +263,8 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _floating_point(given: Any) -> tuple[str, float]:
-    """The name of a type of torch's, and the largest number that it holds."""
+def _floating_point(given: Any) -> tuple[str, float, float]:
+    """The name of a type of torch's, and the smallest and the largest number that it holds."""
     import torch
 
     from selffl.errors import ConfigError
@@ -233,4 +272,4 @@ def _floating_point(given: Any) -> tuple[str, float]:
     found = getattr(torch, given, None) if isinstance(given, str) else given
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise ConfigError(f"dtype is {given!r}; expected a floating-point type of torch's, such as torch.float32.")
-    return str(found).removeprefix("torch."), torch.finfo(found).max
+    return str(found).removeprefix("torch."), torch.finfo(found).tiny, torch.finfo(found).max

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from selffl.algorithms import algorithm as method_of
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation
 from selffl.data.registry import load as load_data
 from selffl.errors import CheckpointError, ConfigError
@@ -142,6 +143,8 @@ class _Given:
 def _restored(path: Path, given: _Given, rounds: int | None, device: str | None) -> Session:
     """The session of a saved run."""
     recipe = files.read_config(path)
+    if rounds is not None:
+        TrainingOptions.of(recipe).check_rounds(rounds)
     recipe = replace(
         recipe,
         rounds=recipe.rounds if rounds is None else rounds,

@@ -12,10 +12,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from selffl.algorithms.kept_optimisers import keeping_optimisers
 from selffl.algorithms.local import training_alone
 from selffl.algorithms.norms import check_batch_norm
-from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
-from selffl.algorithms.records import map_tensors
+from selffl.algorithms.optimisers import check_optimiser, optimiser_of
+from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, RunState
@@ -29,7 +31,7 @@ from selffl.runs.predict import inputs_of_rows
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Evaluated, Report, TrainedAlone
 from selffl.training.answers import LabelScale, present_model
-from selffl.training.blocks import Loss, deterministic_cudnn
+from selffl.training.blocks import Gradients, Loss, deterministic_cudnn
 from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
 from selffl.training.flat import FlatModel, check_parameters
 from selffl.training.losses import name_of
@@ -88,9 +90,11 @@ class Session:
         check_parameters(module)
         optimiser = optimiser_of(recipe.optimiser)
         check_optimiser(optimiser, method)
+        options = TrainingOptions.of(recipe)
+        options.check_method(method)
         device, dtype = torch.device(recipe.device), getattr(torch, str(recipe.dtype))
         batch_norm = recipe.batch_norm or method.batch_norm
-        model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm)
+        model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm, recipe.precision)
         check_batch_norm(batch_norm, method, num_statistics=model.num_statistics, num_kept=len(model.kept_layers))
         if loss is None:
             loss = loss_for(model, federation.train, federation.preparation)
@@ -98,9 +102,13 @@ class Session:
         label_scale = LabelScale.of(federation.preparation, loss)
         rows = label_scale.scale_rows(federation).to(device, dtype)
         measure = label_scale.in_user_units(_measure(model, loss, rows))
-        source = _source(recipe, rows, model, loss, optimiser)
+        gradients: Gradients = "loop" if recipe.engine == "serial" else recipe.gradients
+        source = ModelSource(
+            rows, model, loss, recipe.learning_rate, recipe.batch_size, recipe.seed, gradients, optimiser, options
+        )
         usual = budget_of(device).clients_in_training(model.params.nbytes, optimiser.num_states)
-        engine = CohortEngine(method, source, recipe.participation, recipe.seed, recipe.chunk_size or usual)
+        kept = keeping_optimisers(method, optimiser, keep=options.keep_optimiser)
+        engine = CohortEngine(kept, source, recipe.participation, recipe.seed, recipe.chunk_size or usual)
         if recipe.engine == "serial":
             engine = serial_engine(engine, list(rows.clients))
         evaluated: Rows | None = getattr(rows, recipe.evaluate_on)
@@ -134,6 +142,10 @@ class Session:
     def model(self) -> FlatModel:
         """The module, flat, on its device."""
         return self.source.model
+
+    def keeping(self, method: Method) -> Method:
+        """The method, with clients that keep their optimisers where the run has them do so."""
+        return keeping_optimisers(method, self.source.optimiser, keep=self.source.options.keep_optimiser)
 
     def with_fingerprint(self) -> Self:
         """The session with its rows' fingerprint in the recipe, by which a folder knows them again."""
@@ -207,9 +219,10 @@ class Session:
 
         The same first model, cohorts, minibatches and optimiser; nothing of it counts as work of the run.
         """
-        alone = replace(self, engine=replace(self.engine, algorithm=training_alone(self.method)))
+        alone = replace(self, engine=replace(self.engine, algorithm=self.keeping(training_alone(self.method))))
         state = alone.engine.advance(alone.start(), self.recipe.rounds, consume=True)
-        lost = ~state.memory.params.isfinite().all(-1)
+        found = tensors_of(state.memory).values()
+        lost = ~torch.stack([each.isfinite().reshape(len(each), -1).all(1) for each in found]).all(0)
         kept = map_tensors(lambda tensor: tensor.masked_fill(lost.view(-1, *[1] * (tensor.ndim - 1)), 0), state.memory)
         return alone.evaluate(replace(state, memory=kept)), lost.cpu()
 
@@ -246,13 +259,6 @@ def _measure(model: FlatModel, loss: Loss, rows: Federation) -> Measure:
     parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
     measures = [check_rows(model, loss, part, list(rows.clients)) for part in parts]
     return measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
-
-
-def _source(recipe: Recipe, rows: Federation, model: FlatModel, loss: Loss, optimiser: Optimiser) -> ModelSource:
-    gradients = "loop" if recipe.engine == "serial" else recipe.gradients
-    return ModelSource(
-        rows, model, loss, recipe.learning_rate, recipe.batch_size, recipe.seed, gradients, optimiser
-    )  # fmt: skip
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from selffl.state.checkpoint import load_tensors
 from selffl.state.files import locked
 from selffl.training.answers import trained_module
 from selffl.training.blocks import Gradients, Loss
-from selffl.training.flat import FlatModel
+from selffl.training.flat import FlatModel, Precision
 from selffl.training.losses import name_of
 from selffl.training.metrics import own_metrics
 
@@ -45,6 +45,7 @@ def train(
     rounds: int = 200,
     participation: float = 0.1,
     learning_rate: float = 0.03,
+    learning_rate_schedule: str = "constant",
     batch_size: int = 10,
     seed: int = 0,
     device: str = "cpu",
@@ -63,10 +64,15 @@ def train(
     chunk_size: int | None = None,
     gradients: Gradients = "auto",
     dtype: str | torch.dtype = "float32",
+    precision: Precision = "full",
     keep_rows: bool = True,
     on_round: RoundCallback | None = None,
     metrics: Mapping[str, Any] | None = None,
     optimiser: str | Optimiser = "sgd",
+    keep_optimiser: bool = False,
+    weight_decay: float = 0.0,
+    max_gradient_norm: float | None = None,
+    augmentation: str = "none",
     tracker: Choice | None = None,
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
@@ -84,6 +90,9 @@ def train(
         rounds: How many rounds are trained.
         participation: C, the share of clients in a round.
         learning_rate: η, the step size of local training.
+        learning_rate_schedule: How η changes from round to round: ``constant``, ``cosine`` (down towards 0),
+            ``exponential 0.99`` (times that after each round) or ``step 0.1 0.5 0.75`` (times 0.1 after half and three
+            quarters of the rounds).  Rates that are a method's own options stay as they are.
         batch_size: B, the rows of a minibatch.
         seed: Of cohorts, minibatches and, for a model given by name, its first weights.
         device: ``cpu``, ``cuda``, or another device of torch's.
@@ -111,6 +120,8 @@ def train(
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
             rule; they agree to rounding.
         dtype: Of parameters and features: a floating-point type of torch's, or its name.
+        precision: Of products in training passes: ``full``, as ``dtype`` says, or ``bfloat16``, torch's autocast, for
+            speed on a GPU; parameters, steps, averages and evaluations stay in float32.
         keep_rows: Whether ``out`` gets a copy of the user's own rows, so that `resume` needs nothing else.
         on_round: Called with each row of the history.
         metrics: More to measure, by name: functions ``(outputs, labels) -> number`` of all of a client's evaluated
@@ -118,7 +129,15 @@ def train(
             is reported beside the others: ``f1`` and ``global_f1`` of each client, ``weighted_f1`` and so on of all.
         optimiser: Of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
             ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
-            It starts anew in every round.
+        keep_optimiser: Whether what a client's optimiser remembers is kept by the client for its next round; if not, it
+            starts anew in every round.
+        weight_decay: λ, which adds the gradient of λ/2 |θ|² to each gradient of a minibatch, as ``torch.optim.SGD`` and
+            ``torch.optim.Adam`` do (AdamW does not); for methods whose loss may have one more term (self-fl's may not).
+        max_gradient_norm: The most that a client's gradient of a minibatch may measure; a longer one is shortened, as
+            by ``torch.nn.utils.clip_grad_norm_``, before weight decay and a method's own pulls; none: no bound.
+        augmentation: What becomes of an image each time a client trains on it: ``crop`` (four pixels of 0 on each side,
+            then a random part of the image's size), ``flip`` (mirrored every other time) or ``crop flip``, by random
+            numbers that have keys; ``none``: nothing.
         tracker: ``tensorboard``, ``mlflow`` or ``wandb``, which write files beside the run's (`selffl.runs.trackers`
             says where), an object with ``begin``, ``log`` and ``end``, or several of these in a list.
         batch_norm: What becomes of BatchNorm: running statistics are ``averaged`` with the model, or all of it is

@@ -48,8 +48,13 @@ class Problem:
     rounds: int = 200  # how many
     participation: float = 0.1  # C
     learning_rate: float = 0.03  # η
+    learning_rate_schedule: str = "constant"  # by which factor η changes from round to round
     batch_size: int = 10  # B
     optimiser: str = "sgd"  # of the clients' local steps
+    keep_optimiser: bool = False  # whether they go on in a client's next round where they were
+    weight_decay: float = 0.0  # λ, of each gradient
+    max_gradient_norm: float | None = None  # the most that a gradient may measure
+    augmentation: str = "none"  # what becomes of an image each time it is trained on
     batch_norm: BatchNorm | None = None  # what becomes of BatchNorm, as in `selffl.train`
     num_local_steps: int = 20  # L of the methods that have one, and Self-FL's steps while it knows no variance (D3)
     max_local_steps: int = 40  # ℓ_max of Self-FL

@@ -146,7 +146,8 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
         return by_vmap(model.unfolded if way == "unfold" else model.vectorised, params, features, labels, *keys)
 
     check_gradients(gradients)
-    is_softmax_regression = gradients == "auto" and loss is nn.functional.cross_entropy and _is_linear(model)
+    is_plain = gradients == "auto" and model.precision == "full"
+    is_softmax_regression = is_plain and loss is nn.functional.cross_entropy and _is_linear(model)
     return gradient
 
 
@@ -169,7 +170,8 @@ def vectorise(function: Callable[..., Any], model: FlatModel, *arguments: Tensor
         with sdpa_kernel(SDPBackend.MATH) if model.may_attend else nullcontext():
             outputs = torch.func.vmap(function, randomness="error")(*arguments)
     except RuntimeError as error:
-        if not str(error).startswith(("vmap:", "Batching rule not implemented")):
+        unmixed = ("expected scalar type",) if model.precision != "full" else ()  # layers that torch cannot mix so
+        if not str(error).startswith(("vmap:", "Batching rule not implemented", *unmixed)):
             raise
         reason = str(error).splitlines()[0].split(". ")[0]
         raise ConfigError(

@@ -49,7 +49,7 @@ def objective_gradient(
         own_model = own[num_extra:]
         with model.catch_inputs() as caught:
             scores, left = model.train_at(own_model, features, *key)
-        seen = FeatureRows(own_model, caught[0], scores, labels, loss)
+        seen = FeatureRows(own_model, caught[0].to(scores), scores, labels, loss)  # in half precision under autocast
         return objective(seen, own[:num_extra], *constants), own_model[:0] if left is None else left
 
     given = (features, labels, *keys, *constants)

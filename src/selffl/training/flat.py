@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from selffl.training.recurrent import convert_lstms, is_convertible
 from selffl.training.unfold import unfold_convolutions
 
 SCORE_TOLERANCE = 1e-3  # of a number that is added to outputs, and of the largest of these
+Precision = Literal["full", "bfloat16"]
 MAX_OWN_GROUPS = 32  # parameters of a model, up to which each may vary by a variance of its own
 
 
@@ -44,11 +46,13 @@ class FlatModel:
     constants.
     """
 
-    def __init__(self, module: nn.Module, batch_norm: BatchNorm = "averaged") -> None:
+    def __init__(
+        self, module: nn.Module, batch_norm: BatchNorm = "averaged", precision: Precision = "full"
+    ) -> None:  # fmt: skip
         check_parameters(module)
         check_parts(module)
         kind = type(module).__name__
-        self.batch_norm = batch_norm
+        self.batch_norm, self.precision = batch_norm, precision
         self._dropped: frozenset[str] = frozenset()  # entries of the module as it was given
         if batch_norm == "batch":
             module, self._dropped = drop_statistics(module)
@@ -257,16 +261,25 @@ class FlatModel:
     ) -> tuple[Tensor, Tensor | None]:
         module, through = self._training
         if module is self.module:  # nothing in it is other than when it answers
-            with self._attention():
-                return forward(self.protect_rows(features)), None
+            with self._attention(), self._mixed(features):
+                return self._precise(forward(self.protect_rows(features))), None
         through.begin({name: parts[name] for name in self._statistics}, key)
         try:
-            with self._attention(), say_what_one_row_lacks():
-                outputs = forward(self.protect_rows(features))
+            with self._attention(), self._mixed(features), say_what_one_row_lacks():
+                outputs = self._precise(forward(self.protect_rows(features)))
             left = [through.statistics[name].reshape(-1) for name in self._statistics]
         finally:
             through.begin({}, None)
         return outputs, torch.cat(left) if left else None
+
+    def _mixed(self, features: Tensor) -> AbstractContextManager[Any]:
+        """Where torch takes products in half precision, if asked to; nothing of them is kept for another client."""
+        if self.precision == "full":
+            return nullcontext()
+        return torch.autocast(features.device.type, torch.bfloat16, cache_enabled=False)
+
+    def _precise(self, outputs: Tensor) -> Tensor:
+        return outputs if self.precision == "full" else outputs.float()
 
     def _attention(self) -> AbstractContextManager[None]:
         return plain_attention() if self.may_attend else nullcontext()
@@ -417,7 +430,7 @@ class FlatModel:
         module = share_copy(self.module)
         for change in changes:
             change(module)
-        twin = FlatModel(module)
+        twin = FlatModel(module, precision=self.precision)
         twin._alters_rows = self._alters_rows
         return twin
 

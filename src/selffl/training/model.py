@@ -13,9 +13,11 @@ from torch import Tensor
 from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
 from selffl.randomness import normal, random_bits, uniform
+from selffl.training.augmentation import augment, check_images
 from selffl.training.blocks import (
     Gradients,
     Loss,
@@ -48,10 +50,11 @@ class ModelTask(FeatureTask):
     def __init__(
         self, model: FlatModel, loss: Loss, rows: Rows, clients: Tensor, learning_rate: float, batch_size: int,
         seed: int, round_number: int, gradients: Gradients = "auto", keys: Tensor | None = None,
-        optimiser: Optimiser | None = None,
+        optimiser: Optimiser | None = None, options: TrainingOptions | None = None,
     ) -> None:  # fmt: skip
-        clients = clients.to(rows.offset.device)
-        super().__init__(clients.shape, rows.num_examples[clients], learning_rate, batch_size)
+        clients, self.options = clients.to(rows.offset.device), options or TrainingOptions()
+        rate = self.options.rate(learning_rate, round_number)
+        super().__init__(clients.shape, rows.num_examples[clients], rate, batch_size)
         self._rows, self._clients, self._seed, self._round = rows, clients, seed, round_number
         self._keys = clients if keys is None else keys.to(clients)
         # The rows of a slot: ``size`` places from ``begin`` on; place p is row p, or row ``order[p]``.
@@ -59,11 +62,13 @@ class ModelTask(FeatureTask):
         self._order: Tensor | None = None
         self._stream, self._num_ahead = "batch", BATCHES_AHEAD
         self._ahead: tuple[int, Tensor] | None = None
+        check_images(self.options.augmentation, rows.features)
         self._gradient = gradient_of(model, loss, gradients)
         self._model, self._loss, self._gradients = model, loss, gradients
         self.num_statistics = model.num_statistics
         self.class_bias, self.head = model.class_bias, model.head
         self.optimiser = optimiser or self.optimiser
+        self.weight_decay, self.max_gradient_norm = self.options.weight_decay, self.options.max_gradient_norm
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, ...]:
         """Features ``[n, B, ...]`` and labels ``[n, B]``; where the model has dropout, keys of its masks ``[n, 1]``."""
@@ -72,6 +77,9 @@ class ModelTask(FeatureTask):
             self._ahead = block, self._index(block)
         index = self._ahead[1][slots, draw % self._num_ahead]  # [n, B]
         rows = rows_at(self._rows, index)
+        if self.options.augmentation != "none":
+            by = self._seed, self._stream, self._round, self._keys[slots], draw
+            rows = augment(rows[0], self.options.augmentation, *by), rows[1]
         if not self._model.leaves_out:
             return rows
         return *rows, random_bits(self._seed, f"{self._stream} mask", self._round, self._keys[slots], draw)[:, None]
@@ -217,12 +225,13 @@ class ModelSource:
         federation: The rows.
         model: The module, flat.
         loss: ``loss(outputs, labels)``, the mean over a minibatch.
-        learning_rate: η.
+        learning_rate: η, in the first round.
         batch_size: B.
         seed: Of the minibatches.
         gradients: How a block of clients is computed: ``vmap``, ``loop`` or ``unfold`` (`selffl.training.blocks`);
             ``auto`` takes what was measured to be quickest.  The numbers are the same to rounding.
         optimiser: How local steps are made of gradients.
+        options: How local training differs from plain steps on the loss.
     """
 
     federation: Federation
@@ -233,9 +242,11 @@ class ModelSource:
     seed: int = 0
     gradients: Gradients = "auto"
     optimiser: Optimiser = field(default_factory=SGD)
+    options: TrainingOptions = field(default_factory=TrainingOptions)
 
     def __post_init__(self) -> None:
         check_gradients(self.gradients)
+        check_images(self.options.augmentation, self.federation.train.features)
 
     @property
     def shape(self) -> torch.Size:
@@ -259,5 +270,5 @@ class ModelSource:
         """Training rows of the cohort ``clients [C]``; test rows are out of reach."""
         return ModelTask(
             self.model, self.loss, self.federation.train, clients, self.learning_rate, self.batch_size,
-            self.seed, round_number, self.gradients, optimiser=self.optimiser,
+            self.seed, round_number, self.gradients, optimiser=self.optimiser, options=self.options,
         )  # fmt: skip

@@ -57,6 +57,8 @@ def normalised(layer: nn.BatchNorm1d, own: TrainingPass, name: str, inputs: Tens
     names = [f"{name}.{kind}".removeprefix(".") for kind in STATISTICS]
     before = [own.statistics[each].detach().clone() for each in names if each in own.statistics]
     mean, variance = before or (None, None)
+    if inputs.dtype == torch.bfloat16 and torch.is_autocast_enabled(inputs.device.type):
+        inputs = inputs.float()  # as statistics, scale and shift are: under vmap there is no kernel for both
     found = nn.functional.batch_norm(
         inputs, mean, variance, layer.weight, layer.bias, True, layer.momentum or 0.0, layer.eps
     )

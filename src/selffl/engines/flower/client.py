@@ -25,11 +25,13 @@ from torch import Tensor, nn
 
 from selffl.algorithms import DEFAULT_ALGORITHM, Algorithm
 from selffl.algorithms import algorithm as method_of
+from selffl.algorithms.kept_optimisers import keeping_optimisers
 from selffl.algorithms.local import training_alone
 from selffl.algorithms.norms import BatchNorm, check_batch_norm, check_policy
 from selffl.algorithms.optimisers import optimiser_of
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import Preparation
 from selffl.engines.flower.memory import ClientMemory
@@ -149,11 +151,12 @@ class Site:
         """One round: what the method makes of what was received, of the memory and of the rows."""
         self._check(client, order)
         own = self._rows(client)
-        expected = self._templates()
+        method = self._keeping(order, self.algorithm)
+        expected = templates(method, self.model)
         memory = self._memory(order, expected)
         before = memory.before(order.round_number)
         task = self._task(own, order, order.round_number)
-        upload, after = self.algorithm.client_round(unpack(expected.broadcast, arrays), before, task)
+        upload, after = method.client_round(unpack(expected.broadcast, arrays), before, task)
         # Kept, they would spoil every round to come.  In an upload NaN may stand for what is not known yet.
         models = models_of(upload, self.model.params.numel())
         for name, tensor in (*tensors_of(after).items(), *models.items()):
@@ -184,7 +187,7 @@ class Site:
         From the model that the run began with; nothing of it is kept.
         """
         self._check(client, order)
-        own, method = self._rows(client), training_alone(self.algorithm)
+        own, method = self._rows(client), self._keeping(order, training_alone(self.algorithm))
         sent = unpack(self._shared(order), arrays)
         assert sent.first is not None
         server = method.start(sent.first, Population(1))
@@ -210,14 +213,15 @@ class Site:
 
         These leave its memory as it is: training may go on from it.
         """
-        number, memory = order.round_number, self._memory(order, self._templates())
+        method = self._keeping(order, self.algorithm)
+        number, memory = order.round_number, self._memory(order, templates(method, self.model))
         remembered = memory.after(number)
         if sent.broadcast is not None and memory.has_trained(number):  # who never took part has the global model (D10)
             tasks = functools.partial(self._task, own, order)
-            remembered = make_closing_visits(self.algorithm, sent.broadcast, remembered, number, tasks)
+            remembered = make_closing_visits(method, sent.broadcast, remembered, number, tasks)
         # The minibatches of a method that adapts before it is evaluated are those of the next round, as everywhere.
         task = self._task(own, order, number + 1)
-        personal = self.algorithm.personal(sent.params, remembered, task).expand(1, -1)
+        personal = method.personal(sent.params, remembered, task).expand(1, -1)
         if not is_finite(personal):
             raise DivergedError(
                 f"the personal model of client {order.client} is not finite after round {order.round_number}; "
@@ -250,11 +254,13 @@ class Site:
     def _shared(self, order: Order) -> Shared:
         """What comes with an order to evaluate: names, shapes and types."""
         has_visits = order.is_over and self.algorithm.closing_visits
-        broadcast = self._templates().broadcast if has_visits else None
+        broadcast = templates(self.algorithm, self.model).broadcast if has_visits else None
         return Shared(self.model.params, broadcast, self.model.params if order.alone else None)
 
-    def _templates(self) -> Templates:
-        return templates(self.algorithm, self.model)
+    def _keeping(self, order: Order, method: Method) -> Method:
+        """The method, with a client that keeps its optimisers where the order says so."""
+        keep = TrainingOptions(**json.loads(order.training)).keep_optimiser
+        return keeping_optimisers(method, optimiser_of(**json.loads(order.optimiser)), keep=keep)
 
     def _memory(self, order: Order, expected: Templates) -> ClientMemory:
         return ClientMemory(self.memory_dir, order.experiment, order.client, expected.memory, order.run)
@@ -273,6 +279,7 @@ class Site:
         return ModelTask(
             self.model, own.loss, own.train, first, order.learning_rate, order.batch_size, order.seed, round_number,
             self.gradients, keys=first + order.number, optimiser=optimiser_of(**json.loads(order.optimiser)),
+            options=TrainingOptions(**json.loads(order.training)),
         )  # fmt: skip
 
     def _rows(self, client: Hashable) -> OwnRows:

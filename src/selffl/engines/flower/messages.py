@@ -44,6 +44,7 @@ class Order:
         learning_rate: η.
         batch_size: B.
         optimiser: Of the local steps, with its options, as JSON.
+        training: What else is done in local training (`selffl.algorithms.training_options`), as JSON.
         alone: Rounds that the client is to train by itself, as JSON; empty where it trains with the others.
         algorithm: Name of the method.
         options: Of the method, as JSON.
@@ -61,6 +62,7 @@ class Order:
     learning_rate: float
     batch_size: int
     optimiser: str
+    training: str
     alone: str
     algorithm: str
     options: str

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.cohort import RunState
 from selffl.engines.flower.client import Shared
 from selffl.engines.flower.messages import fingerprint, optimiser_text, options_of
@@ -45,7 +46,9 @@ class Checkpoint:
         if not self.path.exists():
             return None
         tensors, about = load_tensors(self.path)
-        found = {"optimiser": optimiser_text("sgd")} | about.get("identity", {})  # as runs of earlier versions have it
+        # What runs of earlier versions have and do not say.
+        usual = {"optimiser": optimiser_text("sgd"), **TrainingOptions().to_json()}
+        found = usual | about.get("identity", {})
         for name, expected in self._identity.items():
             if found.get(name) != expected:
                 raise ConfigError(
@@ -212,4 +215,5 @@ class Server:
             "batch_size": self.recipe.batch_size,
             "seed": self.recipe.seed,
             "optimiser": optimiser_text(self.recipe.optimiser),
+            **TrainingOptions.of(self.recipe).to_json(),
         }

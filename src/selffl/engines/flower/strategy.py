@@ -34,6 +34,7 @@ from torch import Tensor
 from selffl.algorithms import Algorithm
 from selffl.algorithms.optimisers import Optimiser
 from selffl.algorithms.options import check_choice, check_integer, check_number
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.cohort import RunState, sample_cohort
 from selffl.engines.flower.answers import Alone, Bounds, EvaluationSums, check_answer
 from selffl.engines.flower.client import VIEWS, Shared
@@ -80,6 +81,10 @@ class Rounds(Protocol):
         """η."""
 
     @property
+    def learning_rate_schedule(self) -> str:
+        """By which factor η changes from round to round."""
+
+    @property
     def batch_size(self) -> int:
         """B."""
 
@@ -90,6 +95,22 @@ class Rounds(Protocol):
     @property
     def optimiser(self) -> str | Optimiser:
         """Of local steps."""
+
+    @property
+    def keep_optimiser(self) -> bool:
+        """Whether clients keep it."""
+
+    @property
+    def weight_decay(self) -> float:
+        """λ."""
+
+    @property
+    def max_gradient_norm(self) -> float | None:
+        """Of the gradient of a minibatch."""
+
+    @property
+    def augmentation(self) -> str:
+        """Of images."""
 
     def is_evaluated(self, round_number: int) -> bool:
         """Whether a round is followed by an evaluation."""
@@ -416,6 +437,7 @@ class SelfFLStrategy(Strategy):
             learning_rate=float(self._recipe.learning_rate),
             batch_size=self._recipe.batch_size,
             optimiser=optimiser_text(self._recipe.optimiser),
+            training=json.dumps(TrainingOptions.of(self._recipe).to_json()),
             alone="" if alone is None else json.dumps(list(alone)),
             algorithm=self._algorithm.name,
             options=options_of(self._algorithm),

@@ -1,0 +1,98 @@
+"""How local training differs from plain steps on the loss, whatever the method: one value, which a task is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import torch
+
+from selffl.algorithms.options import check_bool, check_number
+from selffl.algorithms.schedules import rate_in_round, schedule_of
+from selffl.errors import ConfigError
+
+LARGEST = torch.finfo(torch.float32).max
+AUGMENTATIONS = ("crop", "flip")
+
+
+def augmentations_of(text: object) -> tuple[str, ...]:
+    """What is done to images, from a text such as ``crop flip``; nothing where it is ``none``."""
+    words = text.split() if isinstance(text, str) else []
+    if text == "none":
+        return ()
+    if not words or len(set(words)) != len(words) or not set(words) <= set(AUGMENTATIONS):
+        raise ConfigError(f"augmentation is {text!r}; expected 'none', 'crop', 'flip' or 'crop flip'.")
+    return tuple(words)
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How local training differs from plain steps on the loss; the defaults change nothing.
+
+    Attributes:
+        rounds: Of the run, where its learning rates depend on how many there are; else 1.
+        learning_rate_schedule: By which factor the learning rate changes from round to round.
+        keep_optimiser: Whether a client's optimisers go on in its next round where they were.
+        weight_decay: λ, the gradient of λ/2 |θ|², added to each gradient of a minibatch.
+        max_gradient_norm: The most that the gradient of a minibatch may measure; none: no bound.
+        augmentation: What becomes of an image each time it is trained on, in words.
+    """
+
+    rounds: int = 1
+    learning_rate_schedule: str = "constant"
+    keep_optimiser: bool = False
+    weight_decay: float = 0.0
+    max_gradient_norm: float | None = None
+    augmentation: str = "none"
+
+    def __post_init__(self) -> None:
+        if not schedule_of(self.learning_rate_schedule).needs_rounds:
+            object.__setattr__(self, "rounds", 1)  # a longer run is trained alike
+        check_bool("keep_optimiser", self.keep_optimiser)
+        check_number("weight_decay", self.weight_decay, at_least=0.0, at_most=LARGEST)
+        object.__setattr__(self, "weight_decay", float(self.weight_decay))
+        if self.max_gradient_norm is not None:
+            check_number(
+                "max_gradient_norm", self.max_gradient_norm, above=0.0, at_most=LARGEST, alternative=", or none"
+            )
+            object.__setattr__(self, "max_gradient_norm", float(self.max_gradient_norm))
+
+        augmentations_of(self.augmentation)
+
+    @classmethod
+    def of(cls, settings: Any) -> Self:
+        """Those of a run, of whose settings they are a part."""
+        return cls(**{name: getattr(settings, name) for name in TRAINING_OPTIONS})
+
+    def rate(self, learning_rate: float, round_number: int) -> float:
+        """The learning rate of a round, from 1 up, of one that is ``learning_rate`` in the first."""
+        return rate_in_round(learning_rate, self.learning_rate_schedule, round_number, self.rounds)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse to go on to another last round where learning rates were laid out over these rounds."""
+        if schedule_of(self.learning_rate_schedule).needs_rounds and rounds != self.rounds:
+            raise ConfigError(
+                f"rounds is {rounds}, and the run's learning rates were laid out over {self.rounds} rounds "
+                f"(learning_rate_schedule={self.learning_rate_schedule!r}); expected {self.rounds}. Train anew, or "
+                "begin another run with this one's model (start=)."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """By name, as messages and files hold them."""
+        return {name: getattr(self, name) for name in TRAINING_OPTIONS}
+
+    def check_method(self, method: Any) -> None:
+        """Refuse what a method has no room for, as its ``no_weight_decay`` and ``no_clipping`` say."""
+        wanted = {
+            "weight_decay": (self.weight_decay != 0.0, method.no_weight_decay, "0"),
+            "max_gradient_norm": (self.max_gradient_norm is not None, method.no_clipping, "none"),
+        }
+        for name, (is_asked, why, usual) in wanted.items():
+            if is_asked and why is not None:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}, and {method.name} cannot have it: {why}. Expected {usual}, or "
+                    "another method, such as fedavg or ditto."
+                )
+
+
+TRAINING_OPTIONS = tuple(each.name for each in fields(TrainingOptions))

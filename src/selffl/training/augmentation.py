@@ -1,0 +1,54 @@
+"""Images that differ a little each time a client trains on them: shifted, and mirrored.
+
+What becomes of an image follows from keys (seed, round, client, minibatch, place in it), as which images there are
+does: the same on every engine, in blocks of any size, after a resume and over a network.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.training_options import augmentations_of
+from selffl.errors import ConfigError
+from selffl.randomness import integers
+
+PADDING = 4  # pixels on each side of an image, of value 0, before it is cropped to its size
+
+
+def check_images(augmentation: str, features: Tensor) -> None:
+    """Refuse rows that cannot be shifted or mirrored: features ``[rows, ...]``."""
+    shape = tuple(features.shape[1:])
+    if augmentations_of(augmentation) and (len(shape) != 3 or min(shape[1:]) <= PADDING):
+        raise ConfigError(
+            f"augmentation is {augmentation!r}, and rows have shape {shape}; expected images [channels, height, width] "
+            f"of more than {PADDING} pixels each way. Give rows that shape, or leave it out."
+        )
+
+
+def augment(
+    features: Tensor, augmentation: str, seed: int, stream: str, round_number: int, keys: Tensor, draw: int
+) -> Tensor:
+    """Images ``[n, B, C, H, W]`` of minibatch ``draw`` of clients ``keys [n]``, each changed by its own numbers."""
+    kinds = augmentations_of(augmentation)
+    (n, size, _, height, width), device = features.shape, features.device
+    place = torch.arange(size, device=device)
+
+    def number(high: int, kind: str, *which: int) -> Tensor:
+        """From 0 to high − 1, for each image ``[n B, 1]``."""
+        found = integers(high, seed, f"{stream} {kind}", round_number, keys.unsqueeze(-1), draw, place, *which)
+        return found.reshape(-1, 1)
+
+    # Where each row and column of an image comes from: mirrored last, and so looked up first.
+    rows, columns = (torch.arange(side, device=device).expand(n * size, -1) for side in (height, width))
+    if "flip" in kinds:
+        columns = torch.where(number(2, "flip") == 1, width - 1 - columns, columns)
+    if "crop" in kinds:
+        rows, columns = (
+            where + number(2 * PADDING + 1, "crop", axis) - PADDING for axis, where in enumerate((rows, columns))
+        )
+    images = features.flatten(0, 1)
+    found = images.gather(2, rows.clamp(0, height - 1)[:, None, :, None].expand_as(images))
+    found = found.gather(3, columns.clamp(0, width - 1)[:, None, None, :].expand_as(images))
+    is_padding = ((rows < 0) | (rows >= height))[:, None, :, None] | ((columns < 0) | (columns >= width))[:, None, None]
+    return found.masked_fill_(is_padding, 0).view_as(features)
