@@ -34,6 +34,7 @@ AUTO = {
     "factor_step": score_scale.MAX_STEP,
     "least_score_factor": score_scale.MIN_SCORE_FACTOR,
     "most_frequency_weight": score_scale.MAX_FREQUENCY_WEIGHT,
+    "least_skew": self_fl_auto.LEAST_SKEW,
     "least_disagreement": self_fl_auto.LEAST_DISAGREEMENT,
 }
 

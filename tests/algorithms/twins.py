@@ -974,6 +974,7 @@ def run_self_fl_auto(
     least_score_factor,
     most_frequency_weight,
     least_disagreement,
+    least_skew,
 ):
     """D17. A client keeps θ_m, the models of both halves of its rows and the θ they were made with: all move by 1 − k_m
     of the way from there to the new θ."""
@@ -1030,7 +1031,7 @@ def run_self_fl_auto(
     def skew():
         """ρ, the variance of class frequencies between clients over π(1 − π)."""
         chance = math.fsum(f * f for f in frequencies)
-        return min(max((alike - chance) / (1.0 - chance), 0.0), 0.99)
+        return min(max((alike - chance) / (1.0 - chance), least_skew), 0.99) if bias else 0.0
 
     def shift(counts, rho):
         """How much likelier each class is for one with these rows than for everybody, in logarithms."""
@@ -1053,7 +1054,7 @@ def run_self_fl_auto(
         if not math.fsum(counts):
             return [0.0] * len(bias)
         shares = [n / math.fsum(counts) for n in counts]
-        return [factors[1] * math.log(x / f) if x else -30.0 for x, f in zip(shares, frequencies, strict=True)]
+        return [math.log(x / f) if x else -30.0 for x, f in zip(shares, frequencies, strict=True)]
 
     def arrived(m, rho):
         """Its three models and their centres, as they are while they train, by what is known of classes by now."""
@@ -1148,9 +1149,9 @@ def run_self_fl_auto(
                 "models": dict(zip(("whole", 0, 1), as_predicting(m, rho, [own, *halves]), strict=True))
             }
         size = len(deviations)
-        found_apart = [
-            max(x, least_disagreement * y) for x, y in zip(total(disagreements), total(squared), strict=True)
-        ]
+        found_apart, least_apart = total(disagreements), [least_disagreement * x for x in total(squared)]
+        if math.fsum(found_apart) < math.fsum(least_apart):
+            found_apart = least_apart
         gone = math.fsum(found_apart)
         if size and (unit or gone > 0.0):
             pairs = [dots(a, b) for i, a in enumerate(deviations) for j, b in enumerate(deviations) if i != j]

@@ -80,6 +80,7 @@ AVERAGING_POWER = 8.0  # round t weighs as t^8 in the running means of the share
 CLOSING_VISITS = 4  # of each client to the server once training is over, on its own
 LEAST_DECIDED = 1e-4  # parameters that an average client decides, below which c grows no further
 LEAST_DISAGREEMENT = 0.1  # of the squared form of what halves disagree on, which is at least what they do
+LEAST_SKEW = 0.01  # rho: a client that has met one class alone believes so, a little, whatever others have met
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
 NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree
 PRIOR_DECIDED = 10.0  # parameters that the one variance counts for beside those of a group that clients have decided
@@ -148,7 +149,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
-        skew = class_skew(server.same_class_rate, server.frequencies)
+        skew = class_skew(server.same_class_rate, server.frequencies).clamp(min=LEAST_SKEW)
         variances = server.inter_variance.unsqueeze(-1) * server.variance_ratios
         return AutoBroadcast(
             server.params.unsqueeze(-2).expand(*clients.shape, -1),
@@ -208,7 +209,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             shift = factor * class_shift(of_all, broadcast.frequencies, broadcast.class_skew)
             before = memory.score_factors[..., 1:] * class_shift(of_all, broadcast.frequencies, memory.class_skew)
             moved = memory.prior_weight.unsqueeze(-1) * (shift - before)
-            of_rows = row_shift(counts, broadcast.frequencies.unsqueeze(-2), factor.unsqueeze(-2))
+            of_rows = row_shift(counts, broadcast.frequencies.unsqueeze(-2))
             excess = of_rows - shift.unsqueeze(-2)
             anchor, half_anchors = bias.added(anchor, of_rows[..., 0, :]), bias.added(half_anchors, of_rows[..., 1:, :])
             model = bias.added(model, moved + excess[..., 0, :])
@@ -498,8 +499,10 @@ def _scaled(params: Tensor, factors: Tensor, task: RowwiseTask) -> Tensor:
 
 
 def _disagreements(upload: AutoUpload) -> Tensor:
-    """What halves disagree on ``[..., G]``, summed over clients, and no less than a share of its squared form."""
-    return torch.maximum(upload.disagreements, LEAST_DISAGREEMENT * upload.squared_disagreements)
+    """What halves disagree on ``[..., G]``, summed over clients; in all, no less than a share of its squared form."""
+    least = LEAST_DISAGREEMENT * upload.squared_disagreements
+    is_less = upload.disagreements.sum(-1, keepdim=True) < least.sum(-1, keepdim=True)
+    return torch.where(is_less, least, upload.disagreements)
 
 
 def _within(old: Tensor, new: Tensor) -> Tensor:

@@ -25,15 +25,15 @@ def class_shift(counts: Tensor, frequencies: Tensor, skew: Tensor) -> Tensor:
     return shift.where((counts > 0) | (frequencies != 0), 0.0)
 
 
-def row_shift(counts: Tensor, frequencies: Tensor, weight: Tensor) -> Tensor:
-    """log of the class frequencies of the very rows that are counted over everybody's, times ``weight``: ``[..., K]``.
+def row_shift(counts: Tensor, frequencies: Tensor) -> Tensor:
+    """log of the class frequencies of the very rows that are counted over everybody's: ``[..., K]``.
 
     No estimate of how often classes will come: it is what a model has on its scores while it trains on these rows, and
-    so it learns nothing from how often classes come among them.  Those that they lack are left out, whatever the weight
-    ``[..., 1]``.  Nothing without rows.
+    so it learns nothing from how often classes come among them.  Those that they lack are left out.  Nothing without
+    rows.
     """
     total = counts.sum(-1, keepdim=True)
-    shift = (weight * (counts / (total * frequencies)).log()).where(counts > 0, ABSENT_SHIFT)
+    shift = (counts / (total * frequencies)).log().where(counts > 0, ABSENT_SHIFT)
     return shift.where(total > 0, 0.0)
 
 
