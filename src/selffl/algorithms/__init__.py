@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from selffl.algorithms.apfl import APFL
-from selffl.algorithms.contract import Algorithm, LocalTask
+from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.ditto import Ditto
 from selffl.algorithms.fedala import FedALA
 from selffl.algorithms.fedavg import FedAvg
@@ -22,6 +22,7 @@ from selffl.algorithms.fedrep import FedRep
 from selffl.algorithms.fedrod import FedRoD
 from selffl.algorithms.layers import Layer
 from selffl.algorithms.local import Local
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.optimisers import OPTIMISERS, SGD, Adam, Momentum, Optimiser
 from selffl.algorithms.perfedavg import PerFedAvg
 from selffl.algorithms.pfedbayes import PFedBayes

@@ -20,7 +20,8 @@ from selffl.algorithms.averaging import (
     PersonalMemory,
     SharedModel,
 )
-from selffl.algorithms.contract import LocalTask, Personalises
+from selffl.algorithms.contract import Personalises
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_bool, check_number
 from selffl.algorithms.solver import iterate, rate_of
 

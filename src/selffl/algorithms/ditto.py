@@ -17,7 +17,7 @@ from selffl.algorithms.averaging import (
     Weighting,
     check_weighting,
 )
-from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.solver import descend
 

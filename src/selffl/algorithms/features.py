@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.layers import Head
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.errors import ConfigError

@@ -23,8 +23,9 @@ from selffl.algorithms.averaging import (
     Weighting,
     check_weighting,
 )
-from selffl.algorithms.contract import LocalTask, Personalises
+from selffl.algorithms.contract import Personalises
 from selffl.algorithms.layers import names_of
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend, iterate

@@ -20,7 +20,8 @@ from selffl.algorithms.averaging import (
     Weighting,
     check_weighting,
 )
-from selffl.algorithms.contract import LocalTask, Personalises
+from selffl.algorithms.contract import Personalises
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.solver import descend
 
 

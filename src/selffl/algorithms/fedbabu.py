@@ -15,9 +15,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from selffl.algorithms.averaging import ModelUpload, PersonalMemory, Weighting, check_weighting
-from selffl.algorithms.contract import LocalTask, Personalises
+from selffl.algorithms.contract import Personalises
 from selffl.algorithms.fedper import CutModel, HeadBroadcast, head_layers
 from selffl.algorithms.layers import Layer
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_integer, check_string
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend

@@ -25,8 +25,9 @@ from selffl.algorithms.averaging import (
     Weighting,
     check_weighting,
 )
-from selffl.algorithms.contract import LocalTask, Memory, Personalises
+from selffl.algorithms.contract import Memory, Personalises
 from selffl.algorithms.layers import Layer, names_of
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_string
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend

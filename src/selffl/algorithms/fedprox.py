@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from selffl.algorithms.averaging import ModelBroadcast, ModelUpload, NoMemory
-from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.fedavg import FedAvg
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.solver import descend
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from selffl.algorithms.averaging import Weighting
-from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.fedper import FedPer
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_integer
 from selffl.algorithms.solver import descend
 

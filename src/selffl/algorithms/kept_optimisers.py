@@ -12,7 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.optimisers import Optimiser, RememberedSteps
 from selffl.errors import ConfigError
 

@@ -15,7 +15,8 @@ from selffl.algorithms.averaging import (
     PersonalMemory,
     PersonalModelClients,
 )
-from selffl.algorithms.contract import Algorithm, LocalTask
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
 

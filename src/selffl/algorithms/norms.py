@@ -1,8 +1,8 @@
 """Batch normalisation in a federation: three policies, and which methods can follow them.
 
 A running statistic is no parameter: no gradient moves it, and no distance between models should count it.  It is a
-coordinate behind the parameters that a training pass writes (`selffl.algorithms.contract.LocalTask.gradient`), and that
-travels with the model.
+coordinate behind the parameters that a training pass writes (`selffl.algorithms.local_task`), and that travels with the
+model.
 """
 
 from __future__ import annotations

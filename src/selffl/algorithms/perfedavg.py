@@ -18,7 +18,8 @@ from selffl.algorithms.averaging import (
     NoMemory,
     StatelessClients,
 )
-from selffl.algorithms.contract import LocalTask, Personalises
+from selffl.algorithms.contract import Personalises
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_choice, check_integer, check_number
 from selffl.algorithms.solver import descend, iterate, rate_of
 

@@ -20,7 +20,7 @@ from selffl.algorithms.averaging import (
     PersonalModelClients,
     move,
 )
-from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.solver import iterate, rate_of
 

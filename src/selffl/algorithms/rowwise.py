@@ -1,6 +1,6 @@
 """What a method is given that tells a client's rows apart, classes and halves of them, and noise that goes with them.
 
-Most methods need gradients of minibatches alone, which any `selffl.algorithms.contract.LocalTask` has.
+Most methods need gradients of minibatches alone, which any `selffl.algorithms.local_task.LocalTask` has.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask
 from selffl.algorithms.layers import ClassBias
+from selffl.algorithms.local_task import LocalTask
 
 
 class RowwiseTask(LocalTask):

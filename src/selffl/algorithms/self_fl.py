@@ -15,7 +15,8 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
 from selffl.algorithms.self_fl_clients import OneModelClients, PlanningClients, SelfFLBroadcast, SelfFLMemory
 from selffl.algorithms.solver import descend

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.self_fl import ClientLevel, SelfFLUpload
 from selffl.algorithms.self_fl_clients import SelfFLBroadcast, SelfFLMemory, model_or_global

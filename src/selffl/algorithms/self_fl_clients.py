@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import check_epochs
-from selffl.algorithms.contract import LocalTask, Personalises
+from selffl.algorithms.contract import Personalises
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
 from selffl.maths.posterior import FORMS, Form, initial_params, local_steps, prior_variance, rounded_steps
 from selffl.maths.variance import Spread, VarianceScale

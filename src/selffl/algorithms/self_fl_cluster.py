@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_choice, check_integer
 from selffl.algorithms.population import Population
 from selffl.algorithms.self_fl import SelfFLServer, SelfFLUpload, SingleClients, fill_unknown_variances, train_by_plan

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import LocalTask
+from selffl.algorithms.local_task import LocalTask
 
 
 def per_slot(value: float | Tensor, task: LocalTask) -> float | Tensor:

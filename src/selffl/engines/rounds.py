@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.noise import Draw, add_noise
 from selffl.errors import DivergedError

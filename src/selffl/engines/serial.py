@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, LocalTask
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
 from selffl.engines.cohort import CohortEngine, TaskSource
 from selffl.errors import SelfFLError, one_line

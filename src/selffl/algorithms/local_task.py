@@ -1,0 +1,86 @@
+"""What a method is given on the clients' side: minibatches of their rows, and gradients, which are counted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.optimisers import SGD, Optimiser, RememberedSteps
+
+CLIPPING_EPS = 1e-6  # that torch adds to a gradient's length
+
+
+class LocalTask(ABC):
+    """What the clients of one cohort can do with their own rows in one round.
+
+    The cohort's leading axes are flattened into *slots*, ``0 .. N-1``, one for each client, so that a solver can let
+    finished clients leave the block.  A minibatch is addressed by a number, ``draw``: asked for twice it is the same
+    minibatch.  A task without a batch size has no minibatches: every draw is the whole data set, and counts as B = 1.
+    """
+
+    optimiser: Optimiser = SGD()  # how the solver makes steps of gradients; one of its own where a task has been told
+    remembered: RememberedSteps | None = None  # where clients keep their optimisers: what these remember
+    weight_decay: float = 0.0  # of each gradient of a minibatch, and how long it may be; likewise
+    max_gradient_norm: float | None = None
+    slots_per_client: int = 1  # 2 where each half of a client's rows has a slot of its own
+    num_statistics: int = 0  # coordinates of a model, the last ones, that are no parameters but running statistics
+
+    def __init__(
+        self, shape: torch.Size, num_examples: Tensor, learning_rate: float | Tensor, batch_size: int | None = None
+    ) -> None:
+        self.shape = shape  # [..., clients]
+        self.num_examples = num_examples  # N_m [..., clients]
+        self.learning_rate = learning_rate  # eta, or eta_m [..., clients]
+        self.is_full_batch = batch_size is None
+        self.batch_size = 1 if batch_size is None else batch_size  # B
+        self.num_gradients = torch.zeros(shape.numel(), dtype=torch.int64, device=num_examples.device)  # spent, by slot
+
+    @property
+    def steps_per_epoch(self) -> Tensor:
+        """ceil(N_m / B) ``[..., clients]``, which is when every row has been met; 1 without minibatches."""
+        count = self.num_examples.expand(self.shape)
+        return torch.ones_like(count) if self.is_full_batch else (count + self.batch_size - 1) // self.batch_size
+
+    @abstractmethod
+    def batch(self, draw: int, slots: Tensor) -> Any:
+        """Minibatch number ``draw`` of the clients in ``slots [n]``."""
+
+    @abstractmethod
+    def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
+        """Gradient of each client's mean loss over its minibatch, at ``params [n, P]``: ``[n, P]``.
+
+        In the place of statistics are those that the pass over the minibatch leaves.
+        """
+
+    def gradient(self, params: Tensor, batch: Any, slots: Tensor, frozen: Tensor | None = None) -> Tensor:
+        """The gradient of a minibatch, counted: what a method spends is measured here, not reported by the method.
+
+        As in torch, the pass writes the statistics that it leaves into the model that it is given, ``params`` itself.
+        The gradient is 0 there.  It is first shortened (``torch.nn.utils.clip_grad_norm_``; coordinates that are
+        ``frozen`` do not count), then weight decay is added (as ``torch.optim`` does, but for AdamW).
+        """
+        self.num_gradients.index_add_(0, slots // self.slots_per_client, torch.ones_like(slots))
+        found = self.batch_gradient(params, batch)
+        if self.num_statistics:
+            params[:, -self.num_statistics :] = found[:, -self.num_statistics :]
+            found[:, -self.num_statistics :] = 0.0
+        if self.max_gradient_norm is not None:
+            counted = found if frozen is None else found.masked_fill(frozen, 0.0)
+            length = torch.linalg.vector_norm(counted, dim=-1, keepdim=True)
+            found.mul_((self.max_gradient_norm / (length + CLIPPING_EPS)).clamp(max=1.0))
+        if self.weight_decay:
+            self.parameters(found).add_(self.parameters(params), alpha=self.weight_decay)
+        return found
+
+    def parameters(self, values: Tensor) -> Tensor:
+        """``values [..., P]`` without those of statistics."""
+        return values[..., : -self.num_statistics] if self.num_statistics else values
+
+    def without_statistics(self, values: Tensor) -> Tensor:
+        """``values [..., P]``, written into: 0 for statistics, which nothing pulls."""
+        if self.num_statistics:
+            values[..., -self.num_statistics :] = 0.0
+        return values
