@@ -65,7 +65,8 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
         num_inner_steps: Steps of the client's own distribution on each minibatch, before one of its copy of the shared
             one.
         tempering: ζ, how much the distance between both counts beside the rows.
-        adam_learning_rate: Of all steps, which are Adam's; none: the learning rate of the run, which suits plain steps.
+        adam_learning_rate: Of all steps, which are Adam's, in every round; none: the learning rate of the run, which
+            suits plain steps, and its schedule.
         initial_deviation: σ, of every parameter before the first round.
         mixing: β, the share of the average in the new shared distribution.
     """
@@ -74,7 +75,6 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it takes Adam's steps by itself, at a rate of its own (adam_learning_rate)"
     num_optimisers: ClassVar[int] = 0  # that can be kept
-    no_weight_decay: ClassVar[str | None] = "the shared distribution is the prior of each client's own"
     no_statistics: ClassVar[str | None] = "they would be those of models drawn at random, not of their mean"
 
     num_inner_steps: int = 5
