@@ -1,5 +1,7 @@
 """Optimisers that clients keep: a plain loop whose clients hold their torch.optim objects from round to round."""
 
+import copy
+import pickle
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -62,6 +64,12 @@ def test_a_run_equals_clients_that_hold_their_optimisers(name, optimiser):
     anew = train(name, optimiser=optimiser, keep_optimiser=False)
     assert (personal(anew) - found).norm(dim=-1).min() > 1e-3
     assert len({sum(m in cohort for cohort in COHORTS) for m in range(len(SIZES))}) > 1
+
+
+def test_a_run_can_be_copied():
+    run = train(rounds=1)
+    for again in (copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        assert torch.equal(personal(again), personal(run))
 
 
 def test_clients_with_different_numbers_of_steps_count_their_own():

@@ -65,8 +65,9 @@ def test_steps_by_hand():
 
 
 @pytest.mark.parametrize("kind", RELATIVE)
-def test_what_comes_after_the_last_round_has_its_rate(kind):
-    assert rate_in_round(0.3, kind, 25, 20) == rate_in_round(0.3, kind, 20, 20) > 0
+def test_what_comes_after_the_last_round_has_the_first_rate(kind):
+    assert rate_in_round(0.3, kind, 21, 20) == rate_in_round(0.3, kind, 25, 20) == 0.3
+    assert 0 < rate_in_round(0.3, kind, 20, 20) < 0.2
     assert rate_in_round(0.3, kind, 10**9, 10**9) > 0
 
 
@@ -93,7 +94,7 @@ def test_a_method_equals_its_twin(case, kind):
     problem = as_problem(source, network())
     rates = {
         "exponential 0.8": [RATE * 0.8**t for t in range(ROUNDS + 10)],
-        "step 0.3 0.5 0.8": [RATE] * 3 + [RATE * 0.3] * 2 + [RATE * 0.09],
+        "step 0.3 0.5 0.8": [RATE] * 3 + [RATE * 0.3] * 2 + [RATE * 0.09, RATE],
     }[kind]
     problem["rates"] = RatesOfRounds(rates)
     plain = problem["gradient"]

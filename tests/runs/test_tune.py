@@ -222,3 +222,26 @@ def test_the_sentence_says_how_much_was_tried():
         f"clients, of {len(found.table)} settings tried" + (f", {rest} of them beyond the grid" if rest else "")
     )
     assert not math.isnan(found.search.chosen.score)
+
+
+@pytest.mark.parametrize(
+    ("grid", "beside"),
+    [
+        ({"keep_optimiser": (False, True)}, {"optimiser": "momentum"}),
+        ({"optimiser": ("momentum", "adam"), "keep_optimiser": (False, True)}, {}),
+        ({"learning_rate_schedule": ("constant", "exponential 0.5")}, {}),
+    ],
+    ids=["a setting beside the grid", "two settings of the grid", "the rounds of the run"],
+)
+def test_settings_are_checked_as_they_are_trained(grid, beside):
+    assert tuned(grid=grid, max_trials=4, **beside).chosen.keys() == grid.keys()
+
+
+def test_a_value_beyond_the_grid_that_the_model_does_not_allow_ends_no_search():
+    """FedALA of a model with two layers; four would be next, were all of them the best."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    found = selffl.tune(network, federation(), "fedala", {"mixed_layers": (1, 2)}, **TRAINING)
+    assert found.chosen["mixed_layers"] in (0, 1, 2)
+    tried = [row for row in found.table if row["mixed_layers"] > 2]
+    assert all(row["validation_accuracy"] is None for row in tried)

@@ -74,6 +74,15 @@ def test_halves_of_clients_have_numbers_of_their_own(kind):
         assert torch.equal(found[slot], torch.stack(expected))
 
 
+def test_scores_of_classes_are_of_images_as_they_are():
+    source, clients = source_of("crop flip"), torch.arange(3)
+    task, plain = (each.task(clients, 2) for each in (source, replace(source, options=TrainingOptions())))
+    params = source.model.params.expand(3, -1)
+    found, expected = task.class_scores(params, 1)[0], plain.class_scores(params, 1)[0]
+    assert torch.equal(found, expected)
+    assert not torch.equal(task.batch(1, clients)[0], plain.batch(1, clients)[0])
+
+
 def test_every_shift_and_both_sides_come_about_as_often():
     rows = Rows(torch.arange(1.0, 82).view(1, 1, 9, 9), torch.zeros(1, dtype=torch.int64), torch.tensor([0, 1]))
     fed = Federation(clients=[0], train=rows, test=rows)

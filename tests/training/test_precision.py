@@ -173,3 +173,12 @@ def test_methods_that_look_into_the_model_have_it_too(name, gradients):
     fed = images(dtype=torch.float32)
     mixed, full = (selffl.train(module, fed, name, precision=each, **settings) for each in ("bfloat16", "full"))
     assert 1e-5 < (vector(mixed) - vector(full)).norm() / vector(full).norm() < 0.05
+
+
+def test_differences_of_gradients_are_not_taken_in_bfloat16():
+    rows = torch.randn(24, 2, 7, 9, generator=torch.Generator().manual_seed(0)).numpy()
+    fed = selffl.Federation.from_arrays(rows, torch.arange(24).numpy() % 3, torch.arange(24).numpy() // 8, 0.25)
+    with pytest.raises(
+        ConfigError, match=r"^precision is 'bfloat16', and perfedavg cannot have it: .* Expected 'full'"
+    ):
+        selffl.train(network(), fed, "perfedavg", rounds=1, precision="bfloat16")

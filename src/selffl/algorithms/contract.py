@@ -51,6 +51,7 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     num_optimisers: ClassVar[int] = 1  # how often a client trains in a round, by `selffl.algorithms.solver.descend`
     no_weight_decay: ClassVar[str | None] = None  # why the loss that it trains on cannot have a term more; None: it can
     no_clipping: ClassVar[str | None] = None  # why its gradients cannot be shortened; None: they can
+    no_bfloat16: ClassVar[str | None] = None  # why gradients need all their digits; None: two or three are enough
     # Why models with running statistics are beyond the method; None: it leaves them to training passes and averages.
     no_statistics: ClassVar[str | None] = "it does not say, by no_statistics = None, that it can"
     keeps_layers: ClassVar[bool] = False  # whether clients keep the layers that a population says they do

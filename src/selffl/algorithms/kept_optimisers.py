@@ -34,6 +34,8 @@ class _Keeping:
         self._method, self._num_states = method, num_states
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of its own, and not there yet: a copy is made without calling __init__
+            raise AttributeError(name)
         return getattr(self._method, name)
 
     def newcomer(self, params: Tensor) -> KeptMemory:

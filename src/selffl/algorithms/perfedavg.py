@@ -39,6 +39,7 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
     name: ClassVar[str] = "perfedavg"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "its meta-gradient is that of one plain inner step"
+    no_bfloat16: ClassVar[str | None] = "it is made of differences of gradients, which bfloat16 is too coarse for"
     no_clipping: ClassVar[str | None] = "its meta-gradient is made of whole gradients and of their differences"
     no_statistics: ClassVar[str | None] = None
 

@@ -128,8 +128,8 @@ def rate_in_round(learning_rate: float, schedule: str, round_number: int, rounds
     """The learning rate of a round, from 1 up.
 
     Where a schedule depends on the number of rounds, what comes after the last (fine-tuning, closing visits, new
-    clients) has the last round's rate.
+    clients) has the first round's rate: of the last one there may be next to nothing left.
     """
     found = schedule_of(schedule)
-    done = min(round_number, rounds) - 1 if found.needs_rounds else round_number - 1
-    return learning_rate * found.factor(done, rounds)
+    is_after = found.needs_rounds and round_number > rounds
+    return learning_rate * (1.0 if is_after else found.factor(round_number - 1, rounds))

@@ -92,6 +92,11 @@ class Session:
         check_optimiser(optimiser, method)
         options = TrainingOptions.of(recipe)
         options.check_method(method)
+        if recipe.precision == "bfloat16" and method.no_bfloat16 is not None:
+            raise ConfigError(
+                f"precision is 'bfloat16', and {method.name} cannot have it: {method.no_bfloat16}. Expected 'full', or "
+                "another method, such as fedavg or ditto."
+            )
         device, dtype = torch.device(recipe.device), getattr(torch, str(recipe.dtype))
         batch_norm = recipe.batch_norm or method.batch_norm
         model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm, recipe.precision)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError, DivergedError, pluralise, unknown_name
 from selffl.runs.evaluation import leading_metric
 from selffl.runs.methods import Method, named_method
-from selffl.runs.recipe import STUDY_SETTINGS, check_settings
+from selffl.runs.recipe import SETTINGS, STUDY_SETTINGS, check_settings
 from selffl.runs.run import Run, refuse_if_taken
 from selffl.runs.search import Search, Setting, check_grid, describe, search_grid
 from selffl.runs.train import train
@@ -202,6 +203,7 @@ def tune(
         run,
         aside,
         grid,
+        beside={name: value for name, value in training.items() if name in SETTINGS},
         metric=metric,
         max_trials=max_trials,
         out=out,
@@ -217,6 +219,7 @@ def tune_runs(
     aside: Federation,
     grid: Mapping[str, Sequence[Any]] | None = None,
     *,
+    beside: Setting | None = None,
     metric: str | None = None,
     max_trials: int = MAX_TRIALS,
     out: str | Path | None = None,
@@ -232,6 +235,7 @@ def tune_runs(
             `selffl.train`.
         aside: The rows of trials, with validation rows.
         grid: As in `tune`, and so are the others.
+        beside: Settings of every run that are not in the grid, to check it with.
         metric: As in `tune`.
         max_trials: As in `tune`.
         out: As in `tune`.
@@ -241,10 +245,10 @@ def tune_runs(
     if grid is None:
         grid = default_grid(name)
     check_grid(grid)
-    _check_values(grid, make)
+    _check_values(grid, make, beside or {})
     sizes = _validation_sizes(aside)
-    scorer = _Scorer(make, run, metric, on_trial, keeps_runs=FINE_TUNE in grid)
-    found = search_grid(grid, scorer, lambda setting: is_allowed(setting, make), max_trials)
+    scorer = _Scorer(make, run, grid, metric, on_trial)
+    found = search_grid(grid, scorer, lambda setting: is_allowed(setting, make, beside or {}), max_trials)
     if found.chosen.score == -math.inf:
         raise DivergedError(
             f"training diverged with all of {len(found.trials)} settings of the grid; expected one that does not. "
@@ -287,32 +291,32 @@ def _validation_sizes(federation: Federation) -> list[int]:
     return sizes
 
 
-def _check_values(grid: Mapping[str, Sequence[Any]], make: Callable[[Setting], Method]) -> None:
+def _check_values(grid: Mapping[str, Sequence[Any]], make: Callable[[Setting], Method], beside: Setting) -> None:
     """Refuse what is no option or setting, and values that it does not take, before anything is trained."""
     options = [field.name for field in fields(make({}))]  # type: ignore[arg-type]
     for name, values in grid.items():
         if name not in (*options, *STUDY_SETTINGS, FINE_TUNE):
             raise unknown_name("name in the grid", name, (*options, *STUDY_SETTINGS, FINE_TUNE))
-        for value in values:
-            _check_setting({name: value}, make)
         if name in STEPS and getattr(make({name: values[0]}), "num_local_epochs", None) is not None:
             raise ConfigError(
                 f"{name} is in the grid, and num_local_epochs takes its place; expected one of them. Leave "
                 "num_local_epochs out of the method, or tune that."
             )
+    for chosen in product(*grid.values()):
+        _check_setting(dict(zip(grid, chosen, strict=True)), make, beside)
 
 
-def _check_setting(setting: Setting, make: Callable[[Setting], Method]) -> None:
+def _check_setting(setting: Setting, make: Callable[[Setting], Method], beside: Setting) -> None:
     options, settings, steps = _divided(setting, make({}))
     check_integer(FINE_TUNE, steps, 0)
-    check_settings(settings)
+    check_settings({**beside, **settings})
     make(options)
 
 
-def is_allowed(setting: Setting, make: Callable[[Setting], Method]) -> bool:
-    """Whether a method and its training take a setting; ``make`` gives the method with some options changed."""
+def is_allowed(setting: Setting, make: Callable[[Setting], Method], beside: Setting) -> bool:
+    """Whether a method and its training take a setting, ``beside`` others; ``make`` changes options of the method."""
     try:
-        _check_setting(setting, make)
+        _check_setting(setting, make, beside)
     except ConfigError:
         return False
     return True
@@ -338,13 +342,12 @@ class _Scorer:
         self,
         make: Callable[[Setting], Method],
         run: Callable[..., Run],
+        grid: Mapping[str, Sequence[Any]],
         metric: str | None,
         on_trial: OnTrial | None,
-        *,
-        keeps_runs: bool,
     ) -> None:
         self.metric, self.num_runs = metric, 0
-        self._make, self._run, self._on_trial, self._keeps_runs = make, run, on_trial, keeps_runs
+        self._make, self._run, self._grid, self._on_trial = make, run, grid, on_trial
         self._runs: dict[str, Run | None] = {}  # those that later settings may start from
 
     def __call__(self, settings: list[Setting]) -> list[float]:
@@ -363,7 +366,7 @@ class _Scorer:
         return score
 
     def _trained(self, options: Setting, training: Setting) -> Run | None:
-        """None where it diverged."""
+        """None where it diverged, or where a value beyond the grid is one that the model does not allow."""
         key = repr(sorted((options | training).items()))
         if key in self._runs:
             return self._runs[key]
@@ -375,7 +378,11 @@ class _Scorer:
             )  # fmt: skip
         except DivergedError:
             run = None
-        if self._keeps_runs:
+        except ConfigError:
+            if all(value in self._grid[name] for name, value in (options | training).items()):
+                raise
+            run = None
+        if FINE_TUNE in self._grid:
             self._runs[key] = run
         return run
 

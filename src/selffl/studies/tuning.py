@@ -58,7 +58,7 @@ class Tuner:
             return [sum(self._score(algorithm, option, value, seed, start) for seed in seeds) for value in tried]
 
         def can_be_tried(setting: Setting) -> bool:
-            return is_allowed(setting, lambda options: self.problem.method(algorithm, **options))
+            return is_allowed(setting, lambda options: self.problem.method(algorithm, **options), {})
 
         return search_grid({option: values}, score, can_be_tried, len(values) if self.job.quick else MAX_TRIALS)
 

@@ -14,13 +14,15 @@ def has_classes(model: FlatModel, loss: Loss, features: Tensor, labels: Tensor) 
     """Whether the ``labels [n, ...]`` of rows are classes whose scores the model adds a bias to.
 
     Classes are what the model's outputs are the log-odds of: of several, one each, or of two, one for both.  A loss
-    that weighs classes is taken at its word: they are then to be as frequent as it says, not as they are.
+    that weighs classes is taken at its word: they are then to be as frequent as it says, not as they are.  One that
+    smooths labels gives each row a little of every class, also of those that a client lacks.
     """
     if model.class_bias is None or not len(labels):
         return False
     is_right = is_logistic(loss) if model.class_bias.is_single else is_cross_entropy(loss)
     is_weighted = any(getattr(loss, name, None) is not None for name in ("weight", "pos_weight"))
-    if not is_right or is_weighted or not model.has_scores(features[:1]):
+    is_smoothed = bool(getattr(loss, "label_smoothing", 0.0))
+    if not is_right or is_weighted or is_smoothed or not model.has_scores(features[:1]):
         return False
     if model.class_bias.is_single:
         return labels.numel() == len(labels)

@@ -72,17 +72,20 @@ class ModelTask(FeatureTask):
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, ...]:
         """Features ``[n, B, ...]`` and labels ``[n, B]``; where the model has dropout, keys of its masks ``[n, 1]``."""
-        block = draw // self._num_ahead
-        if self._ahead is None or self._ahead[0] != block:
-            self._ahead = block, self._index(block)
-        index = self._ahead[1][slots, draw % self._num_ahead]  # [n, B]
-        rows = rows_at(self._rows, index)
+        rows = self._rows_of(draw, slots)
         if self.options.augmentation != "none":
             by = self._seed, self._stream, self._round, self._keys[slots], draw
             rows = augment(rows[0], self.options.augmentation, *by), rows[1]
         if not self._model.leaves_out:
             return rows
         return *rows, random_bits(self._seed, f"{self._stream} mask", self._round, self._keys[slots], draw)[:, None]
+
+    def _rows_of(self, draw: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and labels of a minibatch, as they are."""
+        block = draw // self._num_ahead
+        if self._ahead is None or self._ahead[0] != block:
+            self._ahead = block, self._index(block)
+        return rows_at(self._rows, self._ahead[1][slots, draw % self._num_ahead])  # [n, B]
 
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
         """By seed, round, client and minibatch."""
@@ -157,7 +160,7 @@ class ModelTask(FeatureTask):
         """Of the model as it is; a single score is the second of two, the first being 0."""
         if not self.has_classes:
             return None
-        features, labels = self.batch(draw, torch.arange(len(params), device=params.device))[:2]
+        features, labels = self._rows_of(draw, torch.arange(len(params), device=params.device))
         targets = class_targets(self._model, labels.flatten(0, 1)).reshape(*features.shape[:2], -1)
         scores = self._outputs(params, features)
         return (scores if scores.shape == targets.shape else torch.cat([0.0 * scores, scores], dim=-1)), targets
