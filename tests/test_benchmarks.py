@@ -27,8 +27,7 @@ TINY = {
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
     "interval_coverage": ["--clients", "4", "--inter-variances", "0.5", "--repeats", "3"],
     "calibration": [
-        "--problems", "digits", "digits-mlp", "--methods", "self-fl-auto", "fedavg", "--seeds", "0", "1",
-        "--rounds", "2",
+        "--problems", "digits", "--methods", "self-fl-auto", "fedavg", "--seeds", "0", "1", "--rounds", "2",
     ],
 }  # fmt: skip
 ROWS = {
@@ -42,8 +41,7 @@ ROWS = {
     "memory": ["import torch", "whole run, above it"],
     "interval_coverage": ["| personal, integrated over σ₀² |", "| mean, Hartung–Knapp |", "| σ₀², Q-profile |"],
     "calibration": [
-        f"| {problem} | {line}"
-        for problem in ("digits", "digits-mlp")
+        f"| digits | {line}"
         for line in (
             "self-fl-auto | plain |",
             "self-fl-auto | posterior as it stands |",

@@ -47,10 +47,9 @@ def assert_same_bits(found, expected, rtol=0.0):
 
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NEEDS_LAYERS - NEEDS_CLUSTERS))
-def test_softmax_regression_has_the_same_bits_whatever_the_chunk(name):
-    source = digits(nn.Linear(64, 10))
-    options = {"max_convergence_steps": 60} if name == "self-fl-augmented" else {}
-    one, seven, every = (after(source, algorithm(name, **options), size, torch.zeros(650)) for size in CHUNKS)
+def test_softmax_regression_has_the_same_bits_whatever_the_chunk(name, short):
+    source = digits(nn.Linear(64, 10), num_clients=18)
+    one, seven, every = (after(source, short(name), size, torch.zeros(650), 3) for size in CHUNKS)
     assert_same_bits(one, every)
     assert_same_bits(seven, every)
     assert every["num_gradients"].sum() > 0
@@ -58,14 +57,14 @@ def test_softmax_regression_has_the_same_bits_whatever_the_chunk(name):
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NEEDS_LAYERS - NEEDS_HEAD - NEEDS_CLUSTERS))
 @pytest.mark.parametrize("seeds", [0, [3, 4, 5]])
-def test_the_gaussian_model_has_the_same_numbers_whatever_the_chunk(name, seeds):
+def test_the_gaussian_model_has_the_same_numbers_whatever_the_chunk(name, seeds, short):
     source = GaussianFederation.draw(
         seeds=torch.as_tensor(seeds), num_clients=17, num_examples=(5, 40), global_mean=1.6, inter_variance=0.05,
         row_variance=0.1, learning_rate=1e-4,
     )  # fmt: skip
     start = torch.zeros_like(source.global_params)
-    method = algorithm(name)
-    one, seven, every = (after(source, method, size, start, 6, seed=source.seeds) for size in CHUNKS)
+    method = short(name)
+    one, seven, every = (after(source, method, size, start, 3, seed=source.seeds) for size in CHUNKS)
     rtol = 1e-12 if method.uploads_add else 0.0  # the order of a sum of float64 shows in its last digits
     assert_same_bits(one, every, rtol)
     assert_same_bits(seven, every, rtol)
@@ -84,11 +83,11 @@ class Body(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "self-fl", "self-fl-auto", "ditto", *sorted(NEEDS_LAYERS | NEEDS_HEAD)])
-def test_a_network_is_within_1e_5_whatever_the_chunk(name):
+def test_a_network_is_within_1e_5_whatever_the_chunk(name, short):
     torch.manual_seed(3)
     source = digits(Body(), num_clients=16)
     start = source.model.params
-    one, seven, every = (after(source, algorithm(name), size, start, 2) for size in CHUNKS)
+    one, seven, every = (after(source, short(name), size, start, 2) for size in CHUNKS)
     for found in (one, seven):
         for key in ("server.params", "personal"):
             torch.testing.assert_close(found[key], every[key], rtol=1e-5, atol=1e-5)
