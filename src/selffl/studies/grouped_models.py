@@ -129,7 +129,7 @@ def residual_variance(estimator: Any, train: GroupedRows) -> float:
     last = estimator.run_.history[-1]
     prior_rows = last["intra_variance"] / last["inter_variance"] / np.mean(1.0 / sizes)
     num_decided = (train.features.shape[1] + 1) * float((sizes / (sizes + prior_rows)).sum())
-    return float(np.square(residual).sum()) / (len(residual) - num_decided)
+    return float(np.square(residual).sum() / (len(residual) - num_decided))
 
 
 # ------------------------------------------------------------------------------------------- mixed models, statsmodels
