@@ -26,6 +26,9 @@ TINY = {
     "large_tables": ["--tables", "60x5"],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
     "interval_coverage": ["--clients", "4", "--inter-variances", "0.5", "--repeats", "3"],
+    "grouped_variances": [
+        "--groups", "6", "--medians", "8", "--variances", "0.3", "--seeds", "0", "1", "--rounds", "2",
+    ],
     "calibration": [
         "--problems", "digits", "--methods", "self-fl-auto", "fedavg", "--seeds", "0", "1", "--rounds", "2",
     ],
@@ -39,6 +42,7 @@ ROWS = {
     "flower_rounds": ["Flower FedAvg, softmax"],
     "large_tables": ["60x5"],
     "memory": ["import torch", "whole run, above it"],
+    "grouped_variances": ["| linear | 8 | 0.3 |", "| logistic | 8 | 0.3 |"],
     "interval_coverage": ["| personal, integrated over σ₀² |", "| mean, Hartung–Knapp |", "| σ₀², Q-profile |"],
     "calibration": [
         f"| digits | {line}"
@@ -52,12 +56,13 @@ ROWS = {
     ],
 }
 RATIO = r"\d\.\d\d x"
-CELLS = {"interval_coverage": r"\d\.\d ± \d"}
+CELLS = {"interval_coverage": r"\d\.\d ± \d", "grouped_variances": r"\d\.\d+ ± \d"}
 KEYS = {
     "large_tables": "tables",
     "memory": "megabytes",
     "calibration": "calibration",
     "interval_coverage": "coverage",
+    "grouped_variances": "variances",
 }
 
 

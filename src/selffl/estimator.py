@@ -105,9 +105,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         trained = run._session.model
         self._flat = FlatModel(copy.deepcopy(trained.module).to("cpu", torch.float64), trained.batch_norm)
         self._shared = run._state.server.params.cpu().double()
-        self._personal = torch.stack(
-            [run._session.personal(run._state, place).cpu().float() for place in range(len(self.clients_))]
-        )
+        self._personal = run._session.personal_models(run._state).cpu().float()
 
     def _rate(self, federation: Federation) -> float:
         """Of the local steps, where none was asked for."""

@@ -23,6 +23,7 @@ from selffl.studies.grouped_models import (
     fit_pooled,
     is_separable,
     predict_random_effects,
+    residual_variance,
     why_no_lme4,
 )
 
@@ -63,9 +64,25 @@ def test_the_estimator_answers_as_it_does_by_itself(is_binary):
     assert np.array_equal(fit.prediction[is_new], answer(test.features[is_new]))
     known = test.at(~is_new)
     assert np.array_equal(fit.prediction[~is_new], answer(known.features, client=known.group))
-    assert fit.variances == (alone.run_.history[-1]["inter_variance"] * (1 + is_binary),)
+    if is_binary:
+        assert fit.variances == (2.0 * alone.run_.history[-1]["inter_variance"],)
     assert fit.cpu_seconds > 0
     assert fit.note == ""
+
+
+def test_the_estimators_variance_is_in_the_outcomes_unit():
+    """Beside a mixed model: residuals of variance 4 and intercepts of variance 1, of rows in any unit."""
+    rng = np.random.default_rng(3)
+    owner = np.repeat(np.arange(60), rng.integers(15, 45, 60))
+    features = rng.normal(size=(len(owner), 1))
+    outcome = rng.normal(size=60)[owner] + 2.0 * rng.normal(size=len(owner))
+    train = GroupedRows(features, outcome, np.array([f"group {number:02d}" for number in owner]))
+    estimator = SelfFLRegressor(rounds=10).fit(features, outcome, client=train.group)
+    found = direct_mixed_model(train, [0])
+    assert residual_variance(estimator, train) == pytest.approx(found.scale, rel=0.03)
+    fit = fit_estimator(train, train.at(np.arange(5)), rounds=10)
+    expected = 2.0 * residual_variance(estimator, train) * estimator.run_.history[-1]["inter_variance"]
+    assert fit.variances == pytest.approx((expected,), rel=1e-9)
 
 
 # -------------------------------------------------------------------------------------------------------- mixed models

@@ -170,6 +170,11 @@ class Session:
         with single_thread(self), deterministic_cudnn():  # closing visits are training
             return self.engine.personal(state, where, is_over=self.is_over(state))[0]
 
+    def personal_models(self, state: RunState) -> Tensor:
+        """Those of all clients ``[M, P]``, made side by side: `personal` to rounding, and sooner."""
+        with single_thread(self), deterministic_cudnn():
+            return self.engine.personal(state, is_over=self.is_over(state))
+
     def reports(self, state: RunState) -> Iterator[tuple[RunState, Report]]:
         """Train from ``state`` to the last round: a report of each round and evaluation, with the state they leave.
 

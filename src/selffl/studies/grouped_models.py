@@ -48,7 +48,7 @@ class Fit:
         prediction: The expected outcome of each test row; of a binary outcome the probability of 1.
         cpu_seconds: Of the processor, for fitting and predicting; of R without its start.
         variances: Between groups, as the model has learned them: of the intercept, then of the slopes that vary; of
-            selffl's estimators the one that all coefficients share.  Of a binary outcome those of the log-odds.
+            selffl's estimators the one over all coefficients.  In the outcome's unit; of a binary one, of log-odds.
         note: What was not as asked for; empty where all was.
     """
 
@@ -109,11 +109,27 @@ def fit_estimator(train: GroupedRows, test: GroupedRows, rounds: int | None = No
         if chosen.any():
             rows = test.at(chosen)
             prediction[chosen] = answers(rows, rows.group if has_model else None)
-    variance = estimator.run_.history[-1].get("inter_variance")
+    spent, variance = time.process_time() - began, estimator.run_.history[-1].get("inter_variance")
     # A score for each of two classes has a coefficient of its own: log-odds, their difference, vary twice as much.
-    variances = () if variance is None else (float(variance) * (2 if is_binary(train) else 1),)
+    # With a squared error σ₀² is in units of twice the variance of residuals.
+    unit = 1.0 if is_binary(train) or variance is None else residual_variance(estimator, train)
+    variances = () if variance is None else (2.0 * unit * float(variance),)
     note = " ".join(str(said[0].message).split()) if said else ""
-    return Fit(prediction, time.process_time() - began, variances, note)
+    return Fit(prediction, spent, variances, note)
+
+
+def residual_variance(estimator: Any, train: GroupedRows) -> float:
+    """Estimate the variance of residuals by those of the rows that a regression was fitted to.
+
+    Their squares are too small: of a group's coefficients its N rows have decided the share N/(N + n_0), and as many
+    degrees of freedom are lost.  The run has σ₀² and the mean over groups of σ₀² n_0/N.
+    """
+    residual = train.outcome - estimator.predict(train.features, client=train.group)
+    sizes = np.unique(train.group, return_counts=True)[1]
+    last = estimator.run_.history[-1]
+    prior_rows = last["intra_variance"] / last["inter_variance"] / np.mean(1.0 / sizes)
+    num_decided = (train.features.shape[1] + 1) * float((sizes / (sizes + prior_rows)).sum())
+    return float(np.square(residual).sum() / (len(residual) - num_decided))
 
 
 # ------------------------------------------------------------------------------------------- mixed models, statsmodels

@@ -306,8 +306,8 @@ SETTING = (
     "Rows of R's packages mlmRev, nlme, rstanarm and lme4 (GPL), and simulated counties; 30 % of each known group's "
     "rows are test rows; or a fifth of the groups is new and brings k rows, at most half of its own, and all models "
     "are fitted with them. Error is RMSE in the outcome's unit, of contraception and immunisation log loss. σ₀² is the "
-    "variance between groups that a model learned, for outcome and features of variance 1: of the estimator that of "
-    "every coefficient, of mixed models those of intercept / slopes"
+    "variance between groups that a model learned, for outcome and features of variance 1: of the estimator the one "
+    "over all coefficients, of mixed models those of intercept / slopes"
 )
 MULTILEVEL = Study(
     "multilevel",
@@ -315,11 +315,12 @@ MULTILEVEL = Study(
     "beyond the paper",
     SETTING,
     multilevel_study,
-    "The estimator shares one variance among all coefficients. Where slopes vary as intercepts do (simulated, "
-    "σ₀² = 0.06), it is level with a mixed model that has slopes. On most of the real data the intercept varies more "
-    "than slopes do, and one variance does not fit both: a mixed model with a slope has the lower mean error on all "
-    "seven, mostly by less than five seeds can tell. On simulated counties of few rows the estimator learns too large "
-    "a variance, even where there is none, so that small counties are shrunk too little. On radon's counties its "
-    "variance is near those of the mixed models, but every slope varies: a mixed model with intercepts alone, or one "
-    "pooled regression, predicts better.",
+    "The estimator's figures here are of the rule before two halves, and its σ₀² is in units of twice the variance "
+    "of residuals. With the method as it is now, on the same splits of known groups, its errors beside those of a "
+    "mixed model with a slope are +0.4 % (exam), +0.0 (mathachieve), +0.1 (scotssec), −1.2 (radon), +0.1 "
+    "(sleepstudy), +1.2 (contraception) and +0.6 (immunisation). On radon a mixed model with intercepts alone "
+    "predicts 0.7 % better, 2.4 % in small counties: slopes vary in the estimator, whether or not that helps. "
+    "Binary outcomes have class frequencies in the place of an intercept's variance, which districts share with "
+    "what their people are like. From groups of five rows, cut in two once, the estimator learns too large a "
+    "variance on average; the page on research has the figures and the cause.",
 )
