@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from selffl.algorithms.options import check_choice
 from selffl.data.federation import Federation
+from selffl.data.named import row_shape
 from selffl.data.preparation import Preparation
 from selffl.engines.cohort import RunState
 from selffl.errors import ConfigError, unknown_name
@@ -127,7 +128,7 @@ class Run:
             self.preparation,
             session.label_scale,
             self.classes,
-            tuple(self.federation.train.features.shape[1:]),
+            row_shape(self.federation.train.features),
             params.dtype,
             params.device,
         )
