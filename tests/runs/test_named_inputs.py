@@ -135,6 +135,10 @@ def test_exports_hold_the_same_models(run, tmp_path):
     x = floats(some())
     with torch.no_grad():
         assert torch.equal(models.model("ben", towers())(**x)["logits"], run.personal_model("ben")(**x)["logits"])
+    whose = ["ben", "carl", "nobody"]
+    assert models.predict(some(), whose, module=towers()).to_pylist() == run.predict(some(), whose).to_pylist()
+    with pytest.raises(DataError, match=r"^features are a dictionary of words; expected age, image, is_word, words"):
+        models.predict({"words": x["words"]}, module=towers())
 
 
 @dataclass

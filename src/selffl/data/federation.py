@@ -132,7 +132,8 @@ class Federation:
         """Group rows by the client column and set aside a share of each client's rows for testing.
 
         Args:
-            x: features, one row each; floating-point features must be finite.
+            x: features, one row each; floating-point features must be finite.  For a module with several inputs a
+                dictionary of them by the names of its arguments, each of its own type.
             y: labels or targets, one each.  Whole numbers and truth values are classes: 0 or more, kept as int64.  A
                 client may have a single class.
             client: the client of each row; any column of numbers or strings.
@@ -292,6 +293,7 @@ class Federation:
 
         A column of images becomes numbers from 0 to 1, ``[channels, height, width]``; one of lists keeps their shape,
         and whole numbers stay whole (words, say); columns of numbers, dates and words are prepared as in `from_frame`.
+        Several columns with images or lists among them are features by name, as for `from_arrays`.
         The names of a ClassLabel become `classes`, all of them, in its order; other text in sorted order.
 
         Args:
@@ -384,7 +386,8 @@ class Federation:
     ) -> Federation:
         """A torch data set of (features, label) pairs with one client id per item; the rest as in `from_arrays`.
 
-        Every item is read once, so that random transforms are frozen as they fall.
+        An item may also be a dictionary of features and, in the entry ``label`` or ``labels``, its label.  Every item
+        is read once, so that random transforms are frozen as they fall.
         """
         chosen = split_of(split)
         x, y = rows_of_dataset(dataset, len(column_of(client)))

@@ -96,7 +96,7 @@ class Run:
 
         Args:
             rows: a frame with the columns that were trained on (the label need not be there), the path of a CSV or
-                Parquet file, or an array of features as `Federation.from_arrays` takes them.
+                Parquet file, or features as `Federation.from_arrays` takes them, an array or a dictionary.
             client: the name of the column of clients, by default the one that was trained on; of an array, one id for
                 each row.
 
@@ -223,6 +223,7 @@ class Run:
                 "module": type(self._session.module).__name__,
                 "model": self.config.model,
                 "layers": describe_layers(self._session.model.module),
+                "shape": row_shape(self.federation.train.features),
                 "rows": [known.get(client, {}) for client in chosen],
             },
             precision,
