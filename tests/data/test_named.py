@@ -129,6 +129,7 @@ def test_items_of_torch_data_sets_may_be_dictionaries(label):
     items = rows if label is None else [{**x, label: y} for x, y in rows]
     fed = Federation.from_dataset(Items(items), CLIENT, test_fraction=0)
     x = fed.train.features
+    assert list(x.keys()) == ["age", "words"]
     assert x["words"].dtype == torch.int64
     assert torch.equal(x["words"][:, 0].float() / 2, x["age"])
     assert torch.equal(fed.train.labels, x["words"][:, 0] % 3)

@@ -42,6 +42,18 @@ def test_a_cohort_trains_as_the_plain_loop_does(gradients):
     assert run.summary["global_accuracy"] == pytest.approx(right.double().mean().item())
 
 
+def test_minibatches_hold_whole_rows_of_their_clients():
+    source = train(rounds=1, dtype="float64")._session.source
+    features, labels = source.task(torch.arange(3), 1).batch(2, torch.tensor([0, 2]))
+    known = [x.tobytes() for x in packed(rows()).numpy()]
+    assert [tuple(entry.shape[:2]) for _, entry in features.items()] == [(2, 4)] * 4
+    for client, (x, y) in enumerate(zip(features, labels, strict=True)):
+        given = [x.tobytes() for x in packed(x).numpy()]
+        found = [known.index(each) for each in given]
+        assert y.tolist() == [row % 3 for row in found]
+        assert all((row % 4 in (2, 3)) if client else (row % 4 == 0) for row in found)
+
+
 def twins(method, **options):
     """Runs by name, and of one tensor that has the same numbers."""
     fed = federation()
@@ -198,10 +210,12 @@ class InPlace(Towers):
 @pytest.mark.parametrize("gradients", ["vmap", "loop"])
 def test_rows_are_left_alone_by_a_module_that_writes_over_them(gradients):
     fed = federation()
-    before = copy.deepcopy(fed.train.features)
+    before = copy.deepcopy(fed)
     run = train(towers(InPlace), fed, gradients=gradients)
-    for name, entry in before.items():
-        assert torch.equal(fed.train.features[name], entry)
+    run.evaluate()
+    for part, rows_before in before.parts.items():
+        for name, entry in rows_before.features.items():
+            assert torch.equal(fed.parts[part].features[name], entry)
     assert_close(run.global_model(), train(gradients=gradients).global_model(), 1e-6)
 
 
