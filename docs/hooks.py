@@ -3,7 +3,8 @@
 On a page, ``{{ options NAME }}`` becomes the table of a method's options, ``{{ settings }}`` that of a run's settings,
 ``{{ grids }}`` what is tuned in each method, ``{{ costs }}`` what each method sends and
 computes, ``{{ commands }}`` the command line with every option, ``{{ count WHAT }}`` a number of `counts`,
-``{{ statements WHOSE }}`` how many statements of docs/results.md hold, ``{{ spreads }}`` the tutorial's comparison from
+``{{ statements WHOSE }}`` how many statements of docs/results.md hold, ``{{ benchmark WHAT }}`` a table of
+docs/benchmarks.py, ``{{ spreads }}`` the tutorial's comparison from
 docs/figures/pictures.json; the first use of a word of docs/glossary.md becomes a link to it; a fence ``math`` becomes
 MathML, which browsers draw without any script.  Notebooks are run and become pages, as do the source files that the
 methods' pages point to.
@@ -12,9 +13,11 @@ methods' pages point to.
 from __future__ import annotations
 
 import html
+import importlib
 import inspect
 import json
 import re
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -171,6 +174,27 @@ def statements_line(whose: Any) -> str:
     return tally_of(whose, statements()[whose])
 
 
+def benchmarks() -> Any:
+    """The module docs/benchmarks.py."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        return importlib.import_module("benchmarks")
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+
+
+def benchmark_table(what: str) -> str:
+    """A table of the page on benchmarks."""
+    module = benchmarks()
+    makers = {
+        "data": module.data_table,
+        "regimes": module.regimes_table,
+        "published": module.published_tables,
+        "machines": module.machines_table,
+    }
+    return str(makers[what]())
+
+
 def spreads_table() -> str:
     """What the tutorial's comparison finds where clinics differ less or more, as docs/make_pictures.py has seen it."""
     pictures = json.loads((ROOT / "docs" / "figures" / "pictures.json").read_text(encoding="utf-8"))
@@ -301,6 +325,7 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
         "commands": command_reference,
         "count": count,
         "statements": statements_line,
+        "benchmark": benchmark_table,
         "spreads": spreads_table,
     }
 
@@ -356,7 +381,8 @@ def notebook_page(path: Path, content: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made: notebooks and sources."""
+    """Add what is made: the picture of the benchmarks, pages of notebooks and of sources."""
+    files.append(File.generated(config, benchmarks().PICTURE, content=benchmarks().picture()))
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         page = notebook_page(path, path.read_text(encoding="utf-8"))
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))

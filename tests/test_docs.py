@@ -15,6 +15,7 @@ from rich.console import Console
 
 import selffl
 from selffl import cli
+from selffl.reports.results import read_results
 from selffl.studies import STUDIES, arms
 
 ROOT = Path(__file__).parent.parent
@@ -464,7 +465,4 @@ def section_of(study):
 
 def results_table(study):
     """The table of a study on the results page: by method, each column's cell."""
-    header, _, *lines = [line for line in section_of(study).splitlines() if line.startswith("|")]
-    names = [cell.strip() for cell in header.split("|")[1:-1]]
-    rows = [dict(zip(names, (c.strip() for c in line.split("|")[1:-1]), strict=True)) for line in lines]
-    return {row["method"]: row for row in rows}
+    return {row["method"]: row for row in read_results(ROOT / "docs" / "results.md")[study].table}

@@ -178,6 +178,35 @@ def test_a_verdict_that_is_not_known_stops_the_page(hooks, tmp_path, monkeypatch
         hooks.statements()
 
 
+def test_the_benchmarks_have_the_numbers_of_the_readme(hooks):
+    """Which another test compares with the results page."""
+    readme = re.search(r"^\| data \(clients\).*?\n\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)[0]
+    expected = [[cell.strip() for cell in line.split("|")[1:-1]] for line in readme.strip().splitlines()[2:]]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in hooks.benchmark_table("data").splitlines()]
+    rows = [dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]]
+    assert len(rows) == len(expected)
+    for row, (data, own, best, difference) in zip(rows, expected, strict=True):
+        assert re.match(r"\[(.+)\]\(results\.md#[\w-]+\)", row["data (clients)"])[1] == data
+        assert (row["`self-fl-auto`"].split(" ± ")[0], row["best baseline"].split(" ± ")[0]) == (
+            own,
+            best.split(",")[0],
+        )
+        assert row["difference"] == difference.split(",")[0]
+        assert row["command"].startswith("`selffl paper run auto-")
+
+
+def test_the_picture_of_the_benchmarks_has_a_mark_for_every_difference(hooks):
+    from selffl.studies.regimes import REGIMES
+
+    module = hooks.benchmarks()
+    gaps = [gap for study in module.REGIMES if study in module.sections() for gap in module.regime_gaps(study)]
+    assert module.REGIMES.keys() == {study.id for study in REGIMES}
+    drawing = module.picture().decode()
+    assert len(re.findall(r'id="LineCollection_\d+"', drawing)) == len(gaps) + len(module.DATA)
+    for name in (*module.DATA.values(), *("digits, 20 regimes", "letters, 20 regimes")):
+        assert name.split(",")[0] in drawing
+
+
 def test_the_spreads_of_the_tutorial_are_a_table_of_every_method(hooks):
     header, _, *lines = hooks.spreads_table().splitlines()
     assert re.findall(r"`([\w-]+)`", header) == ["self-fl-auto", "ditto", "fedavg", "local"]

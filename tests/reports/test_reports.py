@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import selffl
+from selffl.algorithms import ALGORITHMS
 from selffl.data.estimates import EstimateTable
 from selffl.errors import ConfigError, DataError
 from selffl.reports import figures, forest, page, results, tables
@@ -414,6 +415,26 @@ def test_the_results_page_holds_every_verdict_table_and_figure(two_studies):
     assert selffl.__version__ in text
 
 
+def test_a_results_page_is_read_as_it_was_written(two_studies, tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text(results.results_page(two_studies, "pictures"), encoding="utf-8")
+    found = results.read_results(page)
+    assert sorted(found) == sorted(record.id for _, record in two_studies)
+    for _, record in two_studies:
+        section = found[record.id]
+        assert (section.title, section.command) == (record.title, record.command)
+        assert section.seconds == round(record.seconds)
+        assert "python" in section.environment
+        assert section.is_tested is bool(record.decided_by)
+        assert section.table == [dict(row) for row in record.table]
+        assert [(line.text, line.evidence) for line in section.statements] == [
+            (claim["text"], claim["evidence"]) for claim in record.claims
+        ]
+    page.write_text(page.read_text(encoding="utf-8").replace("Made by", "Made with"), encoding="utf-8")
+    with pytest.raises(DataError, match=r"does not say what made \S+; expected a line that begins with 'Made by'\.$"):
+        results.read_results(page)
+
+
 def test_a_results_page_keeps_what_it_said_of_studies_whose_records_are_elsewhere(two_studies, tmp_path):
     before = tmp_path / "results.md"
     before.write_text(results.results_page(two_studies, "pictures"), encoding="utf-8")
@@ -565,7 +586,8 @@ def test_a_method_keeps_its_colour_and_others_get_different_ones():
     series = [Series(name, [1, 2], [1, 2]) for name in names]
     lines = drawn_lines(figures.draw(Figure("f", "", [Chart("", "", "", series)])).axes[0])
     assert lines["self-fl"].get_color() == "#d55e00"
-    assert lines["fedavg"].get_color() == "#7f7f7f"
+    place = list(ALGORITHMS).index("fedavg") % len(figures.METHOD_COLOURS)
+    assert lines["fedavg"].get_color() == figures.METHOD_COLOURS[place]
     assert lines["mine"].get_color() != lines["yours"].get_color()
 
 

@@ -220,9 +220,11 @@ def test_every_method_starts_from_where_it_is_told(name):
     start = {key: torch.full_like(part, 0.25) for key, part in TwoLayers().state_dict().items()}
     method = selffl.algorithm(name, adam_learning_rate=None) if name == "pfedbayes" else name  # whose rate is its own
     run = selffl.train(TwoLayers(), fed, method, rounds=3, participation=0.6, learning_rate=1e-12, start=start)
-    for model in (run.global_model(), *(run.personal_model(client) for client in fed.clients)):
-        for part in model.state_dict().values():
-            torch.testing.assert_close(part, torch.full_like(part, 0.25), rtol=0, atol=1e-6)
+    for place, model in enumerate((run.global_model(), *(run.personal_model(client) for client in fed.clients))):
+        for layer, part in model.state_dict().items():
+            # Class frequencies, which no step has to find, move the bias of a personal model a little.
+            slack = 0.03 if place > 0 and layer == "head.bias" else 1e-6
+            torch.testing.assert_close(part, torch.full_like(part, 0.25), rtol=0, atol=slack)
 
 
 def test_a_start_that_does_not_fit(fed):

@@ -118,7 +118,7 @@ def test_layers_have_their_statistics_where_their_module_stands():
     assert model.kept_layers == ()
     kept = FlatModel(model.module, "kept").kept_layers
     assert [tuple(layer) for layer in kept] == [("1", 29, 35), ("2", 15, 21), ("2", 35, 41)]
-    assert model.class_bias == (27, 29)
+    assert model.class_bias == (27, 29, 21)  # the bias of the last layer, and where its weights begin
 
 
 class OwnNorm(nn.BatchNorm1d):

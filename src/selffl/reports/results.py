@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from selffl.errors import DataError
 from selffl.reports import tables
@@ -31,6 +33,7 @@ UNSAID = (
 _STUDY = re.compile(r"## .+\n\n`([^`\n]+)`: ")  # how a section begins
 _PAPER = re.compile(r"## .+\n\n`[^`\n]+`: (.+)")  # where a section says what of the paper it is about
 _VERDICT = re.compile(r"^- \*\*(.+?)\*\* \*([^*]+)\.\*", re.MULTILINE)
+_MADE = re.compile(r"^Made by `([^`\n]+)` in (\d+) s; (.+)\.$", re.MULTILINE)
 OF_TARGETS = ("auto-", "regimes-")  # how names of studies begin whose lines are targets
 
 
@@ -63,6 +66,47 @@ def results_page(studies: Recorded, figure_folder: str, before: Path | None = No
     older = sum(count.total() for count in count_statements("\n\n".join(p for p in parts if TEST not in p)).values())
     rule = f"{RULE}\n\n{UNSAID.format(number=older)}" if older else RULE
     return "\n\n".join([top, tally(count_statements("\n\n".join(parts))), rule, *parts]) + "\n"
+
+
+class Statement(NamedTuple):
+    """A line of a results page that has a verdict."""
+
+    text: str
+    verdict: str  # as the page words it, such as "Met"
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a results page says of one study."""
+
+    title: str
+    command: str  # that made it
+    seconds: int  # that the command took
+    environment: str  # versions and machine
+    statements: Sequence[Statement]
+    is_tested: bool  # whether it says which test decided its statements
+    table: Sequence[dict[str, str]]  # by column
+
+
+def read_results(page: Path) -> dict[str, Section]:
+    """A results page as values, by the name of the study."""
+    return {name: _read_section(page, name, text) for name, text in _sections(page).items()}
+
+
+def _read_section(page: Path, name: str, text: str) -> Section:
+    made = _MADE.search(text)
+    if made is None:
+        raise DataError(f"{page} does not say what made {name}; expected a line that begins with 'Made by'.")
+    return Section(
+        title=text.splitlines()[0].removeprefix("## "),
+        command=made[1],
+        seconds=int(made[2]),
+        environment=made[3],
+        statements=[Statement(*found) for found in re.findall(_VERDICT.pattern + r" (.+)$", text, re.MULTILINE)],
+        is_tested=TEST in text,
+        table=tables.read_markdown(text),
+    )
 
 
 def count_statements(page: str) -> dict[Whose, Counter[str]]:

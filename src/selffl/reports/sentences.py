@@ -208,10 +208,10 @@ def _of_predicted(group: Group, table: SeedTable) -> str:
     for number, columns in enumerate(table["methods"]):
         if columns is None or "predicted" not in columns:
             continue
-        realised, base = client_gains.gains(group, table, number)
-        if base != client_gains.ALONE:
+        rows = client_gains.joining(group, group.seeds[0], number)  # whose numbers are not rounded as the page's are
+        if not rows:
             continue
-        correlation = rank_correlation(columns["predicted"], realised)
+        correlation = rank_correlation(*([row[name] for row in rows] for name in ("predicted_gain", "realised_gain")))
         name = group.methods[number].label
         if correlation is None:
             return f"The gains of {name} do not vary enough to say whether its predictions order them."

@@ -45,6 +45,7 @@ LATEX = {
     "—": "---",
     "…": r"\dots{}",
 }
+_BAR = re.compile(r"(?<!\\)\|")  # that ends a cell
 _SPECIAL = re.compile("|".join(re.escape(sign) for sign in LATEX))
 
 
@@ -57,6 +58,21 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
 
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"  # a bar inside a cell would end it
+
+
+def read_markdown(text: str) -> list[dict[str, str]]:
+    """The rows of the only table in a text, as `markdown` has written it; none: no rows.
+
+    Examples:
+        >>> read_markdown(markdown([{"model": "E[y|x]", "error": "0.1"}]))
+        [{'model': 'E[y|x]', 'error': '0.1'}]
+    """
+    lines = [
+        [cell.strip().replace("\\|", "|") for cell in _BAR.split(line)[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    return [dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]]
 
 
 def latex(rows: Sequence[Mapping[str, str]], caption: str = "") -> str:

@@ -81,8 +81,12 @@ def is_within_chance(num_won: int, num_lost: int) -> bool:
 
 
 def rank_correlation(one: Sequence[float | None], other: Sequence[float | None]) -> tuple[float, float, int] | None:
-    """Spearman's, its p-value, and of how many pairs; none where either does not vary."""
-    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    """Spearman's, its p-value, and of how many pairs; none where either does not vary.
+
+    Numbers that differ by rounding alone, as 0.9 - 0.8 and 0.7 - 0.6 do, have the same rank.
+    """
+    both = zip(one, other, strict=True)
+    pairs = [(float(f"{a:.9g}"), float(f"{b:.9g}")) for a, b in both if a is not None and b is not None]
     if len(pairs) < 3 or len({a for a, _ in pairs}) < 2 or len({b for _, b in pairs}) < 2:
         return None
     from scipy.stats import spearmanr  # here: it takes a second

@@ -1,0 +1,171 @@
+"""The tables and the picture of docs/benchmarks.md, made from docs/results.md when the site is built."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from markdown.extensions.toc import slugify
+
+from selffl.reports.results import Section, read_results
+from selffl.reports.tables import markdown
+
+RESULTS = Path(__file__).parent / "results.md"
+DATA = {  # what each study is about, and how many clients it has
+    "auto-mnist": "MNIST (1000)",
+    "auto-femnist": "letters (200), for FEMNIST",
+    "auto-cifar10": "CIFAR-10 (20)",
+    "auto-sent140": "sentiment (785), for Sent140",
+    "auto-digits": "digits (40)",
+    "auto-wakeword": "wake words (5), made-up devices",
+}
+REGIMES = {
+    "regimes-digits": "digits",
+    "regimes-letters": "letters",
+    "regimes-mnist": "MNIST",
+    "regimes-cifar10": "CIFAR-10",
+}
+PICTURE = "figures/benchmarks.svg"
+OUR_METHOD = "self-fl-auto"
+BLUE = "#0072b2"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """By how many points our method is above the best baseline."""
+
+    mean: float
+    error: float  # standard error over seeds
+
+    @classmethod
+    def read(cls, text: str) -> Gap:
+        """From ``+1.85 ± 0.12``."""
+        mean, error = text.replace("−", "-").split(" ± ")
+        return cls(float(mean), float(error))
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ± {self.error:.2f}".replace("-", "−")
+
+
+@cache
+def sections() -> dict[str, Section]:
+    """What docs/results.md says, by study."""
+    return read_results(RESULTS)
+
+
+def link(study: str, text: str) -> str:
+    """A link to what the results page says of a study."""
+    return f"[{text}](results.md#{slugify(sections()[study].title, '-')})"
+
+
+def headline(study: str) -> tuple[str, Gap, str]:
+    """The baseline that is most accurate on test rows, how far our method is above it, and what the page says of it."""
+    section = sections()[study]
+    for statement in section.statements:
+        if found := re.match(r"([+−-][\d.]+ ± [\d.]+) points against (.+?), the best \(paired", statement.evidence):
+            said = {"Met": "ahead", "Not met": "not ahead"}.get(statement.verdict, statement.verdict.lower())
+            return found[2], Gap.read(found[1]), said if section.is_tested else "not tested"
+    raise ValueError(f"{study} has no line on the best of the other methods")
+
+
+def data_table() -> str:
+    """One line for each data set: our method, the best baseline, the difference, the command."""
+    rows = []
+    for study, data in DATA.items():
+        section = sections()[study]
+        table = {row["method"]: row for row in section.table}
+        label, gap, said = headline(study)
+        name = link(study, data) + ("" if section.is_tested else " †")
+        rows.append(
+            {
+                "data (clients)": name,
+                f"`{OUR_METHOD}`": table[OUR_METHOD]["accuracy"],
+                "best baseline": table[label]["accuracy"],
+                "which": label,
+                "tuned": table[label]["chosen"],
+                "difference": str(gap),
+                "verdict": said,
+                "command": f"`{section.command}`",
+            }
+        )
+    return markdown(rows)
+
+
+def regimes_table() -> str:
+    """One line for each data set: in how many cells our method is level with every baseline, and the extremes."""
+    rows = []
+    for study in (name for name in REGIMES if name in sections()):
+        section, gaps = sections()[study], regime_gaps(study)
+        level = next(filter(None, (re.match(r"So in (\d+) of", line.evidence) for line in section.statements)))[1]
+        rows.append(
+            {
+                "data": link(study, REGIMES[study]),
+                "cells": str(len(gaps)),
+                "level with every baseline within one s.e., or ahead": level,
+                "furthest behind": str(min(gaps, key=lambda gap: gap.mean)),
+                "furthest ahead": str(max(gaps, key=lambda gap: gap.mean)),
+                "command": f"`{section.command}`",
+            }
+        )
+    return markdown(rows)
+
+
+def regime_gaps(study: str) -> list[Gap]:
+    """Of each cell."""
+    return [Gap.read(row["above best baseline"]) for row in sections()[study].table]
+
+
+def published_tables() -> str:
+    """The tables that others published, as studies have them; which of those studies have not been run."""
+    from selffl.studies import STUDIES
+
+    parts = []
+    for name in (name for name in STUDIES if name.startswith("published-")):
+        if name not in sections():
+            parts.append(f"`{name}` has not been run in full yet.")
+            continue
+        section = sections()[name]
+        parts += [f"### {link(name, section.title)}", f"Made by `{section.command}`.", markdown(section.table)]
+    return "\n\n".join(parts) or "None yet."
+
+
+def machines_table() -> str:
+    """The command, the seconds and the machine of every study on the page."""
+    shown = [*DATA, *REGIMES, *(name for name in sections() if name.startswith("published-"))]
+    found = {name: sections()[name] for name in shown if name in sections()}
+    return markdown(
+        [
+            {"study": f"`{name}`", "seconds": str(section.seconds), "versions and machine": section.environment}
+            for name, section in found.items()
+        ]
+    )
+
+
+def picture() -> bytes:
+    """Our method less the best baseline: a line for each data set, and one for all cells of each regime study."""
+    from matplotlib.figure import Figure
+
+    from selffl.reports.figures import INK, save, style
+
+    rows = [(name.split(",")[0], study, [headline(study)[1]]) for study, name in DATA.items()]
+    found = {study: regime_gaps(study) for study in REGIMES if study in sections()}
+    rows += [(f"{REGIMES[study]}, {len(gaps)} regimes", study, gaps) for study, gaps in found.items()]
+    with style():
+        heights = [1.0 if len(gaps) == 1 else 2.2 for *_, gaps in rows]
+        places = [height / 2 - sum(heights[: index + 1]) for index, height in enumerate(heights)]
+        canvas = Figure(figsize=(8.6, 0.4 * sum(heights) + 0.9), layout="constrained")
+        axis = canvas.subplots()
+        for place, height, (_, study, gaps) in zip(places, heights, rows, strict=True):
+            spread = [0.8 * height * ((index + 0.5) / len(gaps) - 0.5) for index in range(len(gaps))]
+            fill = BLUE if sections()[study].is_tested else "white"
+            for offset, gap in zip(spread, sorted(gaps, key=lambda each: each.mean), strict=True):
+                axis.errorbar(gap.mean, place + offset, xerr=gap.error, fmt="o", color=BLUE, mfc=fill, ms=4, lw=1)
+        axis.axvline(0, color=INK, linewidth=0.9)
+        axis.set_yticks(places, [name for name, *_ in rows])
+        axis.grid(visible=True, axis="x")
+        axis.set_xlabel(f"accuracy of {OUR_METHOD} less that of the best tuned baseline, in points; bars: one s.e.")
+        with tempfile.TemporaryDirectory() as folder:
+            return save(canvas, Path(folder) / "benchmarks", ("svg",))[0].read_bytes()
