@@ -67,7 +67,11 @@ def check_names(module: nn.Module, features: Features) -> None:
         return
     while isinstance(module, Select):
         module = module.module
-    kind, known = type(module).__name__, inspect.signature(module.forward).parameters.values()
+    kind = type(module).__name__
+    try:
+        known = inspect.signature(module.forward).parameters.values()
+    except ValueError:  # a module that was compiled by torch.jit, which says itself what it lacks
+        return
     by_name = [each for each in known if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     if not by_name and any(each.kind == each.VAR_KEYWORD for each in known):
         return
