@@ -150,11 +150,15 @@ def rows_of_dataset(dataset: torch.utils.data.Dataset[Any], num_ids: int) -> tup
             found, first = (", ".join(map(str, names)) or "no name" for names in (row, entries))
             raise DataError(f"item {item} has features of {found}; expected {first}, as item 0.")
         for name, each in row.items():
-            if each.shape != entries[name].shape[1:]:
-                what = f"{name} " if name else "features "
+            what, first_one = name or "features", entries[name][0]
+            if each.shape != first_one.shape:
                 raise DataError(
-                    f"item {item} has {what}of shape {tuple(each.shape)}; expected "
-                    f"{tuple(entries[name].shape[1:])}, as item 0."
+                    f"item {item} has {what} of shape {tuple(each.shape)}; expected {tuple(first_one.shape)}, as item 0."
+                )
+            if each.is_floating_point() and not first_one.is_floating_point():
+                raise DataError(
+                    f"item {item} has {what} of type {each.dtype}; expected {first_one.dtype}, as item 0. Make all of "
+                    "them floating-point numbers."
                 )
             entries[name][item] = each
     if not entries:
