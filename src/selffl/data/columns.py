@@ -150,14 +150,14 @@ def rows_of_dataset(dataset: torch.utils.data.Dataset[Any], num_ids: int) -> tup
             found, first = (", ".join(map(str, names)) or "no name" for names in (row, entries))
             raise DataError(f"item {item} has features of {found}; expected {first}, as item 0.")
         for name, each in row.items():
-            what, first_one = name or "features", entries[name][0]
-            if each.shape != first_one.shape:
+            what, known = name or "features", entries[name][0]
+            if each.shape != known.shape:
                 raise DataError(
-                    f"item {item} has {what} of shape {tuple(each.shape)}; expected {tuple(first_one.shape)}, as item 0."
+                    f"item {item} has {what} of shape {tuple(each.shape)}; expected {tuple(known.shape)}, as item 0."
                 )
-            if each.is_floating_point() and not first_one.is_floating_point():
+            if each.is_floating_point() and not known.is_floating_point():
                 raise DataError(
-                    f"item {item} has {what} of type {each.dtype}; expected {first_one.dtype}, as item 0. Make all of "
+                    f"item {item} has {what} of type {each.dtype}; expected {known.dtype}, as item 0. Make all of "
                     "them floating-point numbers."
                 )
             entries[name][item] = each
