@@ -294,7 +294,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         momentum = named_method(self.algorithm)[1].momentum
         sizes = federation.train.num_examples.tolist()
         bounds = []
-        for rows in torch.split(federation.train.features, sizes):
+        for rows in torch.split(federation.train.array, sizes):
             z = torch.cat([rows.double(), torch.ones(len(rows), 1, dtype=torch.float64)], dim=1)
             gram = z.T @ z if z.shape[0] > z.shape[1] else z @ z.T
             largest = 2.0 * torch.linalg.eigvalsh(gram)[-1] / len(z)

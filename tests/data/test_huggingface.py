@@ -139,6 +139,25 @@ def test_real_partitions_of_flwr_datasets():
     assert fed.train.num_examples.tolist() == [4, 4, 4]
 
 
+def test_several_columns_of_lists_and_images_are_features_by_name():
+    words, kept = [[row, row + 1, 0] for row in range(12)], [[1, 1, row % 2] for row in range(12)]
+    data = pictures().add_column("words", words).add_column("kept", kept)
+    fed = Federation.from_huggingface(data, "site", test_fraction=0)
+    found = fed.train.features
+    assert {name: (entry.dtype, tuple(entry.shape)) for name, entry in found.items()} == {
+        "image": (torch.float32, (12, 1, 4, 5)),
+        "kept": (torch.int64, (12, 3)),
+        "number": (torch.int64, (12,)),
+        "words": (torch.int64, (12, 3)),
+    }
+    alone = Federation.from_huggingface(data, "site", features="words", test_fraction=0)
+    assert torch.equal(found["words"], alone.train.features)
+    assert found["kept"].tolist() == [kept[row[0]] for row in found["words"].tolist()]
+    each = [data.select(range(6)), data.select(range(6, 12))]
+    parts = Federation.from_huggingface([part.remove_columns("site") for part in each], test_fraction=0)
+    assert sorted(parts.train.features["words"].tolist()) == words
+
+
 def refused(message, data, kind=DataError, **options):
     with pytest.raises(kind, match=message) as error:
         Federation.from_huggingface(data, **options)
@@ -166,7 +185,6 @@ def test_what_is_no_data_set_is_refused():
 
 def test_columns_that_cannot_be_features_are_refused():
     whole = pictures()
-    refused("the features of the data set are image .Image., number .Value.; expected", whole, client="site")
     refused("no column 'imgae' among: .*; did you mean 'image'", whole, client="site", features="imgae")
     text = numbers().add_column("text", ["words"] * 12)
     assert "text=words" in Federation.from_huggingface(text, client="site").preparation.inputs
@@ -180,6 +198,8 @@ def test_columns_that_cannot_be_features_are_refused():
     kept = {tuple(row) for row in whole_rows.train.features.flatten(1).tolist()}
     kept -= {tuple((pixels()[0].reshape(-1).astype(np.float32) / np.float32(255)).tolist())}
     assert {tuple(row) for row in dropped.train.features.flatten(1).tolist()} == kept
+    mixed = whole.add_column("text", ["words"] * 12)
+    refused("column 'text' is of type .*; expected numbers, .*or choose columns with features=", mixed, client="site")
     ragged = datasets.Dataset.from_dict({"x": [[1], [1, 2]], "label": [0, 1], "site": [0, 1]})
     refused(r"column 'x' is of type .*; expected numbers, and lists of one length", ragged, client="site")
     gap = datasets.Dataset.from_dict({"x": [[1.0], None], "label": [0, 1], "site": [0, 1]})

@@ -11,6 +11,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[f
 sys.path.append(str(Path(__file__).parent.parent / "engines" / "flower"))
 
 from flwr.app import Context, RecordDict
+from two_towers import CLIENTS as TOWER_CLIENTS
+from two_towers import federation, towers
 from wire import RUN, WireGrid
 
 import selffl
@@ -97,6 +99,33 @@ def test_a_run_over_flower_goes_on_with_its_statistics(fed, tmp_path):
     for ours, theirs in zip(of_again, of_whole, strict=True):
         assert torch.equal(ours.body[1].running_mean, theirs.body[1].running_mean)
         assert not torch.equal(ours.body[1].running_mean, torch.zeros(12))
+
+
+@pytest.mark.parametrize("brings", ["a federation", "arrays"])
+def test_modules_with_several_inputs_are_those_of_train(brings, tmp_path):
+    fed = federation()
+    settings = SETTINGS | {"participation": 1.0}
+    run = selffl.train(towers(), fed, "ditto", gradients="loop", **settings)
+
+    def rows(client):
+        own = fed.subset([client])
+        x = [{name: entry.numpy() for name, entry in part.features.items()} for part in (own.train, own.test)]
+        return own if brings == "a federation" else (x[0], own.train.labels, x[1], own.test.labels)
+
+    app = client_app(towers(), rows, "ditto", memory_dir=tmp_path / "clients")
+    grid = WireGrid(app, {100 + number: client for number, client in enumerate(TOWER_CLIENTS)})
+    given = settings | {"connect_seconds": 0, "round_seconds": 20.0, "experiment": "first"}
+    server_app(towers(), "ditto", TOWER_CLIENTS, out=tmp_path / "run", **given)(
+        grid, Context(RUN, 1, {}, RecordDict(), {})
+    )
+    for name, entry in load_tensors(tmp_path / "run" / "model.safetensors")[0].items():
+        assert torch.equal(entry, run.global_model().state_dict()[name]), name
+    x = fed.to("cpu", torch.float32).test.features
+    for client in TOWER_CLIENTS:
+        found = personal_model(towers(), tmp_path / "clients", "first", client)
+        assert torch.equal(found(**x)["logits"], run.personal_model(client)(**x)["logits"])
+    found = files.read_records(tmp_path / "run").summary
+    assert found["weighted_accuracy"] == pytest.approx(run.summary["weighted_accuracy"], abs=1e-12)
 
 
 def test_what_is_not_sent_has_to_be_the_same_on_both_sides():

@@ -70,10 +70,14 @@ def small_vit(vision):
 WORDS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3}
 
 
-def bert(transformers):
+def bare_bert(transformers):
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = transformers.BertConfig(vocab_size=30, max_position_embeddings=16, **WORDS, **still)
-    return Logits(transformers.BertForSequenceClassification(config))
+    return transformers.BertForSequenceClassification(config)
+
+
+def bert(transformers):
+    return Logits(bare_bert(transformers))
 
 
 def llama(transformers):
@@ -107,6 +111,11 @@ def sentences():
     return torch.randint(1, 30, (30, 6), generator=torch.Generator().manual_seed(0))
 
 
+def scores(module, x):
+    """What a module says of rows: as it is called by hand."""
+    return module(x) if isinstance(x, torch.Tensor) else module(**x).logits
+
+
 def plain_rounds(module, run, num_rounds):
     """FedAvg as anybody would write it: each client in turn, all entries of the state_dicts averaged."""
     weights = run.federation.train.num_examples.tolist()
@@ -119,7 +128,7 @@ def plain_rounds(module, run, num_rounds):
             for draw in range(STEPS):
                 x, y = (part[0] for part in task.batch(draw, torch.tensor([0])))
                 optimiser.zero_grad()
-                nn.functional.cross_entropy(own(x), y).backward()
+                nn.functional.cross_entropy(scores(own, x), y).backward()
                 optimiser.step()
             trained.append(own.state_dict())
         state = module.state_dict()
@@ -149,8 +158,9 @@ def check(make, given, features, gradients, num_rounds=1):
                 found.state_dict()[name], entry, rtol=1e-7, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}"
             )
     with torch.no_grad():
-        torch.testing.assert_close(found(fed.test.features), expected(fed.test.features), rtol=1e-5, atol=1e-5)
-    right = int((expected(fed.test.features).argmax(1) == fed.test.labels).sum())
+        ours, theirs = (scores(each, fed.test.features) for each in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    right = int((theirs.argmax(1) == fed.test.labels).sum())
     assert run.summary["global_accuracy"] == pytest.approx(right / len(fed.test.labels))
 
 
@@ -165,3 +175,28 @@ def test_torchvisions_models_train_as_the_plain_loop_does(make, gradients, visio
 @pytest.mark.parametrize("make", [bert, llama, gpt2])
 def test_hugging_faces_models_train_as_the_plain_loop_does(make, gradients, hugging_face):
     check(make, hugging_face, sentences(), gradients)
+
+
+def padded_sentences(is_square):
+    """Sentences of two to six words, with masks for each word, or, of the same content, for each pair of words."""
+    drawn = torch.Generator().manual_seed(1)
+    is_word = torch.arange(6) < torch.randint(2, 7, (30, 1), generator=drawn)
+    return {
+        "input_ids": sentences() * is_word,
+        "attention_mask": is_word[:, None, None, :].expand(-1, 1, 6, 6) if is_square else is_word.long(),
+        "token_type_ids": torch.randint(0, 2, (30, 6), generator=drawn),
+    }
+
+
+@pytest.mark.parametrize(
+    ("gradients", "is_square"), [("auto", False), ("loop", False), ("auto", True), ("vmap", True), ("loop", True)]
+)
+def test_hugging_faces_models_take_masks_by_name_and_return_a_record(gradients, is_square, hugging_face):
+    check(bare_bert, hugging_face, padded_sentences(is_square), gradients)
+
+
+def test_what_would_go_unseen_into_keywords_is_refused(hugging_face):
+    x = padded_sentences(False) | {"idx": torch.arange(30)}
+    fed = selffl.Federation.from_arrays(x, torch.arange(30) % 3, list("abc") * 10)
+    with pytest.raises(selffl.ConfigError, match=r"^rows have an entry 'idx', and forward of Bert"):
+        selffl.train(bare_bert(hugging_face), fed, rounds=1)

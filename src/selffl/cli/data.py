@@ -259,7 +259,7 @@ def _facts(fed: Federation) -> dict[str, Any]:
         "rows": int(sizes.sum()),
         "train": len(fed.train.labels),
         "test": len(fed.test.labels),
-        "features": list(fed.train.features.shape[1:]),
+        "features": list(fed.train.array.shape[1:]),
         "classes": fed.num_classes,
         "classes_per_client": None if held is None else [int(held.min()), int(held.max())],
         "size": {

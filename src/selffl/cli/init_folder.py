@@ -26,9 +26,9 @@ def folder_study(kind: Kind, path: Path, folder: Path, trusted: bool = False) ->
     num_classes = fed.num_classes or 0
     if num_classes < 2 or fed.train.labels.ndim != 1:
         raise DataError(f"{path} has labels of a single class; expected something to predict.")
-    shape = tuple(fed.train.features.shape[1:])
+    shape = tuple(fed.train.array.shape[1:])
     image = _image(shape)
-    is_whole = not fed.train.features.is_floating_point()
+    is_whole = not fed.train.array.is_floating_point()
     model = "softmax regression" if image is None else f"a small convolutional network on images {image}"
     counts = {name: len(rows.labels) for name, rows in fed.parts.items()}
     how = "as the folder splits them" if is_split else "three tenths of each client's to test"

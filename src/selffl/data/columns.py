@@ -9,7 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from selffl.data.named import Features, NamedFeatures, entries_of, is_named
 from selffl.errors import DataError
+
+LABEL_ENTRIES = ("label", "labels")  # of items that are dictionaries; the second is Hugging Face's
 
 
 def column_of(client: Any) -> npt.NDArray[Any]:
@@ -62,18 +65,47 @@ def cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any]
     return torch.from_numpy(cluster_of)
 
 
-def checked_rows(x: Any, y: Any, client: npt.NDArray[Any] | None = None) -> tuple[Tensor, Tensor]:
+def checked_rows(x: Any, y: Any, client: npt.NDArray[Any] | None = None) -> tuple[Features, Tensor]:
     """Features and labels, as many of each (and of ``client``), all of them finite."""
-    features, labels = _tensor("x", x), _classes(_tensor("y", y))
+    if is_named(y):
+        raise DataError(
+            f"y is a dictionary of {', '.join(map(repr, y.keys()))}; expected one label per row. Choose one entry, or "
+            "join them in one array with a column each."
+        )
+    features, labels = as_features(x), _classes(_tensor("y", y))
     if len({len(features), len(labels), len(labels if client is None else client)}) != 1:
         counts = f"x has {len(features)} rows, y {len(labels)}"
         counts = counts.replace(", y", " and y") if client is None else f"{counts} and client {len(client)}"
         raise DataError(f"{counts}; expected as many of each.")
-    for name, values in (("x", features), ("y", labels)):
+    named = {f"x[{name!r}]" if name else "x": entry for name, entry in entries_of(features).items()}
+    for name, values in (*named.items(), ("y", labels)):
         if values.is_floating_point() and not torch.isfinite(values).all():
             bad = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0])
             raise DataError(f"{name} holds NaN or infinity, first in row {bad}; expected finite numbers.")
     return features, labels
+
+
+def as_features(x: Any) -> Features:
+    """A user's features as tensors: one, or of a dictionary one for each name, with as many rows."""
+    if not is_named(x):
+        return _tensor("x", x)
+    if not x.keys():
+        raise DataError("x is a dictionary without entries; expected one for each input of the model.")
+    entries: dict[str, Tensor] = {}
+    for name, values in x.items():
+        if not isinstance(name, str) or not name:
+            raise DataError(f"x has an entry {name!r}; expected names that forward can take as keywords. Rename it.")
+        if is_named(values):
+            raise DataError(f"x[{name!r}] is a dictionary in turn; expected an array for each name. Lay it out flat.")
+        entries[name] = _tensor(f"x[{name!r}]", values)
+    first = next(iter(entries))
+    other = next((name for name, entry in entries.items() if len(entry) != len(entries[first])), None)
+    if other is not None:
+        raise DataError(
+            f"x[{first!r}] has {len(entries[first])} rows and x[{other!r}] {len(entries[other])}; expected as many of "
+            "each."
+        )
+    return NamedFeatures(entries)
 
 
 def _classes(labels: Tensor) -> Tensor:
@@ -89,7 +121,7 @@ def _classes(labels: Tensor) -> Tensor:
     return labels
 
 
-def rows_of_dataset(dataset: torch.utils.data.Dataset[Any], num_ids: int) -> tuple[Tensor, Tensor]:
+def rows_of_dataset(dataset: torch.utils.data.Dataset[Any], num_ids: int) -> tuple[Features, Tensor]:
     """All features and all labels of a torch data set."""
     if not hasattr(dataset, "__len__"):
         raise DataError(
@@ -100,28 +132,53 @@ def rows_of_dataset(dataset: torch.utils.data.Dataset[Any], num_ids: int) -> tup
     if isinstance(dataset, torch.utils.data.TensorDataset) and len(dataset.tensors) == 2:
         x, y = dataset.tensors
         return x, y
-    features: Tensor | None = None
+    entries: dict[str, Tensor] = {}
     labels: list[Any] = []
     for item in range(num_ids):
         try:
-            x, y = dataset[item]
-            x = torch.as_tensor(x)
+            x, y = _pair(dataset[item])
+            row = {name: torch.as_tensor(each) for name, each in (x.items() if is_named(x) else [("", x)])}
             labels.append(y.tolist() if isinstance(y, Tensor) else y)
         except (TypeError, ValueError, RuntimeError):
             raise DataError(
                 f"item {item} of {type(dataset).__name__} is no pair of numbers; expected (features, label). Give the "
                 "data set a transform that makes tensors."
             ) from None
-        if features is None:
-            features = torch.empty((num_ids, *x.shape), dtype=x.dtype)
-        if x.shape != features.shape[1:]:
-            raise DataError(
-                f"item {item} has features of shape {tuple(x.shape)}; expected {tuple(features.shape[1:])}, as item 0."
-            )
-        features[item] = x
-    if features is None:
+        if not entries:
+            entries = {name: torch.empty((num_ids, *each.shape), dtype=each.dtype) for name, each in row.items()}
+        if row.keys() != entries.keys():
+            found, first = (", ".join(map(str, names)) or "no name" for names in (row, entries))
+            raise DataError(f"item {item} has features of {found}; expected {first}, as item 0.")
+        for name, each in row.items():
+            what, known = name or "features", entries[name][0]
+            if each.shape != known.shape:
+                raise DataError(
+                    f"item {item} has {what} of shape {tuple(each.shape)}; expected {tuple(known.shape)}, as item 0."
+                )
+            if each.is_floating_point() and not known.is_floating_point():
+                raise DataError(
+                    f"item {item} has {what} of type {each.dtype}; expected {known.dtype}, as item 0. Make all of "
+                    "them floating-point numbers."
+                )
+            entries[name][item] = each
+    if not entries:
         raise DataError("there are no rows; expected at least one.")
-    return features, _tensor("y", labels)
+    return entries[""] if "" in entries else as_features(entries), _tensor("y", labels)
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    """Features and label of an item: a pair, or a dictionary that has the label among its entries."""
+    if not is_named(item):
+        x, y = item
+        return x, y
+    found = [name for name in LABEL_ENTRIES if name in item]
+    if len(found) != 1:
+        names = ", ".join(map(str, item.keys()))
+        raise DataError(
+            f"an item of the data set is a dictionary of {names}; expected its label in one of the entries "
+            f"{' or '.join(LABEL_ENTRIES)}, or a pair (features, label)."
+        )
+    return {name: each for name, each in item.items() if name != found[0]}, item[found[0]]
 
 
 def _tensor(name: str, values: Any) -> Tensor:

@@ -11,11 +11,12 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from selffl.data.columns import column_of, rows_of_dataset
+from selffl.data.columns import as_features, column_of, rows_of_dataset
 from selffl.data.folder import FolderArrays, read_folder
 from selffl.data.huggingface import read_huggingface
 from selffl.data.labels import Task
 from selffl.data.leaf import UNDIVIDED, Encode, read_leaf
+from selffl.data.named import Features, NamedFeatures, entries_of, row_shape
 from selffl.data.packing import Packed, pack_arrays, pack_parts, pack_table, pack_whole, set_validation_aside
 from selffl.data.parts import LabelKind
 from selffl.data.pfllib import read_pfllib
@@ -31,7 +32,6 @@ from selffl.state.checkpoint import load_tensors, save_tensors
 __all__ = ["Federation", "Rows", "check_ids"]
 
 KIND = "federation"  # what a saved file calls itself
-FIELDS = ("features", "labels", "offset")
 
 
 def check_ids(ids: Sequence[Hashable]) -> None:
@@ -72,7 +72,8 @@ class Federation:
     def __repr__(self) -> str:
         """What it holds, in a line."""
         parts = ", ".join(f"{len(rows.labels)} {name}" for name, rows in self.parts.items())
-        return f"Federation({self.num_clients} clients, rows {tuple(self.train.features.shape[1:])}: {parts})"
+        shape = row_shape(self.train.features)
+        return f"Federation({self.num_clients} clients, rows {shape}: {parts})"
 
     @property
     def num_clients(self) -> int:
@@ -131,7 +132,8 @@ class Federation:
         """Group rows by the client column and set aside a share of each client's rows for testing.
 
         Args:
-            x: features, one row each; floating-point features must be finite.
+            x: features, one row each; floating-point features must be finite.  For a module with several inputs a
+                dictionary of them by the names of its arguments, each of its own type.
             y: labels or targets, one each.  Whole numbers and truth values are classes: 0 or more, kept as int64.  A
                 client may have a single class.
             client: the client of each row; any column of numbers or strings.
@@ -291,6 +293,7 @@ class Federation:
 
         A column of images becomes numbers from 0 to 1, ``[channels, height, width]``; one of lists keeps their shape,
         and whole numbers stay whole (words, say); columns of numbers, dates and words are prepared as in `from_frame`.
+        Several columns with images or lists among them are features by name, as for `from_arrays`.
         The names of a ClassLabel become `classes`, all of them, in its order; other text in sorted order.
 
         Args:
@@ -383,7 +386,8 @@ class Federation:
     ) -> Federation:
         """A torch data set of (features, label) pairs with one client id per item; the rest as in `from_arrays`.
 
-        Every item is read once, so that random transforms are frozen as they fall.
+        An item may also be a dictionary of features and, in the entry ``label`` or ``labels``, its label.  Every item
+        is read once, so that random transforms are frozen as they fall.
         """
         chosen = split_of(split)
         x, y = rows_of_dataset(dataset, len(column_of(client)))
@@ -459,9 +463,18 @@ class Federation:
         # The source would make it again without them.
         return replace(self, cluster=numbers.to(torch.int64), source=None)
 
-    def map_features(self, transform: Callable[[Tensor], Tensor]) -> Federation:
-        """The same federation with ``transform`` applied to the features of each part, ``[rows, ...]`` at once."""
-        mapped = {name: replace(rows, features=transform(rows.features)) for name, rows in self.parts.items()}
+    def map_features(self, transform: Callable[[Any], Any]) -> Federation:
+        """The same federation with ``transform`` applied to the features of each part, ``[rows, ...]`` at once.
+
+        Where they are a dictionary it is given that, as `selffl.data.named.NamedFeatures`; it returns a tensor or a
+        dictionary.
+        """
+
+        def changed(rows: Rows) -> Rows:
+            features = transform(rows.features)
+            return replace(rows, features=features if isinstance(features, Tensor) else as_features(features))
+
+        mapped = {name: changed(rows) for name, rows in self.parts.items()}
         # The source would make it again without the change, and the preparation prepare rows without it.
         return replace(self, source=None, preparation=None, **mapped)  # type: ignore[arg-type]
 
@@ -511,7 +524,9 @@ class Federation:
                 raise DataError(f"{path} calls itself {about.get('kind')!r}, not {KIND!r}; {advice}.")
             clients, source, classes = about["clients"], about["source"], about.get("classes")
             parts = [
-                Rows(*(tensors[f"{part}.{field}"] for field in FIELDS)) if f"{part}.labels" in tensors else None
+                Rows(_stored_features(tensors, part), tensors[f"{part}.labels"], tensors[f"{part}.offset"])
+                if f"{part}.labels" in tensors
+                else None
                 for part in ("train", "test", "validation")
             ]
         except (CheckpointError, KeyError) as error:
@@ -533,7 +548,16 @@ class Federation:
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything there is, by name."""
         for part, rows in self.parts.items():
-            for field in FIELDS:
-                yield f"{part}.{field}", getattr(rows, field)
+            for name, entry in entries_of(rows.features).items():
+                yield f"{part}.features{name and '.'}{name}", entry
+            yield f"{part}.labels", rows.labels
+            yield f"{part}.offset", rows.offset
         if self.cluster is not None:
             yield "cluster", self.cluster
+
+
+def _stored_features(tensors: Mapping[str, Tensor], part: str) -> Features:
+    """The features of a part as a file has them: one tensor, or one for each name."""
+    begin = f"{part}.features."
+    named = {name.removeprefix(begin): entry for name, entry in tensors.items() if name.startswith(begin)}
+    return NamedFeatures(named) if named else tensors[f"{part}.features"]

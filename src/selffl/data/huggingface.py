@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch import Tensor
 
 from selffl.data.labels import Label
+from selffl.data.named import Features, NamedFeatures, join, row_shape
 from selffl.data.readers import table_of_frame
 from selffl.data.roles import Roles
 from selffl.data.tables import Array, Table, join_tables
@@ -33,7 +33,7 @@ class HuggingFaceRows:
     table: Table  # labels, ids where they are a column, and features that are columns of numbers or words
     roles: Roles  # which column is what
     client: Array | None = None  # the client of each row, where every client has a data set of its own
-    x: Tensor | None = None  # features that are images or lists, [rows, ...]
+    x: Features | None = None  # features that are images or lists, [rows, ...]; of several columns, by their names
     label: Label | None = None  # the label, where a ClassLabel names its classes
 
 
@@ -75,14 +75,14 @@ def read_huggingface(
         join_tables("the data sets", [part.table for part in parts]),
         parts[0].roles,
         np.fromiter(ids, dtype=object, count=len(ids))[owner],
-        torch.cat(arrays) if arrays else None,
+        join(arrays) if arrays else None,
         parts[0].label,
     )
 
 
 def _check_like_the_first(where: str, rows: HuggingFaceRows, first: HuggingFaceRows) -> None:
     def described(part: HuggingFaceRows) -> str:
-        shape = "" if part.x is None else f" of shape {tuple(part.x.shape[1:])}"
+        shape = "" if part.x is None else f" of shape {row_shape(part.x)}"
         return f"{', '.join(map(str, part.roles.features or ()))}{shape}"
 
     if described(rows) != described(first):
@@ -135,12 +135,6 @@ def _rows(where: str, dataset: Any, roles: Roles) -> HuggingFaceRows:
     features = roles.features_of(every)
     kinds = {name: type(dataset.features[name]).__name__ for name in features}
     is_plain = [kind in ("Value", "ClassLabel") for kind in kinds.values()]
-    if len(features) > 1 and not all(is_plain):
-        shown = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
-        raise DataError(
-            f"the features of {where} are {shown}; expected columns of numbers, or one of images or lists. Choose with "
-            "features=."
-        )
     plain = [*roles.by_name.values(), *(features if all(is_plain) else ())]
     table = table_of_frame(dataset.select_columns(plain).with_format("arrow")[:])
     table = replace(table, place=where)
@@ -152,11 +146,15 @@ def _rows(where: str, dataset: Any, roles: Roles) -> HuggingFaceRows:
             known = pc.if_else(pc.less(codes, 0), pa.scalar(None, codes.type), codes)
             table = replace(table, columns={**table.columns, name: pc.take(pa.array(names, pa.string()), known)})
             label = Label(name, "classes", tuple(names)) if name == roles.label else label
-    x = None
+    x: Features | None = None
     if not all(is_plain):
-        x = (_images if kinds[features[0]] == "Image" else _arrays)(where, dataset, features[0])
+        arrays = {
+            name: torch.from_numpy((_images if kind == "Image" else _arrays)(where, dataset, name))
+            for name, kind in kinds.items()
+        }
+        x = NamedFeatures(arrays) if len(arrays) > 1 else arrays[features[0]]
     roles = replace(roles, features=features)
-    return HuggingFaceRows(table, roles, None, None if x is None else torch.from_numpy(x), label)
+    return HuggingFaceRows(table, roles, None, x, label)
 
 
 def _images(where: str, dataset: Any, name: str) -> Array:
@@ -197,6 +195,6 @@ def _arrays(where: str, dataset: Any, name: str) -> Array:
     if values.dtype.kind not in "biuf":
         raise DataError(
             f"{where}: column {name!r} is of type {dataset.features[name]}; expected numbers, and lists of one length. "
-            "Pad or encode them with map()."
+            "Pad or encode them with map(), or choose columns with features=."
         )
     return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)

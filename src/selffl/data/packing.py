@@ -12,6 +12,7 @@ from torch import Tensor
 
 from selffl.data.columns import checked_rows, cluster_of_client, column_of, numbered
 from selffl.data.labels import Label, Task, encode_label, label_of
+from selffl.data.named import Features
 from selffl.data.parts import SplitRows
 from selffl.data.preparation import Preparation, prepare_array
 from selffl.data.profile import Moments, Profile
@@ -45,6 +46,11 @@ def pack_arrays(x: Any, y: Any, client: Any, split: Split, cluster: Any = None, 
     parts = split.rows_of_parts(owner, labels)
     preparation = None
     if standardise:
+        if not isinstance(features, Tensor):
+            raise ConfigError(
+                f"standardise is True, and x is a dictionary of {', '.join(features.keys())}; expected one array. "
+                "Scale the entries that need it before, or in the model by selffl.models.Standardise."
+            )
         wide = features.double().numpy()
         known = labels[torch.from_numpy(parts["train"])].double().numpy()
         moments = Moments.of(known) if labels.is_floating_point() else Moments()
@@ -54,7 +60,7 @@ def pack_arrays(x: Any, y: Any, client: Any, split: Split, cluster: Any = None, 
         preparation = prepare_array(wide[parts["train"]], label)
         features = torch.from_numpy(preparation.scale_array(wide))
     groups = None if cluster is None else cluster_of_client(cluster, owner, ids)
-    inputs = {part: features[rows] for part, rows in parts.items()}
+    inputs: dict[str, Features] = {part: features[rows] for part, rows in parts.items()}
     return _pack(ids, owner, labels, parts, inputs, cluster=groups, preparation=preparation)
 
 
@@ -64,7 +70,7 @@ def pack_table(
     split: Split,
     *,
     ids: Any = None,
-    x: Tensor | None = None,
+    x: Features | None = None,
     label: Label | None = None,
     task: Task | None = None,
     missing: MissingRule = "refuse",
@@ -88,8 +94,8 @@ def pack_table(
     # Classes that are numbered from 0 are their own names.
     classes = None if label.classes == tuple(range(len(label.classes))) else list(label.classes)
     if x is not None:
-        inputs = {part: x[table.rows_of_source(rows)] for part, rows in parts.items()}
-        return _pack(names, owner, labels, parts, inputs, cluster=groups, classes=classes)
+        given: dict[str, Features] = {part: x[table.rows_of_source(rows)] for part, rows in parts.items()}
+        return _pack(names, owner, labels, parts, given, cluster=groups, classes=classes)
     if preparation is None:
         whose = None if roles.client is None else str(roles.client)
         profile = Profile.of_rows(table, features, label, whose, num_dropped, parts["train"])
@@ -143,7 +149,7 @@ def _pack(
     owner: Integers,
     labels: Tensor,
     parts: Mapping[str, Integers],
-    features: Mapping[str, Tensor],
+    features: Mapping[str, Features],
     **known: Any,
 ) -> Packed:
     """Put the rows of each part behind each other, client by client; ``known`` are further fields."""

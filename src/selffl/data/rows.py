@@ -1,4 +1,4 @@
-"""Rows of clients behind each other in one tensor."""
+"""Rows of clients behind each other."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from selffl.data.columns import checked_rows
+from selffl.data.named import Features, map_entries
+from selffl.errors import DataError
 
 
 @dataclass(frozen=True)
 class Rows:
     """Rows of all clients behind each other: client m has rows ``offset[m]`` to ``offset[m + 1] - 1``."""
 
-    features: Tensor  # [rows, ...]
+    features: Features  # [rows, ...]; or several such tensors by name
     labels: Tensor  # [rows]
     offset: Tensor  # [clients + 1]
 
@@ -36,6 +38,15 @@ class Rows:
         features, labels = checked_rows(x, y)
         return cls(features, labels, torch.tensor([0, len(labels)]))
 
+    @property
+    def array(self) -> Tensor:
+        """The features of rows that are one tensor; a dictionary of them is refused."""
+        if not isinstance(self.features, Tensor):
+            raise DataError(
+                f"rows are a dictionary of {', '.join(self.features.keys())}; expected one array of features."
+            )
+        return self.features
+
     def subset(self, clients: Tensor) -> Rows:
         """The rows of the clients at these positions, in their order."""
         sizes = self.num_examples[clients]
@@ -55,4 +66,4 @@ class Rows:
         def move(values: Tensor) -> Tensor:
             return values.to(device, dtype if values.is_floating_point() else None)
 
-        return Rows(move(self.features), move(self.labels), self.offset.to(device))
+        return Rows(map_entries(move, self.features), move(self.labels), self.offset.to(device))

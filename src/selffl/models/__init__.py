@@ -13,6 +13,7 @@ from torch import nn
 from selffl.errors import ConfigError, unknown_name
 from selffl.models.audio import wakeword_cnn
 from selffl.models.scaling import Standardise
+from selffl.models.select import Select
 from selffl.models.text import lstm
 
 
@@ -92,4 +93,4 @@ def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0
         return MODELS[name](sizes, num_classes, **options)
 
 
-__all__ = ["MODELS", "Standardise", "build"]
+__all__ = ["MODELS", "Select", "Standardise", "build"]

@@ -61,7 +61,7 @@ def clips_plot(fed: Federation, about: Description, title: str) -> Canvas:
             if row < 0:
                 _draw_nothing(axis)
             else:
-                decibels = (fed.test.features[row, 0].cpu().numpy() - 1) * (RANGE_DB / 2)
+                decibels = (fed.test.array[row, 0].cpu().numpy() - 1) * (RANGE_DB / 2)
                 pictures.append(_draw_spectrogram(axis, decibels))
         for state, name in enumerate(STATES):
             axes[0, state].set_title(name, fontsize=10, pad=18)

@@ -17,6 +17,7 @@ from torch import Tensor
 from selffl.algorithms import DEFAULT_ALGORITHM
 from selffl.algorithms.layers import by_parameter
 from selffl.data.federation import Rows
+from selffl.data.named import Features, join
 from selffl.engines.cohort import RunState
 from selffl.errors import ConfigError, DataError
 from selffl.maths.calibration import brier_score, calibration_error, log_loss
@@ -42,7 +43,7 @@ MAX_CLIENTS = 100  # whose rows, left out, decide how much of the posterior coun
 class _Own(NamedTuple):
     """A client's posterior: what it was trained on, as its own model sees it."""
 
-    features: Tensor  # [n, ...]
+    features: Features  # [n, ...]
     classes: Tensor  # [n]
     weights: Tensor  # the information in each label [n]
     chance: Tensor  # of each label [n]
@@ -80,7 +81,7 @@ class Confidence:
             params = self._session.personal(self._state, position)
         return Tangents(self._session.model, params, self._session.measure, self._session.recipe.gradients)
 
-    def logits(self, position: int | None, features: Tensor, is_moderated: bool = False) -> Tensor:
+    def logits(self, position: int | None, features: Features, is_moderated: bool = False) -> Tensor:
         """Of classes, ``[rows, K]``, of a client's model, or of the global one."""
         moderation = self.moderation if is_moderated else None
         own = self.tangents(position)
@@ -94,7 +95,7 @@ class Confidence:
         return 1.0 / float(self._state.server.inter_variance)
 
     def _products(
-        self, tangents: Tangents, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+        self, tangents: Tangents, left: tuple[Features, Tensor], right: tuple[Features, Tensor]
     ) -> tuple[Tensor, Tensor]:
         server = self._state.server
         return tangents.products(left, right, by_parameter(server.variance_ratios.double(), server.group_sizes))
@@ -108,15 +109,15 @@ class Confidence:
         chosen = chosen.to(self._rows.offset.device)
         features = self._rows.features[chosen]
         classes = class_labels(self._rows.labels[chosen], self._session.measure)
-        chance = log_odds(tangents.logits(features), classes).sigmoid() if len(chosen) else features.new_zeros(0)
+        chance = log_odds(tangents.logits(features), classes).sigmoid() if len(chosen) else classes.new_zeros(0)
         balance = self._session.method.information_balance
         assert balance is not None
         return _Own(features, classes, information(chance.double(), balance), chance.double())
 
-    def _variance(self, position: int, tangents: Tangents, features: Tensor, classes: Tensor) -> Tensor:
+    def _variance(self, position: int, tangents: Tangents, features: Features, classes: Tensor) -> Tensor:
         """s^2 of the log-odds of ``classes [rows]``."""
         own = self._own(position, tangents)
-        right = torch.cat([own.features, features]), torch.cat([own.classes, classes])
+        right = join([own.features, features]), torch.cat([own.classes, classes])
         products, squares = self._products(tangents, (own.features, own.classes), right)
         num = len(own.classes)
         return log_odds_variance(squares[num:], products[:, num:], products[:, :num], own.weights, self._precision())
@@ -138,7 +139,7 @@ class Confidence:
             variance.append(without.variance)
         return learned_moderation(torch.cat(logits), torch.cat(labels), torch.cat(variance))
 
-    def given(self, features: Any) -> Tensor:
+    def given(self, features: Any) -> Features:
         """The user's rows as the model takes them."""
         return self._session.inputs_of(features)
 

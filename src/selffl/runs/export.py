@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from selffl.algorithms.options import check_choice
 from selffl.data.federation import check_ids
+from selffl.data.named import RowShape
 from selffl.data.preparation import Preparation
 from selffl.errors import CheckpointError, ConfigError, DataError, first_few
 from selffl.models import build
@@ -84,6 +85,7 @@ class PersonalModels:
             self._scale: dict[str, float] = about.pop("scale")
             self._recipe: dict[str, Any] | None = about.pop("model")
             self._layers: dict[str, Any] | None = about.pop("layers", None)
+            self._row_shape: Any = about.pop("shape", None)
             known, scale = about.pop("preparation", None), about.pop("label_scale", None)
             self.preparation = None if known is None else Preparation.from_dict(json.loads(known))
             self._label_scale = LabelScale(**json.loads(scale)) if scale else LabelScale()
@@ -171,12 +173,13 @@ class PersonalModels:
         save_state_dict(Path(path), self.state_dict(client), about)
 
     @property
-    def _shape(self) -> tuple[int, ...]:
+    def _shape(self) -> RowShape:
         if self.preparation is not None:
             return self.preparation.shape
-        if self._recipe is None:
+        found = (self._recipe or {}).get("shape") if self._row_shape is None else self._row_shape
+        if found is None:
             raise ConfigError(f"{self._path} does not say what a row looks like; take a model with model(client).")
-        return tuple(self._recipe["shape"])
+        return {name: tuple(shape) for name, shape in found.items()} if isinstance(found, dict) else tuple(found)
 
     def _bounds(self, name: str, place: int) -> tuple[int, int]:
         low, high = self._tensors[f"offset.{name}"][place : place + 2].tolist()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from selffl.algorithms.records import map_tensors
 from selffl.data.federation import Federation, Rows
+from selffl.data.named import NamedFeatures, entries_of, row_shape
 from selffl.data.preparation import encode_classes
 from selffl.data.tables import Table
 from selffl.engines.cohort import RunState
@@ -42,18 +43,25 @@ def rows_of_new_client(session: Session, rows: Any) -> Rows:
     found = Rows.single_client(features, labels)
     if len(found.labels) == 0:
         return found
-    found = Rows(_as(found.features, known.features), _as(found.labels, known.labels), found.offset)
+    if row_shape(found.features) != row_shape(known.features):
+        raise DataError(
+            f"a row of the new client has shape {row_shape(found.features)}; expected {row_shape(known.features)}, as "
+            "of the clients that were trained on."
+        )
+    of_type = entries_of(known.features)
+    entries = {name: _as(entry, of_type[name]) for name, entry in entries_of(found.features).items()}
+    features = entries[""] if isinstance(found.features, Tensor) else NamedFeatures(entries)
+    found = Rows(features, _as(found.labels, known.labels), found.offset)
     if found.labels.is_floating_point() and not known.labels.is_floating_point():
         odd = found.labels[found.labels != found.labels.round()].flatten()
         raise DataError(
             f"the label {float(odd[0]):g} of the new client is no class; expected whole numbers, one per row."
         )
-    for name, mine, theirs in (("row", found.features, known.features), ("label", found.labels, known.labels)):
-        if mine.shape[1:] != theirs.shape[1:]:
-            raise DataError(
-                f"a {name} of the new client has shape {tuple(mine.shape[1:])}; expected {tuple(theirs.shape[1:])}, as "
-                "of the clients that were trained on."
-            )
+    if found.labels.shape[1:] != known.labels.shape[1:]:
+        raise DataError(
+            f"a label of the new client has shape {tuple(found.labels.shape[1:])}; expected "
+            f"{tuple(known.labels.shape[1:])}, as of the clients that were trained on."
+        )
     found = Rows(found.features, session.label_scale.scale_labels(found.labels), found.offset)
     found = found.to(session.recipe.device, session.model.params.dtype)
     check_rows(session.model, session.source.loss, found, [NAME])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from selffl.data.columns import column_of
+from selffl.data.named import Features, NamedFeatures, RowShape, entries_of, is_named, map_entries
 from selffl.data.preparation import Preparation
 from selffl.data.readers import FRAME_LIBRARIES, read_table, table_of_frame
 from selffl.data.roles import unknown_column
 from selffl.data.tables import Table
 from selffl.errors import ConfigError, DataError, first_few, one_line, pluralise
 from selffl.training.answers import LabelScale
+from selffl.training.calls import call
 
 Array = npt.NDArray[Any]
 BLOCK_ROWS = 1 << 16  # rows that a model answers at once
@@ -43,8 +45,8 @@ def is_table(rows: Any) -> bool:
     return isinstance(rows, str | Path | Table) or (bool(roots & set(FRAME_LIBRARIES)) and hasattr(rows, "columns"))
 
 
-def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: Sequence[int]) -> Tensor:
-    """A user's rows, in the user's units, as inputs of a model: a frame, the path of a file, or an array.
+def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: RowShape) -> Features:
+    """A user's rows, in the user's units, as inputs of a model: a frame, the path of a file, an array, or several.
 
     ``shape`` is that of one row that was trained on.
     """
@@ -67,20 +69,61 @@ def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: Sequence[i
                 stacklevel=3,
             )
         return inputs
-    try:
-        given = rows if isinstance(rows, Tensor) else torch.as_tensor(np.asarray(rows))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"features are no array of numbers: {one_line(error)}; expected one row each.") from None
-    if tuple(given.shape[1:]) != tuple(shape) or given.ndim != len(shape) + 1:
-        raise DataError(
-            f"features have shape {tuple(given.shape)}; expected rows of shape {tuple(shape)}, as those that were "
-            "trained on."
-        )
-    if not bool(given.isfinite().all()):
-        raise DataError("features hold NaN or infinity; expected finite numbers. Fill or drop those rows.")
+    if isinstance(shape, dict):
+        return _named_inputs(rows, shape)
+    given = _checked_array("features", rows, shape)
     if preparation is None:
         return given
     return torch.from_numpy(preparation.scale_array(given.double().cpu().numpy()))
+
+
+def _named_inputs(rows: Any, shapes: Mapping[str, Sequence[int]]) -> NamedFeatures:
+    """A user's dictionary of features, once it has the entries that were trained on, with as many rows each."""
+    wanted = ", ".join(shapes)
+    if not is_named(rows):
+        raise DataError(
+            f"features are a {type(rows).__name__}; expected a dictionary of {wanted}, as those that were trained on."
+        )
+    if set(rows.keys()) != set(shapes):
+        found = ", ".join(map(str, rows.keys()))
+        raise DataError(f"features are a dictionary of {found}; expected {wanted}, as those that were trained on.")
+    given = {name: _checked_array(f"features[{name!r}]", rows[name], shape) for name, shape in shapes.items()}
+    if len({len(entry) for entry in given.values()}) > 1:
+        counts = ", ".join(f"{name} {len(entry)}" for name, entry in given.items())
+        raise DataError(f"features differ in their numbers of rows: {counts}; expected as many of each.")
+    return NamedFeatures(given)
+
+
+def _checked_array(name: str, values: Any, shape: Sequence[int]) -> Tensor:
+    """A user's array, once it has finite numbers and rows of that shape."""
+    try:
+        given = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name} are no array of numbers: {one_line(error)}; expected one row each.") from None
+    if tuple(given.shape[1:]) != tuple(shape) or given.ndim != len(shape) + 1:
+        raise DataError(
+            f"{name} have shape {tuple(given.shape)}; expected rows of shape {tuple(shape)}, as those that were "
+            "trained on."
+        )
+    if not bool(given.isfinite().all()):
+        raise DataError(f"{name} hold NaN or infinity; expected finite numbers. Fill or drop those rows.")
+    return given
+
+
+def as_known(features: Features, known: Features) -> Features:
+    """Inputs of a model on the device and in the types of those that it was trained on, where that loses nothing."""
+    types = entries_of(known)
+    found = {}
+    for name, entry in entries_of(features).items():
+        found[name] = entry.to(types[name])
+        is_changed = not found[name].is_floating_point() and not torch.equal(found[name].to(entry), entry)
+        if is_changed or (entry.is_floating_point() and not types[name].is_floating_point()):
+            what = f"features[{name!r}]" if name else "features"
+            raise DataError(
+                f"{what} are {entry.dtype}; expected whole numbers that {types[name].dtype} holds, as those that were "
+                "trained on."
+            )
+    return found[""] if isinstance(features, Tensor) else NamedFeatures(found)
 
 
 @dataclass(frozen=True)
@@ -92,7 +135,7 @@ class Predictor:
     preparation: Preparation | None  # how a user's rows become inputs
     label_scale: LabelScale  # how outputs become answers
     classes: Sequence[Any] | None  # their names, in the order of the outputs; none where answers are numbers
-    shape: Sequence[int]  # of a row's inputs
+    shape: RowShape  # of a row's inputs
     dtype: torch.dtype = torch.float32  # of the models
     device: torch.device | str = "cpu"  # where they are
 
@@ -145,7 +188,7 @@ class Predictor:
         found = np.array([known.get(str(name), -1) for name in ids.tolist()])
         return found, found >= 0
 
-    def _outputs(self, inputs: Tensor, positions: Array) -> Tensor:
+    def _outputs(self, inputs: Features, positions: Array) -> Tensor:
         """Of each row, by the model at its position."""
         found: Tensor | None = None
         order = np.argsort(positions, kind="stable")
@@ -154,12 +197,14 @@ class Predictor:
             model = self.model_of(None if position < 0 else position)
             for low in range(0, len(chosen), BLOCK_ROWS):
                 some = torch.from_numpy(chosen[low : low + BLOCK_ROWS])
-                given = inputs[some].to(self.device)
                 with torch.no_grad():
-                    outputs = model(given.to(self.dtype) if given.is_floating_point() else given).cpu()
+                    outputs = call(model, map_entries(self._taken, inputs[some])).cpu()
                 found = outputs.new_empty(len(inputs), *outputs.shape[1:]) if found is None else found
                 found[some] = outputs
         return torch.empty(0, max(len(self.classes or ()), 1)) if found is None else found
+
+    def _taken(self, inputs: Tensor) -> Tensor:
+        return inputs.to(self.device, self.dtype if inputs.is_floating_point() else None)
 
     def _answers(self, outputs: Tensor) -> dict[str, Any]:
         """Columns of predictions and, of classes, their probabilities."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from selffl.algorithms.options import check_choice
 from selffl.data.federation import Federation
+from selffl.data.named import row_shape
 from selffl.data.preparation import Preparation
 from selffl.engines.cohort import RunState
 from selffl.errors import ConfigError, unknown_name
@@ -95,7 +96,7 @@ class Run:
 
         Args:
             rows: a frame with the columns that were trained on (the label need not be there), the path of a CSV or
-                Parquet file, or an array of features as `Federation.from_arrays` takes them.
+                Parquet file, or features as `Federation.from_arrays` takes them, an array or a dictionary.
             client: the name of the column of clients, by default the one that was trained on; of an array, one id for
                 each row.
 
@@ -127,7 +128,7 @@ class Run:
             self.preparation,
             session.label_scale,
             self.classes,
-            tuple(self.federation.train.features.shape[1:]),
+            row_shape(self.federation.train.features),
             params.dtype,
             params.device,
         )
@@ -222,6 +223,7 @@ class Run:
                 "module": type(self._session.module).__name__,
                 "model": self.config.model,
                 "layers": describe_layers(self._session.model.module),
+                "shape": row_shape(self.federation.train.features),
                 "rows": [known.get(client, {}) for client in chosen],
             },
             precision,

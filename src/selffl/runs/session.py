@@ -20,6 +20,7 @@ from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
+from selffl.data.named import Features, row_shape
 from selffl.engines.cohort import CohortEngine, RunState
 from selffl.engines.rounds import RoundReport
 from selffl.engines.serial import serial_engine
@@ -27,7 +28,7 @@ from selffl.errors import ConfigError, DataError
 from selffl.runs.evaluation import Evaluation, class_shifts_of, evaluate, of_clients
 from selffl.runs.gain import gain_columns
 from selffl.runs.methods import Method
-from selffl.runs.predict import inputs_of_rows
+from selffl.runs.predict import as_known, inputs_of_rows
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Evaluated, Report, TrainedAlone
 from selffl.training.answers import LabelScale, present_model
@@ -240,14 +241,13 @@ class Session:
         """A model as the user gets it: in the units of the table that the rows came from, if they did."""
         return present_model(self.model.load(params), self.federation.preparation, self.label_scale)
 
-    def inputs_of(self, rows: Any) -> Tensor:
+    def inputs_of(self, rows: Any) -> Features:
         """A user's rows, in the user's units, as the model takes them."""
         known = self.source.federation.train.features
-        found = inputs_of_rows(rows, self.federation.preparation, tuple(known.shape[1:]))
-        if found.is_floating_point() and not known.is_floating_point():
-            raise DataError(f"features are {found.dtype}; expected whole numbers, as those that were trained on.")
-        check_numbers(self.model, found)
-        return found.to(known)
+        found = inputs_of_rows(rows, self.federation.preparation, row_shape(known))
+        inputs = as_known(found, known)
+        check_numbers(self.model, found if isinstance(found, Tensor) else inputs)
+        return inputs
 
     def _try_metrics(self) -> None:
         """Compute the user's own metrics once, of the first client that has rows: better now than after training."""

@@ -219,6 +219,11 @@ def _module(
         return model, None
     if federation.num_classes is None:
         raise ConfigError(f"model {model!r} classifies, but the labels are not whole numbers; pass a module.")
+    if not isinstance(federation.train.features, Tensor):
+        raise ConfigError(
+            f"model {model!r} takes one tensor, and rows are a dictionary of "
+            f"{', '.join(federation.train.features.keys())}; expected a module whose forward takes these names."
+        )
     if model == "lstm" and "embeddings" not in options:
         # Rows are numbers of words: in another table they would mean other words.
         if "embeddings" not in (federation.source or {}):
@@ -229,7 +234,7 @@ def _module(
         options = {"embeddings": (federation.source or {})["embeddings"], **options}
     recipe: dict[str, Any] = {
         "name": model,
-        "shape": list(federation.train.features.shape[1:]),
+        "shape": list(federation.train.array.shape[1:]),
         "num_classes": federation.num_classes,
         "seed": seed,
         **options,

@@ -72,11 +72,11 @@ def plain_loop(rows: Rows, num_classes: int, *, cohort: int, steps: int, batch: 
 
     Clients weigh the same.
     """
-    device, num_features = rows.features.device, math.prod(rows.features.shape[1:])
+    device, num_features = rows.array.device, math.prod(rows.array.shape[1:])
     model = build("softmax", num_features, num_classes).to(device)
     optimiser, criterion = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), nn.CrossEntropyLoss()
     sizes = rows.num_examples.tolist()
-    features = rows.features.reshape(len(rows.labels), -1)
+    features = rows.array.reshape(len(rows.labels), -1)
     own = list(zip(torch.split(features, sizes), torch.split(rows.labels, sizes), strict=True))
     shared = [part.detach().clone() for part in model.parameters()]
 
@@ -108,8 +108,8 @@ def cohort_rounds(
     rows: Rows, num_classes: int, *, cohort: int, steps: int, batch: int, chunk_size: int | None = None
 ) -> Case:
     """The same round by the cohort engine."""
-    num_clients, num_features = len(rows.offset) - 1, math.prod(rows.features.shape[1:])
-    flat = FlatModel(build("softmax", num_features, num_classes).to(rows.features.device))
+    num_clients, num_features = len(rows.offset) - 1, math.prod(rows.array.shape[1:])
+    flat = FlatModel(build("softmax", num_features, num_classes).to(rows.array.device))
     federation = Federation(range(num_clients), rows, rows)
     source = ModelSource(federation, flat, nn.functional.cross_entropy, LEARNING_RATE, batch)
     method = algorithm("fedavg", num_local_steps=steps, weighting="equal")

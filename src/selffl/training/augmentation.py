@@ -10,16 +10,24 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.training_options import augmentations_of
+from selffl.data.named import Features
 from selffl.errors import ConfigError
 from selffl.randomness import integers
 
 PADDING = 4  # pixels on each side of an image, of value 0, before it is cropped to its size
 
 
-def check_images(augmentation: str, features: Tensor) -> None:
+def check_images(augmentation: str, features: Features) -> None:
     """Refuse rows that cannot be shifted or mirrored: features ``[rows, ...]``."""
+    if not augmentations_of(augmentation):
+        return
+    if not isinstance(features, Tensor):
+        raise ConfigError(
+            f"augmentation is {augmentation!r}, and rows are a dictionary of {', '.join(features.keys())}; expected "
+            "one tensor of images. Leave it out, and change images in the module."
+        )
     shape = tuple(features.shape[1:])
-    if augmentations_of(augmentation) and (len(shape) != 3 or min(shape[1:]) <= PADDING):
+    if len(shape) != 3 or min(shape[1:]) <= PADDING:
         raise ConfigError(
             f"augmentation is {augmentation!r}, and rows have shape {shape}; expected images [channels, height, width] "
             f"of more than {PADDING} pixels each way. Give rows that shape, or leave it out."

@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from selffl.data.federation import Rows
+from selffl.data.named import Features, map_entries
 from selffl.errors import ConfigError, unknown_name
 from selffl.training.flat import FlatModel
 
@@ -56,27 +56,28 @@ LSTM_CLIENTS = {"cpu": 10, "cuda": 4}
 LSTM_LOOP_FROM = 1_000
 
 
-def quickest_way(model: FlatModel, params: Tensor, features: Tensor) -> Way:
+def quickest_way(model: FlatModel, params: Tensor, features: Features) -> Way:
     """How to compute a block ``params [n, P]``, ``features [n, B, ...]``: a rule, so that a run can be repeated.
 
     A lone client by the loop (vmap takes 2 to 3 times as long: its overhead is shared with no other), and so recurrent
     layers other than plain LSTMs, which have no kernel under vmap.  LSTMs by the loop unless the clients are many
-    (`LSTM_CLIENTS`) and, on a CPU, their blocks small (`LSTM_LOOP_FROM`), and wherever vmap cannot follow the rest of
-    the module.  Convolutions by the loop on a CPU if they are work enough (`LOOP_FROM`): the libraries run a grouped
-    convolution worse than several plain ones; on a GPU as products, if the clients are many (`UNFOLD_FROM`).  All else
-    by vmap, for which an MLP of 2,410 parameters takes 0.74 of the loop's time with 5 clients and 0.08 with 100, one of
-    159,010 takes 0.89 and 0.73 (one thread).
+    (`LSTM_CLIENTS`) and, on a CPU, their blocks small (`LSTM_LOOP_FROM`).  By the loop whatever vmap cannot follow:
+    code that is not torch's own may look at numbers to decide what to do.  Convolutions by the loop on a CPU if they
+    are work enough (`LOOP_FROM`): the libraries run a grouped convolution worse than several plain ones; on a GPU as
+    products, if the clients are many (`UNFOLD_FROM`).  All else by vmap, for which an MLP of 2,410 parameters takes
+    0.74 of the loop's time with 5 clients and 0.08 with 100, one of 159,010 takes 0.89 and 0.73 (one thread).
     """
     fewest = LSTM_CLIENTS.get(params.device.type, 2) if model.lstm_width else 2
-    if len(params) < fewest or features.shape[1] >= rows_for_loop(model, params[0], features[0]):
+    if len(params) < fewest or len(features[0]) >= rows_for_loop(model, params[0], features[0]):
         return "loop"
     is_large = params.device.type == "cuda" and len(params) >= UNFOLD_FROM
     return "unfold" if is_large and model.is_convolutional else "vmap"
 
 
-def rows_for_loop(model: FlatModel, params: Tensor, features: Tensor) -> float:
+def rows_for_loop(model: FlatModel, params: Tensor, features: Features) -> float:
     """From how many rows on, such as ``features [B, ...]``, a client is computed apart; infinite if never."""
-    if model.needs_loop or (model.lstm_width and not model.is_vectorisable(params, features)):
+    may_fail = model.lstm_width or model.may_attend
+    if model.needs_loop or (may_fail and not model.is_vectorisable(params, features)):
         return 0
     if params.device.type != "cpu":
         return math.inf
@@ -84,11 +85,14 @@ def rows_for_loop(model: FlatModel, params: Tensor, features: Tensor) -> float:
     return min((limit / work for limit, work in limits if work), default=math.inf)
 
 
-def rows_at(rows: Rows, index: Tensor) -> tuple[Tensor, Tensor]:
+def rows_at(rows: Rows, index: Tensor) -> tuple[Features, Tensor]:
     """Features ``[n, B, ...]`` and labels ``[n, B]`` of the rows numbered ``index [n, B]``."""
-    # index_select copies row by row; features[index] takes twice as long.
-    features = rows.features.index_select(0, index.reshape(-1))
-    return features.view(*index.shape, *features.shape[1:]), rows.labels[index]
+
+    def chosen(entry: Tensor) -> Tensor:
+        # index_select copies row by row; entry[index] takes twice as long.
+        return entry.index_select(0, index.reshape(-1)).view(*index.shape, *entry.shape[1:])
+
+    return map_entries(chosen, rows.features), rows.labels[index]
 
 
 @contextmanager
@@ -111,8 +115,8 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
     They are of a training pass.  Behind them, in the place of statistics, are those that the pass leaves.
     """
 
-    def by_vmap(model: FlatModel, params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
-        def mean_loss(params: Tensor, features: Tensor, labels: Tensor, *key: Tensor) -> Any:
+    def by_vmap(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
+        def mean_loss(params: Tensor, features: Features, labels: Tensor, *key: Tensor) -> Any:
             outputs, left = model.train_at(params, features, *key)
             return loss(outputs, labels) if left is None else (loss(outputs, labels), left)
 
@@ -123,7 +127,7 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
             gradients[:, model.num_parameters :] = found[1]
         return gradients
 
-    def by_loop(params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
+    def by_loop(params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
         gradients = params.new_empty(params.shape)
         with model.borrowed() as leaves, torch.enable_grad(), silence_rnn_warning():
             for client, own in enumerate(params.detach()):
@@ -136,9 +140,10 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
                 torch.cat(found, out=gradients[client])
         return gradients
 
-    def gradient(params: Tensor, features: Tensor, labels: Tensor, *keys: Tensor) -> Tensor:
+    def gradient(params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
         # The closed form is for classes, one per row; cross-entropy takes probabilities, too.
-        if is_softmax_regression and features.ndim == 3 and labels.ndim == 2 and not labels.is_floating_point():
+        is_class = labels.ndim == 2 and not labels.is_floating_point()
+        if is_softmax_regression and is_class and isinstance(features, Tensor) and features.ndim == 3:
             return softmax_regression_gradient(params, features, labels)
         way = quickest_way(model, params, features) if gradients == "auto" else gradients
         if way == "loop":
@@ -151,23 +156,22 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
     return gradient
 
 
-def outputs_of(model: FlatModel, params: Tensor, features: Tensor, way: Way) -> Tensor:
+def outputs_of(model: FlatModel, params: Tensor, features: Features, way: Way) -> Tensor:
     """Outputs ``[n, B, ...]`` for ``features [n, B, ...]`` at ``params [n, P]``."""
     if way == "loop":
         with silence_rnn_warning():
             return torch.stack([model(own, rows) for own, rows in zip(params, features, strict=True)])
-    if _is_linear(model) and features.ndim == 3:
+    if _is_linear(model) and isinstance(features, Tensor) and features.ndim == 3:
         weight, bias = _weight_and_bias(params, features.shape[-1])
         return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
     outputs: Tensor = vectorise(model.unfolded if way == "unfold" else model.vectorised, model, params, features)
     return outputs
 
 
-def vectorise(function: Callable[..., Any], model: FlatModel, *arguments: Tensor) -> Any:
+def vectorise(function: Callable[..., Any], model: FlatModel, *arguments: Features) -> Any:
     """``function`` of all clients at once; ``model`` is the one whose name a refusal has."""
     try:
-        # Other kernels of attention go client by client.
-        with sdpa_kernel(SDPBackend.MATH) if model.may_attend else nullcontext():
+        with model.attention_at_once():
             outputs = torch.func.vmap(function, randomness="error")(*arguments)
     except RuntimeError as error:
         unmixed = ("expected scalar type",) if model.precision != "full" else ()  # layers that torch cannot mix so

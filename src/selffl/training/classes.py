@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from selffl.data.named import Features
 from selffl.training.blocks import Loss
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_cross_entropy, is_logistic
 
 
-def has_classes(model: FlatModel, loss: Loss, features: Tensor, labels: Tensor) -> bool:
+def has_classes(model: FlatModel, loss: Loss, features: Features, labels: Tensor) -> bool:
     """Whether the ``labels [n, ...]`` of rows are classes whose scores the model adds a bias to.
 
     Classes are what the model's outputs are the log-odds of: of several, one each, or of two, one for both.  A loss

@@ -11,15 +11,20 @@ from torch import Tensor, nn
 
 from selffl.budget import Budget, budget_of
 from selffl.data.federation import Rows
+from selffl.data.named import Features, NamedFeatures, describe_rows, entries_of, row_size
 from selffl.data.preparation import Preparation
 from selffl.errors import ConfigError, DataError, one_line
 from selffl.training.blocks import Gradients, Loss, check_gradients, outputs_of, quickest_way, rows_at, rows_for_loop
+from selffl.training.calls import check_names
+from selffl.training.embedding import refuse_beyond
 from selffl.training.flat import FlatModel
 from selffl.training.losses import check_fit, count_loss, default_loss
 from selffl.training.metrics import ONE_LOGIT, ONE_PROBABILITY, Measure, measure_of
 
 MAX_FIRST_OUTPUT = 1e3  # of a classifier before training, a log-odds: no model should be as sure as that
 
+
+WHOLE_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)  # that may be looked up in embeddings
 
 OnClient = Callable[[int, Tensor, Tensor], None]  # (position, outputs [rows, ...], labels [rows, ...])
 
@@ -87,7 +92,7 @@ def _of_one_model(
     model: FlatModel, params: Tensor, rows: Rows, measure: Measure, budget: Budget, gathered: _ByClient | None
 ) -> tuple[Tensor, ...]:
     """One model on all rows, as many at a time as the memory holds, whatever client they are of."""
-    step = budget.rows_evaluated(rows.features[:1].numel())
+    step = budget.rows_evaluated(row_size(rows.features))
     numbers = []
     for start in range(0, len(rows.labels), step):
         outputs = model(params, rows.features[start : start + step])
@@ -110,7 +115,7 @@ def _of_own_models(
     every_number: tuple[Tensor, ...] | None = None
     if len(rows.labels) == 0:
         return _of_no_rows(params, measure)
-    num_features = rows.features[:1].numel()
+    num_features = row_size(rows.features)
     sizes, order = rows.num_examples.sort(descending=True, stable=True)
     alone = {"auto": rows_for_loop(model, params[0], rows.features), "loop": 0.0}.get(gradients, math.inf)
     alone = 0.0 if model.mixes_rows else alone
@@ -214,7 +219,7 @@ def _check_single_rows(model: FlatModel, rows: Rows, clients: Sequence[Hashable]
     position = int(alone[0])
     try:
         with torch.no_grad():
-            model(model.params.to(rows.features), rows.features[rows.offset[position]][None])
+            model(model.params.to(rows.labels.device), rows.features[rows.offset[position]][None])
     except DataError as error:
         who = repr(clients[position]) if clients else f"number {position}"
         raise DataError(f"client {who} has one row, and {error}") from None
@@ -231,8 +236,16 @@ def loss_for(model: FlatModel, rows: Rows, preparation: Preparation | None = Non
     return default_loss(_outputs(model, few.features, type(model.module).__name__), rows.labels)
 
 
-def check_numbers(model: FlatModel, features: Tensor) -> None:
-    """Refuse rows of numbers that no embedding of the model has: computed for many clients, they would go unnoticed."""
+def check_numbers(model: FlatModel, features: Features) -> None:
+    """Refuse rows of numbers that no embedding of the model has: computed for many clients, they would go unnoticed.
+
+    Of features by name, only the module says which of them are looked up, and where: it is asked, with the rows of the
+    smallest and the largest numbers.
+    """
+    if isinstance(features, NamedFeatures):
+        if len(features):
+            _outputs(model, features[_extreme_rows(features)], type(model.module).__name__)
+        return
     tables = [part.num_embeddings for part in model.module.modules() if isinstance(part, nn.Embedding)]
     if not tables or features.is_floating_point() or features.numel() == 0:
         return
@@ -244,29 +257,42 @@ def check_numbers(model: FlatModel, features: Tensor) -> None:
         )
 
 
-def _outputs(model: FlatModel, features: Tensor, kind: str) -> Tensor:
+def _extreme_rows(features: NamedFeatures) -> Tensor:
+    """The first row, the last, and those with the smallest and the largest of each entry of whole numbers."""
+    found = [0, len(features) - 1]
+    for entry in entries_of(features).values():
+        if entry.dtype in WHOLE_TYPES and entry.numel():
+            by_row = entry.reshape(len(entry), -1)
+            found += [int(by_row.amin(1).argmin()), int(by_row.amax(1).argmax())]
+    return torch.tensor(found, device=features.device)
+
+
+def _outputs(model: FlatModel, features: Features, kind: str) -> Tensor:
     params = model.params.to(features.device)
     generators = [torch.default_generator]
     if features.device.type == "cuda":
         generators.append(torch.cuda.default_generators[features.device.index or 0])
     before = [generator.get_state() for generator in generators]
+    check_names(model.module, features)
     try:
-        model.probe_rows(features)
-        with torch.no_grad():
-            outputs = model(params, features)
+        with refuse_beyond(model.answering):
+            model.probe_rows(features)
+            with torch.no_grad():
+                outputs = model(params, features)
         model.probe_training(features)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        found = describe_rows(features)
+        if isinstance(features, Tensor):
+            found = f"shape {tuple(features.shape[1:])} and type {features.dtype}"
         raise DataError(
-            f"{kind} cannot take a row of shape {tuple(features.shape[1:])} and type {features.dtype}: "
-            f"{one_line(error)}. Reshape or cast the rows; the model has parameters of type {params.dtype}."
+            f"{kind} cannot take a row of {found}: {one_line(error)}. Reshape or cast the rows; the "
+            f"model has parameters of type {params.dtype}."
         ) from None
     if not all(torch.equal(old, generator.get_state()) for old, generator in zip(before, generators, strict=True)):
         raise ConfigError(
             f"{kind} draws random numbers of its own; expected outputs that depend on parameters and rows alone, but "
             "for nn.Dropout. Remove what draws them, or call eval() on the module."
         )
-    if not isinstance(outputs, Tensor):
-        raise ConfigError(f"{kind} returns a {type(outputs).__name__}; expected one tensor of outputs.")
     return outputs
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selffl.algorithms.features import FeatureRows, Objective
 from selffl.algorithms.layers import Head
+from selffl.data.named import Features
 from selffl.errors import ConfigError
 from selffl.training.blocks import Gradients, Loss, Way, quickest_way, silence_rnn_warning, vectorise
 from selffl.training.flat import FlatModel
@@ -16,10 +18,10 @@ from selffl.training.flat import FlatModel
 HEAD_TOLERANCE = 1e-3  # that outputs are those of the last layer is seen on weights moved by 1 to 2
 
 
-def features_of(model: FlatModel, params: Tensor, rows: Tensor, way: Way) -> Tensor:
+def features_of(model: FlatModel, params: Tensor, rows: Features, way: Way) -> Tensor:
     """Features ``[n, B, D]`` of ``rows [n, B, ...]`` at ``params [n, P]``, as the module answers: in eval() mode."""
 
-    def of_client(model: FlatModel, params: Tensor, rows: Tensor) -> Tensor:
+    def of_client(model: FlatModel, params: Tensor, rows: Features) -> Tensor:
         with model.catch_inputs() as caught:
             model(params, rows)
         return caught[0]
@@ -35,7 +37,7 @@ def features_of(model: FlatModel, params: Tensor, rows: Tensor, way: Way) -> Ten
 
 def objective_gradient(
     model: FlatModel, loss: Loss, gradients: Gradients, objective: Objective, params: Tensor, num_extra: int,
-    rows: Sequence[Tensor], constants: Sequence[Tensor],
+    rows: Sequence[Any], constants: Sequence[Tensor],
 ) -> Tensor:  # fmt: skip
     """Gradient ``[n, E + P]`` of an objective of a training pass; ``rows`` are features, labels, and keys of masks.
 
@@ -44,7 +46,9 @@ def objective_gradient(
     features, labels, *keys = rows
     check_head(model, features[0])
 
-    def value(model: FlatModel, own: Tensor, features: Tensor, labels: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
+    def value(
+        model: FlatModel, own: Tensor, features: Features, labels: Tensor, *more: Tensor
+    ) -> tuple[Tensor, Tensor]:
         key, constants = more[: len(keys)], more[len(keys) :]
         own_model = own[num_extra:]
         with model.catch_inputs() as caught:
@@ -72,7 +76,7 @@ def objective_gradient(
     return found[0]
 
 
-def check_head(model: FlatModel, rows: Tensor) -> Head:
+def check_head(model: FlatModel, rows: Features) -> Head:
     """The head of a module, or one line that says why it has no features; ``rows [B, ...]`` are tried."""
     kind, name = type(model.module).__name__, model.last_layer[0] or "itself"
     if model.head is None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from selffl.algorithms.layers import ClassBias, Head, Layer
 from selffl.algorithms.norms import BatchNorm
+from selffl.data.named import Features, entries_of, map_entries, row_kind
 from selffl.errors import ConfigError
+from selffl.training.calls import call
 from selffl.training.embedding import guard_embeddings, is_trained
 from selffl.training.passes import (
     COUNT,
@@ -66,11 +69,12 @@ class FlatModel:
         self._sizes = [shape.numel() for shape in self._shapes.values()]
         self.num_statistics = sum(part.numel() for part in self._statistics.values())
         self.num_parameters = sum(self._sizes) - self.num_statistics
-        self._work: dict[torch.Size, int] = {}
-        self._has_scores: dict[tuple[torch.Size, torch.dtype], bool] = {}
-        self._ends_in_head: dict[tuple[torch.Size, torch.dtype], bool] = {}
-        self._is_vectorisable: dict[tuple[torch.Size, torch.dtype], bool] = {}
-        self._alters_rows: dict[tuple[torch.Size, torch.dtype], bool] = {}  # as far as `probe_rows` has looked
+        # What is known of rows, by their kind.
+        self._work: dict[Hashable, int] = {}
+        self._has_scores: dict[Hashable, bool] = {}
+        self._ends_in_head: dict[Hashable, bool] = {}
+        self._is_vectorisable: dict[Hashable, bool] = {}
+        self._alters_rows: dict[Hashable, bool] = {}  # as far as `probe_rows` has looked
 
     @property
     def params(self) -> Tensor:
@@ -154,7 +158,7 @@ class FlatModel:
             caught.append(inputs[0] if inputs else named["input"])
 
         name = self.last_layer[0]
-        modules = {id(module): module for module in (self._answering, self._training[0])}.values()
+        modules = {id(module): module for module in (self.answering, self._training[0])}.values()
         hooks = [module.get_submodule(name).register_forward_pre_hook(take, with_kwargs=True) for module in modules]
         try:
             yield caught
@@ -162,7 +166,7 @@ class FlatModel:
             for hook in hooks:
                 hook.remove()
 
-    def has_scores(self, features: Tensor) -> bool:
+    def has_scores(self, features: Features) -> bool:
         """Whether outputs ``[rows, K]`` are that layer's, but for a number added to all.
 
         What is added to its bias is added to them, and twice its weights and bias make twice of them.
@@ -170,9 +174,9 @@ class FlatModel:
         bias = self.class_bias
         if bias is None:
             return False
-        kind = features.shape[1:], features.dtype
+        kind = row_kind(features)
         if kind not in self._has_scores:
-            features = torch.cat([features, features])  # what normalises by a batch needs two rows
+            features = _twice(features)
             params = self.params.to(features.device)
             more = torch.zeros_like(params)
             width = bias.stop - bias.start
@@ -191,7 +195,7 @@ class FlatModel:
             self._has_scores[kind] = bool((errors.abs() < SCORE_TOLERANCE * (1.0 + before.abs().max())).all())
         return self._has_scores[kind]
 
-    def ends_in_head(self, features: Tensor, tolerance: float) -> bool:
+    def ends_in_head(self, features: Features, tolerance: float) -> bool:
         """Whether outputs are W z + c ``[rows, K]``, where z is the last layer's one input and not changed by W and c.
 
         Found by passes over a row of ``features`` with the module's own head, and with one that is moved by 1 to 2.
@@ -199,7 +203,7 @@ class FlatModel:
         head = self.head
         if head is None:
             return False
-        kind = features.shape[1:], features.dtype
+        kind = row_kind(features)
         if kind not in self._ends_in_head:
             rows = _twice(features)
             params = self.params.to(features.device)
@@ -226,38 +230,35 @@ class FlatModel:
         pieces = params.split(self._sizes)  # type: ignore[no-untyped-call]
         return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
 
-    def __call__(self, params: Tensor, features: Tensor) -> Tensor:
+    def __call__(self, params: Tensor, features: Features) -> Tensor:
         """Outputs for ``features`` at ``params [P]``, as the module answers: in eval() mode."""
         return self.at(self.parts(params), features)
 
-    def at(self, parts: Mapping[str, Tensor], features: Tensor) -> Tensor:
+    def at(self, parts: Mapping[str, Tensor], features: Features) -> Tensor:
         """Outputs for ``features`` with trained parameters and statistics by name."""
         with self._attention(), say_what_one_row_lacks():
-            outputs: Tensor = torch.func.functional_call(self._answering, dict(parts), (self.protect_rows(features),))
-        return outputs
+            return call(self.answering, self.protect_rows(features), parts)
 
-    def train_at(self, params: Tensor, features: Tensor, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def train_at(self, params: Tensor, features: Features, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Outputs of a training pass at ``params [P]``, and the statistics that it leaves; none where there are none.
 
         ``key [1]`` is that of the masks of dropout, where the module has any.
         """
         parts = self.parts(params)
 
-        def forward(rows: Tensor) -> Tensor:
-            trained = {name: parts[name] for name in self._trained}
-            outputs: Tensor = torch.func.functional_call(self._training[0], trained, (rows,))
-            return outputs
+        def forward(rows: Features) -> Tensor:
+            return call(self._training[0], rows, {name: parts[name] for name in self._trained})
 
         return self._pass(forward, parts, features, key)
 
     def train_borrowed(
-        self, own: Mapping[str, Tensor], features: Tensor, key: Tensor | None = None
+        self, own: Mapping[str, Tensor], features: Features, key: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The same with the module's own parameters, wherever they point, and the statistics of ``own``."""
-        return self._pass(self._training[0], own, features, key)
+        return self._pass(partial(call, self._training[0]), own, features, key)
 
     def _pass(
-        self, forward: Callable[[Tensor], Tensor], parts: Mapping[str, Tensor], features: Tensor, key: Tensor | None
+        self, forward: Callable[[Features], Tensor], parts: Mapping[str, Tensor], features: Features, key: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         module, through = self._training
         if module is self.module:  # nothing in it is other than when it answers
@@ -272,7 +273,7 @@ class FlatModel:
             through.begin({}, None)
         return outputs, torch.cat(left) if left else None
 
-    def _mixed(self, features: Tensor) -> AbstractContextManager[Any]:
+    def _mixed(self, features: Features) -> AbstractContextManager[Any]:
         """Where torch takes products in half precision, if asked to; nothing of them is kept for another client."""
         if self.precision == "full":
             return nullcontext()
@@ -284,8 +285,13 @@ class FlatModel:
     def _attention(self) -> AbstractContextManager[None]:
         return plain_attention() if self.may_attend else nullcontext()
 
+    def attention_at_once(self) -> AbstractContextManager[None]:
+        """Where attention takes the kernel that many clients can compute at once; others go client by client."""
+        return sdpa_kernel(SDPBackend.MATH) if self.may_attend else nullcontext()
+
     @cached_property
-    def _answering(self) -> nn.Module:
+    def answering(self) -> nn.Module:
+        """The module in eval() mode."""
         return make_answering_copy(self.module)
 
     @cached_property
@@ -300,7 +306,7 @@ class FlatModel:
                 f"{type(self.module).__name__} normalises by batches, so that what it answers has no gradient by row; "
                 "expected a model without BatchNorm. Use GroupNorm in its place."
             )
-        return FlatModel(self._answering)
+        return FlatModel(self.answering)
 
     @cached_property
     def leaves_out(self) -> bool:
@@ -321,17 +327,21 @@ class FlatModel:
         """Whether what is answered of a row depends on those beside it: BatchNorm without running statistics."""
         return any(is_normalising(part) and part.running_mean is None for part in self.module.modules())
 
-    def probe_rows(self, features: Tensor) -> None:
+    def probe_rows(self, features: Features) -> None:
         """Note whether the module works in place on rows such as ``features [B, ...]``, by a pass over a copy."""
-        rows = features.clone()
-        before = None if rows.is_inference() else rows._version
+        rows = map_entries(Tensor.clone, features)
+        pairs = list(zip(entries_of(rows).values(), entries_of(features).values(), strict=True))
+        before = [None if row.is_inference() else row._version for row, _ in pairs]
         with torch.no_grad(), self._attention(), say_what_one_row_lacks():
-            self._answering(rows)
+            call(self.answering, rows)
         # The count of changes sees a ReLU in place on positive numbers; the numbers see what goes past the count.
-        is_same = before is not None and rows._version == before and torch.equal(rows, features)
-        self._alters_rows[features.shape[1:], features.dtype] = not is_same
+        is_same = all(
+            count is not None and row._version == count and torch.equal(row, given)
+            for count, (row, given) in zip(before, pairs, strict=True)
+        )
+        self._alters_rows[row_kind(features)] = not is_same
 
-    def probe_training(self, features: Tensor) -> None:
+    def probe_training(self, features: Features) -> None:
         """Refuse a module that changes its buffers when it trains on such rows, other than BatchNorm's statistics."""
         trained = self._training[0]
         before = {name: (buffer, buffer.clone(), _writes(buffer)) for name, buffer in trained.named_buffers()}
@@ -347,9 +357,9 @@ class FlatModel:
                     "clients does not define; expected constants, and torch's BatchNorm for running statistics."
                 )
 
-    def protect_rows(self, features: Tensor) -> Tensor:
+    def protect_rows(self, features: Features) -> Features:
         """The rows to hand to the module: a copy, unless `probe_rows` has found that the module leaves them alone."""
-        return features.clone() if self._alters_rows.get((features.shape[1:], features.dtype), True) else features
+        return map_entries(Tensor.clone, features) if self._alters_rows.get(row_kind(features), True) else features
 
     @contextmanager
     def borrowed(self) -> Iterator[tuple[nn.Parameter, ...]]:
@@ -434,22 +444,23 @@ class FlatModel:
         twin._alters_rows = self._alters_rows
         return twin
 
-    def is_vectorisable(self, params: Tensor, features: Tensor) -> bool:
+    def is_vectorisable(self, params: Tensor, features: Features) -> bool:
         """Whether the module goes by vmap over such rows as ``features [B, ...]``: found by a pass over the first."""
-        kind = features.shape[1:], features.dtype
+        kind = row_kind(features)
         if kind not in self._is_vectorisable:
             try:
-                with torch.no_grad():
+                with torch.no_grad(), self.attention_at_once():
                     torch.func.vmap(self.vectorised, randomness="error")(params[None], _twice(features)[None])
                 self._is_vectorisable[kind] = True
             except Exception:  # a module is the user's code; if rows are at fault, the loop will say so
                 self._is_vectorisable[kind] = False
         return self._is_vectorisable[kind]
 
-    def convolution_work(self, params: Tensor, features: Tensor) -> int:
+    def convolution_work(self, params: Tensor, features: Features) -> int:
         """Multiplications that convolutions take in one pass over ``features`` at ``params [P]``."""
-        convolutions = [part for part in self._answering.modules() if isinstance(part, nn.modules.conv._ConvNd)]
-        if convolutions and features.shape not in self._work:
+        convolutions = [part for part in self.answering.modules() if isinstance(part, nn.modules.conv._ConvNd)]
+        kind = row_kind(features), len(features)
+        if convolutions and kind not in self._work:
             products = []
 
             def count(layer: nn.modules.conv._ConvNd, _: tuple[Tensor, ...], outputs: Tensor) -> None:
@@ -462,8 +473,8 @@ class FlatModel:
             finally:
                 for hook in hooks:
                     hook.remove()
-            self._work[features.shape] = sum(products) * len(features) // 2
-        return self._work.get(features.shape, 0)
+            self._work[kind] = sum(products) * len(features) // 2
+        return self._work.get(kind, 0)
 
 
 def _writes(buffer: Tensor) -> int:
@@ -471,9 +482,9 @@ def _writes(buffer: Tensor) -> int:
     return 0 if buffer.is_inference() else buffer._version
 
 
-def _twice(features: Tensor) -> Tensor:
+def _twice(features: Features) -> Features:
     """The first row, twice: what normalises by a batch needs two."""
-    return features[:1].expand(2, *features.shape[1:])
+    return features[[0, 0]]
 
 
 def check_parameters(module: nn.Module) -> None:

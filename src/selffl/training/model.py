@@ -16,6 +16,7 @@ from selffl.algorithms.population import Population
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
+from selffl.data.named import Features, row_size
 from selffl.randomness import normal, random_bits, uniform
 from selffl.training.augmentation import augment, check_images
 from selffl.training.blocks import (
@@ -70,9 +71,9 @@ class ModelTask(FeatureTask):
         self.optimiser = optimiser or self.optimiser
         self.weight_decay, self.max_gradient_norm = self.options.weight_decay, self.options.max_gradient_norm
 
-    def batch(self, draw: int, slots: Tensor) -> tuple[Tensor, ...]:
+    def batch(self, draw: int, slots: Tensor) -> tuple[Any, ...]:
         """Features ``[n, B, ...]`` and labels ``[n, B]``; where the model has dropout, keys of its masks ``[n, 1]``."""
-        rows = self._rows_of(draw, slots)
+        rows: tuple[Any, Tensor] = self._rows_of(draw, slots)
         if self.options.augmentation != "none":
             by = self._seed, self._stream, self._round, self._keys[slots], draw
             rows = augment(rows[0], self.options.augmentation, *by), rows[1]
@@ -80,7 +81,7 @@ class ModelTask(FeatureTask):
             return rows
         return *rows, random_bits(self._seed, f"{self._stream} mask", self._round, self._keys[slots], draw)[:, None]
 
-    def _rows_of(self, draw: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def _rows_of(self, draw: int, slots: Tensor) -> tuple[Features, Tensor]:
         """Features and labels of a minibatch, as they are."""
         block = draw // self._num_ahead
         if self._ahead is None or self._ahead[0] != block:
@@ -130,18 +131,18 @@ class ModelTask(FeatureTask):
         task._keys = torch.stack([2 * keys, 2 * keys + 1], dim=-1).reshape(-1)
         return task
 
-    def shorten(self, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def shorten(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """The first half of its rows."""
         features, labels, *keys = batch
         size = (self.batch_size + 1) // 2
         return features[:, :size], labels[:, :size], *keys
 
-    def temperature(self, params: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+    def temperature(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """1; of squared errors twice their mean, over the number of outputs: normal noise of as large a variance."""
         if not is_squared_error(self._loss):
             return super().temperature(params, batch)
         features, labels = batch[:2]
-        outputs = self._outputs(params, features)
+        outputs, labels = self._outputs(params, features), torch.as_tensor(labels)
         errors = (outputs.reshape(labels.shape) - labels).square()
         return (2.0 * errors.flatten(1).mean(1) / errors[0, 0].numel()).clamp(min=torch.finfo(errors.dtype).eps)
 
@@ -161,7 +162,7 @@ class ModelTask(FeatureTask):
         if not self.has_classes:
             return None
         features, labels = self._rows_of(draw, torch.arange(len(params), device=params.device))
-        targets = class_targets(self._model, labels.flatten(0, 1)).reshape(*features.shape[:2], -1)
+        targets = class_targets(self._model, labels.flatten(0, 1)).reshape(*labels.shape[:2], -1)
         scores = self._outputs(params, features)
         return (scores if scores.shape == targets.shape else torch.cat([0.0 * scores, scores], dim=-1)), targets
 
@@ -170,11 +171,11 @@ class ModelTask(FeatureTask):
         """Whether the loss is the log-likelihood of a class."""
         return has_classes(self._model, self._loss, self._rows.features, self._rows.labels)
 
-    def _outputs(self, params: Tensor, features: Tensor) -> Tensor:
+    def _outputs(self, params: Tensor, features: Features) -> Tensor:
         with torch.no_grad():
             return outputs_of(self._model, params, features, quickest_way(self._model, params, features))
 
-    def features(self, params: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+    def features(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """The input of the last layer."""
         with torch.no_grad():
             return features_of(self._model, params, batch[0], quickest_way(self._model, params, batch[0]))
@@ -185,7 +186,7 @@ class ModelTask(FeatureTask):
         assert self.class_bias is not None
         block, num_features = params.reshape(-1, params.shape[-1]), self.head.num_features
         is_mixed = self._model.mixes_rows
-        budget, width = budget_of(params.device), max(self._rows.features[:1].numel(), num_features)
+        budget, width = budget_of(params.device), max(row_size(self._rows.features), num_features)
         counts = block.new_zeros(len(block), self.class_bias.num_classes)
         sums, squares = counts.new_zeros(*counts.shape, num_features), torch.zeros_like(counts)
         sizes, order = self.num_examples.expand(self.shape).reshape(-1).sort(descending=True, stable=True)
@@ -215,7 +216,7 @@ class ModelTask(FeatureTask):
             self._model, self._loss, self._gradients, objective, params, num_extra, batch, constants
         )
 
-    def batch_gradient(self, params: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+    def batch_gradient(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """All clients at once."""
         return self._gradient(params, *batch)
 

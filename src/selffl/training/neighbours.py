@@ -13,6 +13,7 @@ from selffl.algorithms.layers import Head
 from selffl.algorithms.options import check_integer
 from selffl.budget import budget_of
 from selffl.data.federation import Rows
+from selffl.data.named import row_size
 from selffl.errors import ConfigError
 from selffl.maths.neighbours import likeliest_share, neighbour_shares, squared_distances
 from selffl.training.blocks import Loss
@@ -87,7 +88,7 @@ def _features_of_rows(model: FlatModel, params: Tensor, rows: Rows) -> Tensor:
     if model.mixes_rows:
         cuts = rows.num_examples[rows.num_examples > 0].tolist()
     else:
-        cuts = [budget_of(params.device).rows_evaluated(rows.features[:1].numel())] * len(rows.features)
+        cuts = [budget_of(params.device).rows_evaluated(row_size(rows.features))] * len(rows.features)
     found, start = [params.new_zeros(0, model.head.num_features if model.head else 0)], 0
     with torch.no_grad():
         for size in cuts:

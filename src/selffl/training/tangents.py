@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from selffl.budget import budget_of
+from selffl.data.named import Features, row_size
 from selffl.errors import ConfigError
 from selffl.maths.confidence import log_odds
 from selffl.training.blocks import Gradient, Gradients, Loss, gradient_of
@@ -52,25 +53,26 @@ class Tangents:
 
         self._loss, self._gradients = loss, gradients
 
-    def logits(self, features: Tensor) -> Tensor:
+    def logits(self, features: Features) -> Tensor:
         """Logits of classes ``[rows, K]``, in double precision."""
-        size = budget_of(features.device).rows_evaluated(features[:1].numel())
+        size = budget_of(features.device).rows_evaluated(row_size(features))
         size = max(len(features), 1) if self._model.mixes_rows else size
+        starts = range(0, max(len(features), 1), size)
         with torch.no_grad():
-            parts = [self._model(self._params, part) for part in features.split(size)]  # type: ignore[no-untyped-call]
+            parts = [self._model(self._params, features[start : start + size]) for start in starts]
         return class_logits(torch.cat(parts), self._measure).double()
 
     @cached_property
     def _gradient(self) -> Gradient:
         return gradient_of(self._model.still, self._loss, self._gradients)
 
-    def rows(self, features: Tensor, classes: Tensor) -> Tensor:
+    def rows(self, features: Features, classes: Tensor) -> Tensor:
         """u, the gradients of the log-odds of ``classes [rows]``: ``[rows, P]``, in double precision."""
         own = self._params.expand(len(features), -1)
-        return self._gradient(own, features.unsqueeze(1), classes.unsqueeze(1)).double()
+        return self._gradient(own, features[:, None], classes.unsqueeze(1)).double()
 
     def products(
-        self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], variances: Tensor
+        self, left: tuple[Features, Tensor], right: tuple[Features, Tensor], variances: Tensor
     ) -> tuple[Tensor, Tensor]:
         """u_i . u_j of rows of both sides ``[n, m]``, and u_j . u_j ``[m]``; a side is features and classes.
 

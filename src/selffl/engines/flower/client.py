@@ -355,8 +355,9 @@ def client_app(
 
     Args:
         model: the module; its trained values are the server's to send.
-        load_data: the rows of a client by its id, as ``(x_train, y_train, x_test, y_test)`` or as a `Federation` of
-            that one client; called for every message, since Flower may start a process for each.
+        load_data: the rows of a client by its id, as ``(x_train, y_train, x_test, y_test)``, each as
+            `Federation.from_arrays` takes it, or as a `Federation` of that one client; called for every
+            message, since Flower may start a process for each.
         algorithm: a name, or a method with options; the server has to have the same. A name in the run configuration
             (``algorithm``) takes its place.
         memory_dir: a folder that outlives the process: there the client's memory is kept. None: ``memory-dir`` of the

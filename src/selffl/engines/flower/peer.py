@@ -24,7 +24,7 @@ def simulated_rounds(
     rows: Rows, num_classes: int, *, steps: int, batch: int, rounds: int, learning_rate: float
 ) -> list[float]:
     """Seconds of rounds of Flower's own FedAvg in its simulation, clients as its users write them; all take part."""
-    num_clients, num_features = len(rows.offset) - 1, math.prod(rows.features.shape[1:])
+    num_clients, num_features = len(rows.offset) - 1, math.prod(rows.array.shape[1:])
     began: list[float] = []
     client, server = ClientApp(), ServerApp()
 
@@ -32,7 +32,7 @@ def simulated_rounds(
     def train(message: Message, context: Context) -> Message:
         number = int(context.node_config["partition-id"])
         low, high = int(rows.offset[number]), int(rows.offset[number + 1])
-        x, y = rows.features[low:high], rows.labels[low:high]
+        x, y = rows.array[low:high], rows.labels[low:high]
         module, criterion = build("softmax", num_features, num_classes), nn.CrossEntropyLoss()
         module.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimiser = torch.optim.SGD(module.parameters(), lr=learning_rate)
