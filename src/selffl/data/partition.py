@@ -163,8 +163,8 @@ def class_blocks(
     _check_number("num_clients", num_clients, 1)
     if num_clients * num_held % num_classes:
         raise ConfigError(
-            f"{num_clients} clients with {num_held} of {num_classes} classes hold some more often than others; expected "
-            "a number of clients with which all classes have as many holders."
+            f"{num_clients} clients with {num_held} of {num_classes} classes hold some more often than others; "
+            "expected a number of clients with which all classes have as many holders."
         )
     rng = np.random.default_rng(seed)
     pools = class_pools(labels, num_classes, rng)
@@ -212,7 +212,8 @@ def capped_dirichlet(
         for label, pool in enumerate(pools):
             wish = rng.dirichlet(np.full(num_clients, concentration))
             wish = np.where(counts.sum(1) < len(labels) / num_clients, wish, 0.0)
-            bounds = (np.cumsum(wish / wish.sum()) * len(pool)).astype(np.int64)
+            # A sum that is 1 but for rounding is 1: else who is full would get the last row.
+            bounds = np.floor(np.cumsum(wish / wish.sum()) * len(pool) + 1e-6).astype(np.int64)
             counts[:, label] = np.diff(np.append(bounds[:-1], len(pool)), prepend=0)
         if counts.sum(1).min() >= least:
             return _owners(len(labels), *deal(pools, counts))
