@@ -10,7 +10,7 @@ import torch
 from PIL import Image, features
 
 from selffl.data import cifar10 as module
-from selffl.errors import DataError
+from selffl.errors import ConfigError, DataError
 
 
 def made_up(name, count=300):
@@ -76,7 +76,8 @@ def test_a_quarter_of_each_clients_images_of_each_class_is_held_out(place):
     assert ((held - every / 4).abs() <= 0.5).all()
     rows = torch.cat([fed.train.features, fed.test.features])
     assert len({row.numpy().tobytes() for row in rows}) == len(rows)  # nobody's image twice
-    assert fed.source == {"name": "cifar10", "seed": 1, "test_fraction": 0.25, "validation_fraction": 0.0}
+    options = {"partition": "pfedme", "seed": 1, "test_fraction": 0.25, "validation_fraction": 0.0}
+    assert fed.source == {"name": "cifar10", **options}
 
 
 @pytest.mark.skipif(not features.check("webp"), reason="this Pillow has no WebP")
@@ -145,3 +146,36 @@ def test_the_real_pictures():
     assert counts.sum(0).max() < 6000
     assert 40_000 < int(counts.sum()) < 60_000
     assert found.train.features.mean().abs() < 0.1
+
+
+@pytest.mark.parametrize(("partition", "num_clients"), [("dirichlet", 10), ("classes", 10), ("alike", 10)])
+def test_pfedgraphs_clients_share_the_test_images(place, partition, num_clients):
+    for name in module.BATCHES:
+        write_binary(place, name, *made_up(name))
+    fed = module.cifar10(partition=f"pfedgraph-{partition}", seed=1, validation_fraction=0.2)
+    assert fed.num_clients == num_clients
+    assert fed.num_examples.sum() - len(fed.test.labels) == 5 * 300
+    labels, pixels = made_up("test_batch")
+    expected = (pixels.reshape(-1, 3, 1024)[0, :, :3] / 255 - np.array([[0.4914], [0.4822], [0.4465]])) / np.array(
+        [[0.2023], [0.1994], [0.2010]]
+    )
+    for client in range(num_clients):
+        begin, end = fed.test.offset[client : client + 2].tolist()
+        assert fed.test.labels[begin:end].tolist() == labels
+        assert np.allclose(fed.test.features[begin].flatten(1)[:, :3], expected, atol=1e-5)
+    with pytest.raises(ConfigError, match="tested on the published test images"):
+        module.cifar10(partition=f"pfedgraph-{partition}", test_fraction=0.1)
+
+
+@pytest.mark.parametrize(
+    ("partition", "num_clients"), [("pfllib-dirichlet", 20), ("pfllib-classes", 20), ("knnper", 200)]
+)
+def test_other_partitions_divide_all_images(place, partition, num_clients):
+    for name in module.BATCHES:
+        write_binary(place, name, *made_up(name))
+    fed = module.cifar10(partition=partition, seed=1, test_fraction=0.25)
+    assert fed.num_clients == num_clients
+    assert fed.num_examples.sum() == 6 * 300
+    assert (fed.train.features.min(), fed.train.features.max()) == (-1.0, 1.0)
+    with pytest.raises(ConfigError, match="partition of cifar10"):
+        module.cifar10(partition="pfllib")

@@ -119,3 +119,42 @@ def test_validation_rows_that_are_not_there_are_missed_before_training():
         ConfigError, match=r"^evaluate_validation is True, and the last run trains on all training rows;"
     ):
         selffl.tune(nn.Linear(5, 3), federation(), "ditto", evaluate_validation=True)
+
+
+def of_client(run, rows, place):
+    """Accuracy of one client's own model, counted by hand."""
+    first, last = rows.offset[place : place + 2].tolist()
+    model = run.personal_model(run.federation.clients[place])
+    return float((model(rows.features[first:last].float()).argmax(-1) == rows.labels[first:last]).float().mean())
+
+
+def test_each_client_has_its_own_best_round_by_its_own_validation_rows():
+    fed = federation(validation_fraction=0.3)
+    run = trained(fed, evaluate_validation=True)
+    shorter = {number: trained(fed, rounds=number) for number in (2, 4, 6)}
+    chosen = []
+    for place, row in enumerate(run.clients):
+        found = {number: of_client(other, fed.validation, place) for number, other in shorter.items()}
+        best = max(found, key=lambda number: (round(found[number], 6), -number))  # the first of equals
+        assert row["best_round"] == best
+        assert row["validation_accuracy"] == pytest.approx(found[best])
+        assert row["in_best_round_accuracy"] == pytest.approx(of_client(shorter[best], fed.test, place))
+        chosen.append(best)
+    assert len(set(chosen)) > 1
+    assert "best_round" not in trained(fed).clients[0]
+
+
+def test_best_rounds_are_those_of_a_run_that_was_not_interrupted(tmp_path):
+    fed = federation(validation_fraction=0.3)
+    whole = trained(fed, evaluate_validation=True, rounds=10)
+
+    def stop(row):
+        if row["round"] == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(fed, evaluate_validation=True, rounds=10, out=tmp_path / "run", on_round=stop)
+    resumed = selffl.resume(tmp_path / "run")
+    names = ("best_round", "validation_accuracy", "in_best_round_accuracy", "in_best_round_log_loss")
+    for row, other in zip(resumed.clients, whole.clients, strict=True):
+        assert [row[name] for name in names] == [other[name] for name in names]

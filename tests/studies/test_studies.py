@@ -613,6 +613,10 @@ def test_every_study_has_a_name_of_its_own():
         "regimes-cifar10",
         "newcomers",
         "multilevel",
+        "published-mnist-pfedbayes",
+        "published-cifar10-fedkddc",
+        "published-cifar10-fedlmi",
+        "published-cifar10-knnper",
     ]
     assert all(study.id == name for name, study in STUDIES.items())
     assert DEMO.id not in STUDIES

@@ -128,12 +128,16 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
             (mean, rho), others = own.chunk(2, dim=-1), shared.chunk(2, dim=-1)  # views, which move with the steps
             batch, noise = task.batch(draw, slots), task.noise(draw, slots, mean)
             rate = rate_of(task, slots, self.adam_learning_rate)
+            held, precision = pull[slots], softplus(others[1]).square().reciprocal()
             for number in range(draw * self.num_inner_steps, (draw + 1) * self.num_inner_steps):
-                slope = task.gradient(mean + softplus(rho) * noise, batch, slots)
-                of_rows = torch.cat([slope, slope * noise * torch.sigmoid(rho)], dim=-1)
-                gradient = of_rows.addcmul_(pull[slots], torch.cat(slope_of_first(mean, rho, *others), dim=-1))
+                deviation, gradient = softplus(rho), torch.empty_like(own)
+                slope = task.gradient(torch.addcmul(mean, deviation, noise), batch, slots)
+                by_mean, by_rho = gradient.chunk(2, dim=-1)
+                to_mean, to_deviation = slope_of_first(mean, deviation, others[0], precision)
+                torch.addcmul(slope, held, to_mean, out=by_mean)
+                torch.mul(slope, noise, out=by_rho).addcmul_(held, to_deviation).mul_(torch.sigmoid(rho))
                 take_step(own, ADAM.direction(gradient, tuple(before[:2]), number), rate)
-            gradient = pull[slots] * torch.cat(slope_of_second(mean, rho, *others), dim=-1)
+            gradient = held * torch.cat(slope_of_second(mean, rho, *others), dim=-1)
             take_step(shared, ADAM.direction(gradient, tuple(before[2:]), draw), rate)
             return states
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 as pFedMe splits it: 20 clients with three classes each, sizes by a power law.
+"""CIFAR-10 as pFedMe splits it: 20 clients with three classes each, sizes by a power law; and as others have.
 
 Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009); read from the original binary batches, the
 original Python batches, or a compact copy (lossless WebP mosaics).  Whatever a batch is read from, its content is held
@@ -12,19 +12,31 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from selffl.data.dataset import DataSet, Remote, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
-from selffl.data.partition import three_classes_by_power_law
+from selffl.data.partition import (
+    Integers,
+    Labels,
+    capped_dirichlet,
+    class_blocks,
+    dirichlet,
+    evenly,
+    three_classes_by_power_law,
+)
+from selffl.data.rows import Rows
 from selffl.data.split import Split
-from selffl.errors import DataError, one_line
+from selffl.errors import ConfigError, DataError, one_line, unknown_name
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -109,15 +121,70 @@ def images_and_labels() -> tuple[Bytes, Bytes]:
     return batches[:, 1:].reshape(-1, 3, 32, 32), batches[:, 0]
 
 
-@named("cifar10", Split(test_fraction=0.25, stratify=True))
-def cifar10(split: Split) -> Federation:
-    """CIFAR-10 over 20 clients; rows are images ``[3, 32, 32]`` in [−1, 1], shares are taken of each class."""
+# Who gets which of the images, by name.
+PARTITIONS: dict[str, Callable[[Labels, int], Integers]] = {
+    "pfedme": three_classes_by_power_law,
+    "pfedgraph-dirichlet": partial(capped_dirichlet, num_clients=10, concentration=0.1, least=10),
+    "pfedgraph-classes": partial(class_blocks, num_clients=10, num_held=2),
+    "pfedgraph-alike": partial(evenly, num_clients=10),
+    "pfllib-dirichlet": partial(capped_dirichlet, num_clients=20, concentration=0.1, least=1),
+    "pfllib-classes": partial(class_blocks, num_clients=20, num_held=2, is_even=False),
+    "knnper": partial(dirichlet, num_clients=200, concentration=0.3),
+}
+SHARED_TEST = "pfedgraph-"  # how partitions begin whose clients are all tested on the published test images
+CHANNEL_MEANS, CHANNEL_SPREADS = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # of pixels from 0 to 1
+
+
+TEST_SHARE = 0.25
+
+
+@named("cifar10", Split(test_fraction=TEST_SHARE, stratify=True))
+def cifar10(split: Split, partition: str = "pfedme") -> Federation:
+    """CIFAR-10 over clients of a published partition; rows are images ``[3, 32, 32]``.
+
+    ``pfedme``: 20 clients, three classes each, sizes by a power law; pixels run from -1 to 1, shares of the split are
+    taken of each class.  ``pfllib-dirichlet`` and ``pfllib-classes``: 20 clients, classes by a Dirichlet distribution
+    of 0.1, or two each.  ``knnper``: 200 clients, by one of 0.3.  These three divide all 60,000 images, and each
+    client's at random; pixels run from -1 to 1.
+
+    ``pfedgraph-dirichlet`` (0.1), ``pfedgraph-classes`` (two each) and ``pfedgraph-alike``: ten clients that share the
+    50,000 training images and are all tested on the 10,000 test images, each by its own shares of the classes
+    (`selffl.training.class_shares`); there is no ``test_fraction``.  Channels have mean 0 and standard deviation 1.
+    """
+    if partition not in PARTITIONS:
+        raise unknown_name("partition of cifar10", partition, PARTITIONS)
     images, labels = images_and_labels()
-    client = three_classes_by_power_law(labels, split.seed)
+    if partition.startswith(SHARED_TEST):
+        return _with_shared_test(images, labels.astype(np.int64), split, PARTITIONS[partition])
+    client = PARTITIONS[partition](labels, split.seed)
     used = client >= 0
-    return Federation.from_arrays(images[used], labels[used], client[used], **split.options).map_features(
+    chosen = replace(split, stratify=partition == "pfedme")
+    return Federation.from_arrays(images[used], labels[used], client[used], **chosen.options).map_features(
         lambda pixels: pixels.float().div_(127.5).sub_(1)
     )  # after the split: bytes are quicker to move
+
+
+def _with_shared_test(
+    images: Bytes, labels: npt.NDArray[np.int64], split: Split, partition: Callable[[Labels, int], Integers]
+) -> Federation:
+    """Clients that train on parts of the published training images and are all tested on all test images."""
+    if split.test_fraction != TEST_SHARE:
+        raise ConfigError(
+            f"test_fraction is {split.test_fraction}, and these clients are tested on the published test images; "
+            "expected none. Leave it out, or take another partition."
+        )
+    num_train = len(labels) - len(labels) // len(BATCHES)  # all batches but the last
+    client = partition(labels[:num_train], split.seed)
+    used = np.flatnonzero(client >= 0)
+    undivided = replace(split, test_fraction=0.0, stratify=False)
+    whole = Federation.from_arrays(images[used], labels[used], client[used], **undivided.options)
+    test_images, test_labels = (torch.as_tensor(each[num_train:]) for each in (images, labels))
+    count = whole.num_clients
+    test = Rows(
+        test_images.repeat(count, 1, 1, 1), test_labels.repeat(count), torch.arange(count + 1) * len(test_labels)
+    )
+    mean, spread = (torch.tensor(each).view(3, 1, 1) for each in (CHANNEL_MEANS, CHANNEL_SPREADS))
+    return replace(whole, test=test).map_features(lambda pixels: pixels.float().div_(255).sub_(mean).div_(spread))
 
 
 DATA_SET = DataSet(

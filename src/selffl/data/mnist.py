@@ -1,4 +1,4 @@
-"""MNIST as FedProx splits it: 1000 clients with two digits each, sizes by a power law.
+"""MNIST as FedProx splits it: 1000 clients with two digits each, sizes by a power law; or as pFedBayes does.
 
 LeCun, Cortes and Burges; read from the original idx files, plain or gzipped.  The split follows the FedProx authors'
 procedure (Li et al., MLSys 2020): both published parts are pooled, and every pixel is standardised over all images.
@@ -19,9 +19,9 @@ import numpy.typing as npt
 from selffl.data.dataset import DataSet, Remote, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
-from selffl.data.partition import two_digits_by_power_law
+from selffl.data.partition import class_blocks, two_digits_by_power_law
 from selffl.data.split import Split
-from selffl.errors import DataError
+from selffl.errors import DataError, unknown_name
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -83,12 +83,26 @@ def standardised(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return scaled
 
 
+PARTITIONS = ("fedprox", "pfedbayes")
+
+
 @named("mnist", Split())
-def mnist(split: Split) -> Federation:
-    """MNIST over 1000 clients; rows are 784 standardised pixels."""
+def mnist(split: Split, partition: str = "fedprox") -> Federation:
+    """MNIST over clients of a published partition; rows are 784 pixels.
+
+    ``fedprox``: 1000 clients, two digits each and sizes by a power law; pixels are standardised.  ``pfedbayes``: ten
+    clients with 1,000 images of each of five digits, 0 to 4 or 5 to 9, of which the publication trains on a fifth (a
+    ``test_fraction`` of 0.8); pixels run from -1 to 1 (Zhang et al., ICML 2022, the small MNIST; after AllenBeau's
+    public implementation).
+    """
+    if partition not in PARTITIONS:
+        raise unknown_name("partition of mnist", partition, PARTITIONS)
     images, labels = images_and_labels()
-    client = two_digits_by_power_law(labels, split.seed)
-    pixels = standardised(images.reshape(len(images), -1).astype(np.float32))
+    pixels = images.reshape(len(images), -1).astype(np.float32)
+    if partition == "fedprox":
+        client, pixels = two_digits_by_power_law(labels, split.seed), standardised(pixels)
+    else:
+        client, pixels = class_blocks(labels, split.seed, 10, num_held=5, rows_each=1000), pixels / 127.5 - 1
     used = client >= 0
     return Federation.from_arrays(pixels[used], labels[used], client[used], **split.options)
 

@@ -142,6 +142,92 @@ def classes_per_client(labels: Labels, seed: int, num_clients: int, num_held: in
     return _owners(len(labels), *deal(pools, counts))
 
 
+def class_blocks(
+    labels: Labels,
+    seed: int,
+    num_clients: int,
+    num_held: int = 2,
+    rows_each: int | None = None,
+    *,
+    is_even: bool = True,
+) -> Integers:
+    """Client u has classes h·u, h·u + 1, … mod C, as many as ``num_held`` (h): clients of one block hold the same.
+
+    Each class is shared by its holders: ``rows_each`` rows for every one (pFedBayes's MNIST, five digits and 1,000
+    rows of each), or all of it, rounded down to equal shares (pFedGraph's CIFAR-10, two classes).  Where shares are
+    not even, all holders but the last draw theirs from a tenth of an equal share up to all of it, and the last has
+    the rest (PFLlib's, in which clients of a block follow each other).
+    """
+    num_classes = int(labels.max(initial=0)) + 1
+    _check_number("num_held", num_held, 1, num_classes)
+    _check_number("num_clients", num_clients, 1)
+    if num_clients * num_held % num_classes:
+        raise ConfigError(
+            f"{num_clients} clients with {num_held} of {num_classes} classes hold some more often than others; "
+            "expected a number of clients with which all classes have as many holders."
+        )
+    rng = np.random.default_rng(seed)
+    pools = class_pools(labels, num_classes, rng)
+    holds = (num_held * np.arange(num_clients)[:, None] + np.arange(num_held)) % num_classes
+    counts = np.zeros((num_clients, num_classes), dtype=np.int64)
+    for label, pool in enumerate(pools):
+        holders = np.flatnonzero((holds == label).any(1))
+        share = len(pool) // len(holders) if rows_each is None else rows_each
+        if share < 1 or share * len(holders) > len(pool):
+            raise DataError(
+                f"class {label} has {len(pool)} rows for {len(holders)} clients; expected {rows_each or 1} for each. "
+                "Take fewer clients, or fewer rows."
+            )
+        counts[holders, label] = share
+        if not is_even:
+            exact = len(pool) / len(holders)
+            counts[holders[:-1], label] = rng.integers(max(int(exact / 10), 1), max(int(exact), 2), len(holders) - 1)
+            counts[holders[-1], label] = len(pool) - counts[holders[:-1], label].sum()
+    return _owners(len(labels), *deal(pools, counts))
+
+
+def capped_dirichlet(
+    labels: Labels, seed: int, num_clients: int, concentration: float = 0.1, least: int = 10
+) -> Integers:
+    """As `dirichlet`, but a client that has its N/M rows gets nothing of the classes that follow.
+
+    Of each class, in their order, such clients' proportions count as 0, and bounds are rounded down.  All of it is
+    drawn again until every client has ``least`` rows: pFedGraph's and PFLlib's Dirichlet clients (10 rows and 1), after
+    Yurochkin et al. (2019).
+    """
+    _check_number("num_clients", num_clients, 1)
+    _check_number("least", least, 0)
+    if not (np.isfinite(concentration) and concentration > 0):
+        raise ConfigError(f"concentration is {concentration}; expected a number above 0.")
+    if 2 * num_clients * least > len(labels):
+        raise ConfigError(
+            f"{num_clients} clients with {least} rows want more than half of the {len(labels)} there are, which may "
+            "never be drawn; expected fewer."
+        )
+    rng = np.random.default_rng(seed)
+    num_classes = int(labels.max(initial=0)) + 1
+    while True:
+        pools = class_pools(labels, num_classes, rng)
+        counts = np.zeros((num_clients, num_classes), dtype=np.int64)
+        for label, pool in enumerate(pools):
+            wish = rng.dirichlet(np.full(num_clients, concentration))
+            wish = np.where(counts.sum(1) < len(labels) / num_clients, wish, 0.0)
+            # A sum that is 1 but for rounding is 1: else who is full would get the last row.
+            bounds = np.floor(np.cumsum(wish / wish.sum()) * len(pool) + 1e-6).astype(np.int64)
+            counts[:, label] = np.diff(np.append(bounds[:-1], len(pool)), prepend=0)
+        if counts.sum(1).min() >= least:
+            return _owners(len(labels), *deal(pools, counts))
+
+
+def evenly(labels: Labels, seed: int, num_clients: int) -> Integers:
+    """All rows in a random order, cut into parts whose sizes differ by one at most: clients alike."""
+    _check_number("num_clients", num_clients, 1, len(labels))
+    client = np.empty(len(labels), dtype=np.int64)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    client[order] = np.repeat(np.arange(num_clients), [len(part) for part in np.array_split(order, num_clients)])
+    return client
+
+
 def by_column(values: Any, least: int = 1) -> Integers:
     """A client for each different value, numbered in sorted order; values with fewer than ``least`` rows go unused."""
     _check_number("least", least, 1)

@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 
 
 class NormalSlope(NamedTuple):
-    """A derivative with respect to both parameters of a normal distribution."""
+    """A derivative with respect to the mean and to rho of a normal distribution."""
 
     mean: Tensor
     rho: Tensor
@@ -26,10 +26,14 @@ def rho_of(deviation: float) -> float:
     return deviation + math.log(-math.expm1(-deviation))
 
 
-def slope_of_first(mean: Tensor, rho: Tensor, other_mean: Tensor, other_rho: Tensor) -> NormalSlope:
-    """Of KL(q || w) with respect to q = N(mean, softplus(rho)^2), where w is the other."""
-    deviation, precision = softplus(rho), softplus(other_rho).square().reciprocal()
-    return NormalSlope((mean - other_mean) * precision, (deviation * precision - 1.0 / deviation) * torch.sigmoid(rho))
+def slope_of_first(
+    mean: Tensor, deviation: Tensor, other_mean: Tensor, other_precision: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of KL(q || w) with respect to the mean and to the *deviation* of q, where w is the other with 1/sigma_w^2.
+
+    What steps of q have in common is given: sigma_q is needed for a draw anyway, and w stays while q moves.
+    """
+    return (mean - other_mean).mul_(other_precision), (deviation * other_precision).sub_(deviation.reciprocal())
 
 
 def slope_of_second(mean: Tensor, rho: Tensor, other_mean: Tensor, other_rho: Tensor) -> NormalSlope:

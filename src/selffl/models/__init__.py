@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,20 +34,28 @@ def mlp(shape: tuple[int, ...], num_classes: int, hidden: int = 64) -> nn.Module
     return nn.Sequential(*layers) if len(shape) == 1 else nn.Sequential(nn.Flatten(), *layers)
 
 
-def cnn(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def cnn(
+    shape: tuple[int, ...], num_classes: int, channels: Sequence[int] = (6, 16), hidden: Sequence[int] = (120, 84)
+) -> nn.Module:
     """The network of the PyTorch CIFAR-10 tutorial: two convolutions, three linear layers.
 
-    62,006 parameters for 10 classes of 3 × 32 × 32 images; other images from 16 × 16 up will do.
+    62,006 parameters for 10 classes of 3 × 32 × 32 images; other images from 16 × 16 up will do.  ``channels`` are
+    those of the convolutions, ``hidden`` the units of the linear layers before the last.
     """
     if len(shape) != 3 or min(shape[1:]) < 16:
         raise ConfigError(f"rows have shape {shape}; expected images (channels, height, width) from 16 × 16 up.")
-    channels, height, width = shape
+    if len(channels) != 2 or not hidden or min(*channels, *hidden) < 1:
+        raise ConfigError(f"channels is {channels} and hidden {hidden}; expected two numbers and one or more, above 0.")
+    _, height, width = shape
     # A 5 × 5 convolution takes off 4, pooling halves.
     left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    first, second = channels
+    widths = [second * left[0] * left[1], *hidden]
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(16 * left[0] * left[1], 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, num_classes),
+        nn.Conv2d(shape[0], first, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        *(layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())),
+        nn.Linear(widths[-1], num_classes),
     )  # fmt: skip
 
 
@@ -63,7 +72,7 @@ def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0
     """The model of that name for rows of that shape, initial parameters drawn from ``seed`` where it draws any.
 
     The global random state is neither used nor moved.  Some models have options: ``hidden`` of ``mlp`` and
-    ``lstm``, ``width`` of ``wakeword``.
+    ``lstm``, ``channels`` and ``hidden`` of ``cnn``, ``width`` of ``wakeword``.
 
     Examples:
         >>> from selffl.models import build

@@ -22,6 +22,7 @@ from selffl.runs.gain import gain_scores
 from selffl.runs.methods import Method
 from selffl.runs.observers import Observer
 from selffl.runs.recipe import Recipe
+from selffl.training.metrics import HIGHER_IS_BETTER
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,12 @@ class Recorder:
 
     def _add_scores(self, state: RunState, report: Evaluated) -> None:
         self.records.history[-1] |= score_cells(self.recipe, report)
+        before = self.records.clients
         self.records.clients = client_rows(
             self.recipe, self._method, self._clients, report.num_train, state, self.records, report.evaluation
         )
+        if "validation" in report.beside:
+            note_best_rounds(self.recipe, self.records.clients, before, report.beside["validation"], state.round_number)
         if report.cluster is not None:
             for client, cluster in zip(self.records.clients, report.cluster.tolist(), strict=True):
                 client["cluster"] = cluster
@@ -221,6 +225,27 @@ def client_rows(
     if (gains := method.gains(state.server, num_train.to(state.server.params.device))) is not None:
         columns["predicted_gain"] = _or_none(gains.masked_fill(state.num_rounds == 0, torch.nan))
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def note_best_rounds(
+    recipe: Recipe, clients: Sequence[Row], before: Sequence[Row], validation: Evaluation, round_number: int
+) -> None:
+    """Add to the rows of clients the round in which each was best on its own validation rows, and its scores then.
+
+    ``before`` are the rows of the evaluation before this one, if there was one.  Equals go to the first.
+    """
+    metric = recipe.metrics[0]
+    own = recipe.own_metrics.get(metric)
+    direction = 1.0 if (HIGHER_IS_BETTER[metric] if own is None else own) else -1.0
+    noted = f"validation_{metric}"
+    names = ("best_round", noted, *(f"in_best_round_{name}" for name in recipe.metrics))
+    for place, (row, found) in enumerate(
+        zip(clients, _or_none(validation.of_clients(metric, "personal")), strict=True)
+    ):
+        earlier = before[place].get(noted) if before else None
+        is_better = found is not None and (earlier is None or direction * found > direction * earlier)
+        now = dict(zip(names, (round_number, found, *(row[name] for name in recipe.metrics)), strict=True))
+        row |= now if is_better else {name: before[place].get(name) if before else None for name in names}
 
 
 def partition_rows(federation: Federation) -> list[Row]:

@@ -7,6 +7,7 @@ from selffl.studies.images import DEMO, IMAGES
 from selffl.studies.limits import LIMITS
 from selffl.studies.multilevel import MULTILEVEL
 from selffl.studies.newcomers import NEWCOMERS
+from selffl.studies.published_tables import PUBLISHED
 from selffl.studies.regimes import REGIMES
 from selffl.studies.result import Study, StudyResult
 from selffl.studies.sums import SUMS
@@ -29,6 +30,7 @@ STUDIES: dict[str, Study] = {
         *REGIMES,
         NEWCOMERS,
         MULTILEVEL,
+        *PUBLISHED,
     )
 }
 

@@ -39,6 +39,7 @@ MAKING = (
     "own.py",
     "newcomers.py",
     "regime_problem.py",
+    "published_problems.py",
     "grouped_models.py",
     "grouped_runs.py",
 )  # of the studies' files, those that make numbers
@@ -59,6 +60,9 @@ class Arm:
     keep_scores: bool = False  # of every row evaluated, by view
     num_evaluations: int = 20  # over the rounds
     class_frequencies: bool = False  # whether the global model is also looked at with those of each client
+    neighbours: int | None = None  # k, where it is also looked at with each client's nearest training rows
+    evaluate_validation: bool = False  # whether validation rows choose a round, client by client
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the problem, where the method needs others
 
 
 @dataclass(frozen=True)
@@ -279,7 +283,7 @@ def run_arm(
     """One arm with one seed, recorded in ``place``; it starts from the run in ``start``, if there is one."""
     _emptied(place)
     try:
-        run = problem.run(
+        run = replace(problem, **arm.settings).run(
             arm.algorithm,
             arm.options,
             seed,
@@ -288,6 +292,8 @@ def run_arm(
             start=start,
             fine_tune=arm.fine_tune,
             class_frequencies=arm.class_frequencies,
+            neighbours=arm.neighbours,
+            evaluate_validation=arm.evaluate_validation,
             evaluate_on=arm.evaluate_on,
             evaluate_train=arm.evaluate_train,
             evaluate_every=max(problem.rounds // arm.num_evaluations, 1),

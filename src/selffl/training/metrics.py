@@ -177,7 +177,8 @@ class Metric:
 
     Attributes:
         function: ``(outputs [rows, ...], labels [rows, ...])`` to one number, NaN where there is none; or an object
-            with ``reset``, ``update`` and ``compute``, such as those of torchmetrics.  Tensors are on the run's device.
+            with ``reset``, ``update`` and ``compute``, such as those of torchmetrics; or one with ``for_client``, which
+            gives the function of a client, by its id.  Tensors are on the run's device.
         higher_is_better: Whether a larger number is a better one, which decides who is among the worst tenth; none:
             as the object itself says (torchmetrics does), else true.
     """
@@ -189,7 +190,7 @@ class Metric:
         if isinstance(self.function, type):
             name = self.function.__name__
             raise ConfigError(f"a metric is the class {name}; expected a function or an instance, {name}(…).")
-        if not (callable(self.function) or self._is_stateful):
+        if not (callable(self.function) or self._is_stateful or hasattr(self.function, "for_client")):
             raise ConfigError(f"a metric is {self.function!r}; expected a function (outputs, labels) -> number.")
         if self.higher_is_better not in (None, True, False):
             raise ConfigError(f"higher_is_better is {self.higher_is_better!r}; expected true, false or none.")
@@ -211,7 +212,7 @@ class Metric:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                value = self._computed(outputs, labels)
+                value = self._computed(client, outputs, labels)
             except Exception as error:  # a metric is the user's code
                 raise ConfigError(
                     f"metric {name!r} fails for client {client!r} ({type(error).__name__}: {one_line(error)}); "
@@ -229,7 +230,9 @@ class Metric:
                 f"metric {name!r} of client {client!r} is {what}; expected one number of {shapes}. Average it."
             ) from None
 
-    def _computed(self, outputs: Tensor, labels: Tensor) -> Any:
+    def _computed(self, client: Hashable, outputs: Tensor, labels: Tensor) -> Any:
+        if hasattr(self.function, "for_client"):
+            return self.function.for_client(client)(outputs, labels)
         if not self._is_stateful:
             return self.function(outputs, labels)
         device = getattr(self.function, "device", None)
@@ -246,11 +249,11 @@ class Metric:
 RESERVED_NAMES = (
     "client", "cluster", "predicted_gain", "realised_gain", "rounds", "round", "clients", "seconds",
     "gradient_evaluations", "majority_accuracy", "federation_majority_accuracy", "largest_class_share",
-    "inter_variance_low", "inter_variance_high",
+    "inter_variance_low", "inter_variance_high", "best_round",
 )  # fmt: skip
 PREFIXES = (
     "weighted_", "top10_", "worst10_", "pooled_", "global_", "personal_", "alone_", "train_", "num_", "after_",
-    "with_classes_", "with_neighbours_", "validation_",
+    "with_classes_", "with_neighbours_", "validation_", "in_best_round_",
 )  # fmt: skip
 
 
