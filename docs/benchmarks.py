@@ -122,14 +122,14 @@ def published_tables() -> str:
     """The tables that others published, as studies have them; which of those studies have not been run."""
     from selffl.studies import STUDIES
 
+    names = [name for name in STUDIES if name.startswith("published-")]
     parts = []
-    for name in (name for name in STUDIES if name.startswith("published-")):
-        if name not in sections():
-            parts.append(f"`{name}` has not been run in full yet.")
-            continue
+    for name in (name for name in names if name in sections()):
         section = sections()[name]
         parts += [f"### {link(name, section.title)}", f"Made by `{section.command}`.", markdown(section.table)]
-    return "\n\n".join(parts) or "None yet."
+    if missing := [f"`{name}`" for name in names if name not in sections()]:
+        parts.append(f"Not run in full yet: {', '.join(missing)}.")
+    return "\n\n".join(parts)
 
 
 def machines_table() -> str:
