@@ -76,7 +76,7 @@ def test_a_quarter_of_each_clients_images_of_each_class_is_held_out(place):
     assert ((held - every / 4).abs() <= 0.5).all()
     rows = torch.cat([fed.train.features, fed.test.features])
     assert len({row.numpy().tobytes() for row in rows}) == len(rows)  # nobody's image twice
-    options = {"partition": "pfedme", "seed": 1, "test_fraction": 0.25, "validation_fraction": 0.0}
+    options = {"partition": "three-classes", "seed": 1, "test_fraction": 0.25, "validation_fraction": 0.0}
     assert fed.source == {"name": "cifar10", **options}
 
 

@@ -129,7 +129,7 @@ def test_the_real_files_give_fedproxs_sample():
     assert 68_000 < int(sizes.sum()) < 70_000  # published: 69,035
     assert found.train.labels.unique().tolist() == list(range(10))
     assert digest(found) == "8a8ad292033ace56226a05993a346ecdc43e44fb424041a6bcd1e5e7d3bacfaf"  # results rest on it
-    options = {"partition": "fedprox", "seed": 0, "test_fraction": 0.1, "validation_fraction": 0.0}
+    options = {"partition": "two-digits", "seed": 0, "test_fraction": 0.1, "validation_fraction": 0.0}
     assert found.source == {"name": "mnist", **options}
 
 
@@ -137,7 +137,7 @@ def test_pfedbayess_clients_train_on_a_thousand_images_of_five_digits(monkeypatc
     labels = np.repeat(np.arange(10, dtype=np.uint8), 5100)
     images = np.repeat(labels, 4).reshape(-1, 2, 2) * 25
     monkeypatch.setattr(module, "images_and_labels", lambda: (images, labels))
-    fed = module.mnist(partition="pfedbayes", test_fraction=0.8, seed=3)
+    fed = module.mnist(partition="five-digits", test_fraction=0.8, seed=3)
     assert fed.num_clients == 10
     assert fed.train.num_examples.tolist() == [1000] * 10
     assert fed.test.num_examples.tolist() == [4000] * 10
@@ -145,4 +145,4 @@ def test_pfedbayess_clients_train_on_a_thousand_images_of_five_digits(monkeypatc
         assert counts == [1000 * (label // 5 == client % 2) for label in range(10)]
     assert torch.allclose(fed.train.features[:, 0], fed.train.labels * 25 / 127.5 - 1)
     with pytest.raises(ConfigError, match="partition of mnist"):
-        module.mnist(partition="pfedme")
+        module.mnist(partition="three-classes")

@@ -123,7 +123,7 @@ def images_and_labels() -> tuple[Bytes, Bytes]:
 
 # Who gets which of the images, by name.
 PARTITIONS: dict[str, Callable[[Labels, int], Integers]] = {
-    "pfedme": three_classes_by_power_law,
+    "three-classes": three_classes_by_power_law,
     "pfedgraph-dirichlet": partial(capped_dirichlet, num_clients=10, concentration=0.1, least=10),
     "pfedgraph-classes": partial(class_blocks, num_clients=10, num_held=2),
     "pfedgraph-alike": partial(evenly, num_clients=10),
@@ -139,13 +139,15 @@ TEST_SHARE = 0.25
 
 
 @named("cifar10", Split(test_fraction=TEST_SHARE, stratify=True))
-def cifar10(split: Split, partition: str = "pfedme") -> Federation:
+def cifar10(split: Split, partition: str = "three-classes") -> Federation:
     """CIFAR-10 over clients of a published partition; rows are images ``[3, 32, 32]``.
 
-    ``pfedme``: 20 clients, three classes each, sizes by a power law; pixels run from -1 to 1, shares of the split are
-    taken of each class.  ``pfllib-dirichlet`` and ``pfllib-classes``: 20 clients, classes by a Dirichlet distribution
-    of 0.1, or two each.  ``knnper``: 200 clients, by one of 0.3.  These three divide all 60,000 images, and each
-    client's at random; pixels run from -1 to 1.
+    ``three-classes``: 20 clients, three classes each, sizes by a power law; pixels run from -1 to 1, shares of the
+    split are taken of each class (pFedMe).
+
+    ``pfllib-dirichlet`` and ``pfllib-classes``: 20 clients, classes by a Dirichlet distribution of 0.1, or two each.
+    ``knnper``: 200 clients, by one of 0.3.  These three divide all 60,000 images, and each client's at random; pixels
+    run from -1 to 1.
 
     ``pfedgraph-dirichlet`` (0.1), ``pfedgraph-classes`` (two each) and ``pfedgraph-alike``: ten clients that share the
     50,000 training images and are all tested on the 10,000 test images, each by its own shares of the classes
@@ -158,7 +160,7 @@ def cifar10(split: Split, partition: str = "pfedme") -> Federation:
         return _with_shared_test(images, labels.astype(np.int64), split, PARTITIONS[partition])
     client = PARTITIONS[partition](labels, split.seed)
     used = client >= 0
-    chosen = replace(split, stratify=partition == "pfedme")
+    chosen = replace(split, stratify=partition == "three-classes")
     return Federation.from_arrays(images[used], labels[used], client[used], **chosen.options).map_features(
         lambda pixels: pixels.float().div_(127.5).sub_(1)
     )  # after the split: bytes are quicker to move

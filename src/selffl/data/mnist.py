@@ -83,23 +83,24 @@ def standardised(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return scaled
 
 
-PARTITIONS = ("fedprox", "pfedbayes")
+PARTITIONS = ("two-digits", "five-digits")
 
 
 @named("mnist", Split())
-def mnist(split: Split, partition: str = "fedprox") -> Federation:
+def mnist(split: Split, partition: str = "two-digits") -> Federation:
     """MNIST over clients of a published partition; rows are 784 pixels.
 
-    ``fedprox``: 1000 clients, two digits each and sizes by a power law; pixels are standardised.  ``pfedbayes``: ten
-    clients with 1,000 images of each of five digits, 0 to 4 or 5 to 9, of which the publication trains on a fifth (a
-    ``test_fraction`` of 0.8); pixels run from -1 to 1 (Zhang et al., ICML 2022, the small MNIST; after AllenBeau's
-    public implementation).
+    ``two-digits``: 1000 clients, two digits each and sizes by a power law; pixels are standardised (FedProx).
+
+    ``five-digits``: ten clients with 1,000 images of each of five digits, 0 to 4 or 5 to 9, of which the publication
+    trains on a fifth (a ``test_fraction`` of 0.8); pixels run from -1 to 1 (pFedBayes: Zhang et al., ICML 2022, the
+    small MNIST; after AllenBeau's public implementation).
     """
     if partition not in PARTITIONS:
         raise unknown_name("partition of mnist", partition, PARTITIONS)
     images, labels = images_and_labels()
     pixels = images.reshape(len(images), -1).astype(np.float32)
-    if partition == "fedprox":
+    if partition == "two-digits":
         client, pixels = two_digits_by_power_law(labels, split.seed), standardised(pixels)
     else:
         client, pixels = class_blocks(labels, split.seed, 10, num_held=5, rows_each=1000), pixels / 127.5 - 1

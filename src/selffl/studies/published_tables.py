@@ -24,7 +24,7 @@ _SMALL_MNIST = Problem(
     rounds=800,
     participation=1.0,
     batch_size=100,
-    data_options={"partition": "pfedbayes", "test_fraction": 0.8},
+    data_options={"partition": "five-digits", "test_fraction": 0.8},
     model_options={"hidden": 100},
 )
 _NOISE = "noise of deviation 1, as the publication has it"
