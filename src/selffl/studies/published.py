@@ -128,9 +128,9 @@ class PublishedTable:
         return Study(
             self.id,
             self.title,
-            f"not in the paper; {self.source}",
+            "not in the paper",
             f"{first.setting}{f' ({settings})' if settings else ''}; round reported of personal models: "
-            f"{ROUNDS[self.chosen]}; {self.num_seeds} seeds",
+            f"{ROUNDS[self.chosen]}; {self.num_seeds} seeds. Published: {self.source}",
             partial(published_study, self),
             self.reading,
         )
