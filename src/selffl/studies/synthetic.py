@@ -126,7 +126,7 @@ def is_lower(difference: Estimate) -> bool:
     return difference.mean < 0 and difference.is_significant
 
 
-def counted(*parts: bool) -> Verdict:
+def verdict_of_counts(*parts: bool) -> Verdict:
     """Of a statement whose parts are counted and not tested."""
     return in_parts("holds" if part else "does not hold" for part in parts)
 
@@ -363,14 +363,14 @@ def common_claims(setting: Setting, outcomes: Outcomes, variants: Outcomes, esti
     return [
         Claim(
             "The standard error of the experiment is within 0.001.",
-            counted(worst <= 0.001, worst_global <= 0.001),
+            verdict_of_counts(worst <= 0.001, worst_global <= 0.001),
             f"Largest standard error of Self-FL over participation: local {worst:.4f}, global {worst_global:.4f}, "
             f"{setting.num_repeats} repeats. θ₀ is estimated from {setting.num_clients} clients, so the global error "
             "itself varies from repeat to repeat.",
         ),
         Claim(
             "The smoothing average by C slows convergence (appendix E.5).",
-            counted(*slowed),
+            verdict_of_counts(*slowed),
             f"At C = {low:g}, from a start {setting.global_mean:g} away, rounds until the global error is within a "
             f"fifth of where it ends: {rounds_to(cohort.trace)} with smoothing by C (ends at "
             f"{Estimate.of(cohort.global_error)}), {rounds_to(cohort_plain.trace)} without "
@@ -386,7 +386,7 @@ def common_claims(setting: Setting, outcomes: Outcomes, variants: Outcomes, esti
         ),
         Claim(
             "Variances can be estimated from the models' own spread (section 3.2), each round a bootstrap sample.",
-            counted(*near),
+            verdict_of_counts(*near),
             "Holds at a rate of participation if no repeat diverges (error above 10) and the median error is within a "
             f"quarter. At C = {high:g}: {found[high][0]} of {setting.num_repeats} repeats diverged, and the median "
             f"local error is {found[high][1]:.2f} times that with known variances. At C = {low:g}: {found[low][0]} of "
