@@ -21,4 +21,4 @@ if importlib.util.find_spec("flwr") is not None:
     if any(word.endswith("flower-supernode") for word in sys.orig_argv):
         for name in ("flwr.supercore.heartbeat", "flwr.supernode.fleet_http_connection"):
             module = importlib.import_module(name)
-            module.HEARTBEAT_DEFAULT_INTERVAL, module.HEARTBEAT_CALL_TIMEOUT = 10, 1
+            module.HEARTBEAT_DEFAULT_INTERVAL, module.HEARTBEAT_CALL_TIMEOUT = 10, 5
