@@ -23,7 +23,7 @@ LAYERS = (
     ("algorithms",),
     ("state",),
     ("data",),
-    ("models",),
+    ("models", "adapters"),
     ("training",),  # a task is made from a federation
     ("engines",),
     ("runs",),

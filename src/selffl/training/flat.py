@@ -421,8 +421,8 @@ class FlatModel:
 
     @cached_property
     def is_convolutional(self) -> bool:
-        """Whether there are convolutions over images."""
-        return any(isinstance(part, nn.Conv2d) for part in self.module.modules())
+        """Whether convolutions over images are trained; frozen ones take the rows of all clients at once."""
+        return any(isinstance(part, nn.Conv2d) and part.weight.requires_grad for part in self.module.modules())
 
     @cached_property
     def vectorised(self) -> FlatModel:
@@ -457,8 +457,11 @@ class FlatModel:
         return self._is_vectorisable[kind]
 
     def convolution_work(self, params: Tensor, features: Features) -> int:
-        """Multiplications that convolutions take in one pass over ``features`` at ``params [P]``."""
-        convolutions = [part for part in self.answering.modules() if isinstance(part, nn.modules.conv._ConvNd)]
+        """Multiplications that trained convolutions take in one pass over ``features`` at ``params [P]``."""
+        parts = self.answering.modules()
+        convolutions = [
+            part for part in parts if isinstance(part, nn.modules.conv._ConvNd) and part.weight.requires_grad
+        ]
         kind = row_kind(features), len(features)
         if convolutions and kind not in self._work:
             products = []
