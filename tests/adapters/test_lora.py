@@ -275,3 +275,20 @@ def test_fedsa_shares_a_and_keeps_b(fed):
     for name in ("0.lora_B.weight", "2.weight", "2.bias"):
         assert torch.equal(shared[name], start[name])
     assert run.personal_model(0).state_dict()["0.lora_A.weight"].equal(shared["0.lora_A.weight"])
+
+
+def test_each_matrix_has_a_variance(fed):
+    run = selffl.train(lora(body_of(), 4), fed, "self-fl-auto", **SETTINGS)
+    server, found = run._state.server, run.inter_variances()
+    assert list(found) == ["0.lora_B.weight", "2.weight", "2.bias"]
+    assert list(found.values()) == pytest.approx((server.inter_variance * server.variance_ratios).tolist())
+    with pytest.raises(
+        ConfigError, match=r"^fedavg learns no variance for each tensor; expected a run of self-fl-auto"
+    ):
+        selffl.train(lora(body_of(), 4), fed, "fedavg", **SETTINGS | {"rounds": 1}).inter_variances()
+
+
+def test_parameters_of_small_models_are_named_by_their_places():
+    model = FlatModel(nn.Linear(3, 2))
+    assert model.group_names[3:] == ("weight[1, 0]", "weight[1, 1]", "weight[1, 2]", "bias[0]", "bias[1]")
+    assert len(model.group_names) == len(model.group_sizes)

@@ -110,6 +110,10 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
         """Between what σ₀² lies with 95 % confidence ``[...]``, NaN where unknown; None: the method does not say."""
         return None
 
+    def group_variances(self, server: Server) -> Tensor | None:
+        """σ₀² of each group of the population's parameters ``[..., G]``; None: the method has one for all, or none."""
+        return None
+
     def intra_variance(self, server: Server, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor | None:
         """σₘ² of ``clients [..., C]``, of whom so much is recorded, NaN where unknown; None: the method has none."""
         return None

@@ -150,11 +150,10 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
         skew = class_skew(server.same_class_rate, server.frequencies).clamp(min=LEAST_SKEW)
-        variances = server.inter_variance.unsqueeze(-1) * server.variance_ratios
         return AutoBroadcast(
             server.params.unsqueeze(-2).expand(*clients.shape, -1),
             server.latest.unsqueeze(-2).expand(*clients.shape, -1),
-            variances.unsqueeze(-2).expand(*clients.shape, -1),
+            self.group_variances(server).unsqueeze(-2).expand(*clients.shape, -1),
             server.group_sizes.unsqueeze(-2).expand(*clients.shape, -1),
             server.prior_rows.unsqueeze(-1).expand(clients.shape),
             server.frequencies.unsqueeze(-2).expand(*clients.shape, -1),
@@ -442,6 +441,10 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def inter_variance(self, server: AutoServer) -> Tensor:
         """sigma_0^2, as learned."""
         return server.inter_variance
+
+    def group_variances(self, server: AutoServer) -> Tensor:
+        """sigma_g^2: the one of all times how much more or less a group varies."""
+        return server.inter_variance.unsqueeze(-1) * server.variance_ratios
 
     def inter_variance_interval(self, server: AutoServer) -> tuple[Tensor, Tensor] | None:
         """By how clients differ about sigma_0^2; none where it is set by hand.

@@ -140,6 +140,26 @@ class Run:
             return None
         return self.federation.classes or range(self.federation.num_classes)
 
+    def inter_variances(self) -> dict[str, float]:
+        """How far clients differ in each tensor of the model, as ``self-fl-auto`` has learned it: σ₀² by name.
+
+        A tensor whose variance is near 0 is shared in all but name; one with a large variance is the clients' own.  In
+        models of at most 32 parameters each has a variance, and is named by its place, as in ``weight[0, 1]``.
+
+        Examples:
+            >>> import selffl
+            >>> from selffl.data import load
+            >>> run = selffl.train("softmax", load("digits", num_clients=12, seed=0), rounds=10, participation=0.5)
+            >>> list(run.inter_variances())
+            ['weight', 'bias']
+        """
+        found = self._session.method.group_variances(self._state.server)
+        if found is None:
+            raise ConfigError(
+                f"{self.config.algorithm} learns no variance for each tensor; expected a run of self-fl-auto."
+            )
+        return dict(zip(self._session.model.group_names, found.tolist(), strict=True))
+
     def welcome(self, rows: Any) -> nn.Module:
         """A personal model for a client that never took part, from the global model and its own rows, at once.
 

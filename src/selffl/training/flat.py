@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -119,6 +120,17 @@ class FlatModel:
         """Sizes of groups of parameters that may vary alike: those of one tensor; in small models, each by itself."""
         sizes = tuple(self._sizes[: len(self._trained)])
         return (1,) * self.num_parameters if self.num_parameters <= MAX_OWN_GROUPS else sizes
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """What these groups are called: by their tensor, and a single parameter also by its place in it."""
+        if len(self.group_sizes) == len(self._trained):
+            return tuple(self._trained)
+        return tuple(
+            name + str(list(place)) if part.ndim else name
+            for name, part in self._trained.items()
+            for place in product(*map(range, part.shape))
+        )
 
     @cached_property
     def class_bias(self) -> ClassBias | None:
