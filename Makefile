@@ -10,7 +10,7 @@ RUN := OMP_NUM_THREADS=1 $(BIN)
 # rewrites every test file again without it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick lint types check docs names pictures flower flower-demo results clean
+.PHONY: demo test quick lint types check docs names pictures flower flower-demo results kill-points clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -74,6 +74,10 @@ results: $(VENV)/.installed
 	$(RUN)/selffl paper run limits convergence synthetic-homogeneous synthetic-heterogeneous augmented-synthetic --out runs/paper
 	$(RUN)/selffl paper run femnist femnist-ablation --out runs/paper
 	$(RUN)/selffl paper page runs/paper --out docs/results.md
+
+# Every file operation of train, resume, run, compare and a study is killed once, and what goes on is compared: minutes.
+kill-points: $(VENV)/.installed-dev
+	PYTHONPATH=tests $(RUN)/python tests/kill_points.py
 
 clean:
 	rm -rf $(VENV) .venv-flower site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -162,7 +162,7 @@ def world(tmp_path_factory):
         ("cut-checkpoint", "checkpoint.safetensors", -7),
         ("cut-config", "config.json", 40),
         ("cut-clients", "clients.csv", 0),
-        ("cut-module", "module.pt", 30),
+        ("cut-module", "module.safetensors", 30),
         ("cut-rows", "federation.safetensors", 100),
     ):
         shutil.copytree(place / "run", place / name)
@@ -776,11 +776,12 @@ MISTAKES = {
         CheckpointError,
     ),
     "records of something else": Mistake(
-        "are damaged",
+        ("clients.csv is damaged", "there is no column client"),
         "run study-good --out cut-clients --resume --rounds 5", lambda: selffl.load("cut-clients"), CheckpointError,
     ),
     "a module cut short": Mistake(
-        "module.pt cannot be read", call=lambda: selffl.load("cut-module"), kind=CheckpointError,
+        ("module.safetensors is damaged", "expected a whole checkpoint"),
+        call=lambda: selffl.load("cut-module"), kind=CheckpointError,
     ),
     "rows cut short": Mistake("federation.safetensors", call=lambda: selffl.load("cut-rows"), kind=DataError),
     # studies of one's own

@@ -16,7 +16,7 @@ from selffl.data.registry import DATA_SETS
 from selffl.errors import ConfigError, DataError
 
 CONTENT = bytes(range(256)) * 4000
-MD5 = hashlib.md5(CONTENT).hexdigest()
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -59,8 +59,8 @@ def server():
         thread.join()
 
 
-def download(server, path, md5=MD5, on_progress=None):
-    return module.download(Remote(server.url, md5), path, on_progress)
+def download(server, path, sha256=SHA256, on_progress=None):
+    return module.download(Remote(server.url, sha256), path, on_progress)
 
 
 def names(folder):
@@ -114,20 +114,22 @@ def test_a_server_that_does_not_say_the_length(server, tmp_path):
     assert (tmp_path / "file.gz").read_bytes() == CONTENT
     assert heard[-1] == ("file.gz", len(CONTENT), None)
     server.cut_after = 1000  # cannot be told from the end, but the checksum can
-    with pytest.raises(DataError, match="served a file of MD5"):
+    with pytest.raises(DataError, match="served a file of SHA-256"):
         download(server, tmp_path / "other")
 
 
 def test_wrong_bytes_are_thrown_away(server, tmp_path):
     server.content = CONTENT[:-1] + b"!"
-    with pytest.raises(DataError, match=rf"served a file of MD5 [0-9a-f]{{32}}; expected {MD5}\. It was thrown away"):
+    with pytest.raises(
+        DataError, match=rf"served a file of SHA-256 [0-9a-f]{{64}}; expected {SHA256}\. It was thrown away"
+    ):
         download(server, tmp_path / "file.gz")
     assert names(tmp_path) == []
 
 
 def test_a_wrong_part_is_thrown_away_too(server, tmp_path):
     (tmp_path / "file.gz.part").write_bytes(b"of another file")
-    with pytest.raises(DataError, match="served a file of MD5"):
+    with pytest.raises(DataError, match="served a file of SHA-256"):
         download(server, tmp_path / "file.gz")
     assert names(tmp_path) == []
     download(server, tmp_path / "file.gz")
@@ -163,7 +165,7 @@ def test_a_refusal_is_one_line_and_keeps_the_part(server, tmp_path, status):
 
 
 def test_no_server_at_all_is_one_line(server, tmp_path):
-    remote = Remote(server.url, MD5)
+    remote = Remote(server.url, SHA256)
     server.shutdown()
     server.server_close()
     with pytest.raises(DataError, match=r"could not be fetched to its end \(.*refused.*\)\. Check the network"):
@@ -174,11 +176,11 @@ def test_no_server_at_all_is_one_line(server, tmp_path):
 # --------------------------------------------------------------------------------------------------------- by name
 
 
-def offered(monkeypatch, server, members=(), md5=None):
+def offered(monkeypatch, server, members=(), sha256=None):
     """MNIST, as if its home were the server."""
     from dataclasses import replace
 
-    remote = Remote(server.url, md5 or hashlib.md5(server.content).hexdigest(), members)
+    remote = Remote(server.url, sha256 or hashlib.sha256(server.content).hexdigest(), members)
     monkeypatch.setitem(registry.DATA_SETS, "mnist", replace(DATA_SETS["mnist"], remotes=(remote,)))
 
 

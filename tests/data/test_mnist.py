@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -49,13 +50,28 @@ def test_the_checksum_is_that_of_the_uncompressed_content(tmp_path):
         (b"PNG\x00", "begins with 504e4700"),
         (idx(ARRAY)[:7], "ends inside its header"),
         (idx(ARRAY)[:-1], "holds 23 bytes; its header says"),
-        (idx(ARRAY) + b"x", "holds 25 bytes"),
+        (idx(ARRAY) + b"x", "holds more bytes; its header says"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, content, message):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(DataError, match=message):
         module.read_idx(tmp_path / "a")
+
+
+def test_a_bomb_is_not_unpacked_further_than_its_header_says(tmp_path):
+    """64 MB of zeros in 64 kB: as many behind a header that asks for 24 bytes, or for more than any data set has."""
+    zeros = bytes(1 << 26)
+    (tmp_path / "small.gz").write_bytes(gzip.compress(idx(ARRAY) + zeros))
+    huge = bytes([0, 0, 8, 2]) + struct.pack(">II", 1 << 20, 1 << 20)
+    (tmp_path / "huge.gz").write_bytes(gzip.compress(huge + zeros))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"holds more bytes; its header says \(2, 3, 4\)"):
+        module.read_idx(tmp_path / "small.gz")
+    with pytest.raises(DataError, match=r"says that it holds 1,099,511,627,776 bytes; expected at most 1,073,741,824"):
+        module.read_idx(tmp_path / "huge.gz")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 23
+    tracemalloc.stop()
 
 
 def test_a_gzip_file_with_any_byte_changed_is_refused(tmp_path):

@@ -31,6 +31,6 @@ def test_training_leaves_it_alone_and_models_take_raw_rows(tmp_path):
         nn.Sequential(first, nn.Linear(2, 2)), fed, "ditto", rounds=20, participation=1.0, out=tmp_path / "run"
     )
     assert run.summary["weighted_accuracy"] > 0.9
-    again = selffl.load(tmp_path / "run").personal_model(3)  # the class is the library's: it unpickles anywhere
+    again = selffl.load(tmp_path / "run", trusted=True).personal_model(3)  # the library's class: it unpickles anywhere
     assert torch.equal(again[0].mean, first.mean)
     assert again(torch.tensor([[9e4, 0.0], [1e3, 0.0]])).argmax(1).tolist() == [1, 0]

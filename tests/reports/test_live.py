@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from threading import Thread
+from threading import Thread, active_count
 
 import pytest
 
@@ -230,3 +230,28 @@ def test_a_server_that_others_can_reach_says_so(folder):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert line.startswith("Report: http://0.0.0.0:")
     assert err == "Anybody who can reach 0.0.0.0 can read this report: it has no password.\nStopped.\n"
+
+
+# ------------------------------------------------------------------------------------------- readers that do not read
+
+
+def test_a_silent_reader_is_let_go(server, monkeypatch):
+    assert live._Handler.timeout == 30.0
+    monkeypatch.setattr(live._Handler, "timeout", 0.2)
+    with socket.create_connection(server.server_address[:2], timeout=20) as silent:
+        silent.sendall(b"GET / HT")
+        assert silent.recv(1) == b""  # the server has closed it
+
+
+def test_however_many_stay_open_a_new_one_is_answered(server, monkeypatch):
+    monkeypatch.setattr(live, "MAX_CONNECTIONS", 4)
+    before = active_count()
+    idle = [socket.create_connection(server.server_address[:2], timeout=20) for _ in range(20)]
+    assert ask(server)[0] == 200
+    ends = time.monotonic() + 20
+    while active_count() > before + 4 and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert active_count() <= before + 4
+    assert idle[0].recv(1) == b""  # the oldest went first
+    for one in idle:
+        one.close()

@@ -229,14 +229,14 @@ def test_a_run_with_metrics_is_saved_loaded_and_resumed(tmp_path):
     selffl.train(model(), fed, "ditto", metrics=torchs(), out=tmp_path / "a", **OPTIONS | {"rounds": 2})
     config = json.loads((tmp_path / "a" / "config.json").read_text())["config"]
     assert config["own_metrics"] == {"f1": True, "auroc": True, "logloss": False, "zeros": True}
-    loaded = selffl.load(tmp_path / "a")
+    loaded = selffl.load(tmp_path / "a", trusted=True)
     assert loaded.evaluate().scores() == pytest.approx(
         {name: value for name, value in loaded.summary.items() if name in loaded.evaluate().scores()}, nan_ok=True
     )
-    resumed = selffl.resume(tmp_path / "a", rounds=4)
+    resumed = selffl.resume(tmp_path / "a", rounds=4, trusted=True)
     same = {name: value for name, value in resumed.summary.items() if name != "seconds"}
     assert same == {name: value for name, value in whole.summary.items() if name != "seconds"}
-    assert selffl.load(tmp_path / "a").clients == whole.clients
+    assert selffl.load(tmp_path / "a", trusted=True).clients == whole.clients
 
 
 def test_metrics_may_be_passed_again_and_then_nothing_is_unpickled(tmp_path):
@@ -254,7 +254,7 @@ def test_metrics_may_be_passed_again_and_then_nothing_is_unpickled(tmp_path):
     assert run.config.metrics == (*TASK, *torchs())
     assert run.evaluate().weighted("f1", "personal") == pytest.approx(run.summary["weighted_f1"])
     with pytest.raises(CheckpointError, match=r"holds no module\.pt"):
-        selffl.load(tmp_path / "a")
+        selffl.load(tmp_path / "a", trusted=True)
 
 
 def test_what_cannot_be_pickled_is_said_before_training(tmp_path):

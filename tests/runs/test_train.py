@@ -253,7 +253,7 @@ def test_a_run_is_written_and_read(fed, tmp_path):
 
 def test_a_run_with_everything_of_the_users_own(tmp_path):
     run = selffl.train(TwoLayers(), made_up(), "self-fl", loss=tilted_loss, out=tmp_path / "run", **FAST)
-    again = selffl.load(tmp_path / "run")
+    again = selffl.load(tmp_path / "run", trusted=True)
     assert bits(again) == bits(run)
     assert [row["client"] for row in again.clients] == ["c00", "c01", "c02", "c03", "c04"]
     assert again.clients == run.clients
@@ -274,10 +274,10 @@ def test_rows_stay_out_of_the_folder_when_asked_to(tmp_path):
     run = selffl.train(module, fed, "perfedavg", out=tmp_path / "run", keep_rows=False, **FAST)
     assert not (tmp_path / "run" / "federation.safetensors").exists()
     with pytest.raises(ConfigError, match="pass the federation"):
-        selffl.load(tmp_path / "run")
+        selffl.load(tmp_path / "run", trusted=True)
     with pytest.raises(ConfigError, match="not the one"):
-        selffl.load(tmp_path / "run", federation=made_up(seed=1))
-    assert bits(selffl.load(tmp_path / "run", federation=fed)) == bits(run)
+        selffl.load(tmp_path / "run", federation=made_up(seed=1), trusted=True)
+    assert bits(selffl.load(tmp_path / "run", federation=fed, trusted=True)) == bits(run)
 
 
 @pytest.mark.parametrize("change", [{"loss": None}, {"has_own_method": True}])
@@ -302,7 +302,7 @@ def test_a_module_that_is_given_is_not_unpickled(tmp_path):
     (tmp_path / "run" / "module.pt").write_bytes(b"not a pickle")
     assert bits(selffl.load(tmp_path / "run", model=TwoLayers())) == bits(run)
     with pytest.raises(CheckpointError, match=r"module\.pt cannot be read"):
-        selffl.load(tmp_path / "run")
+        selffl.load(tmp_path / "run", trusted=True)
 
 
 def test_divergence_keeps_what_was_recorded(tmp_path):
@@ -350,7 +350,7 @@ def test_what_the_user_does_with_the_module_later_is_no_matter(tmp_path):
         module.body.weight.fill_(7.0)
     module.head = nn.Identity()
     run.save(tmp_path / "run")
-    assert bits(selffl.load(tmp_path / "run")) == bits(run)
+    assert bits(selffl.load(tmp_path / "run", trusted=True)) == bits(run)
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused

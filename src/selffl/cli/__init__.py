@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import signal
@@ -66,6 +68,8 @@ def _main(
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: processes that it started end with it
+    if getattr(signal, "SIGHUP", None) and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)  # a terminal that is closed
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without σ shows a question mark, not a traceback
@@ -89,9 +93,7 @@ def main() -> None:
         code = 2
     except OSError as error:
         # A folder that may not be written, a disk that is full: nothing of ours.
-        _say(
-            f"{error.filename or 'a file'}: {error.strerror or error}. Check that it exists and may be read or written."
-        )
+        _say(_refusal(error))
         code = 2
     except (KeyboardInterrupt, typer.Abort):
         _say(STOPPED)
@@ -107,6 +109,14 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _refusal(error: OSError) -> str:
+    """What the disk has refused, and what to do."""
+    where = error.filename or "a file"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}: no space left to write it. Make room and go on: what was finished before is kept."
+    return f"{where}: {error.strerror or error}. Check that it exists and may be read or written."
+
+
 def _warn(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
     """A warning meant for users as a line, without the place in the code; those for developers as ever."""
     if issubclass(category, UserWarning):
@@ -116,7 +126,8 @@ def _warn(message: Warning | str, category: type[Warning], *place: Any, **more: 
 
 
 def _say(text: str) -> None:
-    print("selffl: " + " ".join(text.split()), file=sys.stderr)
+    with contextlib.suppress(OSError):  # of a terminal that is gone
+        print("selffl: " + " ".join(text.split()), file=sys.stderr)
 
 
 if __name__ == "__main__":

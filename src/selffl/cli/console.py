@@ -26,6 +26,7 @@ err = _Console(stderr=True)
 WIDTH = 80  # columns of a terminal
 HEADING_WIDTH = 10
 OPTIONS = "client|label|features|exclude|task|missing|decimal"  # that commands and the library call alike
+IN_PYTHON, IN_SHELL = r"Pass trusted=True( if [^.]*?), or pass [^.]*\.", r"Add --trusted\1."
 
 
 def tell(console: Console, text: str) -> None:
@@ -68,7 +69,8 @@ def options_in_messages() -> Iterator[None]:
         yield
     except SelfFLError as error:
         text = re.sub(rf"(?<= )({OPTIONS})=([\"'])(.+?)\2", r"--\1 \3", str(error))
-        raise type(error)(re.sub(rf"(?<= )({OPTIONS})=", r"--\1", text)) from None
+        text = re.sub(rf"(?<= )({OPTIONS})=", r"--\1", text)
+        raise type(error)(re.sub(IN_PYTHON, IN_SHELL, text)) from None
 
 
 @contextmanager

@@ -16,7 +16,10 @@ from selffl.errors import ConfigError
 
 app = typer.Typer()
 
-
+Trusted = Annotated[
+    bool,
+    typer.Option("--trusted", "--trust", help="Read a run's own module, a pickle: say that you know who made it."),
+]
 PrecisionChoice = Literal["exact", "float16", "bfloat16"]  # how differences to the global model are kept
 
 
@@ -37,6 +40,7 @@ def export_command(
         PrecisionChoice, typer.Option(help="Of several models: every bit, or differences rounded to a shorter type.")
     ] = "exact",
     is_list: Annotated[bool, typer.Option("--list", help="Write nothing; list the clients.")] = False,
+    trusted: Trusted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON what was written, or the list.")] = False,
 ) -> None:
     """Write personal models as safetensors.
@@ -59,7 +63,10 @@ def export_command(
     if target is None and path.exists():
         raise ConfigError(f"{path} is already there; expected another name. Give one by --out.")
     console.check_target(path)
-    written = _from_file(source, wanted, path) if source.is_file() else _from_run(source, wanted, path, precision)
+    if source.is_file():
+        written = _from_file(source, wanted, path)
+    else:
+        written = _from_run(source, wanted, path, precision, trusted)
     about = {"file": str(path), "bytes": path.stat().st_size, "clients": written, "plain": is_plain}
     if as_json:
         print(json.dumps(about, ensure_ascii=False))
@@ -71,14 +78,15 @@ def export_command(
         console.tell(console.err, f"To take one out: {again}")
 
 
-def _from_run(folder: Path, wanted: Sequence[str], path: Path, precision: PrecisionChoice) -> list[Any]:
+def _from_run(folder: Path, wanted: Sequence[str], path: Path, precision: PrecisionChoice, trusted: bool) -> list[Any]:
     """Write the models of those clients, or of all, and say whose they are."""
     from selffl.runs.export import check_ending
     from selffl.runs.reopen import load
 
     if len(wanted) == 1:
         check_ending(path)
-    run = load(folder)
+    with console.options_in_messages():
+        run = load(folder, trusted=trusted)
     ids = _ids(wanted, list(run.federation.clients))
     run.export(path, ids, precision=precision, full=len(wanted) == 1)
     return ids

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from selffl.cli import console
+from selffl.cli.export import Trusted
 from selffl.cli.init import DecimalChoice
 from selffl.errors import ConfigError, pluralise
 
@@ -38,6 +39,7 @@ def welcome_command(
         Path | None,
         typer.Option("--out", "-o", help="File to write; without it, newcomer.safetensors, if there is none yet."),
     ] = None,
+    trusted: Trusted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON what was written.")] = False,
 ) -> None:
     """Write a personal model for a client that never took part, from the global model and its own rows.
@@ -55,8 +57,8 @@ def welcome_command(
         raise ConfigError(f"{path} is already there; expected another name. Give one by --out.")
     check_ending(path)
     console.check_target(path)
-    run = load(folder)
     with console.options_in_messages():
+        run = load(folder, trusted=trusted)
         rows, num_rows = _rows(run, table, label, features, decimal)
         model = run.welcome(rows)
     about = {"algorithm": run.config.algorithm, "data": run.config.data, "round": run.summary.get("rounds")}

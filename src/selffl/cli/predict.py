@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from selffl.cli import console
+from selffl.cli.export import Trusted
 from selffl.cli.init import DecimalChoice
 from selffl.errors import ConfigError, DataError
 
@@ -35,6 +36,7 @@ def predict_command(
         DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file, where the numbers leave it open.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the columns of the rows beside the answers.")] = False,
+    trusted: Trusted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a prediction for every row, by its own client's model, in the classes and units of your own table.
@@ -55,7 +57,8 @@ def predict_command(
         console.check_target(target)
     elif as_json:
         raise ConfigError("--json says what was written, and nothing is without --out; expected --out FILE.")
-    source: Any = PersonalModels(folder) if folder.is_file() else load(folder)
+    with console.options_in_messages():
+        source: Any = PersonalModels(folder) if folder.is_file() else load(folder, trusted=trusted)
     if source.preparation is None or not source.preparation.columns:
         raise DataError(
             f"{folder} was trained on arrays, which have no names of columns; expected a run on a table. Use "

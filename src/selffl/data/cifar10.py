@@ -201,7 +201,7 @@ DATA_SET = DataSet(
     remotes=(
         Remote(
             "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            "c32a1d4ab5d03f1284b67883e8d87530",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             tuple(f"cifar-10-batches-bin/{name}.bin" for name in BATCHES),
         ),
     ),

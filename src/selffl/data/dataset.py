@@ -21,7 +21,7 @@ class Remote:
     """A file at a public home."""
 
     url: str  # where it is
-    md5: str  # of the file as it is served, as published
+    sha256: str  # of the file as it is served
     members: tuple[str, ...] = ()  # what is taken out of it, where it is an archive; else the file itself is kept
 
     @property

@@ -126,7 +126,7 @@ DATA_SET = DataSet(
     remotes=(
         Remote(
             "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            "58c8d27c78d21e728a6bc7b3cc06412e",
+            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
             tuple(f"gzip/{name}.gz" for names in PARTS.values() for name in names),
         ),
     ),

@@ -74,7 +74,7 @@ def fetch(name: str, folder: Path | None = None, on_progress: Progress | None = 
 
 def download(remote: Remote, path: Path, on_progress: Progress | None = None) -> Path:
     """Get one file, if it is not here whole; what was cut off before goes on from where it was."""
-    if path.is_file() and _md5(path) == remote.md5:
+    if path.is_file() and _sha256(path) == remote.sha256:
         return path
     part = path.with_name(path.name + ".part")
     tell = on_progress or (lambda file, done, total: None)
@@ -103,12 +103,12 @@ def download(remote: Remote, path: Path, on_progress: Progress | None = None) ->
     except (OSError, http.client.HTTPException) as error:
         kept = f"{here:,} bytes are kept in {part}. {again}" if here else "Check the network, and run it again"
         raise DataError(f"{remote.url} could not be fetched to its end ({_why(error)}). {kept}.") from None
-    digest = _md5(part)
-    if digest != remote.md5:
+    digest = _sha256(part)
+    if digest != remote.sha256:
         part.unlink()
         raise DataError(
-            f"{remote.url} served a file of MD5 {digest}; expected {remote.md5}. It was thrown away: run it again, or "
-            "get the file by hand."
+            f"{remote.url} served a file of SHA-256 {digest}; expected {remote.sha256}. It was thrown away: "
+            "run it again, or get the file by hand."
         )
     part.replace(path)
     return path
@@ -130,9 +130,9 @@ def _why(error: Exception) -> str:
     return " ".join(str(reason).split()) or type(error).__name__
 
 
-def _md5(path: Path) -> str:
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unpack(archive: Path, members: tuple[str, ...], target: Path) -> None:

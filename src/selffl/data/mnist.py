@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
+import math
 import struct
 import zlib
 from functools import partial
@@ -33,34 +35,52 @@ FILES = {
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
 SERVER = "https://ossci-datasets.s3.amazonaws.com/mnist"
-SERVED_FILES = {  # published MD5s of the files as they are served, gzipped
-    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+SERVED_FILES = {  # SHA-256 of the files as they are served, gzipped
+    "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
+
+MAX_BYTES = 1 << 30  # of an idx file; the largest that there is, of EMNIST, has 547 million
 
 
 def read_idx(path: Path, md5: str | None = None) -> Bytes:
-    """An idx file of bytes, plain or gzipped, as an array; with ``md5``, of its uncompressed content, checked."""
+    """An idx file of bytes, plain or gzipped, as an array; with ``md5``, of its uncompressed content, checked.
+
+    Not a byte more is unpacked than the header says, and one that says more than `MAX_BYTES` is refused: a small file
+    may hold gigabytes.
+    """
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header, shape = _read_header(path, file)
+            content = file.read(math.prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); expected an idx file. Fetch it again.") from None
-    if md5 is not None and (digest := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
-        raise DataError(f"{path} has MD5 {digest}; expected {md5}. It is damaged or another file: fetch it again.")
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise DataError(
-            f"{path} begins with {content[:4].hex() or 'nothing'}; expected an idx file of bytes (000008..)."
-        )
-    num_axes = content[3]
-    start = 4 + 4 * num_axes
-    if len(content) < start:
+    if len(content) != math.prod(shape):
+        held = f"{len(content)} bytes" if len(content) < math.prod(shape) else "more bytes"
+        raise DataError(f"{path} holds {held}; its header says {shape}. Fetch it again.")
+    if md5 is not None:
+        digest = hashlib.md5(header, usedforsecurity=False)
+        digest.update(content)
+        if (found := digest.hexdigest()) != md5:
+            raise DataError(f"{path} has MD5 {found}; expected {md5}. It is damaged or another file: fetch it again.")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _read_header(path: Path, file: gzip.GzipFile | io.BufferedReader) -> tuple[bytes, tuple[int, ...]]:
+    """The header of an idx file, and the sizes that it says."""
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:3] != b"\x00\x00\x08":
+        raise DataError(f"{path} begins with {magic.hex() or 'nothing'}; expected an idx file of bytes (000008..).")
+    num_axes = magic[3]
+    sizes = file.read(4 * num_axes)
+    if len(sizes) < 4 * num_axes:
         raise DataError(f"{path} ends inside its header; expected {num_axes} sizes. Fetch it again.")
-    shape = struct.unpack(f">{num_axes}I", content[4:start])
-    if len(content) - start != int(np.prod(shape)):
-        raise DataError(f"{path} holds {len(content) - start} bytes; its header says {shape}. Fetch it again.")
-    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+    shape = struct.unpack(f">{num_axes}I", sizes)
+    if math.prod(shape) > MAX_BYTES:
+        raise DataError(f"{path} says that it holds {math.prod(shape):,} bytes; expected at most {MAX_BYTES:,}.")
+    return magic + sizes, shape
 
 
 def files() -> list[DataFile]:
@@ -116,5 +136,5 @@ DATA_SET = DataSet(
     load=mnist,
     files=files,
     home="http://yann.lecun.com/exdb/mnist/",
-    remotes=tuple(Remote(f"{SERVER}/{name}.gz", md5) for name, md5 in SERVED_FILES.items()),
+    remotes=tuple(Remote(f"{SERVER}/{name}.gz", sha256) for name, sha256 in SERVED_FILES.items()),
 )

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from selffl.algorithms import ALGORITHMS
-from selffl.errors import CheckpointError, DataError
+from selffl.errors import DataError
 from selffl.reports.record import RECORD, RUNS, StudyRecord, load_studies
 from selffl.runs import folder as files
 from selffl.runs.evaluation import leading_metric
 from selffl.runs.folder import Records, Row
 from selffl.runs.recipe import STUDY_SETTINGS, Recipe
-from selffl.state.files import read_csv
 from selffl.studies import STUDIES
 from selffl.studies.arms import WARM
 from selffl.training.metrics import HIGHER_IS_BETTER
@@ -142,16 +141,10 @@ def is_run(folder: Path) -> bool:
 
 def read_run(folder: Path) -> RunData:
     """A run, which may still be going on."""
-    content = json.loads((folder / files.CONFIG).read_text(encoding="utf-8"))
-    partition: list[Row] = []
     path = folder / files.PARTITION
-    if path.is_file():
-        try:
-            partition = read_csv(path, as_text=("client", "class"))
-        except ValueError as error:
-            raise CheckpointError(f"{path} is damaged ({error}); expected that of a run.") from None
+    partition = files.read_table(path, ("client", "class"), ("num_train", "num_test")) if path.is_file() else []
     return RunData(
-        folder, files.read_config(folder), files.read_records(folder), content.get("environment", {}), partition
+        folder, files.read_config(folder), files.read_records(folder), files.read_environment(folder), partition
     )
 
 

@@ -11,6 +11,7 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +25,9 @@ from selffl.reports.record import RECORD
 from selffl.runs import folder as files
 
 WATCHED = (files.CONFIG, files.HISTORY, files.PARTICIPATION, files.CLIENTS, files.SUMMARY, files.PARTITION)
+
+IDLE_SECONDS = 30.0  # that a reader may be silent; a live page asks every two
+MAX_CONNECTIONS = 64  # at once; one more ends the oldest
 
 
 class Watched:
@@ -79,6 +83,7 @@ def state(collection: Collection) -> str:
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
     protocol_version = "HTTP/1.1"
+    timeout = IDLE_SECONDS
 
     def do_GET(self) -> None:
         """The page, or its numbers if they are others than those the asker has."""
@@ -131,6 +136,8 @@ class ReportServer(ThreadingHTTPServer):
     def __init__(self, folders: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> None:
         self.watched = Watched(folders)
         self.host = host
+        self._open: dict[Any, None] = {}  # connections, oldest first
+        self._open_lock = Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Handler)
@@ -139,6 +146,23 @@ class ReportServer(ThreadingHTTPServer):
             raise ConfigError(
                 f"cannot listen at {host}, port {port} ({reason}); give another --host or --port."
             ) from None
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own; where there are too many, the oldest makes room for it."""
+        with self._open_lock:
+            while len(self._open) >= MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):  # it has just ended by itself
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, and count it no longer."""
+        with self._open_lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader who closes the page while it loads is no fault of anybody's."""

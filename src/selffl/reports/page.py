@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
 from selffl.errors import DataError, pluralise
-from selffl.reports import client_gains, data, figures, scores, sentences
+from selffl.reports import client_gains, data, figures, scores, sentences, svg
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
 from selffl.reports.schema import Payload, Tables
@@ -49,7 +49,7 @@ def render(collection: Collection, title: str = TITLE, *, tag: str | None = None
             "anchor": anchor,
             "record": record,
             "figures": [
-                {"svg": _inline(folder / f"{f['name']}.svg", f["caption"], f"{anchor}-{f['name']}"), **f}
+                {"svg": svg.embed(_beside(folder, f["name"]), f["caption"], f"{anchor}-{f['name']}"), **f}
                 for f in record.figures
             ],
             "config": json.dumps(record.config, indent=1, ensure_ascii=False),
@@ -58,6 +58,11 @@ def render(collection: Collection, title: str = TITLE, *, tag: str | None = None
         for folder, record, anchor in _anchored(collection.studies)
     ]
     groups = [_view(group, f"g{number}") for number, group in enumerate(collection.groups)]
+    scripts = [
+        _text("theme.js"),
+        _plotly() if groups else "",
+        (_text("charts.js") if groups else "") + _text("report.js"),
+    ]
     content = payload(groups, len(shown), len(collection.waiting))
     if tag is not None:
         content |= {"tag": tag, "every": POLL_MILLISECONDS, "state": state}
@@ -75,8 +80,8 @@ def render(collection: Collection, title: str = TITLE, *, tag: str | None = None
             live=tag is not None,
             data=_json(content),
             css=_text("report.css"),
-            js=_text("charts.js") + _text("report.js") if groups else _text("report.js"),
-            plotly=_plotly() if groups else "",
+            scripts=scripts,
+            script_hashes=" ".join(_hash(script) for script in scripts if script),
             version=__version__,
         )
     )
@@ -150,6 +155,18 @@ def _plotly() -> str:
 
     text: str = get_plotlyjs()
     return text.replace("</script", "<\\/script")
+
+
+def _hash(script: str) -> str:
+    """What a page's policy allows a script by: that it is this one, whatever else stands on the page."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _beside(folder: Path, name: str) -> Path:
+    """A figure of a study, which lies in its folder."""
+    if Path(name).name != name:
+        raise DataError(f"{folder} names a figure {name!r}; expected a file in that folder. Run the study again.")
+    return folder / f"{name}.svg"
 
 
 def _json(content: Any) -> str:
@@ -443,23 +460,6 @@ def tally_of(kind: Whose, count: Counter[str]) -> str:
     endings = ENDINGS_OF_TARGETS if kind == "target" else ENDINGS
     parts = [f"{count[verdict]} {text[count[verdict] > 1]}" for verdict, text in endings.items() if count[verdict]]
     return f"of {count.total()}, {', '.join(parts)}"
-
-
-# In the page the ink follows the reader's light or dark setting, and the white ground goes.
-_INK = re.compile(figures.INK, re.IGNORECASE)
-_GROUND = re.compile(rf'<g id="{figures.BACKGROUND}">.*?</g>', re.DOTALL)
-
-
-def _inline(path: Path, caption: str, prefix: str) -> str:
-    """A figure file as an SVG element; ids get a prefix so that two figures of one page do not share any."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        raise DataError(f"{path} is gone; expected the figure that the record names. Run the study again.") from None
-    text = _GROUND.sub("", _INK.sub("currentColor", text[text.index("<svg") :]), count=1)
-    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    label = caption.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
 def reading(record: StudyRecord) -> str:

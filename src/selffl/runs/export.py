@@ -24,7 +24,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from selffl.algorithms.options import check_choice
@@ -36,7 +35,7 @@ from selffl.models import build
 from selffl.models.layers import build_layers
 from selffl.runs.folder import Row
 from selffl.runs.predict import Predictor
-from selffl.state.checkpoint import load_tensors, save_tensors
+from selffl.state.checkpoint import load_tensors, save_tensors, write_safetensors
 from selffl.state.files import atomic_write
 from selffl.training.answers import LabelScale, present_model, trained_module
 from selffl.training.flat import check_entries
@@ -261,7 +260,7 @@ def save_state_dict(path: Path, state: Mapping[str, Tensor], about: Mapping[str,
         if path.suffix == ".pt":
             torch.save(plain, partial)
         else:
-            save_file(plain, partial, {"format": "pt"} | {name: str(value) for name, value in about.items()})
+            write_safetensors(partial, plain, {"format": "pt"} | {name: str(value) for name, value in about.items()})
 
 
 def describe_answers(

@@ -102,7 +102,7 @@ class RemoteRecorder(Recorder):
         records = Records()
         self.metrics: tuple[str, ...] | None = None
         if (path / files.CONFIG).is_file():
-            records, self.metrics = _earlier_records(path, recipe, clients, state.round_number)
+            records, self.metrics = _earlier_records(path, recipe, method, clients, state.round_number)
             forget_closing_scores(records, files.read_config(path), recipe, method)
         elif state.round_number:
             raise CheckpointError(
@@ -154,21 +154,17 @@ class RemoteRecorder(Recorder):
 
 
 def _earlier_records(
-    path: Path, recipe: Recipe, clients: Sequence[Hashable], round_number: int
+    path: Path, recipe: Recipe, method: Method, clients: Sequence[Hashable], round_number: int
 ) -> tuple[Records, tuple[str, ...] | None]:
     """The records of the rounds until the checkpoint, all of which have to be there, and what they measure."""
     earlier = files.read_config(path)
     if earlier.device != recipe.device:
         raise ConfigError(f"{path} holds a run that is not over Flower; give another folder.")
     records = files.read_records(path).up_to(round_number)
-    if [row["round"] for row in records.history] != list(range(1, round_number + 1)):
-        raise CheckpointError(
-            f"{path / files.HISTORY} lacks rounds before the checkpoint of round {round_number}; expected "
-            "all. Start another run in another folder."
-        )
     ids = {str(client): client for client in clients}
     for row in (*records.clients, *records.participation):
-        row["client"] = ids[row["client"]]
+        row["client"] = ids.get(row["client"], row["client"])
+    files.check_complete(path, records, round_number, method, clients)
     is_evaluated = any(row.get(f"weighted_{earlier.metrics[0]}") is not None for row in records.history)
     return records, earlier.metrics if is_evaluated else None
 

@@ -13,37 +13,45 @@
     federation.safetensors   the rows, if they are the user's own
     preparation.json         how a user's table became numbers, and what its units and classes are
     start.safetensors        the model that training began with, where clients train alone from it as well (``gain``)
-    module.pt                the user's own module, loss, method and metrics, pickled
+    module.safetensors       the user's own module, if torch's layers are all that it is made of
+    module.pt                else that module, and the user's own loss, method and metrics, pickled
     trackers.json            the trackers that follow the run, if there are any; their files lie in folders beside it
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import RunState
-from selffl.errors import CheckpointError, ConfigError
+from selffl.errors import CheckpointError, ConfigError, one_line
+from selffl.models.layers import build_layers, describe_layers
 from selffl.runs.environment import environment
 from selffl.runs.evaluation import score_names
+from selffl.runs.methods import Method
 from selffl.runs.observers import Observer
 from selffl.runs.recipe import Recipe
 from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
-from selffl.state.files import append_csv, read_csv, write_csv, write_json, write_parquet
+from selffl.state.files import append_csv, atomic_write, read_csv, sweep, write_csv, write_json, write_parquet
 
 VERSION = 1
 
 CONFIG, SUMMARY, CHECKPOINT = "config.json", "summary.json", "checkpoint.safetensors"
 HISTORY, PARTICIPATION, CLIENTS, PARTITION = "history.csv", "participation.csv", "clients.csv", "partition.csv"
-FEDERATION, START, MODULE = "federation.safetensors", "start.safetensors", "module.pt"
+FEDERATION, START = "federation.safetensors", "start.safetensors"
+LAYERS, MODULE = "module.safetensors", "module.pt"
 PREPARATION = "preparation.json"
 
 # Of participation.csv, after the round and the client: what a client reported, and what the server makes of it.
@@ -52,6 +60,7 @@ PARTICIPATION_COLUMNS = ("round", "client", *REPORTED)
 
 INTERVAL = ("inter_variance_low", "inter_variance_high")  # between what σ₀² lies, 95 % confidence; of the history
 
+STRAY = ".tmp??????"  # what safetensors left of itself in folders of earlier versions, where it was killed
 LOST_SECONDS = 60.0  # of training, at most, between two checkpoints
 
 Row = dict[str, Any]
@@ -93,6 +102,7 @@ class RunFolder(Observer):
 
     def started(self, recipe: Recipe, records: Records) -> None:
         """Write what is known before the first round, or what an interrupted run had found until its checkpoint."""
+        sweep(self.path.glob(STRAY))
         self._columns = history_columns(recipe)
         # Histories of earlier versions have columns for accuracies that a task may not have.
         history = [{name: row.get(name) for name in self._columns} for row in records.history]
@@ -148,6 +158,15 @@ class Checkpoints(Observer):
 
 def read_config(path: Path) -> Recipe:
     """The recipe of a saved run."""
+    return _read_config(path)[0]
+
+
+def read_environment(path: Path) -> dict[str, str]:
+    """What a saved run was computed with; earlier versions did not say."""
+    return _read_config(path)[1]
+
+
+def _read_config(path: Path) -> tuple[Recipe, dict[str, str]]:
     if not (path / CONFIG).is_file():
         raise CheckpointError(
             f"{path} holds no {CONFIG}; expected the folder of a run, as `selffl run` or train(out=) writes it."
@@ -155,31 +174,74 @@ def read_config(path: Path) -> Recipe:
     try:
         content = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         if content["version"] != VERSION:
-            raise CheckpointError(f"{path / CONFIG} has version {content['version']}; expected {VERSION}.")
-        return Recipe.from_json(content["config"])
-    except (ValueError, TypeError, KeyError, ConfigError) as error:
-        raise CheckpointError(f"{path / CONFIG} is not the configuration of a run ({error!r}).") from None
+            raise CheckpointError(
+                f"{path / CONFIG} has version {content['version']}; expected {VERSION}. Use the selffl that wrote it."
+            )
+        environment = {str(name): str(said) for name, said in content.get("environment", {}).items()}
+        return Recipe.from_json(content["config"]), environment
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigError) as error:
+        raise CheckpointError(f"{path / CONFIG} is not the configuration of a run ({one_line(error)}).") from None
+
+
+def read_table(path: Path, texts: Sequence[str] = (), counts: Sequence[str] = ()) -> list[Row]:
+    """A table of a run: text and counts in the columns named, numbers or nothing in all others."""
+    try:
+        rows = read_csv(path, texts)
+        for number, row in enumerate(rows, start=1):
+            if missing := {*texts, *counts} - set(row):
+                raise ValueError(f"there is no column {min(missing)}")
+            for name, cell in row.items():
+                if name not in texts and not _is_number(cell, name in counts, name.startswith("num_")):
+                    raise ValueError(f"row {number} has {cell!r} for {name}, which is no number")
+    except (ValueError, OverflowError, csv.Error) as error:
+        raise CheckpointError(f"{path} is damaged ({one_line(error)}); expected that of a run.") from None
+    return rows
+
+
+def _is_number(cell: Any, is_count: bool, is_finite: bool) -> bool:
+    """Whether a cell is what a run writes: a count, or any number or nothing."""
+    if is_count or cell is None:
+        return isinstance(cell, int) or not is_count
+    return not (isinstance(cell, str) or math.isnan(float(cell)) or (is_finite and math.isinf(float(cell))))
 
 
 def read_records(path: Path) -> Records:
     """What a run has left so far; an interrupted one may lack clients and a summary."""
     found = Records()
-    try:
-        for name, rows in ((HISTORY, found.history), (PARTICIPATION, found.participation), (CLIENTS, found.clients)):
-            if (path / name).is_file():
-                rows += read_csv(path / name, as_text=("client",))
-        if (path / SUMMARY).is_file():
+    if (path / HISTORY).is_file():
+        found.history += read_table(path / HISTORY, counts=("round", "clients"))
+    if (path / PARTICIPATION).is_file():
+        found.participation += read_table(path / PARTICIPATION, ("client",), ("round",))
+    if (path / CLIENTS).is_file():
+        found.clients += read_table(path / CLIENTS, ("client",))
+    if (path / SUMMARY).is_file():
+        try:
             summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-            if not isinstance(summary, dict):
-                raise ValueError(f"{SUMMARY} is no JSON object")
             found.summary.update(summary)
-        for row in (*found.history, *found.participation):
-            row["round"] = int(row["round"])
-        if not all("client" in row for row in (*found.clients, *found.participation)):
-            raise ValueError("there is no column client")
-    except (ValueError, TypeError, KeyError, csv.Error) as error:
-        raise CheckpointError(f"the records in {path} are damaged ({error!r}); expected those of a run.") from None
+            if any(isinstance(value, list | dict) or value != value for value in summary.values()):
+                raise ValueError("a number is something else")
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path / SUMMARY} is damaged ({one_line(error)}); expected that of a run.") from None
     return found
+
+
+def check_complete(path: Path, records: Records, round_number: int, method: Method, ids: Collection[Any]) -> None:
+    """Refuse records that lack rows of rounds before the checkpoint: a run that goes on would never have them again."""
+    if [row["round"] for row in records.history] != list(range(1, round_number + 1)):
+        raise _incomplete(path / HISTORY, f"rounds before the checkpoint of round {round_number}")
+    told = Counter(row["round"] for row in records.participation)
+    for row in records.history if method.recorded else ():
+        if told[row["round"]] != row["clients"]:
+            raise _incomplete(path / PARTICIPATION, f"clients of round {row['round']}")
+    is_evaluated = any(row[name] is not None for row in records.history for name in row if name.startswith("weighted_"))
+    if is_evaluated and {row["client"] for row in records.clients} != set(ids):
+        raise _incomplete(path / CLIENTS, "clients of the run")
+
+
+def _incomplete(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} lacks {what}; expected all. Put the file back, load the run for its models, or start it anew."
+    )
 
 
 def read_checkpoint(path: Path, template: RunState) -> tuple[RunState, float]:
@@ -189,20 +251,44 @@ def read_checkpoint(path: Path, template: RunState) -> tuple[RunState, float]:
     return replace(state, round_number=int(about["round"])), float(about["seconds"])
 
 
+def save_layers(path: Path, module: nn.Module) -> bool:
+    """Write a module as its layers and their numbers, which is no code, if that is all it is; whether it was."""
+    if (layers := describe_layers(module)) is None:
+        return False
+    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    save_tensors(path / LAYERS, module.state_dict(), {"layers": layers, "frozen": frozen})
+    return True
+
+
+def load_layers(path: Path) -> nn.Module:
+    """What `save_layers` wrote."""
+    tensors, about = load_tensors(path / LAYERS)
+    module = build_layers(about.get("layers"))
+    try:
+        module.load_state_dict(tensors, assign=True)
+        for name in about["frozen"]:
+            module.get_parameter(name).requires_grad_(False)
+    except (KeyError, RuntimeError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path / LAYERS} is damaged ({one_line(error)}); pass the module to `load`.") from None
+    return module
+
+
 def save_module(path: Path, parts: Mapping[str, Any]) -> None:
     """Pickle what cannot be named: a user's own module, loss, method or metrics."""
+    content = io.BytesIO()
     try:
-        torch.save(dict(parts), path / MODULE)
+        torch.save(dict(parts), content)
     except Exception as error:  # pickling fails in as many ways as there are objects
-        (path / MODULE).unlink(missing_ok=True)
         raise CheckpointError(
             f"the module, loss, method or metrics cannot be pickled ({error}); expected ones defined at the top of a "
             "module. Define them there, or train without `out`."
         ) from None
+    with atomic_write(path / MODULE) as partial:
+        partial.write_bytes(content.getbuffer())
 
 
 def load_module(path: Path) -> dict[str, Any]:
-    """What `save_module` wrote.  This runs code from the file, as unpickling does: open only what you trust."""
+    """What `save_module` wrote.  This runs code from the file, as unpickling does: for folders that are trusted."""
     try:
         # What was on a GPU there may be wanted where there is none.
         place = None if torch.cuda.is_available() else "cpu"

@@ -169,6 +169,13 @@ class Recipe:
         # Runs of earlier versions do not say what their method is like.
         found = traits_recorded(content["algorithm"]) | dict(content)
         found |= {name: tuple(found[name]) for name in ("fine_tune", "metrics") if name in found}
+        for name, kinds in KINDS.items():
+            if name in found and not isinstance(found[name], kinds):
+                raise TypeError(f"{name} is {found[name]!r}")
+        if found.get("source") is not None and not isinstance(found["source"].get("name"), str):
+            raise TypeError(f"source is {found['source']!r}")
+        if not found.get("metrics", True) or not all(isinstance(name, str) for name in found.get("metrics", ())):
+            raise TypeError(f"metrics are {found['metrics']!r}")
         return cls(**found | {"optimiser": optimiser_of(**found.get("optimiser", {"name": "sgd"}))})
 
     @property
@@ -189,6 +196,13 @@ class Recipe:
         return round_number == self.rounds or (bool(every) and round_number % every == 0)  # type: ignore[operator]
 
 
+KINDS: dict[str, Any] = {  # of facts, as JSON has them
+    **dict.fromkeys(("algorithm", "data", "fingerprint"), str),
+    **dict.fromkeys(("source", "model"), dict | None),
+    **dict.fromkeys(("options", "own_metrics"), dict),
+    **dict.fromkeys(("has_own_method", "has_global_model", "is_federated", "is_warm"), bool),
+    "loss": str | None,
+}
 _OF_SETTINGS = {each.name: each for each in fields(Recipe) if each.metadata}
 SETTINGS = tuple(_OF_SETTINGS)  # keywords of `selffl.train`
 STUDY_SETTINGS = tuple(name for name, each in _OF_SETTINGS.items() if each.metadata["study"])  # keys of study.toml

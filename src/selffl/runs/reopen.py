@@ -23,7 +23,7 @@ from selffl.runs.methods import Method
 from selffl.runs.observers import RoundCallback
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import forget_closing_scores, score_cells, summary_row
-from selffl.runs.run import Run, make_run, train_and_record
+from selffl.runs.run import Run, make_run, train_and_record, write_facts
 from selffl.runs.session import Session, single_thread
 from selffl.runs.trackers import Choice, observers_of, remembered_trackers, trackers_of
 from selffl.state.checkpoint import load_tensors
@@ -46,6 +46,7 @@ def resume(
     on_round: RoundCallback | None = None,
     metrics: Mapping[str, Any] | None = None,
     tracker: Choice | None = None,
+    trusted: bool = False,
 ) -> Run:
     """Take an interrupted run up again, from its last checkpoint; one that is finished is returned as it is.
 
@@ -60,10 +61,12 @@ def resume(
         on_round: called with each further row of the history.
         metrics: the user's own metrics, likewise, by the names they have in the run.
         tracker: as in `train`; none: those by name that follow the run already, which go on where they were.
+        trusted: whether a module, loss, method or metrics of the user's own may be unpickled, as in `load`.
     """
     place = Path(path)
     trackers = remembered_trackers(place) if tracker is None else trackers_of(tracker)
-    session = _restored(place, _Given(model, loss, algorithm, federation, metrics), rounds, device)
+    given = _Given(model, loss, algorithm, federation, metrics, trusted)
+    session = _restored(place, given, rounds, device)
     recipe = session.recipe
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
@@ -74,15 +77,15 @@ def resume(
         )
     found = _records(place, session.federation)
     records = found.up_to(state.round_number)
-    if [row["round"] for row in records.history] != list(range(1, state.round_number + 1)):
-        raise CheckpointError(
-            f"{place / files.HISTORY} lacks rounds before the checkpoint of round {state.round_number}; expected all. "
-            "Load the run for its models, or start it anew."
-        )
+    files.check_complete(place, records, state.round_number, session.method, session.federation.clients)
     if state.round_number == recipe.rounds and found.summary.get("status") == "finished":
         return make_run(session, state, found)
     observers = observers_of(trackers, on_round, place)
     with locked(place):
+        write_facts(place, session)
+        if session.is_over(state) and not recipe.gain:  # and its summary is not there, which nothing else makes again
+            records.summary = summary_row(recipe, session.federation.num_clients, records, "finished")
+            RunFolder(place).add_evaluation(records)
         is_reopened = forget_closing_scores(records, files.read_config(place), recipe, session.method)
         if is_reopened and recipe.is_evaluated(state.round_number):
             with single_thread(session), deterministic_cudnn():
@@ -99,14 +102,17 @@ def load(
     federation: Federation | None = None,
     device: str | None = None,
     metrics: Mapping[str, Any] | None = None,
+    trusted: bool = False,
 ) -> Run:
     """A saved run, as of its last checkpoint.
 
-    A user's own module is unpickled, which runs code from the file: open only what you trust, or pass ``model``, and
-    nothing is unpickled (a loss, a method or metrics of the user's own have to be passed as well, then).
+    A user's own module lies in the folder as a pickle, and reading one runs whatever code it names.  So it is read only
+    if the folder is ``trusted``; or pass ``model``, and nothing is unpickled (a loss, a method or metrics of the user's
+    own have to be passed as well, then).  Models by name, and those that torch's own layers are all of, are no pickles.
     """
     place = Path(path)
-    session = _restored(place, _Given(model, loss, algorithm, federation, metrics), None, device)
+    given = _Given(model, loss, algorithm, federation, metrics, trusted)
+    session = _restored(place, given, None, device)
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(
             f"{place} holds records but no models, as runs of a comparison do; expected a run with checkpoint_every "
@@ -138,6 +144,7 @@ class _Given:
     method: Method | None
     federation: Federation | None
     metrics: Mapping[str, Any] | None = None
+    trusted: bool = False
 
 
 def _restored(path: Path, given: _Given, rounds: int | None, device: str | None) -> Session:
@@ -153,21 +160,27 @@ def _restored(path: Path, given: _Given, rounds: int | None, device: str | None)
     )
     check_device(recipe.device)
     parts: dict[str, Any] = {}
+    has_layers = (path / files.LAYERS).is_file()
     needed = {
-        "model": recipe.model is None and given.model is None,
+        "model": recipe.model is None and given.model is None and not has_layers,
         "loss": recipe.loss is None and given.loss is None,
         "algorithm": recipe.has_own_method and given.method is None,
         "metrics": bool(recipe.own_metrics) and given.metrics is None,
     }
-    if any(needed.values()):
+    if missing := " and ".join(name for name, is_needed in needed.items() if is_needed):
         if given.model is not None:  # the user does not want anything unpickled
-            missing = " and ".join(name for name, is_needed in needed.items() if is_needed)
             raise ConfigError(f"the run in {path} has its own {missing}; pass {missing} as well, or leave out model.")
+        if not given.trusted:
+            raise ConfigError(
+                f"{path} has its own {missing} as a pickle, which can run code when it is read; expected a folder that "
+                f"you trust. Pass trusted=True if you have made it, or know who has, or pass {missing}."
+            )
         parts = files.load_module(path)
     try:
         method = given.method or parts.get("method") or method_of(recipe.algorithm, **recipe.options)
         loss = given.loss or parts.get("loss") or loss_named(str(recipe.loss))
-        module = given.model or parts.get("module") or build(**(recipe.model or {}))
+        own = files.load_layers(path) if has_layers and given.model is None else parts.get("module")
+        module = given.model or own or build(**(recipe.model or {}))
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"{path / files.CONFIG} is not the configuration of a run ({error}).") from None
     metrics = _metrics(path, recipe, parts.get("metrics") if given.metrics is None else given.metrics)

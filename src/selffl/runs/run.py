@@ -401,7 +401,7 @@ def create_run_folder(
     recipe, folder = session.recipe, RunFolder(path)
     path.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Any] = {}
-    if recipe.model is None:
+    if recipe.model is None and not files.save_layers(path, session.module):
         parts["module"] = session.module
     if recipe.loss is None:
         parts["loss"] = session.source.loss
@@ -411,12 +411,7 @@ def create_run_folder(
         parts["metrics"] = session.metrics
     if parts:
         files.save_module(path, parts)
-    # Whole numbers that nothing classifies are counts, say, of which there may be as many as rows.
-    is_classified = not {"accuracy", "auc"}.isdisjoint(session.measure.metrics)
-    if held := partition_rows(session.federation) if is_classified else []:
-        write_csv(path / files.PARTITION, held)
-    if session.federation.preparation is not None:
-        session.federation.preparation.save(path / files.PREPARATION)
+    write_facts(path, session)
     if recipe.source is None and keep_rows:
         session.federation.save(path / files.FEDERATION)
     if recipe.gain:
@@ -424,6 +419,16 @@ def create_run_folder(
     if recipe.checkpoint_every or state.round_number:
         folder.add_checkpoint(state, seconds)
     return folder
+
+
+def write_facts(path: Path, session: Session) -> None:
+    """What a folder says of its rows: who holds which classes, and how a table became numbers."""
+    # Whole numbers that nothing classifies are counts, say, of which there may be as many as rows.
+    is_classified = not {"accuracy", "auc"}.isdisjoint(session.measure.metrics)
+    if held := partition_rows(session.federation) if is_classified else []:
+        write_csv(path / files.PARTITION, held)
+    if session.federation.preparation is not None:
+        session.federation.preparation.save(path / files.PREPARATION)
 
 
 def refuse_if_taken(path: Path) -> None:

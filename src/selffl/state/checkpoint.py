@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -36,7 +39,26 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     text = json.dumps(about, sort_keys=True)
     header = {"format": "selffl", "version": str(VERSION), "about": text, "sha256": _checksum(plain, text)}
     with atomic_write(path) as partial:
-        save_file(plain, partial, header)
+        write_safetensors(partial, plain, header)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
+    """Write a safetensors file; what the disk refuses is an `OSError`, and the mode is that of any new file.
+
+    The library writes into a temporary file of its own beside ``path``, for its owner alone.  It gets a folder for it,
+    which goes whatever happens, or has an ending by which it is found if the process is killed.
+    """
+    path.touch()
+    with tempfile.TemporaryDirectory(prefix=f"{path.name}.", suffix=".part", dir=path.parent) as place:
+        content = Path(place) / "content"
+        try:
+            save_file(dict(tensors), content, dict(header))
+        except SafetensorError as error:
+            if (code := re.search(r"\(os error (\d+)\)", str(error))) is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+        content.chmod(path.stat().st_mode & 0o777)
+        content.replace(path)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -7,12 +7,14 @@ import glob
 import io
 import json
 import os
+import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from selffl.errors import ConfigError
 
@@ -23,6 +25,9 @@ except ImportError:  # not on Windows, where nothing keeps two processes apart
 
 STALE_SECONDS = 24 * 3600.0  # after which no process is still writing a file
 LOCK = ".lock"
+
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a formula begins, with as many apostrophes as were put before it
+_NEGATIVE = re.compile(r"-\d+(\.\d+)?")  # a number, which is none
 
 
 @contextmanager
@@ -53,19 +58,37 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     Each writer has its own: of two at once the later one wins, and neither publishes half of the other's.
     """
-    for left in path.parent.glob(f"{glob.escape(path.name)}.*.part"):  # of a process that was killed
-        with suppress(FileNotFoundError):  # its writer has ended meanwhile
-            if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                left.unlink()
+    sweep(path.parent.glob(f"{glob.escape(path.name)}.*.part"))
     partial = path.with_name(f"{path.name}.{secrets.token_hex(6)}.part")
     try:
-        yield partial
-        _sync(partial)
-        partial.replace(path)
+        with naming(path):
+            yield partial
+            _sync(partial)
+            partial.replace(path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise
     _sync(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Say which file could not be written: a disk that is full does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def sweep(left: Iterable[Path]) -> None:
+    """Delete files and folders that a process was writing when it was killed, a day ago or earlier."""
+    for path in left:
+        with suppress(FileNotFoundError):  # its writer has ended meanwhile
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _sync(path: Path) -> None:
@@ -86,9 +109,27 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[s
     """Write a table, all or nothing; the columns are all keys in the order of first sight, unless they are given."""
     names = columns or list(dict.fromkeys(key for row in rows for key in row))
     with atomic_write(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        csv.writer(file, lineterminator="\n").writerow(map(as_cell, names))
+        _write_rows(file, rows, names)
+
+
+def _write_rows(file: TextIO, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+    writer.writerows({name: as_cell(cell) for name, cell in row.items()} for row in rows)
+
+
+def as_cell(value: Any) -> Any:
+    """A value as a cell that no spreadsheet takes for a formula: text that begins like one gets an apostrophe.
+
+    Client ids are somebody's text, and a table may be opened by somebody else.  `from_cell` gives the text back.
+    """
+    is_formula = isinstance(value, str) and _FORMULA.match(value) and not _NEGATIVE.fullmatch(value)
+    return f"'{value}" if is_formula else value
+
+
+def from_cell(cell: str) -> str:
+    """The text that `as_cell` made a cell of."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -121,8 +162,8 @@ def _as_text(cells: Sequence[Any]) -> list[str | None]:
 
 def append_csv(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Add rows to the end of a table that `write_csv` began."""
-    with path.open("a", newline="", encoding="utf-8") as file:
-        csv.DictWriter(file, columns, lineterminator="\n").writerows(rows)
+    with naming(path), path.open("a", newline="", encoding="utf-8") as file:
+        _write_rows(file, rows, columns)
         file.flush()
         os.fsync(file.fileno())  # a checkpoint that follows is on the disk, and counts on these rows
 
@@ -139,7 +180,11 @@ def read_csv(path: Path, as_text: Sequence[str] = ()) -> list[dict[str, Any]]:
     for number, row in enumerate(rows, start=1):
         if None in row or None in row.values():
             raise ValueError(f"row {number} of {path.name} has other columns than the first line")
-    return [{name: cell if name in as_text else _value(cell) for name, cell in row.items()} for row in rows]
+    names = {name: from_cell(name) for name in (rows[0] if rows else ())}
+    return [
+        {names[key]: from_cell(cell) if names[key] in as_text else _value(cell) for key, cell in row.items()}
+        for row in rows
+    ]
 
 
 def _value(cell: str) -> Any:
@@ -150,4 +195,4 @@ def _value(cell: str) -> Any:
             return kind(cell)
         except ValueError:
             continue
-    return cell
+    return from_cell(cell)

@@ -1,0 +1,44 @@
+"""A sample of the kill points; `make kill-points` tries all of them."""
+
+import pytest
+
+import kill_points
+from kill_points import SCENARIOS, Experiment
+
+SAMPLE = {"train": 4, "resume": 4, "run": 3}  # how many points of each; what draws takes too long for these
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLE)
+def test_whatever_is_killed_goes_on_to_the_same_bits(name, tmp_path):
+    experiment = Experiment(name, tmp_path)
+    assert experiment.points > 20
+    step = experiment.points // SAMPLE[name]
+    for number in range(step // 2 + 1, experiment.points + 1, step):
+        assert experiment.differences(number) == [], f"killed at operation {number} of {experiment.points}"
+
+
+def test_the_scenarios_are_there():
+    assert set(SAMPLE) < set(SCENARIOS)
+
+
+def test_a_difference_is_noticed(tmp_path, monkeypatch):
+    """What goes on by beginning again with another seed does not leave the same."""
+
+    def act(root):
+        if (root / "a").is_file():
+            (root / "a").write_text("again")
+            return
+        (root / "a").write_text("once")
+        (root / "b").write_text("twice")
+        (root / "a").unlink()
+        (root / "a").write_text("once")
+
+    monkeypatch.setitem(kill_points.SCENARIOS, "made up", (lambda root: None, act))
+    experiment = Experiment("made up", tmp_path)
+    assert experiment.points == 7  # three files opened and written, one deleted
+    found = {number: experiment.differences(number) for number in range(1, 9)}
+    assert found[1] == []  # nothing was there yet
+    assert found[2] == ["a", "b"]  # half of a was
+    assert found[5] == ["a"]
+    assert found[8] == ["it ended with 0 instead of being killed"]
