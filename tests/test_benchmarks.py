@@ -22,6 +22,10 @@ TINY = {
         "--clients", "2", "--rows", "3", "--steps", "2", "--batch", "2", "--words", "7", "--length", "3",
         "--hidden", "4", "--ways", "auto", "vmap", "loop", "--turns", "1", "--threads", "1",
     ],
+    "adapter_cohort": [
+        "--clients", "2", "--rows", "3", "--steps", "2", "--batch", "2", "--width", "16", "--layers", "1",
+        "--length", "3", "--rank", "2", "--ways", "auto", "vmap", "loop", "--repeats", "1", "--threads", "1",
+    ],
     "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
     "large_tables": ["--tables", "60x5"],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
@@ -39,6 +43,7 @@ ROWS = {
         f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop", "selffl unfold")
     ],
     "lstm_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
+    "adapter_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
     "flower_rounds": ["Flower FedAvg, softmax"],
     "large_tables": ["60x5"],
     "memory": ["import torch", "whole run, above it"],
@@ -67,7 +72,7 @@ KEYS = {
 
 
 def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():
-    scripts = {path.stem for path in FOLDER.glob("*.py")} - {"timing"}
+    scripts = {path.stem for path in FOLDER.glob("*.py")} - {"timing", "rounds"}
     assert scripts == set(TINY)
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert [name for name in scripts if f"`{name}.py`" not in page] == []

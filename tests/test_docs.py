@@ -93,6 +93,8 @@ def run_blocks(tmp_path, monkeypatch, capsys, selffl_command):
         for number, (language, code) in enumerate(blocks_of(page)):
             if "selffl.flower" in code:
                 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
+            if "import transformers" in code:
+                pytest.importorskip("transformers", reason="not installed: pip install 'selffl[known-modules]'")
             names = {"__name__": "documentation"}  # of its own: a reader may copy any block
             if language == "python":
                 exec(compile(code, f"{name_of(page)}, block {number}", "exec"), names)

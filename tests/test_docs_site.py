@@ -109,6 +109,7 @@ def test_the_costs_are_those_of_the_exam(hooks):
         "fedrep": 40,
         "fedbabu": 20,
         "feddbe": 20,
+        "feddpa": 40,
         "fedala": 20,
         "fedrod": 20,
         "pfedbayes": 100,

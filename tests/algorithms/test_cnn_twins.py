@@ -249,6 +249,7 @@ CASES = {
     ),
     "fedbabu": ("fedbabu", STEPS | {"fine_tune_epochs": 2}, twins.run_fedbabu, STEPS | {"epochs": 2}),
     "fedbn, without BatchNorm": ("fedbn", STEPS, twins.run_fedavg, STEPS),
+    "feddpa": ("feddpa", STEPS, twins.run_feddpa, STEPS),
     "feddbe": ("feddbe", STEPS | {"penalty": 5.0}, twins.run_feddbe, STEPS | {"penalty": 5.0}),
     "feddbe, equal": (
         "feddbe",

@@ -422,6 +422,7 @@ def test_repeats_side_by_side_equal_the_runs_one_at_a_time(variant):
         ("perfedavg", {"num_local_steps": 7}, 7 * 2),
         ("perfedavg", {"num_local_steps": 7, "order": "hessian-free"}, 7 * (1 + 1 + 2)),
         ("apfl", {"num_local_steps": 7}, 7 * 2),
+        ("feddpa", {"num_local_steps": 7}, 7 + 7),
         ("fedper", {"num_local_steps": 7}, 7),
         ("fedbabu", {"num_local_steps": 7}, 7),
         ("fedbn", {"num_local_steps": 7}, 7),
@@ -472,6 +473,7 @@ def test_gradients_of_self_fl_are_its_steps():
         ("perfedavg", {"num_local_steps": 2}, [0, 1, 2, 3]),
         ("perfedavg", {"num_local_steps": 2, "order": "hessian-free"}, [0, 1, 2, 3, 4, 5]),
         ("apfl", {"num_local_steps": 3}, [0, 1, 2]),  # one for both gradients
+        ("feddpa", {"num_local_steps": 3}, [0, 1, 2, 0, 1, 2]),  # both on the same minibatches
         ("fedper", {"num_local_steps": 3}, [0, 1, 2]),
         ("fedala", {"num_local_steps": 3}, [0, 1, 2]),  # nothing to mix yet
         ("fedbabu", {"num_local_steps": 3}, [0, 1, 2]),

@@ -26,6 +26,7 @@ ALLOWED = {
     "local",
     "fedala",
     "feddbe",
+    "feddpa",
     "fedbabu",
     "fedbn",
     "fedper",

@@ -60,15 +60,15 @@ WRONG = {
     "num_local_steps": (
         (
             *("fedavg", "fedavg-equal", "fedprox", "local", "ditto", "ditto-equal", "pfedme", "perfedavg"),
-            *("apfl", "fedala", "fedbabu", "feddbe", "fedbn", "fedpac", "fedper", "fedrep", "fedrod"),
-            *("pfedbayes", "scaffold"),
+            *("apfl", "fedala", "fedbabu", "feddbe", "feddpa", "fedbn", "fedpac", "fedper", "fedrep"),
+            *("fedrod", "pfedbayes", "scaffold"),
         ),
         WHOLE_FROM_1,
         WRONG_WHOLE,
     ),
     "num_local_epochs": (("fedavg", "ditto", "fedrep", "self-fl"), WHOLE_FROM_1, (0, -3, 2.0, "4", True, math.nan)),
     "weighting": (
-        ("fedala", "fedavg", "ditto", "fedbabu", "fedbn", "feddbe", "fedper", "fedrep", "fedrod"),
+        ("fedala", "fedavg", "ditto", "fedbabu", "fedbn", "feddbe", "feddpa", "fedper", "fedrep", "fedrod"),
         "'examples' or 'equal'",
         ("Equal", None, 1),
     ),
@@ -195,7 +195,10 @@ def test_fedala_mixes_the_last_layers(mixed, expected):
 @pytest.mark.parametrize("name", ["fedbabu", "fedper", "fedrep"])
 @pytest.mark.parametrize(
     ("head", "expected"),
-    [("", [6, 7]), ("head", [6, 7]), ("neck", [4, 5]), ("body", [0, 1, 2, 3]), ("body.2", [3])],
+    [
+        *[("", [6, 7]), ("head", [6, 7]), ("neck", [4, 5]), ("body", [0, 1, 2, 3]), ("body.2", [3])],
+        *[("2", [3]), ("0", [0, 1, 2]), ("neck, head", [4, 5, 6, 7])],
+    ],
 )
 def test_a_head_is_a_layer_or_a_module_with_all_its_layers(name, head, expected):
     server = algorithm(name, head=head).start(torch.zeros(2, 8), Population(3, layers=LAYERS))

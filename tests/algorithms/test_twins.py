@@ -206,6 +206,13 @@ BASELINES = [
         twins.run_apfl,
         {"num_local_steps": 3, "mixing": 0.2, "adaptive": False},
     ),
+    ("feddpa", {"num_local_steps": 4}, twins.run_feddpa, {"num_local_steps": 4}),
+    (
+        "feddpa",
+        {"num_local_steps": 3, "mixing": 0.8, "weighting": "equal"},
+        twins.run_feddpa,
+        {"num_local_steps": 3, "mixing": 0.8, "weighting": "equal"},
+    ),
     ("fedper", {"num_local_steps": 4}, twins.run_fedper, {"num_local_steps": 4}),
     (
         "fedper",

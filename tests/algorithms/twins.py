@@ -361,6 +361,33 @@ def run_fedper(problem, *, num_local_steps, head_steps=None, weighting="examples
     return outcome(model, [with_head(m) for m in range(len(problem["examples"]))], history, steps, gradients)
 
 
+def run_feddpa(problem, *, num_local_steps, mixing=0.5, weighting="examples"):
+    """w by FedAvg. Beside it the client's own v, by the gradient of v in a v + (1 - a) w with w as it was received.
+    Judge the mixture with the latest w.
+    """
+    model, memory, history, steps, gradients = problem["start"], {}, [], [], []
+
+    def mixed(own, shared):
+        return [mixing * v + (1.0 - mixing) * w for v, w in zip(own, shared, strict=True)]
+
+    for t, cohort in enumerate(problem["cohorts"]):
+        trained = []
+        for m in cohort:
+            gradient, rate = problem["gradient"](t, m), problem["rates"][m]
+            trained.append(descend(model, gradient, rate, num_local_steps))
+            own = memory.get(m, model)
+            for draw in range(num_local_steps):
+                slope = gradient(mixed(own, model), draw)
+                own = [v - rate * mixing * g for v, g in zip(own, slope, strict=True)]
+            memory[m] = own
+        model = mean_model(trained, example_weights(problem, cohort, weighting))
+        history.append(model)
+        steps.append([num_local_steps] * len(cohort))
+        gradients.append([2 * num_local_steps] * len(cohort))
+    personal = [mixed(memory.get(m, model), model) for m in range(len(problem["examples"]))]
+    return outcome(model, personal, history, steps, gradients)
+
+
 def run_fedbabu(problem, *, num_local_steps, epochs, weighting="equal"):
     """L steps of the body under a head that stays as it began; bodies are averaged. At the end everybody who took part
     tunes the whole model for some epochs, ceil(N/B) steps each, on the minibatches of the round after the last.

@@ -16,6 +16,7 @@ from two_towers import federation, towers
 from wire import RUN, WireGrid
 
 import selffl
+from selffl.adapters import lora
 from selffl.data import load
 from selffl.engines.flower.messages import fingerprint
 from selffl.errors import ConfigError
@@ -51,7 +52,7 @@ def fed():
     return load("digits", num_clients=4, seed=2)
 
 
-def over_the_wire(fed, folder, method, of_client, of_server, run_config=None):
+def over_the_wire(fed, folder, method, of_client, of_server, run_config=None, network=network, grids=None):
     """What both apps leave, whether their setting is their own or the run configuration's."""
 
     def rows(client):
@@ -59,6 +60,7 @@ def over_the_wire(fed, folder, method, of_client, of_server, run_config=None):
 
     app = client_app(network(), rows, method, memory_dir=folder / "clients", **of_client)
     grid = WireGrid(app, {100 + m: m for m in CLIENTS}, run_config=run_config)
+    (grids if grids is not None else []).append(grid)
     given = {**SETTINGS, "connect_seconds": 0, "round_seconds": 20.0, "experiment": "first", **of_server}
     server_app(network(), method, CLIENTS, out=folder / "run", **given)(
         grid, Context(RUN, 1, {}, RecordDict(), run_config or {})
@@ -88,6 +90,25 @@ def test_models_over_flower_are_those_of_train(method, policy, is_configured, fe
     found = files.read_records(tmp_path / "run").summary
     assert found["weighted_accuracy"] == pytest.approx(run.summary["weighted_accuracy"], abs=1e-12)
     assert files.read_config(tmp_path / "run").batch_norm == policy
+
+
+def adapted_network():
+    return lora(network().eval(), 3)
+
+
+@pytest.mark.parametrize("method", ["self-fl-auto", "feddpa"])
+def test_adapters_alone_travel_over_flower(method, fed, tmp_path):
+    run = selffl.train(adapted_network(), fed, method, gradients="loop", **SETTINGS)
+    grids = []
+    _, personal = over_the_wire(fed, tmp_path, method, {}, {}, network=adapted_network, grids=grids)
+    for client in CLIENTS:
+        ours, theirs = personal[client].state_dict(), run.personal_model(client).state_dict()
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    size = 12 * 3 + 12 * 10 + 10  # B of the first layer, and the head; a frozen weight alone would be 768
+    for message, _ in grids[0].sent:
+        arrays = [array for record in message.content.array_records.values() for array in record.values()]
+        assert all(len(array.data) < 4 * size + 500 for array in arrays)
+        assert sum(len(array.data) for array in arrays) < 3 * (4 * size + 500)
 
 
 def test_a_run_over_flower_goes_on_with_its_statistics(fed, tmp_path):

@@ -65,22 +65,29 @@ def bias_only(module: nn.Module) -> nn.Module:
 
 
 def unfreeze(module: nn.Module, names: Sequence[str]) -> None:
-    """Let parameters be trained, by copies of their own, and refuse names that stand for none."""
+    """Let parameters be trained, by copies of their own."""
+    own = dict(module.named_parameters())
+    for name in parameters_named(module, names):
+        owner, _, kind = name.rpartition(".")
+        if not own[name].requires_grad:
+            part = nn.Parameter(own[name].detach().clone(), requires_grad=True)
+            module.get_submodule(owner)._parameters[kind] = part
+
+
+def parameters_named(module: nn.Module, names: Sequence[str]) -> list[str]:
+    """Parameters that names or endings stand for; a name that stands for none is refused."""
     if isinstance(names, str):
         raise ConfigError(f"names are {names!r}; expected a list of names, such as [{names!r}].")
-    own = dict(module.named_parameters())
+    own, found = [name for name, _ in module.named_parameters()], []
     for name in names:
-        chosen = [each for each in own if matches(each, name) or f".{each}".find(f".{name}.") >= 0]
+        chosen = [each for each in own if matches(each, name) or f".{name}." in f".{each}"]
         if not chosen:
             raise ConfigError(
                 f"{type(module).__name__} has no parameters named {name!r}; expected names or endings among "
-                f"{first_few(list(own), MAX_SHOWN)}."
+                f"{first_few(own, MAX_SHOWN)}."
             )
-        for each in chosen:
-            owner, _, kind = each.rpartition(".")
-            part = module.get_submodule(owner)
-            if not part._parameters[kind].requires_grad:  # type: ignore[union-attr]
-                part._parameters[kind] = nn.Parameter(own[each].detach().clone(), requires_grad=True)
+        found += chosen
+    return list(dict.fromkeys(found))
 
 
 def matches(name: str, target: str) -> bool:
@@ -126,8 +133,9 @@ def lora(
     """
     _check_options(rank, alpha, seed)
     twin = freeze(module)
-    whole = _last_linear(twin) if also is None else list(also)
-    chosen = _chosen(twin, None if targets is None else list(targets), whole, rank)
+    whole = _last_linear(twin) if also is None else also
+    parameters_named(twin, whole)  # before layers get other names
+    chosen = _chosen(twin, targets, whole, rank)
 
     def adapt(name: str, part: nn.Module) -> nn.Module:
         if (problem := problem_with(name, part, rank)) is not None:
@@ -179,13 +187,15 @@ def _last_linear(module: nn.Module) -> list[str]:
 
 
 def _chosen(
-    module: nn.Module, targets: list[str] | None, whole: Sequence[str], rank: int
+    module: nn.Module, targets: Sequence[str] | None, whole: Sequence[str], rank: int
 ) -> dict[str, tuple[str, ...]]:  # fmt: skip
     """Names of layers to adapt, and of attention which projections."""
+    if isinstance(targets, str):
+        raise ConfigError(f"targets are {targets!r}; expected a list of names, such as [{targets!r}].")
     layers: dict[str, tuple[str, ...]] = {}
     parts = dict(module.named_modules())
     inside = [name for name, part in parts.items() if isinstance(part, nn.MultiheadAttention)]
-    is_whole = {name for name in parts for each in whole if matches(name, each) or f".{name}".find(f".{each}.") >= 0}
+    is_whole = {name for name in parts for each in whole if f".{each}." in f".{name}."}
     met: set[str] = set()
     for name, part in parts.items():
         if name in is_whole or name.rpartition(".")[0] in inside:

@@ -15,6 +15,7 @@ from selffl.algorithms.fedavg import FedAvg
 from selffl.algorithms.fedbabu import FedBABU
 from selffl.algorithms.fedbn import FedBN
 from selffl.algorithms.feddbe import FedDBE
+from selffl.algorithms.feddpa import FedDPA
 from selffl.algorithms.fedpac import FedPAC
 from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.fedprox import FedProx
@@ -52,6 +53,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "fedbabu": FedBABU,
     "fedbn": FedBN,
     "feddbe": FedDBE,
+    "feddpa": FedDPA,
     "fedpac": FedPAC,
     "fedper": FedPer,
     "fedprox": FedProx,
@@ -104,6 +106,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedDBE",
+    "FedDPA",
     "FedPAC",
     "FedPer",
     "FedProx",

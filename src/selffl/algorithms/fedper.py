@@ -118,17 +118,24 @@ class SharedBody(CutModel[HeadMemory]):
 
 
 def head_layers(method: str, head: str, population: Population) -> Sequence[Layer]:
-    """The layers of a head by its name, or by that of a module with all its layers; empty: the last layer."""
+    """The layers of a head by their names, divided by commas; empty: the last layer.
+
+    A name is a layer's or a module's with all its layers; where there is none, a part of the names of several, as
+    ``lora_B`` is of adapters.
+    """
     names = names_of(population.layers)
     if len(names) < 2:
         raise ConfigError(
             f"{method} shares a body and keeps a head, but the model has {len(names) or 'no'} "
             f"layer{'' if len(names) == 1 else 's'}; expected two or more. Use a deeper model, or another method."
         )
-    head = head or names[-1]
-    chosen = [layer for layer in population.layers if layer.name == head or layer.name.startswith(f"{head}.")]
-    if not chosen:
-        raise unknown_name("layer", head, names)
+    chosen = []
+    for part in [part.strip() for part in head.split(",")] if head else names[-1:]:
+        found = [layer for layer in population.layers if f"{layer.name}.".startswith(f"{part}.")]
+        found = found or [layer for layer in population.layers if f".{part}." in f".{layer.name}."]
+        if not found:
+            raise unknown_name("layer", part, names)
+        chosen += [layer for layer in found if layer not in chosen]
     if len(chosen) == len(population.layers):
         raise ConfigError(f"head is {head!r}, which is the whole model; expected a part of: {', '.join(names)}.")
     return chosen
@@ -140,7 +147,8 @@ class FedPer(SharedBody):
 
     Attributes:
         num_local_steps: L, of body and head together.
-        head: Name of the layer that stays personal, or of a module with all its layers; empty: the last layer.
+        head: Names of the layers that stay personal, divided by commas: of a layer, of a module with all its layers, or
+            a part of the names of several, as ``lora_B`` is of adapters; empty: the last layer.
         weighting: Average bodies by ``examples`` (n_k) or ``equal``.
     """
 

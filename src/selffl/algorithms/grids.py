@@ -32,6 +32,7 @@ GRIDS: dict[str, Grid] = {
     "fedbabu": {"fine_tune_epochs": (1, 5, 20)},  # the authors' value is 5
     "fedbn": _STEPS_AFTER,
     "feddbe": {"penalty": (0.1, 1.0, 10.0, 50.0)},  # the authors' value is 50
+    "feddpa": {"mixing": (0.25, 0.5, 0.75)},  # the authors' value is 0.5
     "fedpac": {"alignment": (0.1, 1.0, 10.0)},  # the authors' value is 1
     "fedper": _STEPS_AFTER,
     "fedprox": {"penalty": (0.001, 0.01, 0.1, 1.0)},  # the authors' values

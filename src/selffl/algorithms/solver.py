@@ -73,12 +73,14 @@ def descend(
     learning_rate: float | None = None,
     penalty: float = 0.0,
     anchor: Tensor | None = None,
+    share: float = 1.0,
     frozen: Tensor | None = None,
     first_draw: int = 0,
 ) -> Tensor:
     """Stochastic gradient descent from ``start [..., clients, P]``, towards an anchor if there is one.
 
     theta <- theta - eta (g(theta) + penalty (theta - anchor)), on minibatches ``first_draw``, ``first_draw + 1``, ...
+    With a ``share`` s below 1 theta is trained within the mixture m = s theta + (1 - s) anchor: g(theta) is s g(m).
     ``num_steps`` may differ between clients (``[..., clients]``).  Coordinates where ``frozen`` (true or false, as
     ``start`` or expandable to it) stay what they are.  The task's optimiser, where it is not plain SGD, makes a
     direction of what stands in brackets; what it remembers of earlier steps begins anew here, unless clients keep it.
@@ -93,14 +95,16 @@ def descend(
 
     def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         params, own = states[0], dict(zip(names, states[1:], strict=False))
-        gradient = task.gradient(params, task.batch(first_draw + number, slots), slots, own.get("frozen"))
-        if "anchor" in own:
+        place = params if share == 1.0 else own["anchor"].lerp(params, share)
+        gradient = task.gradient(place, task.batch(first_draw + number, slots), slots, own.get("frozen"))
+        gradient = gradient if share == 1.0 else share * gradient
+        if "anchor" in own and penalty:
             pull = task.without_statistics(params - own["anchor"])
             gradient = torch.add(gradient, pull, alpha=penalty, out=pull)
         if "frozen" in own:
             gradient = gradient.masked_fill(own["frozen"], 0.0)
-        place = number if known is None else known[1][slots] + number
-        direction = optimiser.direction(gradient, states[1 + len(names) :], place)
+        made = number if known is None else known[1][slots] + number
+        direction = optimiser.direction(gradient, states[1 + len(names) :], made)
         take_step(params, direction, rate_of(task, slots, learning_rate))
         return states
 

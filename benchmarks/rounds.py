@@ -1,0 +1,115 @@
+"""Rounds of FedAvg with one model: a plain PyTorch loop over the clients, and selffl's ways."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from timing import Case, measured, report, threads_of
+from torch import Tensor, nn
+
+from selffl.algorithms import algorithm
+from selffl.data.federation import Federation, Rows
+from selffl.engines.cohort import CohortEngine
+from selffl.training.model import FlatModel, ModelSource
+
+WAYS = ("auto", "vmap", "loop", "unfold")
+MEGABYTE = 1 << 20
+
+
+class PlainLoop:
+    """What a careful person writes: one model and one optimiser for all clients, rows already on the device."""
+
+    def __init__(self, model: nn.Module, own: Sequence[tuple[Tensor, Tensor]], rate: float, steps: int, batch: int):
+        self.model, self.own, self.steps, self.batch = model, own, steps, batch
+        self.trained = [part for part in model.parameters() if part.requires_grad]
+        self.optimiser, self.criterion = torch.optim.SGD(self.trained, lr=rate), nn.CrossEntropyLoss()
+        self.shared = [part.detach().clone() for part in self.trained]
+
+    def round(self, cohort: int) -> None:
+        """Each of the first clients in turn, and the mean of their models."""
+        total = [torch.zeros_like(part) for part in self.shared]
+        for client in range(cohort):
+            with torch.no_grad():
+                torch._foreach_copy_(self.trained, self.shared)
+            self.train(client)
+            with torch.no_grad():
+                torch._foreach_add_(total, self.trained, alpha=1 / cohort)
+        torch._foreach_copy_(self.shared, total)
+
+    def train(self, client: int) -> None:
+        """The steps of one client, epoch after epoch."""
+        left, (features, labels) = self.steps, self.own[client]
+        while left:
+            order = torch.randperm(len(labels), device=labels.device)
+            batches = zip(features[order].split(self.batch), labels[order].split(self.batch), strict=True)
+            for _, (x, y) in zip(range(left), batches, strict=False):
+                self.optimiser.zero_grad()
+                self.criterion(self.model(x), y).backward()
+                self.optimiser.step()
+                left -= 1
+
+
+def size_options(parser: argparse.ArgumentParser, rows: int, steps: int, batch: int) -> None:
+    """How much is trained."""
+    parser.add_argument("--rows", type=int, default=rows, help="of each client")
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--batch", type=int, default=batch)
+
+
+def compare(
+    title: str,
+    build: Callable[[], nn.Module],
+    rows: tuple[Tensor, Tensor],
+    cohorts: Sequence[int],
+    rate: float,
+    args: argparse.Namespace,
+    build_plain: Callable[[], nn.Module] | None = None,
+) -> None:
+    """Measure rounds of each number of clients by the loop and by the ways asked for, and print the table.
+
+    ``build_plain`` makes the loop's module, where that is another than selffl's.  On a GPU the largest memory that a
+    round takes is printed, too, beside that of one client by the loop.
+    """
+    features, labels = rows
+    own = list(zip(features.split(args.rows), labels.split(args.rows), strict=True))
+    loop = PlainLoop((build_plain or build)().to(args.device), own, rate, args.steps, args.batch)
+
+    def advance(engine: CohortEngine, params: Tensor) -> None:
+        engine.advance(engine.start(params), 1)
+
+    threads = threads_of(args)
+    seconds: dict[str, list[float]] = {}
+    baselines: dict[str, str] = {}
+    for cohort in cohorts:
+        number_of_rows = cohort * args.rows
+        offset = torch.arange(cohort + 1, device=args.device) * args.rows
+        part = Rows(features[:number_of_rows], labels[:number_of_rows], offset)
+        cases: dict[str, Case] = {"loop": partial(loop.round, cohort)}
+        for way in args.ways:
+            flat = FlatModel(build().to(args.device))
+            source = ModelSource(
+                Federation(range(cohort), part, part), flat, nn.functional.cross_entropy, rate, args.batch,
+                gradients=way,
+            )  # fmt: skip
+            engine = CohortEngine(algorithm("fedavg", num_local_steps=args.steps), source)
+            cases[f"selffl {way}"] = partial(advance, engine, flat.params)
+        for number in threads:
+            torch.set_num_threads(number)
+            found = measured(cases, args)
+            suffix = f", {cohort} clients, {number} thr."
+            seconds |= {name + suffix: values for name, values in found.items()}
+            baselines |= {name + suffix: "loop" + suffix for name in found}
+        if args.device != "cpu":
+            peaks = {"one client": partial(loop.round, 1)} | cases
+            print(f"{cohort} clients, largest memory: ", *(f"{name} {_peak(case)} MB;" for name, case in peaks.items()))
+    report(f"One round of FedAvg, {title}", seconds, baselines, args, threads=threads)
+
+
+def _peak(case: Case) -> int:
+    """Megabytes of a GPU that a round takes, with what lies there before it."""
+    torch.cuda.reset_peak_memory_stats()
+    case()
+    return torch.cuda.max_memory_allocated() // MEGABYTE
