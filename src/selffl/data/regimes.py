@@ -97,21 +97,29 @@ def regime(
     features, labels = _read(pictures)
     chosen, plan = KINDS[kind], PICTURES[pictures]
     rng = np.random.default_rng([seed, *map(ord, kind)])
-    num_classes = int(labels.max()) + 1
-    wanted = _sizes(chosen, plan, sizes, rng)
-    rows, client = _deal(
-        class_pools(labels, num_classes, rng), wanted, _shares(chosen, plan, len(wanted), labels, rng), rng
-    )
-    features, labels = features[rows], labels[rows].astype(np.int64)
-    if chosen.is_shifted:
-        features = _shifted(features, client, len(wanted), rng)
-    if chosen.is_exchanged:
-        is_exchanged = rng.permutation(len(wanted)) < EXCHANGED_SHARE * len(wanted)
-        partner = np.minimum(np.arange(num_classes) ^ 1, num_classes - 1)
-        labels = np.where(is_exchanged[client], partner[labels], labels)
+    features, labels, client = cut(chosen, plan, sizes, features, labels, rng)
     split = Split(TEST_SHARE, validation_fraction, False, seed)
     rows_of = features.reshape(len(features), -1) if is_flat else features
     return Federation.from_arrays(rows_of, labels, client, **split.options)
+
+
+def cut(
+    kind: Kind, plan: Pictures, sizes: str, features: Floats, labels: Labels, rng: np.random.Generator
+) -> tuple[Floats, Labels, Integers]:
+    """Pictures as clients have them, what they show there, and whose each is."""
+    num_classes = int(labels.max()) + 1
+    wanted = _sizes(kind, plan, sizes, rng)
+    rows, client = _deal(
+        class_pools(labels, num_classes, rng), wanted, _shares(kind, plan, len(wanted), labels, rng), rng
+    )
+    features, labels = features[rows], labels[rows].astype(np.int64)
+    if kind.is_shifted:
+        features = _shifted(features, client, len(wanted), rng)
+    if kind.is_exchanged:
+        is_exchanged = rng.permutation(len(wanted)) < EXCHANGED_SHARE * len(wanted)
+        partner = np.minimum(np.arange(num_classes) ^ 1, num_classes - 1)
+        labels = np.where(is_exchanged[client], partner[labels], labels)
+    return features, labels, client
 
 
 def _read(pictures: str) -> tuple[Floats, Labels]:

@@ -28,11 +28,14 @@ from selffl.errors import ConfigError, DataError
 SHA256 = "686458265e18777258dd97750e377b004058b16163bd261dc0e28259fd664c2b"
 COLUMNS = ("source", "document", "score", "text")  # and snippet, a number within the document
 WITH_AUTHOR = ("amazon", "nyt")
+WITHOUT_AUTHOR = ("movie", "tweet")
 MIN_ROWS = 2  # rows of a client; with one there is none to test
 
 
-def read_snippets(path: Path) -> tuple[list[str], npt.NDArray[np.float64], list[str]]:
-    """Clients, ratings and texts of the snippets whose document is known, once the checksum is right."""
+def read_snippets(
+    path: Path, sources: tuple[str, ...] = WITH_AUTHOR
+) -> tuple[list[str], npt.NDArray[np.float64], list[str]]:
+    """Clients, ratings and texts of some sources, once the checksum is right; else of those with known documents."""
     content = read_checked(path, SHA256, "the sentiment snippets")
     advice = f"expected a gzipped table with the columns {', '.join(COLUMNS)}. Copy it again"
     clients, scores, texts = [], [], []
@@ -44,7 +47,7 @@ def read_snippets(path: Path) -> tuple[list[str], npt.NDArray[np.float64], list[
         for row in table:
             if None in row or None in row.values():
                 raise DataError(f"{path} has too few or too many columns in line {table.line_num}; {advice}.")
-            if row["source"] in WITH_AUTHOR:
+            if row["source"] in sources:
                 if not math.isfinite(score := float(row["score"])):
                     raise DataError(f"{path} has the score {score} in line {table.line_num}; {advice}.")
                 clients.append(f"{row['source']}-{row['document']}")

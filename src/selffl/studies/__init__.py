@@ -1,5 +1,6 @@
 """The paper's figures and tables, and what goes beyond them, one study each, by the names the command line uses."""
 
+from selffl.studies.adapters import ADAPTERS
 from selffl.studies.audio import AUDIO
 from selffl.studies.auto import BEYOND
 from selffl.studies.convergence import CONVERGENCE
@@ -31,6 +32,7 @@ STUDIES: dict[str, Study] = {
         NEWCOMERS,
         MULTILEVEL,
         *PUBLISHED,
+        *ADAPTERS,
     )
 }
 
