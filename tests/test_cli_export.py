@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import selffl
+from selffl.adapters import lora
 from selffl.state.files import read_csv
 
 
@@ -137,3 +139,44 @@ def test_sources_that_hold_no_models_are_told_in_a_line(run, folder, tmp_path):
         assert reason in err
     assert (tmp_path / "personal.safetensors").read_bytes() == whole
     assert not list(tmp_path.glob("x*"))
+
+
+# ---------------------------------------------------------------------------------------------------------- adapters
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    """A run whose models have adapters, and the module without them."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+    rng = np.random.default_rng(0)
+    fed = selffl.Federation.from_arrays(rng.normal(size=(60, 3)), rng.integers(0, 2, 60), np.arange(60) % 4, 0.2)
+    path = tmp_path_factory.mktemp("runs") / "adapted"
+    selffl.train(lora(body, 2), fed, "ditto", rounds=2, participation=1.0, out=path)
+    return path, body
+
+
+def test_a_model_with_adapters_is_merged(run, adapted):
+    folder, body = adapted
+    assert run(folder, "--client", "2", "--as", "merged", "--trust", "-o", "plain.safetensors")[0] == 0
+    body.load_state_dict(load_file("plain.safetensors"))
+    model = selffl.load(folder, trusted=True).personal_model(2)
+    rows = torch.randn(5, 3)
+    torch.testing.assert_close(body(rows), model(rows), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_with_adapters_is_a_folder_for_peft(run, adapted):
+    code, out, _ = run(adapted[0], "--client", "2", "--as", "peft", "--trust", "-o", "adapter")
+    assert code == 0
+    assert "The model of client 2: adapter (" in out
+    assert json.loads(Path("adapter/adapter_config.json").read_text())["target_modules"] == ["0"]
+    assert "base_model.model.0.lora_B.weight" in load_file("adapter/adapter_model.safetensors")
+
+
+def test_only_one_model_of_a_run_with_adapters_has_other_forms(run, adapted, folder):
+    code, _, err = run(adapted[0], "--all", "--as", "merged", "--trust")
+    assert code == 2
+    assert "--as is merged, which is for one client's model of a run; expected RUN and one --client." in err
+    code, _, err = run(folder, "--client", "7", "--as", "merged")
+    assert code == 2
+    assert "Linear has no adapters; expected a module that selffl.adapters.lora has made." in err

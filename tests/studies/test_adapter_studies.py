@@ -43,9 +43,7 @@ def test_spectrograms_are_those_of_a_plain_transform():
         200 / 3 * m if m < 15 else 1000 * 6.4 ** ((m - 15) / 27) for m in np.arange(0, 46, 0.001)
     ])  # fmt: skip
     hertz = np.arange(201) * 40.0
-    bands = [
-        np.interp(hertz, tops[k : k + 3], [0, 2 / (tops[k + 2] - tops[k]), 0], left=0, right=0) for k in range(40)
-    ]
+    bands = [np.interp(hertz, tops[k : k + 3], [0, 2 / (tops[k + 2] - tops[k]), 0], left=0, right=0) for k in range(40)]
     expected = power @ np.stack(bands, axis=1)
     found = adapter_speech.spectrogram(sound).numpy()
     assert found.shape == (2, 11, 40)

@@ -21,6 +21,7 @@ Trusted = Annotated[
     typer.Option("--trusted", "--trust", help="Read a run's own module, a pickle: say that you know who made it."),
 ]
 PrecisionChoice = Literal["exact", "float16", "bfloat16"]  # how differences to the global model are kept
+FormChoice = Literal["module", "merged", "peft"]  # how one model with adapters is written
 
 
 @app.command("export")
@@ -39,6 +40,10 @@ def export_command(
     precision: Annotated[
         PrecisionChoice, typer.Option(help="Of several models: every bit, or differences rounded to a shorter type.")
     ] = "exact",
+    form: Annotated[
+        FormChoice,
+        typer.Option("--as", help="One model with adapters: as it was trained, with plain weights, or peft's folder."),
+    ] = "module",
     is_list: Annotated[bool, typer.Option("--list", help="Write nothing; list the clients.")] = False,
     trusted: Trusted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON what was written, or the list.")] = False,
@@ -47,6 +52,8 @@ def export_command(
 
     One client: a plain state_dict, for module.load_state_dict. Several, or --all: one compact file, the global model
     and what differs from it, which selffl.PersonalModels and this command read.
+
+    A model with adapters (selffl.adapters) can be written --as merged, for a module without them, or --as peft.
 
     Example: selffl export runs/wards --client "ward 03" -o ward-03.safetensors
     """
@@ -59,36 +66,50 @@ def export_command(
     is_plain = len(wanted) == 1
     if is_plain and precision != "exact":
         raise ConfigError(f"--precision is {precision}, and one model is written as it is; leave it out.")
-    path = target or Path("personal.safetensors")
+    if form != "module" and not (is_plain and source.is_dir()):
+        raise ConfigError(f"--as is {form}, which is for one client's model of a run; expected RUN and one --client.")
+    path = target or Path("personal" if form == "peft" else "personal.safetensors")
     if target is None and path.exists():
         raise ConfigError(f"{path} is already there; expected another name. Give one by --out.")
     console.check_target(path)
     if source.is_file():
         written = _from_file(source, wanted, path)
     else:
-        written = _from_run(source, wanted, path, precision, trusted)
-    about = {"file": str(path), "bytes": path.stat().st_size, "clients": written, "plain": is_plain}
+        written = _from_run(source, wanted, path, precision, form, trusted)
+    size = sum(part.stat().st_size for part in (path.iterdir() if path.is_dir() else (path,)))
+    about = {"file": str(path), "bytes": size, "clients": written, "plain": is_plain}
     if as_json:
         print(json.dumps(about, ensure_ascii=False))
         return
     whose = f"The model of client {written[0]}" if is_plain else f"Models of {len(written):,} clients"
-    console.tell(console.out, f"{whose}: {path} ({path.stat().st_size / 1024:,.0f} KiB)")
+    console.tell(console.out, f"{whose}: {path} ({size / 1024:,.0f} KiB)")
     if not is_plain:
         again = shlex.join(["selffl", "export", str(path), "--client", str(written[0]), "--out", "one.safetensors"])
         console.tell(console.err, f"To take one out: {again}")
 
 
-def _from_run(folder: Path, wanted: Sequence[str], path: Path, precision: PrecisionChoice, trusted: bool) -> list[Any]:
+def _from_run(
+    folder: Path, wanted: Sequence[str], path: Path, precision: PrecisionChoice, form: FormChoice, trusted: bool
+) -> list[Any]:  # fmt: skip
     """Write the models of those clients, or of all, and say whose they are."""
-    from selffl.runs.export import check_ending
+    from selffl.adapters import merge, save_peft
+    from selffl.runs.export import check_ending, save_state_dict
     from selffl.runs.reopen import load
+    from selffl.training.answers import trained_module
 
-    if len(wanted) == 1:
+    if len(wanted) == 1 and form != "peft":
         check_ending(path)
     with console.options_in_messages():
         run = load(folder, trusted=trusted)
     ids = _ids(wanted, list(run.federation.clients))
-    run.export(path, ids, precision=precision, full=len(wanted) == 1)
+    if form == "module":
+        run.export(path, ids, precision=precision, full=len(wanted) == 1)
+        return ids
+    model = trained_module(run.personal_model(ids[0]))
+    if form == "peft":
+        save_peft(model, path)
+    else:
+        save_state_dict(path, merge(model).state_dict(), {"client": ids[0], **run.describe_answers()})
     return ids
 
 
