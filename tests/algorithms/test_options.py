@@ -227,3 +227,8 @@ def test_a_head_that_cannot_be_is_refused(name):
 def test_a_method_cannot_be_altered():
     with pytest.raises(AttributeError):
         algorithm("fedavg").num_local_steps = 3
+
+
+def test_a_whole_number_that_no_float_holds_is_refused():
+    with pytest.raises(ConfigError, match=r"penalty is a whole number of 1329 bits; expected a number 0 or more\.$"):
+        algorithm("ditto", penalty=10**400)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 from selffl.errors import ConfigError
@@ -43,8 +44,8 @@ def check_number(
     alternative: str = "",
 ) -> None:
     """Refuse anything but a finite number within the bounds; a message names ``alternative`` beside it."""
-    # A whole number may be too large for a float, and is finite all the same.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
+    # A whole number may be too large for a float, and what is computed is floats.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not is_number or not (value > above and at_least <= value <= at_most):  # type: ignore[operator]
         low = f"above {above:g}" if above > at_least else f"{at_least:g} or more"
         high = f" and at most {at_most:g}" if at_most < math.inf else ""
