@@ -181,22 +181,20 @@ def test_clients_train_what_the_problem_says(tiny):
 
 
 def test_a_study_shows_every_method_by_the_view_that_it_has_chosen(tiny, tmp_path):
-    result = adapters_study(tiny, Job(folder=tmp_path))
+    labels = (AUTO, FEDAVG, "fedavg, B, fine-tuned", "ditto, B", "FedSA-LoRA", LOCAL)
+    methods = tuple(method for method in METHODS if method.label in labels)
+    study = replace(tiny, rates={"sgd": (0.1, 0.5), "adam": ()}, methods=methods, num_seeds=1)
+    result = adapters_study(study, Job(folder=tmp_path))
     lines = {line["method"]: line for line in result.table}
-    assert list(lines) == [method.label for method in METHODS]
-    assert lines[AUTO]["chosen"].startswith("sgd")
-    assert lines[AUTO]["chosen"].endswith("(2 tried)")
-    assert lines[FEDAVG]["chosen"].endswith("(3 tried)")
+    assert list(lines) == list(labels)
+    assert all(lines[label]["chosen"].endswith("(2 tried)") for label in (AUTO, FEDAVG, "FedSA-LoRA", LOCAL))
     assert lines["ditto, B"]["chosen"].startswith(lines[FEDAVG]["chosen"].split(" (")[0])  # FedAvg's rate
     assert "k = 2" in lines["fedavg, B, fine-tuned"]["chosen"]
     assert lines[LOCAL]["worse than alone"] == "–"
     assert lines[LOCAL]["kB a round"] == "0"
     assert len(result.claims) == 3
-    trials = list(tmp_path.rglob("config.json"))
-    # Three settings of FedAvg in three guises, three of local, FedSA-LoRA and FedDPA each, two of ours, five
-    # of DITTO; and what was chosen, twice.
-    assert len({run["folder"] for run in result.runs}) == 16
-    assert len(trials) == 3 * 3 + 3 + 2 + 5 + 3 + 3 + 16
+    # Two settings each of four methods, five of DITTO; then what was chosen: two views of FedAvg may be two runs.
+    assert len(list(tmp_path.rglob("config.json"))) in (2 * 4 + 5 + 5, 2 * 4 + 5 + 6)
 
 
 def test_scores_are_those_of_the_library_itself(tiny, tmp_path):
