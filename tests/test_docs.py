@@ -439,6 +439,9 @@ NOT_YET_RUN |= {
     "published-cifar10-fedkddc",
     "published-cifar10-fedlmi",
     "published-cifar10-knnper",
+    "adapters-speech",
+    "adapters-text",
+    "adapters-images",
 }
 
 

@@ -2,10 +2,14 @@
 
 Half of the pictures train the network, by plain PyTorch; clients are cut from the other half.  Their classes follow a
 Dirichlet distribution, their sizes are lognormal, and contrast, offset and noise of their pictures are their own.
+
+Clients adapt the last block and the head.  What comes before stays frozen, and its states are therefore a client's
+rows, computed once.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import lru_cache
 from itertools import pairwise
 
@@ -57,6 +61,12 @@ class PictureNetwork(nn.Sequential):
         self.add_module("flat", nn.Flatten())
         self.add_module(HEAD, nn.Linear(widths[-1], num_classes))
 
+    def cut(self) -> tuple[nn.Sequential, nn.Sequential]:
+        """What comes before the last block, and the rest."""
+        parts = list(self.named_children())
+        place = max(number for number, (_, part) in enumerate(parts) if isinstance(part, Block))
+        return nn.Sequential(OrderedDict(parts[:place])), nn.Sequential(OrderedDict(parts[place:]))
+
 
 @lru_cache(maxsize=1)
 def halves() -> tuple[tuple[Floats, Labels], tuple[Floats, Labels]]:
@@ -71,7 +81,7 @@ def halves() -> tuple[tuple[Floats, Labels], tuple[Floats, Labels]]:
 
 
 @lru_cache(maxsize=2)
-def network(is_small: bool = False) -> nn.Module:
+def trained(is_small: bool = False) -> PictureNetwork:
     """The residual network, trained on the other half of the pictures."""
     features, labels = halves()[0]
     found = draw_network(lambda: PictureNetwork((4, 8, 8) if is_small else WIDTHS))
@@ -79,10 +89,20 @@ def network(is_small: bool = False) -> nn.Module:
     return pretrain(found, torch.from_numpy(features), torch.from_numpy(labels), num_steps, BATCH_SIZE, RATE)
 
 
+def network(is_small: bool = False) -> nn.Module:
+    """Its last block and head, which clients adapt."""
+    return trained(is_small).cut()[1]
+
+
+@lru_cache(maxsize=2)  # seeds follow each other
 def rows(seed: int, is_small: bool = False) -> Rows:
-    """Clients of a seed."""
+    """Clients of a seed, their pictures as the last block is given them."""
     rng = np.random.default_rng([seed, *b"cameras"])
-    return Rows(*cut(CAMERAS, SMALL_PLAN if is_small else PLAN, "lognormal", *halves()[1], rng))
+    found = Rows(*cut(CAMERAS, SMALL_PLAN if is_small else PLAN, "lognormal", *halves()[1], rng))
+    frozen, _ = trained(is_small).cut()
+    with torch.no_grad():
+        states = torch.cat([frozen(part) for part in torch.split(torch.from_numpy(found.features), 256)])
+    return found._replace(features=states.numpy())
 
 
 IMAGES = Benchmark(rows, network, TEST_SHARE)

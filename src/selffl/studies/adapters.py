@@ -5,7 +5,7 @@ its learning rate, and some a view or a penalty, on validation rows of the first
 and chooses their size from the same grid.  What is chosen is then trained on all training rows, with every seed.
 
 Averaged B, with A frozen and common, is FFA-LoRA (Sun, Li, Li and Ding, ICLR 2024); averaged A and B is FedIT (Zhang
-et al., ICASSP 2024).
+et al., ICASSP 2024); A shared and B kept is FedSA-LoRA (Guo et al., ICLR 2025).
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from typing import Any
 import torch
 
 from selffl.algorithms import algorithm
+from selffl.algorithms.fedper import SharedBody
+from selffl.algorithms.population import Population
 from selffl.runs.evaluation import WITH_CLASSES, prefix_of
 from selffl.runs.tune import VALIDATION_SHARE
 from selffl.studies.adapter_problem import A_AND_B, B_ALONE, EVERYTHING, AdapterProblem
+from selffl.studies.adapter_rows import HEAD
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.auto import AUTO, numbers_sent, share_losing
 from selffl.studies.comparison import as_personal, by_round, history, mean_gradients, points, run_each, runs_of
@@ -80,6 +83,8 @@ METHODS = (
         options=tuple({"penalty": value} for value in (0.01, 0.1, 0.3, 1.0, 3.0)),
         setting_of=FEDAVG,
     ),
+    Method("FedSA-LoRA", "fedper", A_AND_B, options=({"head": f"lora_B, {HEAD}"},)),
+    Method("FedDPA", "feddpa"),
     Method(LOCAL, "local"),
     Method("fedavg, everything", "fedavg", EVERYTHING),
 )
@@ -120,7 +125,7 @@ class Adapters:
     def arm(self, method: Method, settings: Mapping[str, Any], options: Mapping[str, Any]) -> Arm:
         """How a method is run; those that differ in views alone are one run."""
         is_shared = method.algorithm == "fedavg" and method.trains == B_ALONE
-        more = "".join(f", {key} {value:g}" for key, value in options.items())
+        more = "".join(f", {key} {value}" for key, value in options.items())
         label = f"{method.algorithm}, {method.trains}, {settings['optimiser']} {settings['learning_rate']:g}{more}"
         return Arm(
             label,
@@ -151,7 +156,7 @@ class Choice:
     def words(self) -> str:
         """For a table."""
         own = [f"{self.settings['optimiser']} {self.settings['learning_rate']:g}"]
-        own += [f"λ = {value:g}" for value in self.arm.options.values()]
+        own += [f"{key} {value}" for key, value in self.arm.options.items() if isinstance(value, float)]
         own += [f"k = {self.view.rpartition('+')[2]}"] if self.view.rpartition("+")[2].isdigit() else []
         return f"{', '.join(own)} ({self.num_tried} tried)"
 
@@ -297,8 +302,12 @@ def bytes_sent(adapters: Adapters, arm: Arm) -> float:
     if arm.algorithm == "local":
         return 0.0
     problem = replace(adapters.problem, **arm.settings)
-    size = FlatModel(problem.module(problem.federation(0), 0)).num_parameters
-    return BYTES_PER_NUMBER * numbers_sent(algorithm(arm.algorithm, **arm.options), size)
+    model = FlatModel(problem.module(problem.federation(0), 0))
+    method = algorithm(arm.algorithm, **arm.options)
+    if isinstance(method, SharedBody):  # what is kept need not travel
+        kept = method.kept(Population(1, layers=model.layers))
+        return 2.0 * BYTES_PER_NUMBER * (model.num_parameters - sum(layer.stop - layer.start for layer in kept))
+    return BYTES_PER_NUMBER * numbers_sent(method, model.num_parameters)
 
 
 def claims_of(outcomes: Outcomes, losing: Mapping[str, torch.Tensor]) -> list[Claim]:
@@ -338,7 +347,7 @@ def claims_of(outcomes: Outcomes, losing: Mapping[str, torch.Tensor]) -> list[Cl
 # -------------------------------------------------------------------------------------------------------------- studies
 
 DESIGNS = {
-    "adapters-speech": Adapters(
+    "speech": Adapters(
         AdapterProblem(
             "adapters-speech",
             "words of Speech Commands over 70 speakers, by Resemblyzer's speaker encoder",
@@ -349,18 +358,50 @@ DESIGNS = {
             num_local_steps=10,
         ),
         {"sgd": (0.1, 0.3, 1.0), "adam": (0.003, 0.01)},
-        fine_tune=(5, 20, 80),
+        fine_tune=(5, 20),
+    ),
+    "text": Adapters(
+        AdapterProblem(
+            "adapters-text",
+            "rated snippets of 238 authors, by a transformer on bytes that was trained on others",
+            data="text",
+            model="its last layer and head",
+            rounds=40,
+            participation=0.1,
+            batch_size=8,
+            num_local_steps=5,
+            rank=4,
+        ),
+        {"sgd": (0.1, 0.3), "adam": (0.003,)},
+        fine_tune=(5,),
+    ),
+    "images": Adapters(
+        AdapterProblem(
+            "adapters-images",
+            "CIFAR-10 over 40 clients with cameras of their own, by a residual network that was trained on others",
+            data="images",
+            model="its last block and head",
+            rounds=30,
+            participation=0.25,
+            num_local_steps=10,
+            rank=4,
+        ),
+        {"sgd": (0.03, 0.1), "adam": (0.003,)},
+        fine_tune=(10,),
+        # Convolutions of which every client has its own take several times as long.
+        methods=tuple(method for method in METHODS if method.trains != EVERYTHING),
     ),
 }
-
-_TITLES = {
-    "adapters-speech": "Adapters: a speaker encoder names words",
+TITLES = {
+    "speech": "Adapters: a speaker encoder names words",
+    "text": "Adapters: a transformer on bytes meets new authors",
+    "images": "Adapters: a residual network meets new cameras",
 }
 
 ADAPTERS = tuple(
     Study(
-        name,
-        _TITLES[name],
+        design.problem.name,
+        TITLES[name],
         "not in the paper",
         f"{design.problem.setting}; {design.num_seeds} seeds",
         partial(adapters_study, design),
