@@ -114,7 +114,9 @@ class Session:
         )
         usual = budget_of(device).clients_in_training(model.params.nbytes, optimiser.num_states)
         kept = keeping_optimisers(method, optimiser, keep=options.keep_optimiser)
-        engine = CohortEngine(kept, source, recipe.participation, recipe.seed, recipe.chunk_size or usual)
+        engine = CohortEngine(
+            kept, source, recipe.participation, recipe.seed, recipe.chunk_size or usual, list(rows.clients)
+        )
         if recipe.engine == "serial":
             engine = serial_engine(engine, list(rows.clients))
         evaluated: Rows | None = getattr(rows, recipe.evaluate_on)
