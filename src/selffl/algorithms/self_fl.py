@@ -65,6 +65,9 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
     recorded: ClassVar[tuple[str, ...]] = ("num_local_steps", "wanted_steps")
     may_be_unknown: ClassVar[tuple[str, ...]] = ("intra_variance", "wanted_steps")
     averaged: ClassVar[Mapping[str, str | None]] = {"params": None}
+    no_defence: ClassVar[Mapping[str, str]] = {
+        "median": "σ₀² is the spread of its clients' models, and medians have none"
+    }
     per_client: ClassVar[tuple[str, ...]] = ("intra_variance",)
 
     def start_variances(self, params: Tensor, population: Population) -> SelfFLServer:

@@ -115,6 +115,7 @@ class CohortEngine:
         chunk_size: Clients that train at once, if fewer than the cohort: bounds the memory, changes no number (beyond
             the last bits where a library computes a block of another size in another order).
         names: Of the clients, in messages; none: their numbers.
+        robust: The defence against hostile clients (`selffl.engines.defence`).
     """
 
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -123,6 +124,7 @@ class CohortEngine:
     seed: int | Tensor = 0
     chunk_size: int | None = None
     names: Sequence[Hashable] | None = None
+    robust: str = "none"
 
     def start(self, params: Tensor) -> RunState:
         """Before the first round, from the initial model ``params [..., P]``."""
@@ -158,7 +160,7 @@ class CohortEngine:
             # Drawn on the CPU: who takes part is the same on every device.
             clients = sample_cohort(self.seed, number, num_clients, self.participation).to(device)
             broadcast = self.algorithm.broadcast(server, clients)
-            gathered, spent = GatheredUploads(self.algorithm, len(shape), self._claims(server, device)), []
+            gathered, spent = self._gathering(server, device), []
             for part in _slices(clients.shape[-1], self.chunk_size or clients.shape[-1]):
                 chunk = clients[..., part]
                 task = self.source.task(chunk, number)
@@ -183,13 +185,15 @@ class CohortEngine:
             state.round_number + num_rounds, server, store.contents(), counted.num_gradients, counted.num_rounds
         )
 
-    def _claims(self, server: Any, device: torch.device) -> Claims:
-        """What clients may send in a round that begins with this state."""
+    def _gathering(self, server: Any, device: torch.device) -> GatheredUploads:
+        """Where the uploads of a round go that begins with this state."""
         population = self.source.population
         rows = population.num_examples
         if rows is None:
             rows = torch.full((population.num_clients,), torch.inf)
-        return Claims(self.algorithm, server, rows.to(device), len(self.source.shape))
+        axis = len(self.source.shape)
+        claims = Claims(self.algorithm, server, rows.to(device), axis)
+        return GatheredUploads(self.algorithm, axis, claims, self.robust)
 
     def _rest(self, number: int, clients: Tensor, gathered: GatheredUploads) -> Tensor | None:
         """Places of the cohort whose answers count; none: all of them.  Fewer than half of it have diverged."""

@@ -13,6 +13,7 @@ from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.claims import Claims, capped_factors, choose
+from selffl.engines.defence import defend
 from selffl.engines.noise import Draw, add_noise
 from selffl.errors import DivergedError
 
@@ -35,11 +36,12 @@ class GatheredUploads:
     """The uploads of a cohort, part by part: their sum where the method's uploads add, else all of them.
 
     Who cannot have sent what it has is left out, as if it had not been there.  ``claims`` says what clients may send;
-    without it they are taken at their word.
+    without it they are taken at their word.  A defence (``robust``) needs all of a cohort at once, whatever the method.
     """
 
-    def __init__(self, algorithm: Method, axis: int, claims: Claims | None = None) -> None:
+    def __init__(self, algorithm: Method, axis: int, claims: Claims | None = None, robust: str = "none") -> None:
         self._algorithm, self._axis, self._claims = algorithm, axis, claims  # the axis of the clients
+        self._robust = robust
         self._total: Any = None
         self._parts: list[Any] = []
         self._clients: list[Tensor] = []
@@ -58,7 +60,7 @@ class GatheredUploads:
         for fields in (self._recorded, self._capped):
             for name, parts in fields.items():
                 parts.append(getattr(upload, name))
-        if not self._algorithm.uploads_add:
+        if self._robust != "none" or not self._algorithm.uploads_add:
             self._parts.append(upload)
             return
         part = map_tensors(self._sum, upload)
@@ -93,6 +95,10 @@ class GatheredUploads:
 
     def upload(self) -> Any:
         """What the server's step is given."""
+        if self._robust != "none":
+            assert self._claims is not None
+            joined = defend(self._robust, self._algorithm, self._claims.server, self.clients, self._join(self._parts))
+            return self._held_back(map_tensors(self._sum, joined)) if self._algorithm.uploads_add else joined
         return self._held_back(self._total) if self._algorithm.uploads_add else self._join(self._parts)
 
     def _held_back(self, total: Any) -> Any:

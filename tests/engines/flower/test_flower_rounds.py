@@ -4,6 +4,7 @@ import inspect
 import logging
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,6 +129,18 @@ def test_softmax_regression_has_the_bits_of_the_cohort_engine(name, federation, 
     state = setting.run(WireGrid(setting.client(), NODES))
     assert state.round_number == ROUNDS
     assert_same((state, setting.personal()), setting.cohort(), bits=True)
+
+
+@pytest.mark.parametrize(("name", "robust"), [("fedavg", "trimmed"), ("ditto", "clip"), ("self-fl-auto", "hierarchy")])
+def test_a_defence_has_the_bits_of_the_cohort_engine(name, robust, federation, tmp_path):
+    setting = Setting(federation, tmp_path, algorithm(name, **OPTIONS.get(name, {})))
+    state = setting.run(WireGrid(setting.client(), NODES), robust=robust)
+    plain = setting.engine()
+    engine = replace(plain, robust=robust)
+    expected = engine.advance(engine.start(FlatModel(setting.module).params), ROUNDS)
+    assert torch.equal(state.server.params, expected.server.params)
+    without = plain.advance(plain.start(FlatModel(setting.module).params), ROUNDS)
+    assert not torch.equal(state.server.params, without.server.params)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,10 @@ class Rounds(Protocol):
     def augmentation(self) -> str:
         """Of images."""
 
+    @property
+    def robust(self) -> str:
+        """The defence against hostile clients."""
+
     def is_evaluated(self, round_number: int) -> bool:
         """Whether a round is followed by an evaluation."""
 
@@ -248,7 +252,8 @@ class SelfFLStrategy(Strategy):
         number = self.state.round_number + 1
         found = self._accepted(number, replies, self._bounds.upload)
         rows = self._at(self.roster.rows(self._network.max_examples))
-        gathered = GatheredUploads(self._algorithm, 0, Claims(self._algorithm, self.state.server, rows, axis=0))
+        claims = Claims(self._algorithm, self.state.server, rows, axis=0)
+        gathered = GatheredUploads(self._algorithm, 0, claims, self._recipe.robust)
         for client in sorted(found):
             gathered.add(self._at([client]), found[client][0])
         for client, reason in gathered.left_out.items():
