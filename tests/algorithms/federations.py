@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from selffl.algorithms import Layer, held_steps, self_fl_auto
+from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.rounds import GatheredUploads
@@ -189,7 +190,8 @@ def gathered(method, *uploads):
     """What the server's step is given of the uploads of some clients, or of several parts of a cohort."""
     found = GatheredUploads(method, axis=0)
     for upload in uploads:
-        found.add(upload)
+        number = len(next(iter(tensors_of(upload).values())))
+        found.add(torch.arange(number), upload)
     return found.upload()
 
 

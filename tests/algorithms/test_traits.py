@@ -38,8 +38,9 @@ def test_what_a_method_declares_is_there(name, short):
     assert isinstance(method, Algorithm)
     assert method.personalises in get_args(Personalises)
     upload, server = upload_fields(method)
-    for field in {*method.recorded, *method.may_be_unknown, *method.bounds(upload, 100)}:
+    for field in {*method.recorded, *method.may_be_unknown, *method.capped, *method.averaged}:
         assert isinstance(getattr(upload, field), torch.Tensor)
+    assert not method.capped or method.uploads_add  # only sums are held back
     has_clients = all(tensor.shape[0] == 2 for tensor in tensors_of(upload).values())
     assert has_clients is not method.uploads_add
     for field in method.per_client:

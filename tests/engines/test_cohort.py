@@ -230,20 +230,25 @@ def test_the_task_is_asked_for_by_cohort_and_round():
 def test_a_huge_learning_rate_is_reported_as_divergence(method):
     source = gaussian(6, learning_rate=1e5)
     engine = CohortEngine(method, source)
-    with pytest.raises(
-        DivergedError, match=rf"{method.name} is not finite after round \d+; expected finite .*learning rate"
-    ):
+    expected = (
+        rf"6 of 6 clients of {method.name} sent .* in round \d+ \(client 0: .* NaN .*\); expected .*learning rate"
+    )
+    with pytest.raises(DivergedError, match=expected):
         engine.advance(engine.start(origin(source)), 20)
 
 
-def test_self_fl_whose_variances_overflow_has_diverged():
+def test_a_client_whose_variance_overflows_is_left_out_by_name(caplog):
     """Models of 1e160 and more are finite, but their variances are not."""
     rate = torch.full((4,), 1e-3, dtype=torch.float64)
     rate[0] = 5.0
     source = gaussian(4, learning_rate=rate)
-    engine = CohortEngine(SelfFL(), source)
-    with pytest.raises(DivergedError):
-        engine.advance(engine.start(origin(source)), 12)
+    engine = CohortEngine(SelfFL(), source, names=["a", "b", "c", "d"])
+    reports = []
+    state = engine.advance(engine.start(origin(source)), 12, reports.append)
+    assert state.server.params.isfinite().all()
+    assert reports[-1].clients.tolist() == [1, 2, 3]
+    assert reports[-1].num_gradients.shape == (3,)
+    assert "round 12: client a is left out: params " in caplog.text
 
 
 def test_divergence_of_one_repeat_is_divergence():

@@ -80,7 +80,7 @@ def test_a_study_has_the_settings_that_a_recipe_says():
     assert DIGITS.settings == {
         "rounds": 60, "participation": 0.25, "learning_rate": 0.03, "batch_size": 10, "optimiser": "sgd",
         "batch_norm": None, "weight_decay": 0.0, "max_gradient_norm": None, "learning_rate_schedule": "constant",
-        "keep_optimiser": False, "augmentation": "none",
+        "keep_optimiser": False, "augmentation": "none", "robust": "none",
     }  # fmt: skip
 
 

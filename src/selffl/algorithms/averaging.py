@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, Memory, Personalises
+from selffl.algorithms.contract import Algorithm, Bound, Memory, Personalises
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_choice, check_integer
 from selffl.algorithms.population import Population
@@ -109,6 +109,11 @@ def check_weighting(weighting: Weighting) -> None:
     check_choice("weighting", weighting, get_args(Weighting))
 
 
+def row_count(rows: Tensor) -> Bound:
+    """Of a client's number of rows: at least one, if it has any, and no more than there can be, ``[..., C]``."""
+    return Bound(rows.clamp(max=1.0), rows)
+
+
 def _precise(params: Tensor) -> torch.dtype:
     """Type of what is added up: float32 or better, since half precision cannot hold a number of rows."""
     return torch.promote_types(params.dtype, torch.float32)
@@ -146,9 +151,9 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
         """The weighted average of the clients' models."""
         return replace(server, params=move(server.params, upload.change, upload.weight))
 
-    def bounds(self, upload: ModelUpload, max_examples: int) -> Mapping[str, tuple[float, float]]:
-        """A client weighs as one, or as many rows as one may have."""
-        return {"weight": (1.0, 1.0 if self.weighting_of_clients() == "equal" else max_examples)}
+    def bounds(self, server: Server, clients: Tensor, upload: ModelUpload, rows: Tensor) -> Mapping[str, Bound]:
+        """A client weighs as one, or as many rows as it has."""
+        return {"weight": Bound(1.0, 1.0) if self.weighting_of_clients() == "equal" else row_count(rows)}
 
 
 class SharedModel(AveragedModel[ModelServer, ModelBroadcast, Memory]):

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -37,6 +38,14 @@ Server = TypeVar("Server")
 Broadcast = TypeVar("Broadcast")
 Memory = TypeVar("Memory")
 Upload = TypeVar("Upload")
+
+
+class Bound(NamedTuple):
+    """Least and most that each client of a cohort may send, of a field of its upload or of a number made of fields."""
+
+    least: float | Tensor
+    most: float | Tensor
+    value: Tensor | None = None  # what is bounded [..., C, ...]; none: the field itself
 
 
 class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
@@ -59,6 +68,11 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     uploads_add: ClassVar[bool] = True  # whether the server needs nothing but the sum of a cohort's uploads
     recorded: ClassVar[tuple[str, ...]] = ()  # fields of an upload that a run writes down, client by client
     may_be_unknown: ClassVar[tuple[str, ...]] = ()  # fields of an upload that may be NaN
+    # Small fields of an upload of which no client's counts for more than so many times the cohort's upper quartile.
+    capped: ClassVar[Mapping[str, float]] = {}
+    # Fields of an upload that move a model or the like, and the field that each of them has been multiplied by.
+    averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight"}
+    no_defence: ClassVar[Mapping[str, str]] = {}  # why a defence makes no sense of its uploads, by the defence's name
     per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a client axis [..., M, ...]
     newcomer_visits: ClassVar[int | None] = None  # visits that make a new client's model; None: until it stops moving
     closing_visits: ClassVar[int] = 0  # of every client once training is over, by `adapt`: nothing is sent back
@@ -126,9 +140,28 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
         """Factor by which the others shrink each client's variance, ``[..., M]``; NaN where unknown."""
         return None
 
-    def bounds(self, upload: Upload, max_examples: int) -> Mapping[str, tuple[float | Tensor, float | Tensor]]:
-        """Least and most that one client may send in fields of its upload; else none but models is below 0."""
+    def bounds(self, server: Server, clients: Tensor, upload: Upload, rows: Tensor) -> Mapping[str, Bound]:
+        """What each of the cohort's ``clients [..., C]``, who have so many ``rows [..., C]`` at most, may send.
+
+        By field, or by the name of what is made of fields.  Fields that are not here and no models are from 0 up.
+        """
         return {}
+
+    def moves(self, server: Server, upload: Upload) -> dict[str, Tensor]:
+        """What each client would have the server's models move by ``[..., C, D]``, unweighted, by field."""
+        found = {}
+        for name, weight in self.averaged.items():
+            vectors, weights = getattr(upload, name), None if weight is None else getattr(upload, weight)
+            found[name] = vectors if weights is None else vectors / weights.unsqueeze(-1)
+        return found
+
+    def moved(self, server: Server, upload: Upload, moves: Mapping[str, Tensor]) -> Upload:
+        """The upload of clients that move the models by ``moves`` instead."""
+        found = {}
+        for name, vectors in moves.items():
+            weight = self.averaged[name]
+            found[name] = vectors if weight is None else vectors * getattr(upload, weight).unsqueeze(-1)
+        return replace(upload, **found)  # type: ignore[type-var]
 
     def noise_scale(self) -> Mapping[str, float]:
         """Standard deviation of the noise on the sum of each field of the uploads; empty: no noise."""

@@ -26,7 +26,7 @@ from selffl.algorithms.averaging import (
     Weighting,
     check_weighting,
 )
-from selffl.algorithms.contract import Personalises
+from selffl.algorithms.contract import Bound, Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
 from selffl.algorithms.layers import names_of
 from selffl.algorithms.options import check_number
@@ -83,6 +83,8 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
     no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = None
+
+    averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight", "features": "weight"}
 
     penalty: float = 50.0
     weighting: Weighting = "examples"
@@ -166,9 +168,9 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
             super().server_round(server, clients, upload).params, centre, torch.ones_like(server.is_known)
         )
 
-    def bounds(self, upload: ModelUpload, max_examples: int) -> Mapping[str, tuple[float, float]]:
-        """A client weighs as one, or as many rows as one may have; features have any sign."""
-        return {**super().bounds(upload, max_examples), "features": (-torch.inf, torch.inf)}
+    def bounds(self, server: CentreServer, clients: Tensor, upload: ModelUpload, rows: Tensor) -> Mapping[str, Bound]:
+        """A client weighs as one, or as many rows as it has; features have any sign."""
+        return {**super().bounds(server, clients, upload, rows), "features": Bound(-torch.inf, torch.inf)}
 
     def personal(self, global_params: Tensor, memory: ShiftMemory, task: FeatureTask) -> Tensor:
         """The global model with c + W b_m for its last bias c."""

@@ -16,8 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, PersonalMemory, move
-from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, PersonalMemory, move, row_count
+from selffl.algorithms.contract import Algorithm, Bound, Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, require_head
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
@@ -76,6 +76,7 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
     no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = "prototypes of clients with other statistics are not of the same features"
     uploads_add: ClassVar[bool] = False
+    averaged: ClassVar[Mapping[str, str | None]] = {}
     per_client: ClassVar[tuple[str, ...]] = ("heads", "visits")
 
     head_steps: int = 20
@@ -188,12 +189,14 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
             torch.where(is_met, examples, server.class_examples).to(server.class_examples),
         )
 
-    def bounds(self, upload: PrototypeUpload, max_examples: int) -> Mapping[str, tuple[float, float]]:
-        """Rows are counted; features may have either sign."""
-        rows, any_number = (0.0, float(max_examples)), (-torch.inf, torch.inf)
+    def bounds(
+        self, server: PrototypeServer, clients: Tensor, upload: PrototypeUpload, rows: Tensor
+    ) -> Mapping[str, Bound]:
+        """Rows are counted, those of all classes together, too; features may have either sign."""
+        any_number = Bound(-torch.inf, torch.inf)
         return {
-            "num_examples": (1.0, float(max_examples)),
-            "class_counts": rows,
+            "num_examples": row_count(rows),
+            "the sum of class_counts": Bound(0.0, upload.num_examples, upload.class_counts.sum(-1)),
             "prototypes": any_number,
             "own_features": any_number,
         }

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, PersonalMemory, move
-from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.contract import Algorithm, Bound, Personalises
 from selffl.algorithms.optimisers import Adam
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
@@ -76,6 +76,8 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
     only_sgd: ClassVar[str | None] = "it takes Adam's steps by itself, at a rate of its own (adam_learning_rate)"
     num_optimisers: ClassVar[int] = 0  # that can be kept
     no_statistics: ClassVar[str | None] = "they would be those of models drawn at random, not of their mean"
+
+    averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight", "rho_change": "weight"}
 
     num_inner_steps: int = 5
     tempering: float = 10.0
@@ -152,9 +154,9 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
         changes = ((server.params, upload.change), (server.rho, upload.rho_change))
         return BayesServer(*(move(before, change, upload.weight, self.mixing) for before, change in changes))
 
-    def bounds(self, upload: BayesUpload, max_examples: int) -> Mapping[str, tuple[float, float]]:
+    def bounds(self, server: BayesServer, clients: Tensor, upload: BayesUpload, rows: Tensor) -> Mapping[str, Bound]:
         """All clients weigh the same."""
-        return {"weight": (1.0, 1.0)}
+        return {"weight": Bound(1.0, 1.0)}
 
     def personal(self, global_params: Tensor, memory: BayesMemory, task: RowwiseTask) -> Tensor:
         """The mean of the client's own distribution."""

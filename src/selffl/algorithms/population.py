@@ -24,6 +24,7 @@ class Population:
             are one group.
         kept: Those layers that clients keep, whatever the method shares.
         head: The last layer, where it is linear and trained.
+        num_examples: Training rows of each client ``[..., M]``, where they are known beforehand.
     """
 
     num_clients: int
@@ -35,3 +36,4 @@ class Population:
     group_sizes: tuple[int, ...] = ()
     kept: tuple[Layer, ...] = ()
     head: Head | None = None
+    num_examples: Tensor | None = None

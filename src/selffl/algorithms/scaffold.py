@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, move
-from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.contract import Algorithm, Bound, Personalises
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
@@ -64,6 +64,8 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
     personalises: ClassVar[Personalises] = "nothing"
     only_sgd: ClassVar[str | None] = "its control variates are gradients, read off the way that plain gradient steps go"
 
+    averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight", "control_change": None}
+
     global_learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
@@ -110,9 +112,11 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
         params = move(server.params, upload.change, upload.weight, self.global_learning_rate)
         return ControlServer(params, control.to(server.control), server.num_clients)
 
-    def bounds(self, upload: ControlUpload, max_examples: int) -> Mapping[str, tuple[float, float]]:
+    def bounds(
+        self, server: ControlServer, clients: Tensor, upload: ControlUpload, rows: Tensor
+    ) -> Mapping[str, Bound]:
         """All clients weigh the same."""
-        return {"weight": (1.0, 1.0)}
+        return {"weight": Bound(1.0, 1.0)}
 
     def personal(self, global_params: Tensor, memory: ControlMemory, task: LocalTask) -> Tensor:
         """The global model, for everybody."""

@@ -9,20 +9,24 @@ spread of this round's models, Eqs. (17) and (20).  `selffl.algorithms.self_fl_s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.averaging import row_count
+from selffl.algorithms.contract import Algorithm, Bound
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
+from selffl.algorithms.records import ADDED_LATER
 from selffl.algorithms.self_fl_clients import OneModelClients, PlanningClients, SelfFLBroadcast, SelfFLMemory
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
 from selffl.maths.posterior import local_weight, others_variance, prior_variance, relative_precision, weighted_mean
 from selffl.maths.variance import Spread
+
+MOST_VARIANCE = 4.0  # times the squared length of the longest model that sigma_m^2 may be: the spread of m's models
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,9 @@ class SelfFLServer:
     params: Tensor  # theta^t [..., P]
     inter_variance: Tensor  # sigma_0^2 [...]
     intra_variance: Tensor  # sigma_m^2 [..., M], as last reported; NaN where unknown
+    largest_square: Tensor = field(
+        metadata={ADDED_LATER: True}
+    )  # squared length of the longest model sent so far [...]
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,17 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
     uploads_add: ClassVar[bool] = False
     recorded: ClassVar[tuple[str, ...]] = ("num_local_steps", "wanted_steps")
     may_be_unknown: ClassVar[tuple[str, ...]] = ("intra_variance", "wanted_steps")
+    averaged: ClassVar[Mapping[str, str | None]] = {"params": None}
+    no_defence: ClassVar[Mapping[str, str]] = {
+        "median": "σ₀² is the spread of its clients' models, and medians have none"
+    }
     per_client: ClassVar[tuple[str, ...]] = ("intra_variance",)
 
     def start_variances(self, params: Tensor, population: Population) -> SelfFLServer:
         """Algorithm 1, input: sigma_0^2 = 0 and no sigma_m^2, unless they are known."""
         unknown = params.new_full((*params.shape[:-1], population.num_clients), torch.nan)
         if self.variances == "estimated":
-            return SelfFLServer(params, torch.zeros_like(params[..., 0]), unknown)
+            return SelfFLServer(params, torch.zeros_like(params[..., 0]), unknown, torch.zeros_like(params[..., 0]))
         if population.intra_variance is None or population.inter_variance is None:
             raise ConfigError(
                 "variances='known', but the federation states no variances; expected intra_variance and "
@@ -73,6 +84,7 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
             params,
             population.inter_variance.to(params).expand(params.shape[:-1]),
             population.intra_variance.to(params).expand_as(unknown),
+            torch.zeros_like(params[..., 0]),
         )
 
     def broadcast_with(self, server: Server, clients: Tensor, others_variance: Tensor) -> SelfFLBroadcast:
@@ -98,9 +110,31 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
         """sigma_m^2, as last reported."""
         return server.intra_variance.gather(-1, clients)
 
-    def bounds(self, upload: Upload, max_examples: int) -> Mapping[str, tuple[float, float]]:
-        """A client has at least one row."""
-        return {"num_examples": (1.0, max_examples)}
+    def longest(self, server: Server, upload: Upload) -> Tensor:
+        """Squared length of the longest model that anybody has sent by now ``[...]``."""
+        return server.largest_square.maximum(upload.params.square().sum(-1).amax(-1))
+
+    def bounds(self, server: Server, clients: Tensor, upload: Upload, rows: Tensor) -> Mapping[str, Bound]:
+        """A variance is as it was stated, or that of models that were sent, and so no more than their squared length.
+
+        The variance of some vectors is at most the largest of their squared lengths.  Answers may have been lost, so
+        that the longest model may have been up to twice as long as any that arrived.
+        """
+        variance = MOST_VARIANCE * server.largest_square.unsqueeze(-1).maximum(upload.params.square().sum(-1))
+        stated = server.intra_variance.gather(-1, clients)
+        is_known = self.variances == "known"
+        return {
+            "num_examples": row_count(rows),
+            "intra_variance": Bound(stated, stated) if is_known else Bound(0.0, variance),
+        }
+
+    def moves(self, server: Server, upload: Upload) -> dict[str, Tensor]:
+        """How each client's model differs from the global one."""
+        return {"params": upload.params - server.params.unsqueeze(-2)}
+
+    def moved(self, server: Server, upload: Upload, moves: Mapping[str, Tensor]) -> Upload:
+        """The upload of clients whose models differ by ``moves``."""
+        return replace(upload, params=server.params.unsqueeze(-2) + moves["params"])
 
 
 class ClientLevel(SingleClients[SelfFLServer, Memory, Upload]):
@@ -132,7 +166,7 @@ class ClientLevel(SingleClients[SelfFLServer, Memory, Upload]):
         if self.variances == "estimated" and clients.shape[-1] > 1:
             inter = Spread.of(upload.params).variance(self.variance_scale)
         intra = server.intra_variance.scatter(-1, clients, upload.intra_variance.to(server.intra_variance))
-        known = replace(server, inter_variance=inter, intra_variance=intra)
+        known = replace(server, inter_variance=inter, intra_variance=intra, largest_square=self.longest(server, upload))
         estimate = weighted_mean(upload.params, self.weights(known, clients, upload).unsqueeze(-1))
         return replace(known, params=self.smooth(server, estimate, clients))
 

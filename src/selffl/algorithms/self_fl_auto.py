@@ -50,8 +50,8 @@ from selffl.algorithms.auto_records import (
     Spread,
     SpreadReport,
 )
-from selffl.algorithms.averaging import FixedLocalSteps, move, weighted_change
-from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.averaging import FixedLocalSteps, move, row_count, weighted_change
+from selffl.algorithms.contract import Algorithm, Bound, Personalises
 from selffl.algorithms.held_steps import Hold, descend_held
 from selffl.algorithms.layers import by_group, sizes_of
 from selffl.algorithms.options import check_number
@@ -84,6 +84,7 @@ LEAST_SKEW = 0.01  # rho: a client that has met one class alone believes so, a l
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
 NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree
 PRIOR_DECIDED = 10.0  # parameters that the one variance counts for beside those of a group that clients have decided
+TINY = 1e-12  # of a curvature: below that a float has lost digits
 STEPS_PER_WHOLE = 10  # of the steps of a visit, one in so many is on all rows; the others are on halves
 
 
@@ -111,6 +112,13 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     momentum: ClassVar[float] = FIRST_MOMENTUM
     recorded: ClassVar[tuple[str, ...]] = ("effective_params", "weight", "num_examples")
     may_be_unknown: ClassVar[tuple[str, ...]] = ("effective_params",)
+    capped: ClassVar[Mapping[str, float]] = {
+        "num_examples": 1e2,
+        **dict.fromkeys(("deviation_squares", "difference_squares", "disagreements", "undecided", "temperature"), 1e3),
+        **dict.fromkeys(("factor_slope", "factor_curvature"), 1e3),
+        "squared_disagreements": 1e5,
+        "spread_products": 1e6,
+    }
     closing_visits: ClassVar[int] = CLOSING_VISITS
     information_balance: ClassVar[float | None] = 0.25  # half-way between empirical (0) and expected (1/2) information
 
@@ -466,29 +474,38 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """Factor by which the others shrink each client's variance, ``[..., M]``: 1 + sigma_m^2/sigma_0^2 (D11)."""
         return 1.0 + server.prior_rows.double().unsqueeze(-1) / num_examples
 
-    def bounds(self, upload: AutoUpload, max_examples: int) -> Mapping[str, tuple[float | Tensor, float | Tensor]]:
-        """A client weighs no more than its rows, its classes no more than itself, and no share is above 1.
+    def bounds(self, server: AutoServer, clients: Tensor, upload: AutoUpload, rows: Tensor) -> Mapping[str, Bound]:
+        """A client weighs what its rows say, its classes no more than itself, no share is above 1, squares are of
+        what they say that they are of, and a curvature is one.
 
         What halves agree on is the difference of two squares, and no larger than either.
         """
+        count, prior_rows = upload.num_examples, server.prior_rows.to(upload.weight).unsqueeze(-1)
+        weight = torch.where(prior_rows.isnan(), count, local_weight(prior_rows, count))
         squares = torch.maximum(upload.deviation_squares.sum(-1), upload.difference_squares.sum(-1))
+        length = by_group(upload.deviation.square(), sizes_of(server.group_sizes))
+        curvature, any_number = upload.factor_curvature, Bound(-torch.inf, torch.inf)
+        most_mixed = curvature.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).double().prod(-1).sqrt()
         return {
-            "num_examples": (1.0, max_examples),
-            "weight": (0.0, upload.num_examples),
-            "disagreements": (-torch.inf, torch.inf),
-            "squared_disagreements": (-torch.inf, torch.inf),
-            "spread_products": (
+            "num_examples": row_count(rows),
+            "weight": Bound(weight, weight),
+            "deviation_squares": Bound(length, length),
+            "disagreements": any_number,
+            "squared_disagreements": any_number,
+            "spread_products": Bound(
                 upload.spread_products.new_tensor([0.0, -torch.inf, 0.0]),
                 spread_products(squares, upload.disagreements.abs().sum(-1)),
             ),
-            "effective_params": (0.0, upload.change.shape[-1]),
-            "has_halves": (0.0, 1.0),
-            "class_weights": (0.0, upload.weight.unsqueeze(-1)),
-            "weight_with_classes": (0.0, upload.weight),
-            "same_class_rate": (0.0, upload.has_pairs),
-            "has_pairs": (0.0, 1.0),
-            "factor_slope": (-torch.inf, torch.inf),
-            "factor_curvature": (-torch.inf, torch.inf),
+            "effective_params": Bound(0.0, upload.change.shape[-1]),
+            "has_halves": Bound(0.0, 1.0),
+            "the sum of class_weights": Bound(0.0, upload.weight_with_classes, upload.class_weights.sum(-1)),
+            "weight_with_classes": Bound(0.0, upload.weight),
+            "same_class_rate": Bound(0.0, upload.has_pairs),
+            "has_pairs": Bound(0.0, 1.0),
+            "factor_slope": any_number,
+            "factor_curvature": any_number,
+            "the diagonal of factor_curvature": Bound(0.0, torch.inf, curvature.diagonal(dim1=-2, dim2=-1)),
+            "factor_curvature beside the diagonal": Bound(-most_mixed - TINY, most_mixed + TINY, curvature[..., 0, 1]),
         }
 
     def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:

@@ -22,6 +22,7 @@ sigma_0^2 and r.  How much that protects is `selffl.privacy.epsilon`'s to say.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import move
-from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.contract import Algorithm, Bound
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
@@ -37,6 +38,7 @@ from selffl.algorithms.self_fl_clients import OneModelClients, SelfFLBroadcast, 
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
 
+TINY = 1e-12  # of a sum: below that a float has lost digits
 LEAST_WEIGHT = 0.1  # of a noisy W, by client: noise may carry it to zero and below
 SENSITIVITY = 2.0  # of the three sums in their units, if one client is replaced by another
 UNIT_OF_SCALARS = math.sqrt(2.0)  # the largest at which two more sums cost the model's nothing
@@ -169,6 +171,18 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
     def inter_variance(self, server: SumsServer) -> Tensor:
         """sigma_0^2, as published."""
         return server.inter_variance
+
+    def bounds(self, server: SumsServer, clients: Tensor, upload: SumsUpload, rows: Tensor) -> Mapping[str, Bound]:
+        """Nobody weighs more than at sigma_m^2 = 0, and the three parts of a client are those of one change."""
+        inter, total = server.inter_variance, server.inter_variance + server.intra_variance
+        most = torch.where(total > 0, total / inter, 1.0).clamp(min=1.0)  # without end where there is no spread
+        most = most if self.max_weight is None else most.clamp(max=self.max_weight)
+        length = upload.change.double().square().sum(-1)
+        square = length / upload.weight.double().clamp(min=TINY)
+        return {
+            "weight": Bound(0.0, most.unsqueeze(-1)),
+            "square": Bound((square - TINY).clamp(min=0.0), square + TINY),
+        }
 
     def noise_scale(self) -> dict[str, float]:
         """Standard deviation of the noise on each sum, by the field of `SumsUpload`; none without noise."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,10 +16,16 @@ from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors
+from selffl.engines.claims import Claims
 from selffl.engines.noise import seeded_noise
 from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round, make_closing_visits
+from selffl.errors import DivergedError
 from selffl.randomness import uniform
 from selffl.state.memory import MemoryStore
+
+LEAST_COUNTED = 0.5  # share of a cohort whose answers have to be usable
+
+_log = logging.getLogger(__name__)
 
 
 class TaskSource(Protocol):
@@ -107,6 +114,8 @@ class CohortEngine:
         seed: One, or one per independent federation ``[...]``.
         chunk_size: Clients that train at once, if fewer than the cohort: bounds the memory, changes no number (beyond
             the last bits where a library computes a block of another size in another order).
+        names: Of the clients, in messages; none: their numbers.
+        robust: The defence against hostile clients (`selffl.engines.defence`).
     """
 
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -114,6 +123,8 @@ class CohortEngine:
     participation: float = 1.0
     seed: int | Tensor = 0
     chunk_size: int | None = None
+    names: Sequence[Hashable] | None = None
+    robust: str = "none"
 
     def start(self, params: Tensor) -> RunState:
         """Before the first round, from the initial model ``params [..., P]``."""
@@ -149,7 +160,7 @@ class CohortEngine:
             # Drawn on the CPU: who takes part is the same on every device.
             clients = sample_cohort(self.seed, number, num_clients, self.participation).to(device)
             broadcast = self.algorithm.broadcast(server, clients)
-            gathered, spent = GatheredUploads(self.algorithm, len(shape)), []
+            gathered, spent = self._gathering(server, device), []
             for part in _slices(clients.shape[-1], self.chunk_size or clients.shape[-1]):
                 chunk = clients[..., part]
                 task = self.source.task(chunk, number)
@@ -160,9 +171,12 @@ class CohortEngine:
                 store.write(places, memory)
                 spent.append(task.num_gradients.reshape(chunk.shape))
                 counts.write(places, counts.read(places).plus(spent[-1]))
-                gathered.add(upload)
+                gathered.add(chunk, upload)
+            rest = self._rest(number, clients, gathered)
             noise, num_gradients = seeded_noise(self.seed, number), torch.cat(spent, dim=-1)
-            report = finish_round(self.algorithm, server, number, clients, gathered, num_gradients, noise)
+            num_gradients = num_gradients if rest is None else num_gradients[rest]
+            report = finish_round(self.algorithm, server, number, gathered, num_gradients, noise)
+            self._say(number, gathered.held_back, "is held back")
             server = report.server
             if on_round is not None:
                 on_round(report)
@@ -170,6 +184,39 @@ class CohortEngine:
         return RunState(
             state.round_number + num_rounds, server, store.contents(), counted.num_gradients, counted.num_rounds
         )
+
+    def _gathering(self, server: Any, device: torch.device) -> GatheredUploads:
+        """Where the uploads of a round go that begins with this state."""
+        population = self.source.population
+        rows = population.num_examples
+        if rows is None:
+            rows = torch.full((population.num_clients,), torch.inf)
+        axis = len(self.source.shape)
+        claims = Claims(self.algorithm, server, rows.to(device), axis)
+        return GatheredUploads(self.algorithm, axis, claims, self.robust)
+
+    def _rest(self, number: int, clients: Tensor, gathered: GatheredUploads) -> Tensor | None:
+        """Places of the cohort whose answers count; none: all of them.  Fewer than half of it have diverged."""
+        if not gathered.left_out:
+            return None
+        is_counted = ~torch.isin(clients, torch.tensor(list(gathered.left_out), device=clients.device))
+        if is_counted.sum() < LEAST_COUNTED * len(clients):
+            client, reason = next(iter(gathered.left_out.items()))
+            first = f"client {self._name(client)}: {reason.rstrip('.')}"
+            raise DivergedError(
+                f"{len(gathered.left_out)} of {len(clients)} clients of {self.algorithm.name} sent what cannot be used "
+                f"in round {number} ({first}); expected half of them to send finite numbers within bounds. Lower the "
+                "learning rate, or take more clients a round."
+            )
+        self._say(number, gathered.left_out, "is left out")
+        return is_counted.nonzero().flatten()
+
+    def _say(self, number: int, reasons: Mapping[int, str], what: str) -> None:
+        for client, reason in reasons.items():
+            _log.warning("round %d: client %s %s: %s", number, self._name(client), what, reason)
+
+    def _name(self, client: int) -> Hashable:
+        return client if self.names is None else self.names[client]
 
     def personal(self, state: RunState, clients: Tensor | None = None, *, is_over: bool = False) -> Tensor:
         """Models as they are evaluated: of all clients ``[..., M, P]``, or of ``clients [C]`` of the one federation.

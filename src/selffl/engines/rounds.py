@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.engines.claims import Claims, capped_factors, choose
+from selffl.engines.defence import defend
 from selffl.engines.noise import Draw, add_noise
 from selffl.errors import DivergedError
 
@@ -31,32 +33,86 @@ class RoundReport:
 
 
 class GatheredUploads:
-    """The uploads of a cohort, part by part: their sum where the method's uploads add, else all of them."""
+    """The uploads of a cohort, part by part: their sum where the method's uploads add, else all of them.
 
-    def __init__(self, algorithm: Method, axis: int) -> None:
-        self._algorithm, self._axis = algorithm, axis  # that of the clients
+    Who cannot have sent what it has is left out, as if it had not been there.  ``claims`` says what clients may send;
+    without it they are taken at their word.  A defence (``robust``) needs all of a cohort at once, whatever the method.
+    """
+
+    def __init__(self, algorithm: Method, axis: int, claims: Claims | None = None, robust: str = "none") -> None:
+        self._algorithm, self._axis, self._claims = algorithm, axis, claims  # the axis of the clients
+        self._robust = robust
         self._total: Any = None
         self._parts: list[Any] = []
+        self._clients: list[Tensor] = []
         self._recorded: dict[str, list[Tensor]] = {name: [] for name in algorithm.recorded}
+        self._capped: dict[str, list[Tensor]] = {name: [] for name in algorithm.capped}
+        self.left_out: dict[int, str] = {}  # by client's number, and why
+        self.held_back: dict[int, str] = {}  # likewise, who counts for less than it says
 
-    def add(self, upload: Any) -> None:
-        """Take in the upload of some more clients."""
-        for name, parts in self._recorded.items():
-            parts.append(getattr(upload, name))
-        if not self._algorithm.uploads_add:
+    def add(self, clients: Tensor, upload: Any) -> None:
+        """Take in the upload of some more ``clients [..., C]``."""
+        if self._claims is not None:
+            clients, upload = self._possible(self._claims, clients, upload)
+        if not clients.shape[-1]:
+            return
+        self._clients.append(clients)
+        for fields in (self._recorded, self._capped):
+            for name, parts in fields.items():
+                parts.append(getattr(upload, name))
+        if self._robust != "none" or not self._algorithm.uploads_add:
             self._parts.append(upload)
             return
         part = map_tensors(self._sum, upload)
         self._total = part if self._total is None else map_tensors(Tensor.add_, self._total, part)
+
+    def _possible(self, claims: Claims, clients: Tensor, upload: Any) -> tuple[Tensor, Any]:
+        """Those clients, and their uploads, who can have sent what they have."""
+        is_possible = claims.are_possible(clients, upload)
+        if bool(is_possible.all()):
+            return clients, upload
+        if clients.ndim > 1:  # of federations side by side none can go on with fewer clients than the others
+            place = tuple((~is_possible).nonzero()[0].tolist())
+            raise DivergedError(
+                f"client {int(clients[place])} of federation {place[:-1]} sent what cannot be used; expected finite "
+                "numbers within the method's bounds. Lower the learning rate."
+            )
+        for place in (~is_possible).nonzero().flatten().tolist():
+            one = torch.tensor([place], device=clients.device)
+            self.left_out[int(clients[place])] = claims.fault(clients[one], choose(upload, one, self._axis))
+        rest = is_possible.nonzero().flatten()
+        return clients[rest], choose(upload, rest, self._axis)
 
     def _sum(self, tensor: Tensor) -> Tensor:
         """The sum over clients in double precision, so that their order and number cost no digits of a model."""
         precise = torch.float32 if tensor.device.type == "mps" else torch.float64  # which that device lacks
         return tensor.sum(self._axis, dtype=precise)
 
+    @property
+    def clients(self) -> Tensor:
+        """Those whose uploads count, ``[..., C]``."""
+        return torch.cat(self._clients, dim=-1)
+
     def upload(self) -> Any:
         """What the server's step is given."""
-        return self._total if self._algorithm.uploads_add else self._join(self._parts)
+        if self._robust != "none":
+            assert self._claims is not None
+            joined = defend(self._robust, self._algorithm, self._claims.server, self.clients, self._join(self._parts))
+            return self._held_back(map_tensors(self._sum, joined)) if self._algorithm.uploads_add else joined
+        return self._held_back(self._total) if self._algorithm.uploads_add else self._join(self._parts)
+
+    def _held_back(self, total: Any) -> Any:
+        """The sums, where no client's numbers count for more than the method allows beside the others'."""
+        found = {}
+        for name, times in self._algorithm.capped.items():
+            numbers: Tensor = self._join(self._capped[name])
+            factor = capped_factors(numbers, times, self._axis)
+            if bool((factor < 1).any()):
+                for client in self.clients[factor < 1].tolist():
+                    self.held_back[client] = f"its {name} counts as {times:g} times the upper quartile of all"
+                shaped = factor.reshape(*factor.shape, *[1] * (numbers.ndim - factor.ndim))
+                found[name] = self._sum(shaped * numbers)
+        return replace(total, **found) if found else total
 
     def recorded(self) -> dict[str, Tensor]:
         """The recorded fields, client by client."""
@@ -83,13 +139,12 @@ def finish_round(
     algorithm: Method,
     server: Any,
     round_number: int,
-    clients: Tensor,
     gathered: GatheredUploads,
     num_gradients: Tensor,
     draw: Draw,
 ) -> RoundReport:
-    """The round once its cohort ``clients`` has answered; ``draw`` gives the noise that the method asks for."""
-    upload = add_noise(algorithm, gathered.upload(), draw)
+    """The round once its cohort has answered; ``draw`` gives the noise that the method asks for."""
+    upload, clients = add_noise(algorithm, gathered.upload(), draw), gathered.clients
     after = algorithm.server_round(server, clients, upload)
     check_finite(algorithm, after, round_number)
     return RoundReport(round_number, clients, upload, gathered.recorded(), after, num_gradients)

@@ -50,7 +50,8 @@ def next_factors(factors: Tensor, curvature: Tensor, pull: Tensor) -> Tensor:
     ``pull [..., 2]``: curvature times factors, less the slope there.
     """
     prior = torch.eye(2, dtype=curvature.dtype, device=curvature.device)
-    found: Tensor = torch.linalg.solve(curvature + prior, (pull + 1.0).unsqueeze(-1)).squeeze(-1)
+    # Curvatures that are large beyond digits may be singular beside the prior: then nothing is found.
+    found: Tensor = torch.linalg.solve_ex(curvature + prior, (pull + 1.0).unsqueeze(-1))[0].squeeze(-1)
     found = torch.where(found.isfinite(), found, factors)
     stepped = found.clamp(min=factors - MAX_STEP, max=factors + MAX_STEP)
     of_scores = stepped[..., 0].clamp(min=MIN_SCORE_FACTOR)

@@ -23,6 +23,7 @@ from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_o
 from selffl.algorithms.population import Population
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.cohort import RunState
+from selffl.engines.defence import Robust, check_defence
 from selffl.engines.flower.answers import Alone, EvaluationSums
 from selffl.engines.flower.client import VIEWS, algorithm_of
 from selffl.engines.flower.server import Server, numbered
@@ -215,6 +216,7 @@ def server_app(
     augmentation: str = "none",
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
+    robust: Robust = "none",
     metrics: Mapping[str, Any] | None = None,
     quorum: float = 0.5,
     shortfall: Literal["raise", "skip"] = "raise",
@@ -254,6 +256,7 @@ def server_app(
         batch_norm: What becomes of BatchNorm, as in `selffl.train`; the clients have to have the same.
         gain: Whether every client also trains alone, at its own site, when the last round is done: from the model that
             the run began with, in the rounds that it was drawn for.  Needs ``out``.
+        robust: The defence against hostile clients, as in `selffl.train`.
         metrics: More to measure, as in `selffl.train`: the clients have to be given the same, by the same names.
         quorum: Share of a round's cohort that has to answer for the round to count.
         shortfall: What happens if fewer do: ``raise`` ends the run with a `QuorumError`, ``skip`` goes on to the next
@@ -288,6 +291,7 @@ def server_app(
         place = None if chosen["out"] is None else Path(chosen["out"])
         check_optimiser(optimiser_of(recipe.optimiser), method)
         TrainingOptions.of(recipe).check_method(method)
+        check_defence(recipe.robust, method)
         batch_norm = recipe.batch_norm or method.batch_norm
         flat = FlatModel(module, batch_norm)
         check_batch_norm(batch_norm, method, num_statistics=flat.num_statistics, num_kept=len(flat.kept_layers))

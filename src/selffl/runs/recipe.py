@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from selffl.algorithms.norms import BatchNorm
     from selffl.algorithms.optimisers import Optimiser
+    from selffl.engines.defence import Robust
     from selffl.training.blocks import Gradients
     from selffl.training.flat import Precision
 
@@ -83,6 +84,9 @@ class Recipe:
             steps, when the last round is done: ``run.clients`` then has ``alone_accuracy`` and ``realised_gain``, and
             `Run.gains` says who loses by joining.  It takes about as long again; its gradients and seconds are not
             counted.
+        robust: The defence against hostile clients: what they would move the model by is shortened to the median length
+            (``clip``), its ``median`` is taken in each coordinate, its ends are ``trimmed`` there, or what is not
+            plausible by σ₀² and σₘ² counts for less (``hierarchy``); ``none``: plain averages.
         engine: ``cohort`` trains many clients at once; ``serial`` one at a time, and an error says which client, in
             which round and at which stage: slow, for finding mistakes.
 
@@ -127,6 +131,7 @@ class Recipe:
     augmentation: str = field(default="none", metadata=EVERYWHERE)
     batch_norm: BatchNorm | None = field(default=None, metadata=EVERYWHERE)
     gain: bool = field(default=False, metadata=FLOWER)
+    robust: Robust = field(default="none", metadata=EVERYWHERE)
     engine: Literal["cohort", "serial"] = field(default="cohort", metadata=HERE)
 
     # Facts, beside the settings.
@@ -218,6 +223,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
     from selffl.algorithms.training_options import TRAINING_OPTIONS, TrainingOptions
     from selffl.data.split import check_seed
+    from selffl.engines.defence import check_robust
     from selffl.errors import ConfigError
     from selffl.training.blocks import check_gradients
 
@@ -246,6 +252,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         if found[name] is not None:
             check_integer(name, found[name], least)
     check_policy(found["batch_norm"])
+    check_robust(found["robust"])
     check_gradients(found["gradients"])
     if found["engine"] == "serial" and (found["chunk_size"] not in (None, 1) or found["gradients"] not in WITH_SERIAL):
         raise ConfigError(

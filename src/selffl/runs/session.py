@@ -22,6 +22,7 @@ from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
 from selffl.data.named import Features, row_shape
 from selffl.engines.cohort import CohortEngine, RunState
+from selffl.engines.defence import check_defence
 from selffl.engines.rounds import RoundReport
 from selffl.engines.serial import serial_engine
 from selffl.errors import ConfigError, DataError
@@ -93,6 +94,7 @@ class Session:
         check_optimiser(optimiser, method)
         options = TrainingOptions.of(recipe)
         options.check_method(method)
+        check_defence(recipe.robust, method)
         if recipe.precision == "bfloat16" and method.no_bfloat16 is not None:
             raise ConfigError(
                 f"precision is 'bfloat16', and {method.name} cannot have it: {method.no_bfloat16}. Expected 'full', or "
@@ -114,7 +116,15 @@ class Session:
         )
         usual = budget_of(device).clients_in_training(model.params.nbytes, optimiser.num_states)
         kept = keeping_optimisers(method, optimiser, keep=options.keep_optimiser)
-        engine = CohortEngine(kept, source, recipe.participation, recipe.seed, recipe.chunk_size or usual)
+        engine = CohortEngine(
+            kept,
+            source,
+            recipe.participation,
+            recipe.seed,
+            recipe.chunk_size or usual,
+            list(rows.clients),
+            recipe.robust,
+        )
         if recipe.engine == "serial":
             engine = serial_engine(engine, list(rows.clients))
         evaluated: Rows | None = getattr(rows, recipe.evaluate_on)
@@ -230,7 +240,8 @@ class Session:
 
         The same first model, cohorts, minibatches and optimiser; nothing of it counts as work of the run.
         """
-        alone = replace(self, engine=replace(self.engine, algorithm=self.keeping(training_alone(self.method))))
+        method = self.keeping(training_alone(self.method))
+        alone = replace(self, engine=replace(self.engine, algorithm=method, robust="none"))
         state = alone.engine.advance(alone.start(), self.recipe.rounds, consume=True)
         found = tensors_of(state.memory).values()
         lost = ~torch.stack([each.isfinite().reshape(len(each), -1).all(1) for each in found]).all(0)

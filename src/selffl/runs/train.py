@@ -15,6 +15,7 @@ from selffl.algorithms import DEFAULT_ALGORITHM
 from selffl.algorithms.norms import BatchNorm
 from selffl.algorithms.optimisers import Optimiser
 from selffl.data.federation import Federation
+from selffl.engines.defence import Robust
 from selffl.errors import ConfigError
 from selffl.models import build
 from selffl.runs import folder as files
@@ -76,6 +77,7 @@ def train(
     tracker: Choice | None = None,
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
+    robust: Robust = "none",
     engine: Literal["cohort", "serial"] = "cohort",
 ) -> Run:
     """Train one model per client.
@@ -147,6 +149,9 @@ def train(
             steps, when the last round is done: ``run.clients`` then has ``alone_accuracy`` and ``realised_gain``, and
             `Run.gains` says who loses by joining.  It takes about as long again; its gradients and seconds are not
             counted.
+        robust: The defence against hostile clients: what they would move the model by is shortened to the median length
+            (``clip``), its ``median`` is taken in each coordinate, its ends are ``trimmed`` there, or what is not
+            plausible by σ₀² and σₘ² counts for less (``hierarchy``); ``none``: plain averages.
         engine: ``cohort`` trains many clients at once; ``serial`` one at a time, and an error says which client, in
             which round and at which stage: slow, for finding mistakes.
 

@@ -13,6 +13,7 @@ from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, Algorithm, algorith
 from selffl.algorithms.norms import BatchNorm
 from selffl.data import DATA_SETS, load
 from selffl.data.federation import Federation
+from selffl.engines.defence import Robust
 from selffl.errors import ConfigError, DataError, unknown_name
 from selffl.runs.methods import Method
 from selffl.runs.recipe import STUDY_SETTINGS
@@ -56,6 +57,7 @@ class Problem:
     max_gradient_norm: float | None = None  # the most that a gradient may measure
     augmentation: str = "none"  # what becomes of an image each time it is trained on
     batch_norm: BatchNorm | None = None  # what becomes of BatchNorm, as in `selffl.train`
+    robust: Robust = "none"  # the defence against hostile clients, as in `selffl.train`
     num_local_steps: int = 20  # L of the methods that have one, and Self-FL's steps while it knows no variance (D3)
     max_local_steps: int = 40  # ℓ_max of Self-FL
     data_options: Mapping[str, Any] = field(default_factory=dict)  # of its loader, besides the seed

@@ -152,7 +152,9 @@ class GaussianFederation:
     @property
     def population(self) -> Population:
         """All of it, variances included."""
-        return Population(self.intra_variance.shape[-1], self.intra_variance, self.inter_variance)
+        return Population(
+            self.intra_variance.shape[-1], self.intra_variance, self.inter_variance, num_examples=self.num_examples
+        )
 
     def task(self, clients: Tensor, round_number: int) -> GaussianTask:
         """The local work of the cohort ``clients [..., C]`` in one round."""

@@ -56,7 +56,7 @@ class ModelTask(FeatureTask):
         clients, self.options = clients.to(rows.offset.device), options or TrainingOptions()
         rate = self.options.rate(learning_rate, round_number)
         super().__init__(clients.shape, rows.num_examples[clients], rate, batch_size)
-        self._rows, self._clients, self._seed, self._round = rows, clients, seed, round_number
+        self._rows, self.clients, self._seed, self._round = rows, clients, seed, round_number
         self._keys = clients if keys is None else keys.to(clients)
         # The rows of a slot: ``size`` places from ``begin`` on; place p is row p, or row ``order[p]``.
         self._begin, self._size = rows.offset[clients], self.num_examples
@@ -268,6 +268,7 @@ class ModelSource:
             group_sizes=self.model.group_sizes,
             kept=self.model.kept_layers,
             head=self.model.head,
+            num_examples=self.federation.train.num_examples,
         )
 
     def task(self, clients: Tensor, round_number: int) -> ModelTask:

@@ -103,8 +103,8 @@ def spent(small):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (tensor("num_examples", 101.0), "num_examples is 101; expected 1 to 100."),
-        (tensor("num_examples", 3e38), "num_examples is 3e+38; expected 1 to 100."),
+        (tensor("num_examples", 101.0), "num_examples is 101; expected 1 to 8."),
+        (tensor("num_examples", 3e38), "num_examples measures 3e+38; expected at most"),
         (tensor("num_examples", math.inf), "num_examples holds NaN or infinity"),
         (tensor("params", 1e17), "params measures 3.87298e+17; expected at most"),
         (tensor("params", -3e38), "params measures"),
@@ -120,19 +120,19 @@ def test_what_a_client_cannot_have_is_left_out(change, reason, small, heard):
     assert found.summary["status"] == "finished"
 
 
-@pytest.mark.parametrize("change", [tensor("num_examples", 100.0), tensor("params", 1e15), note(num_gradients=10**12)])
+@pytest.mark.parametrize("change", [tensor("num_examples", 8.0), tensor("params", 1e15), note(num_gradients=10**12)])
 def test_what_a_client_can_just_have_counts(change, small, heard):
     found = small.serve(small.grid(of_client(change)), rounds=1, max_examples=100)
     assert took_part(found, 1) == list(Small.clients)
     assert not heard()
 
 
-@pytest.mark.parametrize(("each", "is_left_out"), [(7.9, False), (8.7, True)])  # the victim has eight rows
-def test_no_class_of_a_client_weighs_more_than_the_client(each, is_left_out, tmp_path, heard):
+@pytest.mark.parametrize(("each", "is_left_out"), [(2.6, False), (2.9, True)])  # the victim has eight rows
+def test_classes_of_a_client_weigh_no_more_than_the_client(each, is_left_out, tmp_path, heard):
     small = Small(tmp_path, "self-fl-auto")
     found = small.serve(small.grid(of_client(tensor("class_weights", each))), rounds=1)
     assert took_part(found, 1) == (REST if is_left_out else list(Small.clients))
-    reason = f"round 1: client {VICTIM} is left out: class_weights is 8.7; expected 0 to 8."
+    reason = f"round 1: client {VICTIM} is left out: the sum of class_weights is 8.7; expected 0 to 8."
     assert heard() == [reason] * is_left_out
 
 
@@ -145,6 +145,50 @@ def test_no_client_makes_the_interval_of_the_variance_what_it_likes(each, is_lef
     said = heard()
     assert len(said) == is_left_out
     assert all(f"client {VICTIM} is left out: spread_products is {each:g}; expected" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "reason"),
+    [
+        ("self-fl", {"intra_variance": 1e20}, "intra_variance is 1e+20; expected 0 to"),
+        ("self-fl-exact", {"intra_variance": 1e30}, "intra_variance is 1e+30; expected 0 to"),
+        ("self-fl-augmented", {"intra_variance": 1e8}, "intra_variance is 1e+08; expected 0 to"),
+        ("self-fl-auto", {"deviation_squares": 3e38}, "deviation_squares measures"),
+        ("self-fl-auto", {"difference_squares": 3e38}, "difference_squares measures"),
+        ("self-fl-auto", {"disagreements": -1e30}, None),
+        ("self-fl-auto", {"factor_curvature": 1e30}, None),
+    ],
+)
+def test_finite_lies_of_one_client_do_not_end_a_run(method, changes, reason, tmp_path, heard):
+    """Four rounds: a lie of the first two would have had honest clients diverge in the third."""
+    small = Small(tmp_path, method)
+
+    def lie(reply):
+        for name, value in changes.items():
+            tensor(name, value)(reply)
+
+    found = small.serve(small.grid(of_client(lie)), rounds=4, evaluate_every=4)
+    assert found.summary["status"] == "finished"
+    assert took_part(found, 4) == (list(Small.clients) if reason is None else REST)
+    left_out = [line for line in heard() if "is left out" in line]
+    assert all(f"client {VICTIM} is left out: {reason}" in line for line in left_out)
+    assert len(left_out) == (0 if reason is None else 4)
+
+
+def test_nobody_has_more_rows_than_it_said_when_it_came(tmp_path, heard):
+    """A site whose rows grow from 8 to 1,000 after it was asked who it is does not weigh more by them."""
+    small, grown = Small(tmp_path, "fedavg"), []
+
+    def load(client):
+        rows = small.rows(client)
+        if client != VICTIM or not grown:
+            return rows
+        return (rows[0].repeat(125, 1), rows[1].repeat(125), *rows[2:])
+
+    grid = small.grid(lambda message, answer: [grown.append(message), answer(message)][1:], load_data=load)
+    found = small.serve(grid, rounds=2)
+    assert [row["clients"] for row in found.history] == [3, 3]
+    assert f"round 1: client {VICTIM} is left out: weight is 1000; expected 1 to 8." in heard()
 
 
 def test_models_that_are_just_short_enough_leave_finite_variances(tmp_path):
@@ -175,7 +219,7 @@ def test_a_second_answer_never_counts_even_if_the_first_was_wrong(small, heard):
     assert took_part(found, 1) == REST
     assert took_part(found, 2) == list(Small.clients)
     reasons = [line for line in heard() if f"client {VICTIM} is left out" in line]
-    assert ["holds NaN" in reasons[0], "it has answered before" in reasons[1], len(reasons)] == [True, True, 2]
+    assert ["it has answered before" in reasons[0], "holds NaN" in reasons[1], len(reasons)] == [True, True, 2]
 
 
 def test_a_second_answer_never_counts_even_if_the_first_was_an_error(small):

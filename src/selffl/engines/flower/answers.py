@@ -10,21 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from flwr.app import RecordDict
-from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm
-from selffl.algorithms.records import tensors_of
 from selffl.engines.flower.client import VIEWS
 from selffl.engines.flower.messages import Answer, arrays_of, metrics_of, read, shown
-from selffl.engines.flower.records import models_of, unpack
+from selffl.engines.flower.records import unpack
 from selffl.errors import DataError
 from selffl.training.metrics import HIGHER_IS_BETTER
 
 MAX_GRADIENTS = 10**12  # that a client may say it has spent in a round
 MAX_LOSS = 1e15  # of a client's rows together: beyond that their sum could leave the finite numbers
-ROUNDED = 1.001  # times its bound that a number may be: soft labels are parts of rows, and sums of them round
 
 
 @dataclass(frozen=True)
@@ -63,48 +58,21 @@ class Bounds:
     """What the numbers of a client's answer have to be like.
 
     Attributes:
-        algorithm: The method, which says what may be unknown and what counts rows.
         template: An upload of one client, for names and shapes.
-        params: A global model, for its size and type.
-        num_clients: M.
         max_examples: The most rows that a client may claim to have.
         own_metrics: Names of the user's own metrics, which every client has to measure as well.
     """
 
-    algorithm: Algorithm[Any, Any, Any, Any]
     template: Any
-    params: Tensor
-    num_clients: int
     max_examples: int
     own_metrics: tuple[str, ...] = ()
 
     def upload(self, content: RecordDict) -> tuple[Any, int]:
-        """A client's upload and what it cost, once they are seen to be numbers that training can give."""
-        upload = unpack(self.template, arrays_of(content))
-        models = models_of(upload, self.params.shape[-1])
-        # Squares of models are summed over coordinates and clients, and have to stay finite.
-        longest = math.sqrt(torch.finfo(self.params.dtype).max / max(self.num_clients, 1)) / 100.0
-        bounds = self.algorithm.bounds(upload, self.max_examples)
-        signed = {name for name, (least, _) in bounds.items() if (torch.as_tensor(least) < 0).any()}
-        for name, tensor in tensors_of(upload).items():
-            field = name.rpartition(".")[2]
-            if tensor.isinf().any() or (tensor.isnan().any() and field not in self.algorithm.may_be_unknown):
-                raise DataError(f"{name} holds NaN or infinity; expected finite numbers.")
-            if name in models:
-                length = float(tensor.double().norm())
-                if length > longest:
-                    raise DataError(
-                        f"{name} measures {length:g}; expected at most {longest:g}, for squares to be finite."
-                    )
-            elif name not in signed and (tensor < 0).any():  # variances, counts, weights
-                raise DataError(f"{name} is {float(tensor.min()):g}; expected 0 or more.")
-        for name, (least, most) in bounds.items():
-            sent = tensors_of(upload)[name]
-            is_within = (sent >= torch.as_tensor(least) / ROUNDED) & (sent <= torch.as_tensor(most) * ROUNDED)
-            if not (is_within | sent.isnan()).all():
-                low, high = float(torch.as_tensor(least).min()), float(torch.as_tensor(most).max())
-                raise DataError(f"{name} is {float(sent.max()):g}; expected {low:g} to {high:g}.")
-        return upload, read(Answer, content).num_gradients
+        """A client's upload, of the right names, shapes and types, and what it cost.
+
+        Whether training can give its numbers, `selffl.engines.claims` says, for every engine.
+        """
+        return unpack(self.template, arrays_of(content)), read(Answer, content).num_gradients
 
     def scores(self, content: RecordDict) -> EvaluationSums:
         """What a client found, once it is seen to be possible."""

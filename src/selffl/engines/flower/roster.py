@@ -37,6 +37,7 @@ class Roster:
         self._claims: dict[int, int] = {}  # node: number of its client
         self._doubled: set[int] = set()  # nodes whose client another node had claimed before
         self._preparation: str | None = None  # of the first client that came: all have to have the same
+        self._rows: dict[int, int] = {}  # number of a client: the training rows that it said it has, at first
         self._looks = 0
         self._pauses: dict[int, tuple[int, int]] = {}  # node: the look at which it is asked again, and the pause before
 
@@ -65,6 +66,13 @@ class Roster:
     def forget(self, node: int) -> None:
         """Ask that node again who it is."""
         self._claims.pop(node, None)
+
+    def rows(self, most: int) -> list[int]:
+        """The most training rows of each client: as many as it said when it first came, and no more than ``most``.
+
+        What counts as rows later is what it is weighed by: nobody has more of them from round to round.
+        """
+        return [min(self._rows.get(number, most), most) for number in range(len(self._ids))]
 
     def _ask(self, grid: Grid, nodes: Sequence[int]) -> None:
         if not nodes:
@@ -112,7 +120,9 @@ class Roster:
                 "came; expected one preparation for all. Make it from all sites' profiles (selffl data prepare), and "
                 "pass it as preparation= wherever rows are read."
             )
-        return self._numbers[introduction.client]
+        number = self._numbers[introduction.client]
+        self._rows.setdefault(number, introduction.num_examples)
+        return number
 
 
 def wait_for_clients(roster: Roster, grid: Grid, number: int, seconds: float) -> None:

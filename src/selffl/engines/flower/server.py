@@ -47,7 +47,7 @@ class Checkpoint:
             return None
         tensors, about = load_tensors(self.path)
         # What runs of earlier versions have and do not say.
-        usual = {"optimiser": optimiser_text("sgd"), **TrainingOptions().to_json()}
+        usual = {"optimiser": optimiser_text("sgd"), "robust": "none", **TrainingOptions().to_json()}
         found = usual | about.get("identity", {})
         for name, expected in self._identity.items():
             if found.get(name) != expected:
@@ -215,5 +215,6 @@ class Server:
             "batch_size": self.recipe.batch_size,
             "seed": self.recipe.seed,
             "optimiser": optimiser_text(self.recipe.optimiser),
+            "robust": self.recipe.robust,
             **TrainingOptions.of(self.recipe).to_json(),
         }

@@ -35,6 +35,7 @@ from selffl.algorithms import Algorithm
 from selffl.algorithms.optimisers import Optimiser
 from selffl.algorithms.options import check_choice, check_integer, check_number
 from selffl.algorithms.training_options import TrainingOptions
+from selffl.engines.claims import Claims
 from selffl.engines.cohort import RunState, sample_cohort
 from selffl.engines.flower.answers import Alone, Bounds, EvaluationSums, check_answer
 from selffl.engines.flower.client import VIEWS, Shared
@@ -111,6 +112,10 @@ class Rounds(Protocol):
     @property
     def augmentation(self) -> str:
         """Of images."""
+
+    @property
+    def robust(self) -> str:
+        """The defence against hostile clients."""
 
     def is_evaluated(self, round_number: int) -> bool:
         """Whether a round is followed by an evaluation."""
@@ -199,14 +204,7 @@ class SelfFLStrategy(Strategy):
         self.ids = [str(client) for client in clients]
         self._algorithm, self._recipe, self._network = algorithm, recipe, network
         self._fingerprint = fingerprint(model)
-        self._bounds = Bounds(
-            algorithm,
-            upload_template(algorithm, model),
-            state.server.params,
-            len(self.ids),
-            network.max_examples,
-            tuple(own_metrics),
-        )
+        self._bounds = Bounds(upload_template(algorithm, model), network.max_examples, tuple(own_metrics))
         self._save, self._records = save, records
         self.roster = Roster(self.ids, self._fingerprint, max(network.connect_seconds, QUERY_SECONDS))
         self._sent: dict[int, Message] = {}  # by client's number
@@ -253,6 +251,14 @@ class SelfFLStrategy(Strategy):
         """The method's server step over the answers that count, in ascending order of clients."""
         number = self.state.round_number + 1
         found = self._accepted(number, replies, self._bounds.upload)
+        rows = self._at(self.roster.rows(self._network.max_examples))
+        claims = Claims(self._algorithm, self.state.server, rows, axis=0)
+        gathered = GatheredUploads(self._algorithm, 0, claims, self._recipe.robust)
+        for client in sorted(found):
+            gathered.add(self._at([client]), found[client][0])
+        for client, reason in gathered.left_out.items():
+            self._reject(number, client, reason)
+            del found[client]
         assert self._cohort is not None
         needed = self._needed(len(self._cohort))
         if len(found) < needed:
@@ -268,18 +274,16 @@ class SelfFLStrategy(Strategy):
             self._report(RoundReport(number, nobody, None, {}, self.state.server, nobody))
             self._saved()
             return None, None
-        clients = self._at(sorted(found))
-        gathered = GatheredUploads(self._algorithm, axis=0)
-        for client in sorted(found):
-            gathered.add(found[client][0])
         spent = self._at([found[client][1] for client in sorted(found)])
-        report = finish_round(self._algorithm, self.state.server, number, clients, gathered, spent, secure_noise)
+        report = finish_round(self._algorithm, self.state.server, number, gathered, spent, secure_noise)
+        for client, reason in gathered.held_back.items():
+            _log.warning("round %d: client %s is held back: %s", number, self.ids[client], reason)
         self.state = RunState(
             number,
             report.server,
             None,
-            self.state.num_gradients.index_add(0, clients, spent),
-            self.state.num_rounds.index_add(0, clients, torch.ones_like(clients)),
+            self.state.num_gradients.index_add(0, report.clients, spent),
+            self.state.num_rounds.index_add(0, report.clients, torch.ones_like(report.clients)),
         )
         self._report(report)
         self._saved()
