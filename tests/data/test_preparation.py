@@ -351,7 +351,7 @@ def test_a_preparation_survives_json_and_files(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"version": 2}, {"mean": [0.0]}, {"scale": [0, 1, 1, 1]}, {"missing": "fill"}, {"label": {}}, {"columns": 3},
+    [{"mean": [0.0]}, {"scale": [0, 1, 1, 1]}, {"missing": "fill"}, {"label": {}}, {"columns": 3},
      {"x": 1}, {"mean": [float("nan"), 0, 0, 0]}, {"shape": [2]}],
 )  # fmt: skip
 def test_what_is_no_preparation_is_refused(change, tmp_path):

@@ -25,6 +25,7 @@ from selffl.data.profile import VERSION, Moments, Profile, known_decimal
 from selffl.data.roles import MissingRule, Roles, check_rule, unknown_column
 from selffl.data.tables import PLURAL, Array, Decimals, Kind, Table
 from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.state.files import atomic_write
 
 MAX_WORDS = 20  # different words of a column that still become inputs
 
@@ -231,8 +232,8 @@ class Preparation:
         """What `to_dict` has made, also by way of JSON."""
         try:
             given = dict(content)
-            if given.pop("version") != VERSION:
-                raise KeyError("version")
+            if (version := given.pop("version")) != VERSION:
+                raise DataError(f"the text has version {version!r}; expected {VERSION}. Use the selffl that wrote it.")
             columns = tuple(Column(**{**column, "words": tuple(column["words"])}) for column in given.pop("columns"))
             label = Label(**{**given["label"], "classes": tuple(given.pop("label")["classes"])})
             lists: dict[str, Any] = {name: tuple(given.pop(name)) for name in ("mean", "scale", "shape")}
@@ -251,15 +252,19 @@ class Preparation:
 
     def save(self, path: Path | str) -> None:
         """Write it as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        with atomic_write(Path(path)) as partial:
+            partial.write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path | str) -> Preparation:
         """Read what `save` has written."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError, DataError):
+        except (OSError, ValueError):
             raise DataError(f"{path} is no preparation; expected a file that Preparation.save has written.") from None
+        except DataError as error:
+            said = str(error).replace("the text", str(path), 1)
+            raise DataError(said.replace("expected what", "expected a file that")) from None
 
 
 def prepare_array(x: npt.NDArray[np.float64], label: Label) -> Preparation:
