@@ -25,9 +25,10 @@ from selffl.studies.adapters import (
     adapters_study,
     bytes_sent,
     claims_of,
+    level,
 )
 from selffl.studies.arms import Outcome
-from selffl.studies.result import Job
+from selffl.studies.result import Estimate, Job
 
 # ------------------------------------------------------------------------------------------------------------- networks
 
@@ -235,6 +236,14 @@ def test_being_level_is_not_below_the_best_adapter_by_a_standard_error(ours, ver
     assert f"against {FEDAVG}" in level.evidence
     assert worst.verdict == verdict
     assert fewer.verdict == "holds"
+
+
+def test_one_seed_does_not_say_who_is_level():
+    assert [level(Estimate(-0.5, error)) for error in (1.0, 0.4, float("nan"))] == [
+        "holds",
+        "does not hold",
+        "inconclusive",
+    ]
 
 
 def test_bytes_are_those_of_what_is_trained(tiny):
