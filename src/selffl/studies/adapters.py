@@ -37,6 +37,7 @@ from selffl.studies.result import (
     Job,
     Study,
     StudyResult,
+    Verdict,
     sign,
 )
 from selffl.training.flat import FlatModel
@@ -320,15 +321,16 @@ def claims_of(outcomes: Outcomes, losing: Mapping[str, torch.Tensor]) -> list[Cl
     }
     gaps = {label: gap for label, gap in gaps.items() if not math.isnan(gap.mean)}
     best = min(gaps, key=lambda label: gaps[label].mean)
-    is_level = gaps[best].mean >= -gaps[best].error
     worst = difference(outcomes[AUTO], outcomes[FEDAVG], "worst10_accuracy")
     fewer = Estimate.of(losing[FEDAVG] - losing[AUTO], test_per_train=ratio_of((*outcomes[AUTO], *outcomes[FEDAVG])))
     return [
         Claim(
             f"{TARGET}{AUTO} is level with the best of the other adapters, or above: not below by more than a standard "
             "error.",
-            "holds" if is_level else "does not hold",
-            f"{gaps[best].signed} points against {best}, the best ({paired}): compared as it is, not tested.",
+            level(gaps[best]),
+            f"{gaps[best].signed} points against {best}, the best ({paired}): compared as it is, not tested.".replace(
+                " ± nan", ""
+            ),
         ),
         Claim(
             f"{TARGET}the worst tenth of clients above that of averaged adapters.",
@@ -342,6 +344,13 @@ def claims_of(outcomes: Outcomes, losing: Mapping[str, torch.Tensor]) -> list[Cl
             f"points fewer ({paired}).",
         ),
     ]
+
+
+def level(gap: Estimate) -> Verdict:
+    """Whether a difference is not below zero by more than its standard error, which a single repeat does not have."""
+    if math.isnan(gap.error):
+        return "inconclusive"
+    return "holds" if gap.mean >= -gap.error else "does not hold"
 
 
 # -------------------------------------------------------------------------------------------------------------- studies
