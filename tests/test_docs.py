@@ -437,6 +437,7 @@ NOT_YET_RUN |= {
     "published-cifar10-fedkddc",
     "published-cifar10-fedlmi",
     "published-cifar10-knnper",
+    "attacks",
 }
 
 

@@ -39,6 +39,7 @@ MAKING = (
     "own.py",
     "newcomers.py",
     "regime_problem.py",
+    "attacked_problem.py",
     "published_problems.py",
     "grouped_models.py",
     "grouped_runs.py",
