@@ -48,6 +48,7 @@ SETTINGS = [
     ("device", "warp", "device is 'warp'; expected 'cpu', 'cuda' or another of torch's."),
     ("device", "meta", "device is 'meta', which cannot be used here"),
     ("device", 3.0, "device is 3.0; expected 'cpu', 'cuda' or another of torch's."),
+    ("robust", "krum", "robust is 'krum'; expected 'none' or 'clip' or 'median' or 'trimmed' or 'hierarchy'."),
     ("evaluate_every", -1, "evaluate_every is -1; expected a whole number, 0 or more."),
     ("evaluate_on", "tset", "evaluate_on is 'tset'; expected 'test' or 'validation'."),
     ("evaluate_on", "validation", "no validation rows"),

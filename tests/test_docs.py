@@ -442,6 +442,7 @@ NOT_YET_RUN |= {
     "adapters-speech",
     "adapters-text",
     "adapters-images",
+    "attacks",
 }
 
 

@@ -1,6 +1,7 @@
 """The paper's figures and tables, and what goes beyond them, one study each, by the names the command line uses."""
 
 from selffl.studies.adapters import ADAPTERS
+from selffl.studies.attacks import ATTACKS_STUDY
 from selffl.studies.audio import AUDIO
 from selffl.studies.auto import BEYOND
 from selffl.studies.convergence import CONVERGENCE
@@ -31,6 +32,7 @@ STUDIES: dict[str, Study] = {
         *REGIMES,
         NEWCOMERS,
         MULTILEVEL,
+        ATTACKS_STUDY,
         *PUBLISHED,
         *ADAPTERS,
     )

@@ -44,6 +44,7 @@ MAKING = (
     "adapter_speech.py",
     "adapter_text.py",
     "adapter_images.py",
+    "attacked_problem.py",
     "published_problems.py",
     "grouped_models.py",
     "grouped_runs.py",
