@@ -10,7 +10,7 @@ RUN := OMP_NUM_THREADS=1 $(BIN)
 # rewrites every test file again without it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick lint types check docs names pictures flower flower-demo results kill-points clean
+.PHONY: demo test quick lint types check docs names pictures flower flower-demo results kill-points wheel audit clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -79,8 +79,21 @@ results: $(VENV)/.installed
 kill-points: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(RUN)/python tests/kill_points.py
 
+# A wheel whose bytes depend on the commit alone: it is built twice, and both have to be the same.
+wheel: $(VENV)/.installed
+	@rm -rf dist build; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); \
+	for folder in dist build/again; do $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $$folder . || exit 1; done
+	cmp dist/*.whl build/again/*.whl && sha256sum dist/*.whl
+
+# What is installed, as a CycloneDX list (sbom.json), and a check that no licence of it binds whoever uses it by the GPL.
+audit: $(VENV)/.installed-dev
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet cyclonedx-bom==7.5.0 pip-licenses==5.5.5
+	.venv-audit/bin/cyclonedx-py environment $(BIN)/python --output-format JSON --output-file sbom.json
+	.venv-audit/bin/pip-licenses --python=$(BIN)/python --partial-match --fail-on="GNU General;GNU Affero;GPL-2;GPL-3;AGPL"
+
 clean:
-	rm -rf $(VENV) .venv-flower site runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-flower .venv-audit site dist build sbom.json runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -251,6 +251,19 @@ def test_facts_of_a_configuration_are_what_they_should_be(trained, tmp_path):
             collect([tmp_path / "run"])
 
 
+def test_records_that_do_not_fit_each_other_are_one_line(trained, tmp_path, command_line):
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / files.SUMMARY
+    path.write_text(path.read_text(encoding="utf-8").replace("weighted_accuracy", "weighted_speed"), encoding="utf-8")
+    path = tmp_path / "run" / files.CONFIG
+    path.write_text(path.read_text(encoding="utf-8").replace('"accuracy"', '"speed"'), encoding="utf-8")
+    code, output, messages = command_line("report", tmp_path / "run")
+    assert (code, output) == (2, "")
+    assert re.fullmatch(
+        r"selffl: the records in \S+/run do not fit each other \(.*\); expected those of .*\n", messages
+    )
+
+
 def test_random_damage_is_one_line_or_nothing(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     names = (files.CONFIG, files.HISTORY, files.CLIENTS, files.PARTITION, files.SUMMARY)

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
-from selffl.errors import DataError, pluralise
+from selffl.errors import DataError, one_line, pluralise
 from selffl.reports import client_gains, data, figures, scores, sentences, svg
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
@@ -57,7 +57,7 @@ def render(collection: Collection, title: str = TITLE, *, tag: str | None = None
         }
         for folder, record, anchor in _anchored(collection.studies)
     ]
-    groups = [_view(group, f"g{number}") for number, group in enumerate(collection.groups)]
+    groups = _views(collection)
     scripts = [
         _text("theme.js"),
         _plotly() if groups else "",
@@ -89,7 +89,7 @@ def render(collection: Collection, title: str = TITLE, *, tag: str | None = None
 
 def news(collection: Collection, state: str) -> bytes:
     """What a live page asks for: all numbers and sentences, and the shape of the page they are for."""
-    groups = [_view(group, f"g{number}") for number, group in enumerate(collection.groups)]
+    groups = _views(collection)
     return _json(payload(groups, len(collection.studies), len(collection.waiting)) | {"state": state}).encode()
 
 
@@ -182,6 +182,20 @@ def _waiting(collection: Collection) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- one group
+
+
+def _views(collection: Collection) -> list[dict[str, Any]]:
+    """What the templates show of each group; records that do not fit each other, as damaged ones, are one line."""
+    views = []
+    for number, group in enumerate(collection.groups):
+        try:
+            views.append(_view(group, f"g{number}"))
+        except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+            raise DataError(
+                f"the records in {group.runs[0].folder} do not fit each other ({type(error).__name__}: "
+                f"{one_line(error)}); expected those of a run, as selffl wrote them."
+            ) from error
+    return views
 
 
 def _view(group: Group, identity: str) -> dict[str, Any]:
