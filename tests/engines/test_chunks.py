@@ -6,6 +6,8 @@ sum has the same bits in any order, of models in float64 it may differ in the la
 goes through ``vmap``, which folds the clients into one larger product or convolution.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -120,9 +122,10 @@ def test_clients_know_how_often_they_took_part():
     assert torch.equal(found["num_gradients"], 20 * found["num_rounds"])
 
 
-def test_the_population_has_the_models_layers_and_the_federations_clusters():
+def test_the_population_has_the_models_layers_and_the_federations_clusters_and_rows():
     source = digits(Body())
-    assert source.population == Population(
+    assert torch.equal(source.population.num_examples, source.federation.train.num_examples)
+    assert replace(source.population, num_examples=None) == Population(
         30,
         layers=(Layer("convolution", 0, 40), Layer("hidden", 40, 2360), Layer("head", 2360, 2530)),
         class_bias=ClassBias(2520, 2530, 2360),
