@@ -80,7 +80,7 @@ def test_a_study_of_a_folder_runs_as_it_is_written(case, command_line, tmp_path)
     code, out, err = command_line("run", "deep/mine", "--out", "out")
     assert code == 0, err
     assert "4 clients\n  accuracy" in out
-    run = selffl.load("out")
+    run = selffl.load("out", trusted=True)
     assert run.federation.train.features.is_floating_point()
     assert run.summary["weighted_accuracy"] > 0.8
     assert sum(len(rows.labels) for rows in run.federation.parts.values()) == 64

@@ -38,7 +38,7 @@ def test_every_data_set_is_under_its_name_with_what_there_is_to_know():
         assert ("test_fraction" in options) == (name != "wakeword")  # whose clips are dealt out by a fixed share
         for remote in entry.remotes:
             assert remote.url.startswith("https://")
-            assert len(bytes.fromhex(remote.md5)) == 16
+            assert len(bytes.fromhex(remote.sha256)) == 32
         assert entry.can_fetch == any(file.can_fetch for file in entry.files())
 
 

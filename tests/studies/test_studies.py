@@ -613,10 +613,14 @@ def test_every_study_has_a_name_of_its_own():
         "regimes-cifar10",
         "newcomers",
         "multilevel",
+        "attacks",
         "published-mnist-pfedbayes",
         "published-cifar10-fedkddc",
         "published-cifar10-fedlmi",
         "published-cifar10-knnper",
+        "adapters-speech",
+        "adapters-text",
+        "adapters-images",
     ]
     assert all(study.id == name for name, study in STUDIES.items())
     assert DEMO.id not in STUDIES

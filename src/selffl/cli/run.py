@@ -445,7 +445,7 @@ def _tell_what_was_edited(place: Path, recipe: Recipe, problem: Problem, setting
     """A run goes on as it began; say so where its study file says otherwise now, or its Python has been changed."""
     from dataclasses import asdict
 
-    from selffl.runs.folder import MODULE
+    from selffl.runs.folder import LAYERS, MODULE
     from selffl.studies.own import OwnProblem, code_files
 
     if not isinstance(problem, OwnProblem):
@@ -460,9 +460,9 @@ def _tell_what_was_edited(place: Path, recipe: Recipe, problem: Problem, setting
                 console.err,
                 f"{key} is {value!r} in the study now; the run in {place} goes on with {begun[key]!r}, as it began.",
             )
-    kept = place / MODULE
-    for path in code_files(problem) if kept.is_file() else ():
-        if path.stat().st_mtime > kept.stat().st_mtime:
+    kept = [file for file in (place / LAYERS, place / MODULE) if file.is_file()]
+    for path in code_files(problem) if kept else ():
+        if path.stat().st_mtime > kept[0].stat().st_mtime:
             console.tell(console.err, f"{path} was changed after the run in {place} began, which goes on with it.")
 
 
