@@ -176,7 +176,8 @@ class CohortEngine:
             noise, num_gradients = seeded_noise(self.seed, number), torch.cat(spent, dim=-1)
             num_gradients = num_gradients if rest is None else num_gradients[rest]
             report = finish_round(self.algorithm, server, number, gathered, num_gradients, noise)
-            self._say(number, gathered.held_back, "is held back")
+            # Honest clients are at times that far from others, too: worth a line, not a warning.
+            self._say(number, gathered.held_back, "is held back", logging.INFO)
             server = report.server
             if on_round is not None:
                 on_round(report)
@@ -211,9 +212,9 @@ class CohortEngine:
         self._say(number, gathered.left_out, "is left out")
         return is_counted.nonzero().flatten()
 
-    def _say(self, number: int, reasons: Mapping[int, str], what: str) -> None:
+    def _say(self, number: int, reasons: Mapping[int, str], what: str, level: int = logging.WARNING) -> None:
         for client, reason in reasons.items():
-            _log.warning("round %d: client %s %s: %s", number, self._name(client), what, reason)
+            _log.log(level, "round %d: client %s %s: %s", number, self._name(client), what, reason)
 
     def _name(self, client: int) -> Hashable:
         return client if self.names is None else self.names[client]

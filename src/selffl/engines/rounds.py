@@ -109,7 +109,7 @@ class GatheredUploads:
             factor = capped_factors(numbers, times, self._axis)
             if bool((factor < 1).any()):
                 for client in self.clients[factor < 1].tolist():
-                    self.held_back[client] = f"its {name} counts as {times:g} times the upper quartile of all"
+                    self.held_back[client] = f"its {name} is cut to {times:g} times the upper quartile of all"
                 shaped = factor.reshape(*factor.shape, *[1] * (numbers.ndim - factor.ndim))
                 found[name] = self._sum(shaped * numbers)
         return replace(total, **found) if found else total

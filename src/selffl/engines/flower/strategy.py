@@ -277,7 +277,7 @@ class SelfFLStrategy(Strategy):
         spent = self._at([found[client][1] for client in sorted(found)])
         report = finish_round(self._algorithm, self.state.server, number, gathered, spent, secure_noise)
         for client, reason in gathered.held_back.items():
-            _log.warning("round %d: client %s is held back: %s", number, self.ids[client], reason)
+            _log.info("round %d: client %s is held back: %s", number, self.ids[client], reason)
         self.state = RunState(
             number,
             report.server,
