@@ -200,7 +200,7 @@ def test_attention_is_torchs(batch_first, need_weights, mask):
     torch.manual_seed(2)
     base = nn.MultiheadAttention(8, 2, batch_first=batch_first)
     adapted = moved(lora(nn.ModuleDict({"attend": base, "head": nn.Linear(8, 2)}), 2)["attend"])
-    plain = adapted.merged()
+    plain = adapted.merge()
     rows, length = 3, 5
     shape = (rows, length, 8) if batch_first else (length, rows, 8)
     given = [torch.randn(shape) for _ in range(3)]

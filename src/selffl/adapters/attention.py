@@ -59,7 +59,7 @@ class AdaptedAttention(nn.Module):
         if need_weights:
             scores = heads[0] @ heads[1].transpose(-1, -2) * self.head_dim**-0.5
             weights = (scores if mask is None else scores + mask).softmax(-1)
-            mixed = self.thinned(weights) @ heads[2]
+            mixed = self.drop_out(weights) @ heads[2]
         else:
             share = self.dropout if self.training else 0.0
             attend = nn.functional.scaled_dot_product_attention
@@ -72,7 +72,7 @@ class AdaptedAttention(nn.Module):
         """``[B, L, heads x width]`` as ``[B, heads, L, width]``."""
         return projected.reshape(*projected.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
 
-    def thinned(self, weights: Tensor) -> Tensor:
+    def drop_out(self, weights: Tensor) -> Tensor:
         """Weights of which a share is left out in training."""
         return nn.functional.dropout(weights, self.dropout, self.training)
 
@@ -86,7 +86,7 @@ class AdaptedAttention(nn.Module):
             parts.append(added if added.dim() == 2 else added.reshape(-1, self.num_heads, *added.shape[1:]))
         return sum(parts[1:], parts[0]) if parts else None
 
-    def merged(self) -> nn.MultiheadAttention:
+    def merge(self) -> nn.MultiheadAttention:
         """Plain attention that answers the same."""
         weight, bias = self.in_proj_weight.detach(), self.in_proj_bias
         plain = nn.MultiheadAttention(

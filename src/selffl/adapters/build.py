@@ -266,7 +266,7 @@ def merge(module: nn.Module) -> nn.Module:
         for name in adapted:
             if any(name.startswith(f"{other}.") for other in adapted):
                 continue  # a projection, which its attention merges
-            found = _replace(found, name, cast(Adapted, found.get_submodule(name)).merged())
+            found = _replace(found, name, cast(Adapted, found.get_submodule(name)).merge())
     for part in found.parameters():
         part.requires_grad_(True)
     return found

@@ -72,7 +72,7 @@ class Adapted(nn.Module):
         """The frozen layer's."""
         return cast("Tensor | None", getattr(self.base, "bias", None))
 
-    def merged(self) -> nn.Module:
+    def merge(self) -> nn.Module:
         """A plain layer that answers the same."""
         plain = copy(self.base)
         plain._parameters = dict(self.base._parameters)

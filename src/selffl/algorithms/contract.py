@@ -155,7 +155,7 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
             found[name] = vectors if weights is None else vectors / weights.unsqueeze(-1)
         return found
 
-    def moved(self, server: Server, upload: Upload, moves: Mapping[str, Tensor]) -> Upload:
+    def replace_moves(self, server: Server, upload: Upload, moves: Mapping[str, Tensor]) -> Upload:
         """The upload of clients that move the models by ``moves`` instead."""
         found = {}
         for name, vectors in moves.items():

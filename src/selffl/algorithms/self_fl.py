@@ -132,7 +132,7 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
         """How each client's model differs from the global one."""
         return {"params": upload.params - server.params.unsqueeze(-2)}
 
-    def moved(self, server: Server, upload: Upload, moves: Mapping[str, Tensor]) -> Upload:
+    def replace_moves(self, server: Server, upload: Upload, moves: Mapping[str, Tensor]) -> Upload:
         """The upload of clients whose models differ by ``moves``."""
         return replace(upload, params=server.params.unsqueeze(-2) + moves["params"])
 

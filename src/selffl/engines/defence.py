@@ -68,7 +68,7 @@ def defend(robust: str, method: Method, server: Any, clients: Tensor, upload: An
     for name, vectors in moves.items():
         weight = method.averaged[name]
         found[name] = change[robust](vectors, equal if weight is None else getattr(upload, weight).to(vectors))
-    return method.moved(server, upload, found)
+    return method.replace_moves(server, upload, found)
 
 
 def expected_squares(method: Method, server: Any, clients: Tensor, upload: Any, equal: Tensor) -> Tensor:
