@@ -57,6 +57,7 @@ def size_options(parser: argparse.ArgumentParser, rows: int, steps: int, batch: 
     parser.add_argument("--rows", type=int, default=rows, help="of each client")
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--batch", type=int, default=batch)
+    parser.add_argument("--chunk", type=int, help="clients that selffl trains at once, if not all")
 
 
 def compare(
@@ -94,7 +95,7 @@ def compare(
                 Federation(range(cohort), part, part), flat, nn.functional.cross_entropy, rate, args.batch,
                 gradients=way,
             )  # fmt: skip
-            engine = CohortEngine(algorithm("fedavg", num_local_steps=args.steps), source)
+            engine = CohortEngine(algorithm("fedavg", num_local_steps=args.steps), source, chunk_size=args.chunk)
             cases[f"selffl {way}"] = partial(advance, engine, flat.params)
         for number in threads:
             torch.set_num_threads(number)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from selffl.errors import ConfigError, DataError
-from selffl.studies import adapter_images, adapter_problem, adapter_speech, adapter_text
+from selffl.studies import adapter_images, adapter_problem, adapter_rows, adapter_speech, adapter_text
 from selffl.studies.adapter_problem import A_AND_B, B_ALONE, EVERYTHING, AdapterProblem
 from selffl.studies.adapter_rows import HEAD, Benchmark, Rows, draw_network, of_some_clients, pretrain
 from selffl.studies.adapters import (
@@ -124,7 +124,8 @@ def test_the_states_of_a_picture_and_the_last_block_are_the_whole_network():
     assert torch.equal(last(before(pictures)), network(pictures))
 
 
-def test_training_before_learns_and_is_the_same_again():
+def test_training_before_learns_and_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rng = np.random.default_rng(0)
     features = torch.from_numpy(rng.standard_normal((200, 4)).astype(np.float32))
     labels = (features[:, 0] > 0).long()
@@ -134,8 +135,23 @@ def test_training_before_learns_and_is_the_same_again():
 
     network = trained()
     assert (network(features).argmax(-1) == labels).float().mean() > 0.95
+    (kept,) = tmp_path.rglob("*.safetensors")
+    kept.unlink()
+    assert torch.equal(network.weight, trained().weight)
+    monkeypatch.setattr(adapter_rows, "_train", lambda *_: pytest.fail("trained once more"))
     assert torch.equal(network.weight, trained().weight)
     assert not network.weight.requires_grad
+    labels = 1 - labels
+    with pytest.raises(pytest.fail.Exception, match="once more"):  # of other rows
+        trained()
+
+
+def test_training_before_needs_no_place_to_keep_it(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    features, labels = torch.eye(4), torch.tensor([0, 1, 0, 1])
+    network = pretrain(draw_network(lambda: nn.Linear(4, 2)), features, labels, 40, 4, 0.1)
+    assert torch.equal(network(features).argmax(-1), labels)
 
 
 # -------------------------------------------------------------------------------------------------------------- studies

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,6 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from selffl.data.locate import cache
+from selffl.state.checkpoint import load_tensors, save_tensors
+from selffl.state.files import exclusive_lock
 
 HEAD = "head"  # what the last layer of every network here is called
 
@@ -51,7 +57,34 @@ def draw_network(make: Callable[[], Network], seed: int = 0) -> Network:
 def pretrain(
     network: Network, features: Tensor, labels: Tensor, num_steps: int, batch_size: int, rate: float, seed: int = 0
 ) -> Network:
-    """The network, trained on rows that are no client's: plain AdamW, its rate up and down again in a cosine."""
+    """The network, trained on rows that are no client's, and kept for the next process that asks for the same."""
+    options = num_steps, batch_size, rate, seed
+    place = cache() / "networks" / f"{_digest(network, features, labels, *options)}.safetensors"
+    with ExitStack() as stack:
+        with suppress(OSError):  # a place that cannot be written to costs time alone
+            place.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(exclusive_lock(place))
+        if place.is_file():
+            network.load_state_dict(load_tensors(place)[0])
+        else:
+            _train(network, features, labels, *options)
+            with suppress(OSError):
+                save_tensors(place, network.state_dict(), {})
+    return network.eval().requires_grad_(False)
+
+
+def _digest(network: nn.Module, features: Tensor, labels: Tensor, *options: float) -> str:
+    """Of all that a trained network depends on."""
+    digest = hashlib.sha256(repr(options).encode())
+    for part in (*network.state_dict().values(), features, labels):
+        digest.update(part.contiguous().numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _train(
+    network: nn.Module, features: Tensor, labels: Tensor, num_steps: int, batch_size: int, rate: float, seed: int
+) -> None:
+    """Train by plain AdamW, the rate up and down again in a cosine."""
     optimiser = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=0.01)
     generator = torch.Generator().manual_seed(seed)
     order = torch.empty(0, dtype=torch.int64)
@@ -65,4 +98,3 @@ def pretrain(
         optimiser.zero_grad()
         nn.functional.cross_entropy(network(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-    return network.eval().requires_grad_(False)

@@ -42,7 +42,7 @@ from selffl.studies.result import (
 )
 from selffl.training.flat import FlatModel
 
-NUM_SEEDS = 3
+NUM_SEEDS = 5
 BYTES_PER_NUMBER = 4
 NUM_GROUPS = 3  # of clients, by how many rows they have
 OPTIMISERS = ("sgd", "adam")
@@ -355,7 +355,7 @@ def level(gap: Estimate) -> Verdict:
 
 # -------------------------------------------------------------------------------------------------------------- studies
 
-DESIGNS = {
+DESIGNS = {  # in which every client comes thirty times, on average
     "speech": Adapters(
         AdapterProblem(
             "adapters-speech",
@@ -366,7 +366,7 @@ DESIGNS = {
             participation=0.2,
             num_local_steps=10,
         ),
-        {"sgd": (0.1, 0.3, 1.0), "adam": (0.003, 0.01)},
+        {"sgd": (0.1, 0.3, 1.0, 3.0), "adam": (0.001, 0.003, 0.01)},
         fine_tune=(5, 20),
     ),
     "text": Adapters(
@@ -375,14 +375,14 @@ DESIGNS = {
             "rated snippets of 238 authors, by a transformer on bytes that was trained on others",
             data="text",
             model="its last layer and head",
-            rounds=40,
+            rounds=300,
             participation=0.1,
             batch_size=8,
             num_local_steps=5,
             rank=4,
         ),
-        {"sgd": (0.1, 0.3), "adam": (0.003,)},
-        fine_tune=(5,),
+        {"sgd": (0.03, 0.1, 0.3), "adam": (0.001, 0.003)},
+        fine_tune=(5, 20),
     ),
     "images": Adapters(
         AdapterProblem(
@@ -390,13 +390,13 @@ DESIGNS = {
             "CIFAR-10 over 40 clients with cameras of their own, by a residual network that was trained on others",
             data="images",
             model="its last block and head",
-            rounds=30,
+            rounds=120,
             participation=0.25,
             num_local_steps=10,
             rank=4,
         ),
-        {"sgd": (0.03, 0.1), "adam": (0.003,)},
-        fine_tune=(10,),
+        {"sgd": (0.01, 0.03, 0.1), "adam": (0.001, 0.003)},
+        fine_tune=(10, 40),
         # Convolutions of which every client has its own take several times as long.
         methods=tuple(method for method in METHODS if method.trains != EVERYTHING),
     ),

@@ -23,6 +23,7 @@ from selffl.data.federation import Rows
 from selffl.data.named import Features, map_entries
 from selffl.errors import ConfigError, unknown_name
 from selffl.training.flat import FlatModel
+from selffl.training.graphs import GraphedGradient
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) of a minibatch -> its mean loss
 # (params [n, P], features [n, B, ...], labels [n, B], keys of masks [n, 1] where there are any) -> [n, P]
@@ -112,8 +113,12 @@ def check_gradients(gradients: Gradients) -> None:
 def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> Gradient:
     """Gradients of the mean loss for a block of clients, each with its own parameters and minibatch.
 
-    They are of a training pass.  Behind them, in the place of statistics, are those that the pass leaves.
+    They are of a training pass.  Behind them, in the place of statistics, are those that the pass leaves.  The same for
+    the same model, so that what a GPU has recorded of it serves all rounds.
     """
+    known = id(loss), gradients  # the gradient holds the loss, whose number is nobody else's as long as it does
+    if known in model.gradients:
+        return model.gradients[known]
 
     def by_vmap(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
         def mean_loss(params: Tensor, features: Features, labels: Tensor, *key: Tensor) -> Any:
@@ -153,7 +158,8 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
     check_gradients(gradients)
     is_plain = gradients == "auto" and model.precision == "full"
     is_softmax_regression = is_plain and loss is nn.functional.cross_entropy and _is_linear(model)
-    return gradient
+    model.gradients[known] = GraphedGradient(gradient, model)
+    return model.gradients[known]
 
 
 def outputs_of(model: FlatModel, params: Tensor, features: Features, way: Way) -> Tensor:

@@ -76,6 +76,7 @@ class FlatModel:
         self._ends_in_head: dict[Hashable, bool] = {}
         self._is_vectorisable: dict[Hashable, bool] = {}
         self._alters_rows: dict[Hashable, bool] = {}  # as far as `probe_rows` has looked
+        self.gradients: dict[Hashable, Callable[..., Tensor]] = {}  # that were made for it, by loss and way
 
     @property
     def params(self) -> Tensor:
@@ -309,6 +310,12 @@ class FlatModel:
     @cached_property
     def _training(self) -> tuple[nn.Module, TrainingPass]:
         return make_training_copy(self.module)
+
+    @property
+    def training_modules(self) -> tuple[nn.Module, ...]:
+        """The copies of the module that training passes have called so far."""
+        twins = [vars(self).get(name, self) for name in ("vectorised", "unfolded")]
+        return (self._training[0], *(twin._training[0] for twin in twins if twin is not self))
 
     @cached_property
     def still(self) -> FlatModel:
