@@ -113,8 +113,9 @@ def test_numbers_that_would_outweigh_everybodys_are_held_back(name, rows, caplog
 def test_what_is_held_back_is_as_long_as_the_quartile_allows():
     numbers = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0], [0.0, 0.0], [4.0, 0.0], [300.0, 400.0]])
     # Of five lengths that are not 0 (1, 2, 3, 4, 500) the fourth is the upper quartile.
-    assert capped_factors(numbers, 10.0, 0).tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 40.0 / 500.0]
-    assert capped_factors(numbers[[0, 1, 5]], 10.0, 0).tolist() == [1.0, 1.0, 1.0]  # nobody is an outlier of three
+    found = capped_factors([numbers, numbers[:, 0]], [10.0, 100.0], 0)
+    assert found.tolist() == [[1.0, 1.0, 1.0, 1.0, 1.0, 40.0 / 500.0], [1.0] * 6]
+    assert capped_factors([numbers[[0, 1, 5]]], [10.0], 0).tolist() == [[1.0] * 3]  # nobody is an outlier of three
 
 
 @pytest.mark.parametrize("value", [1e8, 1e20])

@@ -7,7 +7,7 @@ client's may not outweigh everybody's (`Algorithm.capped`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,7 +61,7 @@ class Claims:
         """Of each thing that is looked at, the verdict by client, and what to say of it where there is one client."""
         rows = self.rows.to(clients.device).expand(*clients.shape[: self.axis], -1).gather(-1, clients)
         bounds = self.algorithm.bounds(self.server, clients, upload, rows.to(torch.float64))
-        signed = {name for name, bound in bounds.items() if (torch.as_tensor(bound.least) < 0).any()}
+        bounded = {name for name, bound in bounds.items() if bound.value is None}
         sent = tensors_of(upload)
         for name, tensor in sent.items():
             flat = self._by_client(tensor)
@@ -72,21 +72,22 @@ class Claims:
                 flat = flat.nan_to_num(nan=0.0, posinf=0.0, neginf=-1.0)  # what else it may be, its bounds say
             length = torch.linalg.vector_norm(flat.to(_floating(flat)), dim=-1, dtype=torch.float64)
             yield length <= most, partial(_too_long, name, length, most)
-            if flat.shape[-1] and not is_model and name not in signed:  # variances, counts, weights
+            if flat.shape[-1] and not is_model and name not in bounded:  # variances, counts, weights
                 least = flat.amin(-1)
                 yield least >= 0, partial(_negative, name, least)
         for name, bound in bounds.items():
-            value = self._by_client(sent[name] if bound.value is None else bound.value)
-            if not value.shape[-1]:
-                continue
-            low, high = (self._end(end, sent[name] if bound.value is None else bound.value) for end in bound[:2])
-            is_within = value >= torch.where(low >= 0, low / ROUNDED, low * ROUNDED)
-            is_within &= value <= torch.where(high >= 0, high * ROUNDED, high / ROUNDED)
-            yield (is_within | value.isnan()).all(-1), partial(_outside, name, value, low, high)
+            value = sent[name] if bound.value is None else bound.value
+            numbers = self._by_client(value)
+            low, high = (self._end(end, value) for end in bound[:2])
+            if numbers.shape[-1]:
+                is_outside = (numbers < _rounded(low, -1.0)) | (numbers > _rounded(high, 1.0))  # NaN is neither
+                yield ~is_outside.any(-1), partial(_outside, name, numbers, is_outside, low, high)
 
-    def _end(self, end: float | Tensor, value: Tensor) -> Tensor:
-        """An end of a bound for each of the numbers that are bounded, ``[..., C, n]``."""
-        return self._by_client(torch.as_tensor(end, device=value.device, dtype=torch.float64).expand(value.shape))
+    def _end(self, end: float | Tensor, value: Tensor) -> float | Tensor:
+        """An end of a bound: one number for all, or one for each of those that are bounded, ``[..., C, n]``."""
+        if not isinstance(end, Tensor):
+            return float(end)
+        return self._by_client(end.to(value.device, torch.float64).expand(value.shape))
 
     def _by_client(self, tensor: Tensor) -> Tensor:
         """All numbers of each client in one row, ``[..., C, n]``."""
@@ -107,25 +108,33 @@ def _negative(name: str, least: Tensor) -> str:
     return f"{name} is {float(least.min()):g}; expected 0 or more."
 
 
-def _outside(name: str, value: Tensor, low: Tensor, high: Tensor) -> str:
+def _rounded(end: float | Tensor, side: float) -> float | Tensor:
+    """A little beyond an end of a bound, on the ``side`` -1 or 1."""
+    if isinstance(end, Tensor):
+        return torch.where(end * side >= 0, end * ROUNDED, end / ROUNDED)
+    return end * ROUNDED if end * side >= 0 else end / ROUNDED
+
+
+def _outside(name: str, value: Tensor, is_outside: Tensor, low: float | Tensor, high: float | Tensor) -> str:
     """Of the first number that is outside."""
-    is_outside = ((value < low / ROUNDED) | (value > high * ROUNDED)).flatten()
-    place = int(is_outside.to(torch.int64).argmax())
-    found, least, most = (float(each.flatten()[place]) for each in (value, low, high))
+    place = int(is_outside.flatten().to(torch.int64).argmax())
+    whole = (torch.as_tensor(each).expand(value.shape) for each in (value, low, high))
+    found, least, most = (float(each.flatten()[place]) for each in whole)
     return f"{name} is {found:g}; expected {least:g}" + ("." if least == most else f" to {most:g}.")
 
 
-def capped_factors(numbers: Tensor, times: float, axis: int) -> Tensor:
-    """By what each client's ``numbers [..., C, ...]`` are multiplied, ``[..., C]``, to be no larger than others' are.
+def capped_factors(fields: Sequence[Tensor], times: Sequence[float], axis: int) -> Tensor:
+    """By what each client's numbers of some ``fields [..., C, ...]`` are multiplied to be no larger than others' are.
 
-    Larger than ``times`` the upper quartile of those that are not 0 they may not be, by their length.
+    Larger than so many ``times`` the upper quartile of those that are not 0 they may not be, by their length.  Factors
+    are ``[fields, ..., C]``.
     """
-    flat = numbers.unsqueeze(-1) if numbers.ndim == axis + 1 else numbers.flatten(axis + 1)
-    length = torch.linalg.vector_norm(flat, dim=-1, dtype=torch.float64)
+    flat = [each.unsqueeze(-1) if each.ndim == axis + 1 else each.flatten(axis + 1) for each in fields]
+    length = torch.stack([torch.linalg.vector_norm(each, dim=-1, dtype=torch.float64) for each in flat])
     ranked = length.masked_fill(length == 0, torch.nan).sort(-1).values  # NaN last
     count = (length > 0).sum(-1, keepdim=True)
     place = ((QUARTILE * count).ceil().long() - 1).clamp(min=0)
-    most = times * ranked.gather(-1, place)
+    most = ranked.gather(-1, place) * length.new_tensor(times).reshape(-1, *[1] * (length.ndim - 1))
     is_over = (length > most) & (count >= MIN_CAPPED)
     return torch.where(is_over, most / length.clamp(min=torch.finfo(torch.float64).tiny), 1.0)
 

@@ -103,16 +103,18 @@ class GatheredUploads:
 
     def _held_back(self, total: Any) -> Any:
         """The sums, where no client's numbers count for more than the method allows beside the others'."""
-        found = {}
-        for name, times in self._algorithm.capped.items():
-            numbers: Tensor = self._join(self._capped[name])
-            factor = capped_factors(numbers, times, self._axis)
+        capped, found = self._algorithm.capped, {}
+        fields: dict[str, Tensor] = {name: self._join(self._capped[name]) for name in capped}
+        factors = capped_factors(list(fields.values()), list(capped.values()), self._axis) if fields else None
+        if factors is None or not bool((factors < 1).any()):
+            return total
+        for (name, numbers), factor in zip(fields.items(), factors, strict=True):
             if bool((factor < 1).any()):
                 for client in self.clients[factor < 1].tolist():
-                    self.held_back[client] = f"its {name} is cut to {times:g} times the upper quartile of all"
+                    self.held_back[client] = f"its {name} is cut to {capped[name]:g} times the upper quartile of all"
                 shaped = factor.reshape(*factor.shape, *[1] * (numbers.ndim - factor.ndim))
                 found[name] = self._sum(shaped * numbers)
-        return replace(total, **found) if found else total
+        return replace(total, **found)
 
     def recorded(self) -> dict[str, Tensor]:
         """The recorded fields, client by client."""
