@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 from timing import Case, measured, report, threads_of
@@ -13,10 +15,12 @@ from torch import Tensor, nn
 from selffl.algorithms import algorithm
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine
+from selffl.training.blocks import Gradients
 from selffl.training.model import FlatModel, ModelSource
 
 WAYS = ("auto", "vmap", "loop", "unfold")
 MEGABYTE = 1 << 20
+ROUNDS_BEFORE_PEAK = 3  # after which gradients are recorded
 
 
 class PlainLoop:
@@ -57,7 +61,13 @@ def size_options(parser: argparse.ArgumentParser, rows: int, steps: int, batch: 
     parser.add_argument("--rows", type=int, default=rows, help="of each client")
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--batch", type=int, default=batch)
-    parser.add_argument("--chunk", type=int, help="clients that selffl trains at once, if not all")
+    parser.add_argument(
+        "--chunk",
+        type=int,
+        nargs="+",
+        default=[None],
+        help="clients that selffl trains at once, if not all; several are measured",
+    )
 
 
 def compare(
@@ -81,36 +91,46 @@ def compare(
     def advance(engine: CohortEngine, params: Tensor) -> None:
         engine.advance(engine.start(params), 1)
 
+    def cohort_case(cohort: int, way: Gradients, chunk: int | None) -> Case:
+        number_of_rows = cohort * args.rows
+        offset = torch.arange(cohort + 1, device=args.device) * args.rows
+        part = Rows(features[:number_of_rows], labels[:number_of_rows], offset)
+        flat = FlatModel(build().to(args.device))
+        source = ModelSource(
+            Federation(range(cohort), part, part), flat, nn.functional.cross_entropy, rate, args.batch, gradients=way
+        )
+        engine = CohortEngine(algorithm("fedavg", num_local_steps=args.steps), source, chunk_size=chunk)
+        return partial(advance, engine, flat.params)
+
     threads = threads_of(args)
     seconds: dict[str, list[float]] = {}
     baselines: dict[str, str] = {}
     for cohort in cohorts:
-        number_of_rows = cohort * args.rows
-        offset = torch.arange(cohort + 1, device=args.device) * args.rows
-        part = Rows(features[:number_of_rows], labels[:number_of_rows], offset)
-        cases: dict[str, Case] = {"loop": partial(loop.round, cohort)}
-        for way in args.ways:
-            flat = FlatModel(build().to(args.device))
-            source = ModelSource(
-                Federation(range(cohort), part, part), flat, nn.functional.cross_entropy, rate, args.batch,
-                gradients=way,
-            )  # fmt: skip
-            engine = CohortEngine(algorithm("fedavg", num_local_steps=args.steps), source, chunk_size=args.chunk)
-            cases[f"selffl {way}"] = partial(advance, engine, flat.params)
+        ways = {
+            f"selffl {way}{f', {chunk} at once' if chunk else ''}": partial(cohort_case, cohort, way, chunk)
+            for way, chunk in product(args.ways, args.chunk)
+        }
+        if args.device != "cpu":
+            made = {"one client by the loop": lambda: partial(loop.round, 1)} | ways
+            print(f"{cohort} clients, largest memory: ", *(f"{name} {_peak(each)} MB;" for name, each in made.items()))
+        cases: dict[str, Case] = {"loop": partial(loop.round, cohort)} | {name: each() for name, each in ways.items()}
         for number in threads:
             torch.set_num_threads(number)
             found = measured(cases, args)
             suffix = f", {cohort} clients, {number} thr."
             seconds |= {name + suffix: values for name, values in found.items()}
             baselines |= {name + suffix: "loop" + suffix for name in found}
-        if args.device != "cpu":
-            peaks = {"one client": partial(loop.round, 1)} | cases
-            print(f"{cohort} clients, largest memory: ", *(f"{name} {_peak(case)} MB;" for name, case in peaks.items()))
     report(f"One round of FedAvg, {title}", seconds, baselines, args, threads=threads)
 
 
-def _peak(case: Case) -> int:
-    """Megabytes of a GPU that a round takes, with what lies there before it."""
+def _peak(make: Callable[[], Case]) -> int:
+    """Megabytes of a GPU that rounds take, with what lies there before them, of a case that is made for this alone."""
+    case = make()
     torch.cuda.reset_peak_memory_stats()
-    case()
-    return torch.cuda.max_memory_allocated() // MEGABYTE
+    for _ in range(ROUNDS_BEFORE_PEAK):
+        case()
+    peak = torch.cuda.max_memory_allocated()
+    del case
+    gc.collect()
+    torch.cuda.empty_cache()
+    return peak // MEGABYTE
