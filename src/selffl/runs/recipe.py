@@ -61,6 +61,9 @@ class Recipe:
             its probabilities mixed with the classes of the k nearest of each client's training rows; none: without.
         checkpoint_every: Rounds between checkpoints; none: at every evaluation; 0: never.
         chunk_size: Clients that train at once; none: as many as fit.
+        client_memory: Where what clients keep between rounds lies.  ``memory``: all of it there; ``disk``: in files of
+            ``out`` (of a temporary folder without it), where a client that has not taken part costs nothing; the
+            numbers are the same.  None: in memory where all of it takes at most 4 GB (on a GPU 32 GB), else on disk.
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
             rule; they agree to rounding.
         dtype: Of parameters and features: a floating-point type of torch's, or its name.
@@ -121,6 +124,7 @@ class Recipe:
     neighbours: int | None = field(default=None, metadata=HERE)
     checkpoint_every: int | None = field(default=None, metadata=HERE)
     chunk_size: int | None = field(default=None, metadata=HERE)
+    client_memory: Literal["memory", "disk"] | None = field(default=None, metadata=HERE)
     gradients: Gradients = field(default="auto", metadata=HERE)
     dtype: str | torch.dtype = field(default="float32", metadata=HERE)
     precision: Precision = field(default="full", metadata=HERE)
@@ -251,6 +255,13 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, least in (("evaluate_every", 0), ("checkpoint_every", 0), ("chunk_size", 1), ("neighbours", 1)):
         if found[name] is not None:
             check_integer(name, found[name], least)
+    if found["client_memory"] is not None:
+        check_choice("client_memory", found["client_memory"], ("memory", "disk"))
+    if found["client_memory"] == "disk" and found["gain"] is True:
+        raise ConfigError(
+            "client_memory is 'disk', and gain is True; expected one of them, for clients that train alone are kept in "
+            "memory. Leave gain out, or give client_memory='memory'."
+        )
     check_policy(found["batch_norm"])
     check_robust(found["robust"])
     check_gradients(found["gradients"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +35,7 @@ from selffl.runs.methods import Method
 from selffl.runs.predict import as_known, inputs_of_rows
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Evaluated, Report, TrainedAlone
+from selffl.state.disk import DiskMemory, bytes_of_client
 from selffl.training.answers import LabelScale, present_model
 from selffl.training.blocks import Gradients, Loss, deterministic_cudnn
 from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
@@ -40,6 +44,8 @@ from selffl.training.losses import name_of
 from selffl.training.metrics import Measure, Metric, by_loss
 from selffl.training.model import ModelSource
 from selffl.training.neighbours import check_neighbours
+
+_log = logging.getLogger(__name__)
 
 SMALL_MODEL_PARAMETERS = 1 << 17  # up to which one thread trains a model best
 
@@ -116,6 +122,8 @@ class Session:
         )
         usual = budget_of(device).clients_in_training(model.params.nbytes, optimiser.num_states)
         kept = keeping_optimisers(method, optimiser, keep=options.keep_optimiser)
+        if recipe.client_memory is None:
+            recipe = replace(recipe, client_memory=_place_of_memory(kept, model.params, rows.num_clients, recipe.gain))
         engine = CohortEngine(
             kept,
             source,
@@ -167,9 +175,11 @@ class Session:
         """The session with its rows' fingerprint in the recipe, by which a folder knows them again."""
         return replace(self, recipe=replace(self.recipe, fingerprint=self.federation.fingerprint()))
 
-    def start(self) -> RunState:
-        """Where training begins."""
-        return self.engine.start(self.first)
+    def start(self, memory_dir: Path | None = None) -> RunState:
+        """Where training begins; memories on disk lie in ``memory_dir``, or in a temporary folder."""
+        if self.recipe.client_memory != "disk":
+            return self.engine.start(self.first)
+        return self.engine.start(self.first, partial(DiskMemory.begin, path=memory_dir))
 
     def is_over(self, state: RunState) -> bool:
         """Whether the last round has been."""
@@ -280,6 +290,20 @@ def _measure(model: FlatModel, loss: Loss, rows: Federation) -> Measure:
     parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
     measures = [check_rows(model, loss, part, list(rows.clients)) for part in parts]
     return measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
+
+
+def _place_of_memory(method: Method, params: Tensor, num_clients: int, gain: bool) -> Literal["memory", "disk"]:
+    """Where what clients keep lies, if nobody has said: in memory, unless that is too much, which is said."""
+    size = num_clients * bytes_of_client(method.newcomer(params.unsqueeze(0)))
+    most = budget_of(params.device).client_memory_bytes
+    if size <= most or gain:
+        return "memory"
+    _log.warning(
+        "what %d clients keep may come to %.0f GB, and lies on disk for that; client_memory='memory' keeps it here.",
+        num_clients,
+        size / 1e9,
+    )
+    return "disk"
 
 
 @contextmanager

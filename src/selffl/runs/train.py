@@ -63,6 +63,7 @@ def train(
     neighbours: int | None = None,
     checkpoint_every: int | None = None,
     chunk_size: int | None = None,
+    client_memory: Literal["memory", "disk"] | None = None,
     gradients: Gradients = "auto",
     dtype: str | torch.dtype = "float32",
     precision: Precision = "full",
@@ -119,6 +120,9 @@ def train(
             its probabilities mixed with the classes of the k nearest of each client's training rows; none: without.
         checkpoint_every: Rounds between checkpoints; none: at every evaluation; 0: never.
         chunk_size: Clients that train at once; none: as many as fit.
+        client_memory: Where what clients keep between rounds lies.  ``memory``: all of it there; ``disk``: in files of
+            ``out`` (of a temporary folder without it), where a client that has not taken part costs nothing; the
+            numbers are the same.  None: in memory where all of it takes at most 4 GB (on a GPU 32 GB), else on disk.
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
             rule; they agree to rounding.
         dtype: Of parameters and features: a floating-point type of torch's, or its name.
@@ -181,14 +185,13 @@ def train(
     module, built = _module(model, federation, seed, model_options or {})
     recipe = replace(recipe, model=built)
     session = Session.open(recipe, method, module, loss, federation, measured, partial(first_model, start=start))
-    state = session.start()
     path = None if out is None else Path(out)
     observers = observers_of(trackers, on_round, path)
     if path is None:
-        return train_and_record(session, state, Records(), None, 0.0, observers)
+        return train_and_record(session, session.start(), Records(), None, 0.0, observers)
     refuse_if_taken(path)
     with locked(path):
-        session = session.with_fingerprint()
+        session, state = session.with_fingerprint(), session.start(path / files.CLIENT_MEMORY)
         folder = create_run_folder(path, session, state, keep_rows=keep_rows)
         return train_and_record(session, state, Records(), folder, 0.0, observers)
 
