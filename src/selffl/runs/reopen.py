@@ -77,7 +77,7 @@ def resume(
         )
     found = _records(place, session.federation)
     records = found.up_to(state.round_number)
-    files.check_complete(place, records, state.round_number, session.method, session.federation.clients)
+    files.check_complete(place, records, state.round_number, session.method, session.evaluated_ids)
     if state.round_number == recipe.rounds and found.summary.get("status") == "finished":
         return make_run(session, state, found)
     observers = observers_of(trackers, on_round, place)

@@ -55,6 +55,7 @@ def train(
     loss: Loss | None = None,
     start: Run | str | Path | nn.Module | Warm | None = None,
     evaluate_every: int | None = None,
+    evaluate_clients: int | None = None,
     evaluate_on: Literal["test", "validation"] = "test",
     evaluate_train: bool = False,
     evaluate_validation: bool = False,
@@ -108,6 +109,8 @@ def train(
         start: The first model, if not the module's own: a run, the folder of one, a module or a
             state_dict.
         evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
+        evaluate_clients: How many clients are evaluated, by lot and the same every time; ``run.clients`` has a row for
+            each of them.  None: all, or of rows on demand (`Federation.on_demand`) at most 1,000.
         evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
         evaluate_train: Whether the same on training rows is noted beside it, as ``train_accuracy``.
         evaluate_validation: Whether the same on validation rows is noted, too, as ``validation_accuracy``; they can
@@ -227,10 +230,11 @@ def _module(
         return model, None
     if federation.num_classes is None:
         raise ConfigError(f"model {model!r} classifies, but the labels are not whole numbers; pass a module.")
-    if not isinstance(federation.train.features, Tensor):
+    rows = federation.train.sample
+    if not isinstance(rows.features, Tensor):
         raise ConfigError(
             f"model {model!r} takes one tensor, and rows are a dictionary of "
-            f"{', '.join(federation.train.features.keys())}; expected a module whose forward takes these names."
+            f"{', '.join(rows.features.keys())}; expected a module whose forward takes these names."
         )
     if model == "lstm" and "embeddings" not in options:
         # Rows are numbers of words: in another table they would mean other words.
@@ -242,7 +246,7 @@ def _module(
         options = {"embeddings": (federation.source or {})["embeddings"], **options}
     recipe: dict[str, Any] = {
         "name": model,
-        "shape": list(federation.train.array.shape[1:]),
+        "shape": list(rows.array.shape[1:]),
         "num_classes": federation.num_classes,
         "seed": seed,
         **options,
