@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ _MULTIPLY_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = _signed(0x94D049BB133111EB)
 _ALL_BITS = (1 << 64) - 1
 _BLOCK = 1 << 15  # numbers that are made at once where few of many are wanted
+_KEPT_BLOCKS = 64  # of mixed keys, 16 MB
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
@@ -108,21 +110,28 @@ def _below(limit: int, before: int, start: int, stop: int) -> tuple[NDArray[np.i
 
     ``before`` is what the keys before the last have come to.
     """
-    golden = np.uint64(_GOLDEN & _ALL_BITS)
-    bits = np.arange(start, stop, dtype=np.uint64)
-    spare = np.empty_like(bits)
-    for step in range(2):
-        if step:
-            bits ^= np.uint64(before & _ALL_BITS)
-        bits += golden
-        for by, factor in ((30, _MULTIPLY_1), (27, _MULTIPLY_2)):
-            np.right_shift(bits, np.uint64(by), out=spare)
-            bits ^= spare
-            bits *= np.uint64(factor & _ALL_BITS)
-        np.right_shift(bits, np.uint64(31), out=spare)
-        bits ^= spare
+    bits = _mix_array(_mixed_keys(start, stop) ^ np.uint64(before & _ALL_BITS))
     places = np.flatnonzero(bits <= np.uint64(limit))
     return places + start, bits[places] >> np.uint64(12)
+
+
+@lru_cache(maxsize=_KEPT_BLOCKS)
+def _mixed_keys(start: int, stop: int) -> NDArray[np.uint64]:
+    """The keys from ``start`` to ``stop - 1``, mixed: the same for every seed and round."""
+    return _mix_array(np.arange(start, stop, dtype=np.uint64))
+
+
+def _mix_array(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`_mix` of ``bits`` and the golden ratio, in their place."""
+    spare = np.empty_like(bits)
+    bits += np.uint64(_GOLDEN & _ALL_BITS)
+    for by, factor in ((30, _MULTIPLY_1), (27, _MULTIPLY_2)):
+        np.right_shift(bits, np.uint64(by), out=spare)
+        bits ^= spare
+        bits *= np.uint64(factor & _ALL_BITS)
+    np.right_shift(bits, np.uint64(31), out=spare)
+    bits ^= spare
+    return bits
 
 
 def normal(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -42,7 +43,7 @@ class Rows:
         """Rows among which those of the clients at these positions are, and their positions there."""
         return self, clients
 
-    @property
+    @cached_property
     def num_examples(self) -> Tensor:
         """Rows of each client, ``[clients]``."""
         return self.offset.diff()
