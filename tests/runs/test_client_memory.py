@@ -111,7 +111,7 @@ def test_what_is_too_much_for_memory_lies_on_disk_and_that_is_said(fed, tmp_path
     monkeypatch.setitem(BUDGETS, "cpu", Budget(client_memory_bytes=12 * 651 * 4 - 1))
     run = selffl.train("softmax", fed, method("ditto"), out=tmp_path / "b", **short)
     assert run.config.client_memory == "disk"
-    assert "12 clients keep may come to 0 GB, and lies on disk" in caplog.text
+    assert "12 clients may come to keep 0 GB, which lies on disk" in caplog.text
     config = json.loads((tmp_path / "b" / files.CONFIG).read_text())
     assert config["config"]["client_memory"] == "disk"
     # A run of an earlier version does not say, and was in memory.

@@ -332,7 +332,7 @@ def _place_of_memory(method: Method, params: Tensor, num_clients: int, gain: boo
     if size <= most or gain:
         return "memory"
     _log.warning(
-        "what %d clients keep may come to %.0f GB, and lies on disk for that; client_memory='memory' keeps it here.",
+        "%d clients may come to keep %.0f GB, which lies on disk; client_memory='memory' keeps it in memory.",
         num_clients,
         size / 1e9,
     )
