@@ -189,12 +189,13 @@ def train(
     recipe = replace(recipe, model=built)
     session = Session.open(recipe, method, module, loss, federation, measured, partial(first_model, start=start))
     path = None if out is None else Path(out)
+    state = session.start(None if path is None else path / files.CLIENT_MEMORY)  # which writes nothing yet
     observers = observers_of(trackers, on_round, path)
     if path is None:
-        return train_and_record(session, session.start(), Records(), None, 0.0, observers)
+        return train_and_record(session, state, Records(), None, 0.0, observers)
     refuse_if_taken(path)
     with locked(path):
-        session, state = session.with_fingerprint(), session.start(path / files.CLIENT_MEMORY)
+        session = session.with_fingerprint()
         folder = create_run_folder(path, session, state, keep_rows=keep_rows)
         return train_and_record(session, state, Records(), folder, 0.0, observers)
 
