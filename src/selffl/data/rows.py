@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,28 @@ class Rows:
     labels: Tensor  # [rows]
     offset: Tensor  # [clients + 1]
 
+    is_on_demand: ClassVar[bool] = False  # whether rows are there only when a client is asked for
+
     @property
+    def num_rows(self) -> int:
+        """Of all clients."""
+        return int(self.offset[-1])
+
+    @property
+    def sample(self) -> Rows:
+        """Rows that say what all of them look like: all of them, where they are there."""
+        return self
+
+    @property
+    def num_classes(self) -> int | None:
+        """Largest label + 1; none where labels are floating-point targets, or there are no rows."""
+        return None if self.labels.is_floating_point() or not self.labels.numel() else 1 + int(self.labels.max())
+
+    def cohort(self, clients: Tensor) -> tuple[Rows, Tensor]:
+        """Rows among which those of the clients at these positions are, and their positions there."""
+        return self, clients
+
+    @cached_property
     def num_examples(self) -> Tensor:
         """Rows of each client, ``[clients]``."""
         return self.offset.diff()

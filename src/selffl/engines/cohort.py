@@ -20,8 +20,12 @@ from selffl.engines.claims import Claims
 from selffl.engines.noise import seeded_noise
 from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round, make_closing_visits
 from selffl.errors import DivergedError
-from selffl.randomness import uniform
-from selffl.state.memory import MemoryStore
+from selffl.randomness import smallest_uniforms, uniform
+from selffl.state.disk import DiskMemory
+from selffl.state.memory import MemoryStore, memories_of, store_of
+
+# Makes a store of the memory of one client that has not taken part, fields [1, ...], and the number of clients.
+Keep = Callable[[Any, int], DiskMemory[Any]]
 
 LEAST_COUNTED = 0.5  # share of a cohort whose answers have to be usable
 
@@ -52,7 +56,7 @@ class RunState:
 
     round_number: int
     server: Any
-    memory: Any  # of all clients, fields [..., M, ...]
+    memory: Any  # of all clients, fields [..., M, ...]; or a `DiskMemory`
     num_gradients: Tensor  # evaluations so far, [..., M]
     num_rounds: Tensor  # that a client took part in, [..., M]
 
@@ -82,10 +86,11 @@ def sample_cohort(seed: int | Tensor, round_number: int, num_clients: int, parti
     """
     size = cohort_size(num_clients, participation)
     seeds = torch.as_tensor(seed).unsqueeze(-1)
-    everyone = torch.arange(num_clients)
     if size == num_clients:
-        return everyone.expand(*seeds.shape[:-1], -1)
-    lots = uniform(seeds, "cohort", round_number, everyone)
+        return torch.arange(num_clients).expand(*seeds.shape[:-1], -1)
+    if seeds.ndim == 1:
+        return smallest_uniforms(size, num_clients, int(seed), "cohort", round_number)
+    lots = uniform(seeds, "cohort", round_number, torch.arange(num_clients))
     return lots.topk(size, dim=-1, largest=False).indices.sort(dim=-1).values
 
 
@@ -126,14 +131,21 @@ class CohortEngine:
     names: Sequence[Hashable] | None = None
     robust: str = "none"
 
-    def start(self, params: Tensor) -> RunState:
-        """Before the first round, from the initial model ``params [..., P]``."""
+    def start(self, params: Tensor, keep: Keep | None = None) -> RunState:
+        """Before the first round, from the initial model ``params [..., P]``.
+
+        ``keep`` makes what a state keeps of the clients' memories, where they do not lie in one block of tensors.
+        """
         population = self.source.population
         everyone = params.unsqueeze(-2).expand(*params.shape[:-1], population.num_clients, params.shape[-1])
+        if keep is None:
+            memory = _apart(self.algorithm.newcomer(everyone), params)
+        else:
+            memory = keep(self.algorithm.newcomer(everyone[..., :1, :]), population.num_clients)
         return RunState(
             round_number=0,
             server=self.algorithm.start(params, population),
-            memory=_apart(self.algorithm.newcomer(everyone), params),
+            memory=memory,
             num_gradients=torch.zeros(everyone.shape[:-1], dtype=torch.int64, device=params.device),
             num_rounds=torch.zeros(everyone.shape[:-1], dtype=torch.int64, device=params.device),
         )
@@ -152,8 +164,8 @@ class CohortEngine:
         """
         num_clients, shape = self.source.population.num_clients, tuple(self.source.shape)
         device = state.num_gradients.device
-        server, store = state.server, MemoryStore(state.memory, shape, copied=not consume)
-        counts = MemoryStore(Counts(state.num_gradients, state.num_rounds), shape)
+        server, store = state.server, store_of(state.memory, shape, copied=not consume)
+        counts = MemoryStore(Counts(state.num_gradients, state.num_rounds), shape, copied=not consume)
         # Place of a client in the stores: federation by federation, client by client.
         offset = num_clients * torch.arange(math.prod(shape), device=device).reshape(*shape, 1) if shape else 0
         for number in range(state.round_number + 1, state.round_number + num_rounds + 1):
@@ -227,7 +239,8 @@ class CohortEngine:
         """
         everyone = torch.arange(self.source.population.num_clients, device=state.num_gradients.device)
         chosen = everyone.expand(*self.source.shape, -1) if clients is None else clients
-        memory = state.memory if clients is None else map_tensors(lambda tensor: tensor[clients], state.memory)
+        whole = clients is None and not isinstance(state.memory, DiskMemory)
+        memory = state.memory if whole else memories_of(state.memory, chosen)
         if is_over and self.algorithm.closing_visits:
             closed = self._close(state, chosen, memory)
             # Who never took part has the global model (D10).

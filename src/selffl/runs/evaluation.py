@@ -281,18 +281,21 @@ def evaluate(
     own_metrics: Mapping[str, Metric] | None = None,
     label_scale: LabelScale | None = None,
     is_over: bool = False,
+    evaluated: Tensor | None = None,
 ) -> Evaluation:
     """Evaluate all clients on ``rows``, as many at a time as train at a time; all in the user's units.
 
-    Once training ``is_over``, personal models are those after the clients' closing visits.
+    Where only some are ``evaluated [K]``, by their positions, the rows are theirs alone.  Once training ``is_over``,
+    personal models are those after the clients' closing visits.
     """
     scale = label_scale or LabelScale()
     shared = state.server.params
-    num_clients, ids = source.federation.num_clients, list(source.federation.clients)
-    metrics = own_metrics or {}
-    train = source.federation.train
+    metrics, train = own_metrics or {}, source.federation.train
+    everyone = torch.arange(source.federation.num_clients, device=shared.device)
+    chosen = everyone if evaluated is None else evaluated.to(shared.device)
+    num_clients, ids = len(chosen), [source.federation.clients[client] for client in chosen.tolist()]
     of_classes = class_shifts_of(source) if class_frequencies else None
-    head = None if neighbours is None else check_neighbours(source.model, source.loss, train, neighbours)
+    head = None if neighbours is None else check_neighbours(source.model, source.loss, train.sample, neighbours)
     found: dict[str, list[tuple[Tensor, ...]]] = {}
     by_client: dict[str, dict[str, Tensor]] = {}
 
@@ -317,7 +320,7 @@ def evaluate(
     size = engine.chunk_size or num_clients
     for start in range(0, num_clients, size):
         stop = min(start + size, num_clients)
-        clients = torch.arange(start, stop, device=shared.device)
+        clients = chosen[start:stop]
         own = of_clients(rows, start, stop)
         personal = engine.personal(state, clients, is_over=is_over)
         if not personal.isfinite().all():
@@ -331,10 +334,10 @@ def evaluate(
         starts = {"personal": personal, "global": shared.expand(len(clients), -1)}
         if of_classes is not None:
             bias, shifts = of_classes
-            starts[WITH_CLASSES] = bias.added(starts["global"], shifts[start:stop])
+            starts[WITH_CLASSES] = bias.added(starts["global"], shifts[clients])
             note(WITH_CLASSES, own, starts[WITH_CLASSES])
         if neighbours is not None and head is not None:
-            theirs = of_clients(train, start, stop)
+            theirs = of_clients(train, start, stop) if evaluated is None else train.subset(clients)
             mixed = outputs_with_neighbours(source.model, head, shared, theirs, own, neighbours)
             note(WITH_NEIGHBOURS, own, outputs=mixed)
         is_shared = personal.data_ptr() == shared.data_ptr()  # one model for everybody, expanded: no need to tune twice
@@ -351,7 +354,7 @@ def evaluate(
                 tuned = descend(task, tuned if first else params, steps - first, first_draw=first)
                 done = steps
                 note(f"{kind}+{steps}", own, tuned)
-    by_size = train.num_examples.argsort(descending=True, stable=True)
+    by_size = train.num_examples[chosen].argsort(descending=True, stable=True)
     numbers = {view: [torch.cat(each) for each in zip(*parts, strict=True)] for view, parts in found.items()}
     return Evaluation(
         measure,
@@ -360,7 +363,7 @@ def evaluate(
         {view: each[0] for view, each in numbers.items()},
         by_size.cpu(),
         log_losses={view: each[1] for view, each in numbers.items() if len(each) > 1},
-        majority=Majority.of(measure, train, rows),
+        majority=Majority.of(measure, train if evaluated is None else train.subset(chosen), rows),
         own_metrics=metrics,
         own_numbers=by_client,
     )

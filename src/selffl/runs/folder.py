@@ -10,6 +10,7 @@
     *.parquet                the first three of these tables once more, with their types, when the run has ended
     summary.json             the numbers of the run, as of the last evaluation
     checkpoint.safetensors   everything training needs to go on
+    memory/*.slots           what clients keep, where that lies on disk; the checkpoint says whose is where
     federation.safetensors   the rows, if they are the user's own
     preparation.json         how a user's table became numbers, and what its units and classes are
     start.safetensors        the model that training began with, where clients train alone from it as well (``gain``)
@@ -44,6 +45,7 @@ from selffl.runs.methods import Method
 from selffl.runs.observers import Observer
 from selffl.runs.recipe import Recipe
 from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
+from selffl.state.disk import DiskMemory
 from selffl.state.files import append_csv, atomic_write, read_csv, sweep, write_csv, write_json, write_parquet
 
 VERSION = 1
@@ -53,6 +55,7 @@ HISTORY, PARTICIPATION, CLIENTS, PARTITION = "history.csv", "participation.csv",
 FEDERATION, START = "federation.safetensors", "start.safetensors"
 LAYERS, MODULE = "module.safetensors", "module.pt"
 PREPARATION = "preparation.json"
+CLIENT_MEMORY = "memory"  # the folder of what clients keep on disk
 
 # Of participation.csv, after the round and the client: what a client reported, and what the server makes of it.
 REPORTED = ("num_local_steps", "wanted_steps", "intra_variance", "effective_params", "weight")
@@ -136,7 +139,12 @@ class RunFolder(Observer):
     def add_checkpoint(self, state: RunState, seconds: float) -> None:
         """Everything training needs to go on from here."""
         about = {"round": state.round_number, "seconds": seconds}
-        save_tensors(self.path / CHECKPOINT, tensors_of(state), about)
+        if not isinstance(state.memory, DiskMemory):
+            save_tensors(self.path / CHECKPOINT, tensors_of(state), about)
+            return
+        state = replace(state, memory=state.memory.stored_in(self.path / CLIENT_MEMORY))
+        with state.memory.publishing():
+            save_tensors(self.path / CHECKPOINT, tensors_of(state), about)
 
 
 class Checkpoints(Observer):

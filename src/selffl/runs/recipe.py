@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_BATCH_SIZE = (1 << 31) - 1  # rows
 REMOTE = "remote"  # the device of a run whose clients compute at their own sites
 WITH_SERIAL = ("auto", "loop")  # gradients that the serial engine can be asked for
+LEAST = {"evaluate_every": 0, "evaluate_clients": 1, "checkpoint_every": 0, "chunk_size": 1, "neighbours": 1}
 NUM_EVALUATIONS = 20  # of a run, where nobody has said how many rounds lie between them
 
 
@@ -49,6 +50,8 @@ class Recipe:
         seed: Of cohorts, minibatches and, for a model given by name, its first weights.
         device: ``cpu``, ``cuda``, or another device of torch's.
         evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
+        evaluate_clients: How many clients are evaluated, by lot and the same every time; ``run.clients`` has a row for
+            each of them.  None: all, or of rows on demand (`Federation.on_demand`) at most 1,000.
         evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
         evaluate_train: Whether the same on training rows is noted beside it, as ``train_accuracy``.
         evaluate_validation: Whether the same on validation rows is noted, too, as ``validation_accuracy``; they can
@@ -61,6 +64,9 @@ class Recipe:
             its probabilities mixed with the classes of the k nearest of each client's training rows; none: without.
         checkpoint_every: Rounds between checkpoints; none: at every evaluation; 0: never.
         chunk_size: Clients that train at once; none: as many as fit.
+        client_memory: Where what clients keep between rounds lies.  ``memory``: all of it there; ``disk``: in files of
+            ``out`` (of a temporary folder without it), where a client that has not taken part costs nothing; the
+            numbers are the same.  None: in memory where all of it takes at most 4 GB (on a GPU 32 GB), else on disk.
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
             rule; they agree to rounding.
         dtype: Of parameters and features: a floating-point type of torch's, or its name.
@@ -113,6 +119,7 @@ class Recipe:
     seed: int = field(default=0, metadata=FLOWER)
     device: str = field(default="cpu", metadata=HERE)
     evaluate_every: int | None = field(default=None, metadata=FLOWER)
+    evaluate_clients: int | None = field(default=None, metadata=HERE)
     evaluate_on: Literal["test", "validation"] = field(default="test", metadata=HERE)
     evaluate_train: bool = field(default=False, metadata=HERE)
     evaluate_validation: bool = field(default=False, metadata=HERE)
@@ -121,6 +128,7 @@ class Recipe:
     neighbours: int | None = field(default=None, metadata=HERE)
     checkpoint_every: int | None = field(default=None, metadata=HERE)
     chunk_size: int | None = field(default=None, metadata=HERE)
+    client_memory: Literal["memory", "disk"] | None = field(default=None, metadata=HERE)
     gradients: Gradients = field(default="auto", metadata=HERE)
     dtype: str | torch.dtype = field(default="float32", metadata=HERE)
     precision: Precision = field(default="full", metadata=HERE)
@@ -248,9 +256,16 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     check_choice("engine", found["engine"], ("cohort", "serial"))
     for name in ("evaluate_train", "evaluate_validation", "class_frequencies", "gain"):
         check_bool(name, found[name])
-    for name, least in (("evaluate_every", 0), ("checkpoint_every", 0), ("chunk_size", 1), ("neighbours", 1)):
+    for name, least in LEAST.items():
         if found[name] is not None:
             check_integer(name, found[name], least)
+    if found["client_memory"] is not None:
+        check_choice("client_memory", found["client_memory"], ("memory", "disk"))
+    if found["client_memory"] == "disk" and found["gain"] is True:
+        raise ConfigError(
+            "client_memory is 'disk', and gain is True; expected one of them, for clients that train alone are kept in "
+            "memory. Leave gain out, or give client_memory='memory'."
+        )
     check_policy(found["batch_norm"])
     check_robust(found["robust"])
     check_gradients(found["gradients"])

@@ -33,6 +33,7 @@ class Evaluated:
     num_train: Tensor  # training rows of each client, [M]
     beside: Mapping[str, Evaluation] = field(default_factory=dict)  # the same on other parts of the rows, by name
     cluster: Tensor | None = None  # of each client, [M], where clients have clusters
+    clients: Tensor | None = None  # positions of those that were evaluated, [K]; none: all
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,12 @@ class Recorder:
     def _add_scores(self, state: RunState, report: Evaluated) -> None:
         self.records.history[-1] |= score_cells(self.recipe, report)
         before = self.records.clients
-        self.records.clients = client_rows(
-            self.recipe, self._method, self._clients, report.num_train, state, self.records, report.evaluation
-        )
+        self.records.clients = client_rows(self.recipe, self._method, self._clients, report, state, self.records)
         if "validation" in report.beside:
             note_best_rounds(self.recipe, self.records.clients, before, report.beside["validation"], state.round_number)
         if report.cluster is not None:
-            for client, cluster in zip(self.records.clients, report.cluster.tolist(), strict=True):
+            clusters = report.cluster if report.clients is None else report.cluster[report.clients]
+            for client, cluster in zip(self.records.clients, clusters.tolist(), strict=True):
                 client["cluster"] = cluster
         self._publish()
         self._update(state)
@@ -199,15 +199,16 @@ def client_rows(
     recipe: Recipe,
     method: Method,
     clients: Sequence[Hashable],
-    num_train: Tensor,
+    report: Evaluated,
     state: RunState,
     records: Records,
-    found: Evaluation,
 ) -> list[Row]:
-    """One row per client, as of now."""
+    """One row per client that is evaluated, as of now."""
+    num_train, found = report.num_train, report.evaluation
+    chosen = slice(None) if report.clients is None else report.clients
     columns: dict[str, list[Any]] = {
-        "client": list(clients),
-        "num_train": num_train.tolist(),
+        "client": list(clients) if report.clients is None else [clients[each] for each in report.clients.tolist()],
+        "num_train": num_train[chosen].tolist(),
         "num_test": found.num_rows.tolist(),
         **{
             f"{prefix_of(view)}{metric}": _or_none(found.of_clients(metric, view))
@@ -215,15 +216,15 @@ def client_rows(
             for view in found.numbers
         },
         **{name: _or_none(values) for name, values in found.majority_of_clients().items()},
-        "rounds": state.num_rounds.tolist(),
-        "gradient_evaluations": state.num_gradients.tolist(),
+        "rounds": state.num_rounds[chosen].tolist(),
+        "gradient_evaluations": state.num_gradients[chosen].tolist(),
     }
     if records.participation:
         last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
         for name in ("num_local_steps", "intra_variance"):
             columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
     if (gains := method.gains(state.server, num_train.to(state.server.params.device))) is not None:
-        columns["predicted_gain"] = _or_none(gains.masked_fill(state.num_rounds == 0, torch.nan))
+        columns["predicted_gain"] = _or_none(gains.masked_fill(state.num_rounds == 0, torch.nan)[chosen])
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -253,7 +254,7 @@ def partition_rows(federation: Federation) -> list[Row]:
 
     A class that a client does not hold has no line.  Nothing where there are no classes.
     """
-    if federation.num_classes is None or federation.train.labels.ndim != 1:
+    if federation.train.is_on_demand or federation.num_classes is None or federation.train.labels.ndim != 1:
         return []
     counts = torch.stack([federation.class_counts(part) for part in ("train", "test")], -1)
     held = counts.sum(-1).nonzero()

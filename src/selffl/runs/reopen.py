@@ -70,14 +70,14 @@ def resume(
     recipe = session.recipe
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
-    state, seconds = files.read_checkpoint(place, session.engine.start(session.model.params))
+    state, seconds = files.read_checkpoint(place, session.start(place / files.CLIENT_MEMORY))
     if state.round_number > recipe.rounds:
         raise ConfigError(
             f"rounds is {recipe.rounds}, and the run is at round {state.round_number}; expected that or more."
         )
     found = _records(place, session.federation)
     records = found.up_to(state.round_number)
-    files.check_complete(place, records, state.round_number, session.method, session.federation.clients)
+    files.check_complete(place, records, state.round_number, session.method, session.evaluated_ids)
     if state.round_number == recipe.rounds and found.summary.get("status") == "finished":
         return make_run(session, state, found)
     observers = observers_of(trackers, on_round, place)
@@ -118,7 +118,7 @@ def load(
             f"{place} holds records but no models, as runs of a comparison do; expected a run with checkpoint_every "
             "above 0. Train that method with `selffl run`, or with `selffl.train(..., out=...)`."
         )
-    state, _ = files.read_checkpoint(place, session.engine.start(session.model.params))
+    state, _ = files.read_checkpoint(place, session.start(place / files.CLIENT_MEMORY))
     records = _records(place, session.federation)
     if records.summary.get("rounds") != state.round_number:  # it went on after the checkpoint, and was interrupted
         records = replace(records.up_to(state.round_number), clients=[])
@@ -157,6 +157,7 @@ def _restored(path: Path, given: _Given, rounds: int | None, device: str | None)
         rounds=recipe.rounds if rounds is None else rounds,
         device=device or recipe.device,
         checkpoint_every=recipe.checkpoint_every or rounds or recipe.rounds,
+        client_memory=recipe.client_memory or "memory",  # where it was in earlier versions, which did not say
     )
     check_device(recipe.device)
     parts: dict[str, Any] = {}

@@ -128,7 +128,7 @@ class Run:
             self.preparation,
             session.label_scale,
             self.classes,
-            row_shape(self.federation.train.features),
+            row_shape(self.federation.train.sample.features),
             params.dtype,
             params.device,
         )
@@ -243,7 +243,7 @@ class Run:
                 "module": type(self._session.module).__name__,
                 "model": self.config.model,
                 "layers": describe_layers(self._session.model.module),
-                "shape": row_shape(self.federation.train.features),
+                "shape": row_shape(self.federation.train.sample.features),
                 "rows": [known.get(client, {}) for client in chosen],
             },
             precision,
@@ -412,7 +412,7 @@ def create_run_folder(
     if parts:
         files.save_module(path, parts)
     write_facts(path, session)
-    if recipe.source is None and keep_rows:
+    if recipe.source is None and keep_rows and not session.federation.train.is_on_demand:
         session.federation.save(path / files.FEDERATION)
     if recipe.gain:
         save_tensors(path / files.START, {"params": session.first}, {})

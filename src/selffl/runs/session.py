@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +29,14 @@ from selffl.engines.defence import check_defence
 from selffl.engines.rounds import RoundReport
 from selffl.engines.serial import serial_engine
 from selffl.errors import ConfigError, DataError
-from selffl.runs.evaluation import Evaluation, class_shifts_of, evaluate, of_clients
+from selffl.randomness import smallest_uniforms
+from selffl.runs.evaluation import Evaluation, class_shifts_of, evaluate
 from selffl.runs.gain import gain_columns
 from selffl.runs.methods import Method
 from selffl.runs.predict import as_known, inputs_of_rows
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Evaluated, Report, TrainedAlone
+from selffl.state.disk import DiskMemory, bytes_of_client
 from selffl.training.answers import LabelScale, present_model
 from selffl.training.blocks import Gradients, Loss, deterministic_cudnn
 from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
@@ -41,6 +46,9 @@ from selffl.training.metrics import Measure, Metric, by_loss
 from selffl.training.model import ModelSource
 from selffl.training.neighbours import check_neighbours
 
+_log = logging.getLogger(__name__)
+
+EVALUATED_ON_DEMAND = 1000  # clients that are evaluated where rows are made for it, and nobody says how many
 SMALL_MODEL_PARAMETERS = 1 << 17  # up to which one thread trains a model best
 
 
@@ -59,6 +67,7 @@ class Session:
         source: The rows and the flat model on their device, as tasks.
         engine: What trains.
         evaluated: The rows that the run is evaluated on, on their device.
+        chosen: Positions of the clients that are evaluated, ``[K]``; none: all.
         first: The model that training begins with, ``[P]``.
     """
 
@@ -72,6 +81,7 @@ class Session:
     source: ModelSource
     engine: CohortEngine
     evaluated: Rows
+    chosen: Tensor | None
     first: Tensor
 
     @classmethod
@@ -105,7 +115,7 @@ class Session:
         model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm, recipe.precision)
         check_batch_norm(batch_norm, method, num_statistics=model.num_statistics, num_kept=len(model.kept_layers))
         if loss is None:
-            loss = loss_for(model, federation.train, federation.preparation)
+            loss = loss_for(model, federation.train.sample, federation.preparation)
             recipe = replace(recipe, loss=name_of(loss))
         label_scale = LabelScale.of(federation.preparation, loss)
         rows = label_scale.scale_rows(federation).to(device, dtype)
@@ -116,28 +126,36 @@ class Session:
         )
         usual = budget_of(device).clients_in_training(model.params.nbytes, optimiser.num_states)
         kept = keeping_optimisers(method, optimiser, keep=options.keep_optimiser)
+        if recipe.client_memory is None:
+            recipe = replace(recipe, client_memory=_place_of_memory(kept, model.params, rows.num_clients, recipe.gain))
         engine = CohortEngine(
             kept,
             source,
             recipe.participation,
             recipe.seed,
             recipe.chunk_size or usual,
-            list(rows.clients),
+            rows.clients,
             recipe.robust,
         )
         if recipe.engine == "serial":
-            engine = serial_engine(engine, list(rows.clients))
+            engine = serial_engine(engine, rows.clients)
         evaluated: Rows | None = getattr(rows, recipe.evaluate_on)
         if evaluated is None or (recipe.evaluate_validation and rows.validation is None):
             raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
         if recipe.gain:
             training_alone(method)  # refuse a method that cannot be held against it
-            if not len(evaluated.labels):
+            if not evaluated.num_rows:
                 raise DataError(f"gain=True, and no client has {recipe.evaluate_on} rows; expected some to measure by.")
         if recipe.class_frequencies:
+            if rows.train.is_on_demand:
+                raise ConfigError(
+                    "class_frequencies is True, and rows are there when a client is asked for alone; expected rows in "
+                    "memory, of which everybody's classes are counted. Leave class_frequencies out."
+                )
             class_shifts_of(source)  # refuse a model or rows that have none
         if recipe.neighbours is not None:
-            check_neighbours(model, loss, rows.train, recipe.neighbours)
+            check_neighbours(model, loss, rows.train.sample, recipe.neighbours)
+        recipe, chosen = _chosen_clients(recipe, rows)
         session = cls(
             recipe=replace(recipe, metrics=(*measure.metrics, *metrics)),
             method=method,
@@ -149,6 +167,7 @@ class Session:
             source=source,
             engine=engine,
             evaluated=evaluated,
+            chosen=chosen,
             first=model.params if first is None else first(model),
         )
         session._try_metrics()
@@ -159,6 +178,12 @@ class Session:
         """The module, flat, on its device."""
         return self.source.model
 
+    @property
+    def evaluated_ids(self) -> list[Hashable]:
+        """The clients that are evaluated."""
+        ids = self.federation.clients
+        return list(ids) if self.chosen is None else [ids[position] for position in self.chosen.tolist()]
+
     def keeping(self, method: Method) -> Method:
         """The method, with clients that keep their optimisers where the run has them do so."""
         return keeping_optimisers(method, self.source.optimiser, keep=self.source.options.keep_optimiser)
@@ -167,9 +192,11 @@ class Session:
         """The session with its rows' fingerprint in the recipe, by which a folder knows them again."""
         return replace(self, recipe=replace(self.recipe, fingerprint=self.federation.fingerprint()))
 
-    def start(self) -> RunState:
-        """Where training begins."""
-        return self.engine.start(self.first)
+    def start(self, memory_dir: Path | None = None) -> RunState:
+        """Where training begins; memories on disk lie in ``memory_dir``, or in a temporary folder."""
+        if self.recipe.client_memory != "disk":
+            return self.engine.start(self.first)
+        return self.engine.start(self.first, partial(DiskMemory.begin, path=memory_dir))
 
     def is_over(self, state: RunState) -> bool:
         """Whether the last round has been."""
@@ -210,6 +237,7 @@ class Session:
             self.federation.train.num_examples,
             {part: self.evaluate(state, self.source.federation.parts[part]) for part in self.recipe.noted_beside},
             self.federation.cluster,
+            self.chosen,
         )
 
     def evaluate(
@@ -220,12 +248,13 @@ class Session:
         class_frequencies: bool = False,
         neighbours: int | None = None,
     ) -> Evaluation:
-        """All clients on the rows that the run is evaluated on, or on others."""
+        """All clients, or those chosen, on the rows that the run is evaluated on, or on others."""
+        found = self.evaluated if rows is None else rows
         return evaluate(
             self.engine,
             self.source,
             state,
-            self.evaluated if rows is None else rows,
+            found if self.chosen is None else found.subset(self.chosen.to(found.offset.device)),
             self.measure,
             fine_tune,
             class_frequencies,
@@ -233,6 +262,7 @@ class Session:
             self.metrics,
             self.label_scale,
             self.is_over(state),
+            self.chosen,
         )
 
     def train_alone(self) -> tuple[Evaluation, Tensor]:
@@ -246,7 +276,8 @@ class Session:
         found = tensors_of(state.memory).values()
         lost = ~torch.stack([each.isfinite().reshape(len(each), -1).all(1) for each in found]).all(0)
         kept = map_tensors(lambda tensor: tensor.masked_fill(lost.view(-1, *[1] * (tensor.ndim - 1)), 0), state.memory)
-        return alone.evaluate(replace(state, memory=kept)), lost.cpu()
+        lost = lost.cpu()
+        return alone.evaluate(replace(state, memory=kept)), lost if self.chosen is None else lost[self.chosen]
 
     def present(self, params: Tensor) -> nn.Module:
         """A model as the user gets it: in the units of the table that the rows came from, if they did."""
@@ -254,7 +285,7 @@ class Session:
 
     def inputs_of(self, rows: Any) -> Features:
         """A user's rows, in the user's units, as the model takes them."""
-        known = self.source.federation.train.features
+        known = self.source.federation.train.sample.features
         found = inputs_of_rows(rows, self.federation.preparation, row_shape(known))
         inputs = as_known(found, known)
         check_numbers(self.model, found if isinstance(found, Tensor) else inputs)
@@ -271,15 +302,41 @@ class Session:
             for name, metric in self.metrics.items():
                 metric.of_client(name, self.federation.clients[first], outputs, labels)
 
-        own = of_clients(self.evaluated, first, first + 1)
+        own = self.evaluated.subset(torch.tensor([first], device=self.evaluated.offset.device))
         numbers_of_rows(self.model, self.model.params, own, self.measure, on_client=self.label_scale.for_user(measured))
 
 
 def _measure(model: FlatModel, loss: Loss, rows: Federation) -> Measure:
     """What is made of each row: the same for all parts of the federation, or else the loss."""
-    parts = [part for part in (rows.train, rows.test, rows.validation) if part is not None and len(part.labels)]
-    measures = [check_rows(model, loss, part, list(rows.clients)) for part in parts]
+    parts = [part.sample for part in (rows.train, rows.test, rows.validation) if part is not None and part.num_rows]
+    measures = [check_rows(model, loss, part, rows.clients) for part in parts]
     return measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
+
+
+def _chosen_clients(recipe: Recipe, rows: Federation) -> tuple[Recipe, Tensor | None]:
+    """Who is evaluated, by lot, where not all are: the recipe that says how many, and their positions ``[K]``."""
+    if recipe.evaluate_clients is None and rows.train.is_on_demand:
+        recipe = replace(recipe, evaluate_clients=min(rows.num_clients, EVALUATED_ON_DEMAND))
+    number = recipe.evaluate_clients
+    if number is None or (number >= rows.num_clients and not rows.train.is_on_demand):
+        return recipe, None
+    if number >= rows.num_clients:
+        return recipe, torch.arange(rows.num_clients)
+    return recipe, smallest_uniforms(number, rows.num_clients, recipe.seed, "evaluated")
+
+
+def _place_of_memory(method: Method, params: Tensor, num_clients: int, gain: bool) -> Literal["memory", "disk"]:
+    """Where what clients keep lies, if nobody has said: in memory, unless that is too much, which is said."""
+    size = num_clients * bytes_of_client(method.newcomer(params.unsqueeze(0)))
+    most = budget_of(params.device).client_memory_bytes
+    if size <= most or gain:
+        return "memory"
+    _log.warning(
+        "%d clients may come to keep %.0f GB, which lies on disk; client_memory='memory' keeps it in memory.",
+        num_clients,
+        size / 1e9,
+    )
+    return "disk"
 
 
 @contextmanager

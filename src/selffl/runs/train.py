@@ -55,6 +55,7 @@ def train(
     loss: Loss | None = None,
     start: Run | str | Path | nn.Module | Warm | None = None,
     evaluate_every: int | None = None,
+    evaluate_clients: int | None = None,
     evaluate_on: Literal["test", "validation"] = "test",
     evaluate_train: bool = False,
     evaluate_validation: bool = False,
@@ -63,6 +64,7 @@ def train(
     neighbours: int | None = None,
     checkpoint_every: int | None = None,
     chunk_size: int | None = None,
+    client_memory: Literal["memory", "disk"] | None = None,
     gradients: Gradients = "auto",
     dtype: str | torch.dtype = "float32",
     precision: Precision = "full",
@@ -107,6 +109,8 @@ def train(
         start: The first model, if not the module's own: a run, the folder of one, a module or a
             state_dict.
         evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
+        evaluate_clients: How many clients are evaluated, by lot and the same every time; ``run.clients`` has a row for
+            each of them.  None: all, or of rows on demand (`Federation.on_demand`) at most 1,000.
         evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
         evaluate_train: Whether the same on training rows is noted beside it, as ``train_accuracy``.
         evaluate_validation: Whether the same on validation rows is noted, too, as ``validation_accuracy``; they can
@@ -119,6 +123,9 @@ def train(
             its probabilities mixed with the classes of the k nearest of each client's training rows; none: without.
         checkpoint_every: Rounds between checkpoints; none: at every evaluation; 0: never.
         chunk_size: Clients that train at once; none: as many as fit.
+        client_memory: Where what clients keep between rounds lies.  ``memory``: all of it there; ``disk``: in files of
+            ``out`` (of a temporary folder without it), where a client that has not taken part costs nothing; the
+            numbers are the same.  None: in memory where all of it takes at most 4 GB (on a GPU 32 GB), else on disk.
         gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
             rule; they agree to rounding.
         dtype: Of parameters and features: a floating-point type of torch's, or its name.
@@ -181,8 +188,8 @@ def train(
     module, built = _module(model, federation, seed, model_options or {})
     recipe = replace(recipe, model=built)
     session = Session.open(recipe, method, module, loss, federation, measured, partial(first_model, start=start))
-    state = session.start()
     path = None if out is None else Path(out)
+    state = session.start(None if path is None else path / files.CLIENT_MEMORY)  # which writes nothing yet
     observers = observers_of(trackers, on_round, path)
     if path is None:
         return train_and_record(session, state, Records(), None, 0.0, observers)
@@ -224,10 +231,11 @@ def _module(
         return model, None
     if federation.num_classes is None:
         raise ConfigError(f"model {model!r} classifies, but the labels are not whole numbers; pass a module.")
-    if not isinstance(federation.train.features, Tensor):
+    rows = federation.train.sample
+    if not isinstance(rows.features, Tensor):
         raise ConfigError(
             f"model {model!r} takes one tensor, and rows are a dictionary of "
-            f"{', '.join(federation.train.features.keys())}; expected a module whose forward takes these names."
+            f"{', '.join(rows.features.keys())}; expected a module whose forward takes these names."
         )
     if model == "lstm" and "embeddings" not in options:
         # Rows are numbers of words: in another table they would mean other words.
@@ -239,7 +247,7 @@ def _module(
         options = {"embeddings": (federation.source or {})["embeddings"], **options}
     recipe: dict[str, Any] = {
         "name": model,
-        "shape": list(federation.train.array.shape[1:]),
+        "shape": list(rows.array.shape[1:]),
         "num_classes": federation.num_classes,
         "seed": seed,
         **options,

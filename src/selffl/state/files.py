@@ -63,13 +63,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         with naming(path):
             yield partial
-            _sync(partial)
+            sync_file(partial)
             partial.replace(path)
     except BaseException:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync_file(path.parent)
 
 
 @contextmanager
@@ -91,7 +91,8 @@ def sweep(left: Iterable[Path]) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

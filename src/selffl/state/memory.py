@@ -1,14 +1,48 @@
-"""Every client's memory in one block of tensors, read and written a cohort at a time."""
+"""Every client's memory, read and written a cohort at a time: in one block of tensors, or on disk."""
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from selffl.algorithms.records import map_tensors
+from selffl.errors import ConfigError
+from selffl.state.disk import DiskMemory
 
 Memory = TypeVar("Memory")
+
+
+class Store(Protocol):
+    """Where the memories of clients lie while rounds are trained."""
+
+    def read(self, clients: Tensor) -> Any:
+        """Memories of a cohort."""
+        ...
+
+    def write(self, clients: Tensor, memory: Any) -> None:
+        """Replace the memories of a cohort."""
+        ...
+
+    def contents(self) -> Any:
+        """What a state keeps: all memories, or where they lie."""
+        ...
+
+
+def store_of(memory: Any, shape: tuple[int, ...], *, copied: bool = True) -> Store:
+    """The store of a state's memories; ``copied`` as for `MemoryStore`."""
+    if not isinstance(memory, DiskMemory):
+        return MemoryStore(memory, shape, copied=copied)
+    if copied:
+        raise ConfigError("the memories of clients lie on disk, and are written into; expected consume=True.")
+    return memory
+
+
+def memories_of(memory: Any, clients: Tensor) -> Any:
+    """The memories of ``clients [C]`` of the one federation, from what a state keeps."""
+    if isinstance(memory, DiskMemory):
+        return memory.read(clients)
+    return map_tensors(lambda tensor: tensor[clients], memory)
 
 
 class MemoryStore(Generic[Memory]):

@@ -250,7 +250,7 @@ class ModelSource:
 
     def __post_init__(self) -> None:
         check_gradients(self.gradients)
-        check_images(self.options.augmentation, self.federation.train.features)
+        check_images(self.options.augmentation, self.federation.train.sample.features)
 
     @property
     def shape(self) -> torch.Size:
@@ -273,7 +273,8 @@ class ModelSource:
 
     def task(self, clients: Tensor, round_number: int) -> ModelTask:
         """Training rows of the cohort ``clients [C]``; test rows are out of reach."""
+        rows, places = self.federation.train.cohort(clients)
         return ModelTask(
-            self.model, self.loss, self.federation.train, clients, self.learning_rate, self.batch_size,
-            self.seed, round_number, self.gradients, optimiser=self.optimiser, options=self.options,
+            self.model, self.loss, rows, places, self.learning_rate, self.batch_size, self.seed, round_number,
+            self.gradients, keys=clients, optimiser=self.optimiser, options=self.options,
         )  # fmt: skip
