@@ -81,6 +81,7 @@ def test_a_study_has_the_settings_that_a_recipe_says():
         "rounds": 60, "participation": 0.25, "learning_rate": 0.03, "batch_size": 10, "optimiser": "sgd",
         "batch_norm": None, "weight_decay": 0.0, "max_gradient_norm": None, "learning_rate_schedule": "constant",
         "keep_optimiser": False, "augmentation": "none", "robust": "none",
+        "clip": None, "max_weight": None, "noise_multiplier": 0.0,
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.claims import Claims, capped_factors, choose
 from selffl.engines.defence import defend
+from selffl.engines.limits import SumLimits
 from selffl.engines.noise import Draw, add_noise
 from selffl.errors import DivergedError
 
@@ -37,16 +38,24 @@ class GatheredUploads:
 
     Who cannot have sent what it has is left out, as if it had not been there.  ``claims`` says what clients may send;
     without it they are taken at their word.  A defence (``robust``) needs all of a cohort at once, whatever the method.
+    Where uploads are bounded (``limits``), nobody is held back beside others: noise is measured by plain sums.
     """
 
-    def __init__(self, algorithm: Method, axis: int, claims: Claims | None = None, robust: str = "none") -> None:
+    def __init__(
+        self,
+        algorithm: Method,
+        axis: int,
+        claims: Claims | None = None,
+        robust: str = "none",
+        limits: SumLimits | None = None,
+    ) -> None:
         self._algorithm, self._axis, self._claims = algorithm, axis, claims  # the axis of the clients
-        self._robust = robust
+        self._robust, self.limits = robust, limits
         self._total: Any = None
         self._parts: list[Any] = []
         self._clients: list[Tensor] = []
         self._recorded: dict[str, list[Tensor]] = {name: [] for name in algorithm.recorded}
-        self._capped: dict[str, list[Tensor]] = {name: [] for name in algorithm.capped}
+        self._capped: dict[str, list[Tensor]] = {name: [] for name in algorithm.capped if limits is None}
         self.left_out: dict[int, str] = {}  # by client's number, and why
         self.held_back: dict[int, str] = {}  # likewise, who counts for less than it says
 
@@ -104,8 +113,9 @@ class GatheredUploads:
     def _held_back(self, total: Any) -> Any:
         """The sums, where no client's numbers count for more than the method allows beside the others'."""
         found = {}
-        for name, times in self._algorithm.capped.items():
-            numbers: Tensor = self._join(self._capped[name])
+        for name, parts in self._capped.items():
+            numbers: Tensor = self._join(parts)
+            times = self._algorithm.capped[name]
             factor = capped_factors(numbers, times, self._axis)
             if bool((factor < 1).any()):
                 for client in self.clients[factor < 1].tolist():
@@ -143,9 +153,15 @@ def finish_round(
     num_gradients: Tensor,
     draw: Draw,
 ) -> RoundReport:
-    """The round once its cohort has answered; ``draw`` gives the noise that the method asks for."""
-    upload, clients = add_noise(algorithm, gathered.upload(), draw), gathered.clients
-    after = algorithm.server_round(server, clients, upload)
+    """The round once its cohort has answered; ``draw`` gives the noise, where there is to be some."""
+    upload, clients = gathered.upload(), gathered.clients
+    noise: dict[str, float] = {}
+    if gathered.limits is not None:
+        upload, noise = add_noise(gathered.limits, upload, clients.shape[-1], draw)
+    if noise:
+        after = algorithm.noisy_server_round(server, clients, upload, noise)
+    else:
+        after = algorithm.server_round(server, clients, upload)
     check_finite(algorithm, after, round_number)
     return RoundReport(round_number, clients, upload, gathered.recorded(), after, num_gradients)
 

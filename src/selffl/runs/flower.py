@@ -28,6 +28,7 @@ from selffl.engines.flower.answers import Alone, EvaluationSums
 from selffl.engines.flower.client import VIEWS, algorithm_of
 from selffl.engines.flower.server import Server, numbered
 from selffl.engines.flower.strategy import Answers, Network
+from selffl.engines.limits import PrivacyOptions
 from selffl.engines.rounds import RoundReport
 from selffl.errors import CheckpointError, ConfigError
 from selffl.runs import folder as files
@@ -217,6 +218,9 @@ def server_app(
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
     robust: Robust = "none",
+    clip: float | None = None,
+    max_weight: float | None = None,
+    noise_multiplier: float = 0.0,
     metrics: Mapping[str, Any] | None = None,
     quorum: float = 0.5,
     shortfall: Literal["raise", "skip"] = "raise",
@@ -257,6 +261,9 @@ def server_app(
         gain: Whether every client also trains alone, at its own site, when the last round is done: from the model that
             the run began with, in the rounds that it was drawn for.  Needs ``out``.
         robust: The defence against hostile clients, as in `selffl.train`.
+        clip: The most that a client may move a model by, as in `selffl.train`; it shortens what it sends itself.
+        max_weight: The most that a client may weigh beside it, as in `selffl.train`.
+        noise_multiplier: Noise on the sums, as in `selffl.train`, from the operating system's generator.
         metrics: More to measure, as in `selffl.train`: the clients have to be given the same, by the same names.
         quorum: Share of a round's cohort that has to answer for the round to count.
         shortfall: What happens if fewer do: ``raise`` ends the run with a `QuorumError`, ``skip`` goes on to the next
@@ -292,6 +299,7 @@ def server_app(
         check_optimiser(optimiser_of(recipe.optimiser), method)
         TrainingOptions.of(recipe).check_method(method)
         check_defence(recipe.robust, method)
+        PrivacyOptions.of(recipe).check_method(method, recipe.robust)
         batch_norm = recipe.batch_norm or method.batch_norm
         flat = FlatModel(module, batch_norm)
         check_batch_norm(batch_norm, method, num_statistics=flat.num_statistics, num_kept=len(flat.kept_layers))

@@ -51,6 +51,7 @@ from selffl.engines.flower.messages import (
     write,
 )
 from selffl.engines.flower.records import Templates, check_dtype, is_finite, models_of, pack, templates, unpack
+from selffl.engines.limits import PrivacyOptions, SumLimits
 from selffl.engines.rounds import make_closing_visits
 from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors, save_tensors
@@ -157,6 +158,9 @@ class Site:
         before = memory.before(order.round_number)
         task = self._task(own, order, order.round_number)
         upload, after = method.client_round(unpack(expected.broadcast, arrays), before, task)
+        privacy = PrivacyOptions(**json.loads(order.privacy))
+        if privacy.clip is not None:
+            upload = SumLimits(method, privacy).bound(upload)
         # Kept, they would spoil every round to come.  In an upload NaN may stand for what is not known yet.
         models = models_of(upload, self.model.params.numel())
         for name, tensor in (*tensors_of(after).items(), *models.items()):

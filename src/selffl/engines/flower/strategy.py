@@ -52,6 +52,7 @@ from selffl.engines.flower.messages import (
 )
 from selffl.engines.flower.records import of_place, pack, upload_template
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
+from selffl.engines.limits import PrivacyOptions, SumLimits
 from selffl.engines.noise import secure_noise
 from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
 from selffl.errors import DataError, QuorumError
@@ -116,6 +117,18 @@ class Rounds(Protocol):
     @property
     def robust(self) -> str:
         """The defence against hostile clients."""
+
+    @property
+    def clip(self) -> float | None:
+        """S, the most that a client may move a model by."""
+
+    @property
+    def max_weight(self) -> float | None:
+        """W₀, the most that it may weigh."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, of the noise on sums."""
 
     def is_evaluated(self, round_number: int) -> bool:
         """Whether a round is followed by an evaluation."""
@@ -203,7 +216,7 @@ class SelfFLStrategy(Strategy):
         self.state, self.names = state, names
         self.ids = [str(client) for client in clients]
         self._algorithm, self._recipe, self._network = algorithm, recipe, network
-        self._fingerprint = fingerprint(model)
+        self._privacy, self._fingerprint = PrivacyOptions.of(recipe), fingerprint(model)
         self._bounds = Bounds(upload_template(algorithm, model), network.max_examples, tuple(own_metrics))
         self._save, self._records = save, records
         self.roster = Roster(self.ids, self._fingerprint, max(network.connect_seconds, QUERY_SECONDS))
@@ -252,8 +265,9 @@ class SelfFLStrategy(Strategy):
         number = self.state.round_number + 1
         found = self._accepted(number, replies, self._bounds.upload)
         rows = self._at(self.roster.rows(self._network.max_examples))
-        claims = Claims(self._algorithm, self.state.server, rows, axis=0)
-        gathered = GatheredUploads(self._algorithm, 0, claims, self._recipe.robust)
+        limits = None if self._privacy.clip is None else SumLimits(self._algorithm, self._privacy)
+        claims = Claims(self._algorithm, self.state.server, rows, 0, limits)
+        gathered = GatheredUploads(self._algorithm, 0, claims, self._recipe.robust, limits)
         for client in sorted(found):
             gathered.add(self._at([client]), found[client][0])
         for client, reason in gathered.left_out.items():
@@ -442,6 +456,7 @@ class SelfFLStrategy(Strategy):
             batch_size=self._recipe.batch_size,
             optimiser=optimiser_text(self._recipe.optimiser),
             training=json.dumps(TrainingOptions.of(self._recipe).to_json()),
+            privacy=json.dumps(self._privacy.to_json()),
             alone="" if alone is None else json.dumps(list(alone)),
             algorithm=self._algorithm.name,
             options=options_of(self._algorithm),
