@@ -97,7 +97,7 @@ def test_completion_offers_them_without_loading_torch():
 
 def test_a_server_over_flower_takes_those_that_a_recipe_says():
     pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
-    from selffl.engines.flower.strategy import Network
+    from selffl.engines.flower.settings import Network
     from selffl.runs.flower import KINDS, server_app
 
     keywords = inspect.signature(server_app).parameters

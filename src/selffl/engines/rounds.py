@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -58,6 +58,14 @@ class GatheredUploads:
         self._capped: dict[str, list[Tensor]] = {name: [] for name in algorithm.capped if limits is None}
         self.left_out: dict[int, str] = {}  # by client's number, and why
         self.held_back: dict[int, str] = {}  # likewise, who counts for less than it says
+
+    @classmethod
+    def of_sum(cls, algorithm: Method, clients: Tensor, total: Any, limits: SumLimits | None = None) -> Self:
+        """Of ``clients [C]`` of whom nothing but the sum of their uploads is known: none can be checked or recorded."""
+        found = cls(algorithm, 0, limits=limits)
+        found._total, found._clients, found._capped = total, [clients], {}
+        found._recorded = {name: [torch.full(clients.shape, torch.nan)] for name in algorithm.recorded}
+        return found
 
     def add(self, clients: Tensor, upload: Any) -> None:
         """Take in the upload of some more ``clients [..., C]``."""

@@ -26,8 +26,9 @@ from selffl.engines.cohort import RunState
 from selffl.engines.defence import Robust, check_defence
 from selffl.engines.flower.answers import Alone, EvaluationSums
 from selffl.engines.flower.client import VIEWS, algorithm_of
+from selffl.engines.flower.secure import check_secure_sums
 from selffl.engines.flower.server import Server, numbered
-from selffl.engines.flower.strategy import Answers, Network
+from selffl.engines.flower.settings import Answers, Network
 from selffl.engines.limits import PrivacyOptions
 from selffl.engines.rounds import RoundReport
 from selffl.errors import CheckpointError, ConfigError
@@ -227,6 +228,7 @@ def server_app(
     round_seconds: float = 3600.0,
     connect_seconds: float = 60.0,
     max_examples: int = 10**9,
+    secure_sums: bool = False,
     experiment: str | None = None,
     population: Population | None = None,
     dtype: torch.dtype = torch.float32,
@@ -234,7 +236,7 @@ def server_app(
 ) -> ServerApp:
     """The app that the server runs.
 
-    ``out``, ``experiment``, ``algorithm`` (a name) and every setting from ``rounds`` to ``max_examples`` but
+    ``out``, ``experiment``, ``algorithm`` (a name) and every setting from ``rounds`` to ``secure_sums`` but
     ``metrics`` may also be given in the app's run configuration, with a dash for each underscore (``flwr run .
     --run-config "rounds=20"``), which then counts.  A run whose ``out`` holds a checkpoint of the same run goes on from
     there: Flower does not resume a run, so it is submitted again (`selffl flower resume`).
@@ -271,6 +273,8 @@ def server_app(
         round_seconds: How long enough of a round's clients are waited for, and again their answers.
         connect_seconds: How long all clients are waited for before the first round.
         max_examples: The most rows that a client may claim to have; many methods weigh clients by that.
+        secure_sums: Whether the server is to learn only the sum of a round's uploads: clients mask what they send, and
+            masks cancel.  For methods whose uploads add, without ``robust``; three clients or more in a round.
         experiment: Name under which clients keep their memories; none: a new one, kept in the checkpoint.
         population: What is known of the clients beforehand (clusters, variances), in the order of their sorted ids.
         dtype: Of the parameters; the clients have to have the same.
@@ -299,6 +303,8 @@ def server_app(
         check_optimiser(optimiser_of(recipe.optimiser), method)
         TrainingOptions.of(recipe).check_method(method)
         check_defence(recipe.robust, method)
+        if network.secure_sums:
+            check_secure_sums(method, recipe.robust)
         PrivacyOptions.of(recipe).check_method(method, recipe.robust)
         batch_norm = recipe.batch_norm or method.batch_norm
         flat = FlatModel(module, batch_norm)

@@ -24,7 +24,8 @@ from selffl.engines.flower.client import Shared
 from selffl.engines.flower.messages import fingerprint, optimiser_text, options_of
 from selffl.engines.flower.records import check_dtype, pack
 from selffl.engines.flower.roster import wait_for_clients
-from selffl.engines.flower.strategy import Method, Network, Records, Rounds, RunIdentity, SelfFLStrategy
+from selffl.engines.flower.settings import Network, Records, Rounds, RunIdentity
+from selffl.engines.flower.strategy import Method, SelfFLStrategy
 from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions
 from selffl.errors import ConfigError
 from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
