@@ -8,6 +8,7 @@ from selffl.algorithms import algorithm
 from selffl.algorithms.averaging import ModelUpload
 from selffl.engines.limits import PrivacyOptions, SumLimits
 from selffl.engines.noise import add_noise, secure_noise, seeded_noise
+from selffl.engines.rounds import GatheredUploads
 
 SUMS = SumLimits(algorithm("fedavg"), PrivacyOptions(clip=3.0, max_weight=2.0, noise_multiplier=1.5))
 
@@ -56,6 +57,14 @@ def test_independent_federations_have_their_own_noise_as_if_alone():
 
 def test_secure_noise_is_never_the_same():
     assert not secure_noise("change", torch.Size([8])).equal(secure_noise("change", torch.Size([8])))
+
+
+def test_sums_of_rows_are_exact_beyond_two_to_the_24():
+    gathered = GatheredUploads(algorithm("fedavg"), 0)
+    for rows in (2.0**24, 1.0, 1.0):
+        gathered.add(torch.tensor([0]), ModelUpload(torch.tensor([[rows]]), torch.tensor([rows])))
+    assert gathered.upload().weight.item() == 2**24 + 2  # in float32 it would stay at 2^24
+    assert gathered.upload().change.item() == 2**24 + 2
 
 
 def test_bounds_without_a_multiplier_bring_no_noise():
