@@ -10,7 +10,7 @@ RUN := OMP_NUM_THREADS=1 $(BIN)
 # rewrites every test file again without it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick lint types check docs names pictures flower flower-demo results kill-points wheel audit clean
+.PHONY: demo test quick lint types check docs names pictures flower flower-demo results kill-points soak wheel audit clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -78,6 +78,10 @@ results: $(VENV)/.installed
 # Every file operation of train, resume, run, compare and a study is killed once, and what goes on is compared: minutes.
 kill-points: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(RUN)/python tests/kill_points.py
+
+# Ten thousand rounds of three methods: memory and files.
+soak: $(VENV)/.installed-dev
+	$(RUN)/python tests/soak.py
 
 # A wheel whose bytes depend on the commit alone: it is built twice, and both have to be the same.
 wheel: $(VENV)/.installed

@@ -26,9 +26,10 @@ LAYERS = (
     ("models", "adapters"),
     ("training",),  # a task is made from a federation
     ("engines",),
+    ("privacy",),  # what noise protects, which a run's summary says
     ("runs",),
     ("estimator",),
-    ("flower", "privacy"),  # public names of their own, for what an extra brings
+    ("flower",),  # public names of their own, for what an extra brings
     ("studies",),
     ("reports",),
     ("cli",),

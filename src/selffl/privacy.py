@@ -1,15 +1,17 @@
-"""How much noise protects: the (ε, δ) of a run with `self-fl-sums`.  Needs ``selffl[privacy]``.
+"""How much noise protects: the (ε, δ) of a run with ``noise_multiplier``.  Needs ``selffl[privacy]``.
 
 One client more or less known about: two federations are neighbours if they differ in one client, data and all
-(*replace-one*).  Each round draws a fixed number of clients without replacement, in secret, and publishes the three
-sums of `selffl.algorithms.self_fl_sums` with normal noise of ``noise_multiplier`` times their sensitivity; the rounds
-are composed by Rényi's divergence in Google's ``dp-accounting`` (Wang, Balle and Kasiviswanathan, AISTATS 2019, for the
-draw).  docs/privacy.md says what the guarantee covers, and what it does not.
+(*replace-one*).  Each round draws a fixed number of clients without replacement, in secret, and publishes sums with
+normal noise of ``noise_multiplier`` times their joint sensitivity, whatever the method sends: `selffl.engines.limits`
+counts all fields of an upload together, so that a round is one Gaussian mechanism.  The rounds are composed by Rényi's
+divergence in Google's ``dp-accounting`` (Wang, Balle and Kasiviswanathan, AISTATS 2019, for the draw).
+docs/privacy.md says what the guarantee covers, and what it does not.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 from selffl.algorithms.options import check_integer, check_number
@@ -21,7 +23,7 @@ def epsilon(noise_multiplier: float, *, num_clients: int, participation: float, 
     """ε at ``delta`` of a whole run, for replacing one client; infinite without noise.
 
     Args:
-        noise_multiplier: of `self-fl-sums`.
+        noise_multiplier: z of the run, as `selffl.train` has it.
         num_clients: M.
         participation: C, the share of clients drawn in each round.
         rounds: how many.
@@ -49,6 +51,33 @@ def noise_for(epsilon: float, *, num_clients: int, participation: float, rounds:
         library.LowerEndpointAndGuess(1e-2, 1.0),
     )
     return float(found)
+
+
+def usual_delta(num_clients: int) -> float:
+    """δ that a run's ε is stated at: 10⁻⁵, or a tenth of one client where there are more than ten thousand."""
+    return min(1e-5, 0.1 / num_clients)
+
+
+def spent_privacy(noise_multiplier: float, num_clients: int, participation: float, rounds: int) -> dict[str, Any]:
+    """What a run's summary says of its noise after so many rounds: nothing where there is none.
+
+    ``epsilon`` is none where the accountant is not installed.
+    """
+    if not noise_multiplier or not rounds:
+        return {}
+    delta = usual_delta(num_clients)
+    try:
+        found = _cached_epsilon(noise_multiplier, num_clients, participation, rounds, delta)
+    except ConfigError:  # the library is not here
+        found = None
+    return {"epsilon": found, "delta": delta}
+
+
+@cache
+def _cached_epsilon(
+    noise_multiplier: float, num_clients: int, participation: float, rounds: int, delta: float
+) -> float:
+    return epsilon(noise_multiplier, num_clients=num_clients, participation=participation, rounds=rounds, delta=delta)
 
 
 def _check(num_clients: int, participation: float, rounds: int, delta: float) -> None:

@@ -13,6 +13,7 @@ from selffl.algorithms import Layer, held_steps, self_fl_auto
 from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine
+from selffl.engines.limits import NOT_PRIVATE
 from selffl.engines.rounds import GatheredUploads
 from selffl.maths import score_scale
 from selffl.training.flat import FlatModel
@@ -200,9 +201,9 @@ def sent_models(received, upload):
     return received + upload.change / upload.weight.unsqueeze(-1)
 
 
-def run(method, source, rounds=12, *, participation=1.0, seed=0, on_round=None, start=None):
+def run(method, source, rounds=12, *, participation=1.0, seed=0, on_round=None, start=None, privacy=NOT_PRIVATE):
     """The engine, its last state, and everybody's personal model before any closing visit."""
-    engine = CohortEngine(method, source, participation=participation, seed=seed)
+    engine = CohortEngine(method, source, participation=participation, seed=seed, privacy=privacy)
     first = engine.start(starting_point(source) if start is None else start)
     state = engine.advance(first, rounds, on_round)
     return engine, state, engine.personal(state)

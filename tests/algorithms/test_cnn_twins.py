@@ -206,12 +206,6 @@ CASES = {
         AS_SELF_FL | {"clusters": "variance", "num_clusters": 2, "others": "all"},
     ),
     "self-fl-sums": ("self-fl-sums", SELF_FL, twins.run_self_fl_sums, AS_SELF_FL),
-    "self-fl-sums, bounded": (
-        "self-fl-sums",
-        SELF_FL | {"clip": 0.3, "max_weight": 1.0},
-        twins.run_self_fl_sums,
-        AS_SELF_FL | {"clip": 0.3, "max_weight": 1.0},
-    ),
     "self-fl, start alone": (
         "self-fl",
         SELF_FL | {"adaptive_steps": False, "uncertainty_weights": False},

@@ -41,16 +41,11 @@ VARIANTS = {name: (name, QUICK.get(name, {"num_local_steps": 3})) for name in AL
         {"initial_steps": 4, "clusters": "variance", "num_clusters": 3, "others": "cohort"},
     ),
     "self-fl-cluster, known, by examples": ("self-fl-cluster", {"variances": "known", "uncertainty_weights": False}),
-    "self-fl-sums, with noise": (
-        "self-fl-sums",
-        {"initial_steps": 4, "clip": 1.0, "max_weight": 2.0, "noise_multiplier": 1e-3},
-    ),
     "apfl, fixed": ("apfl", {"num_local_steps": 3, "adaptive": False, "mixing": 0.3}),
     "pfedme, mixed": ("pfedme", {"num_local_steps": 2, "num_inner_steps": 3, "mixing": 0.5}),
     "perfedavg, hessian-free": ("perfedavg", {"num_local_steps": 2, "order": "hessian-free"}),
 }
 every_method = pytest.mark.parametrize("variant", VARIANTS)
-without_noise = pytest.mark.parametrize("variant", [name for name in VARIANTS if "noise" not in name])
 # Methods that need features sit what makes sense of a Gaussian estimate on a network, in tests of their own.
 ON_NETWORKS = [name for name in VARIANTS if VARIANTS[name][0] in NEEDS_HEAD]
 on_estimates = pytest.mark.parametrize("variant", [name for name in VARIANTS if name not in ON_NETWORKS])
@@ -166,7 +161,7 @@ def test_the_same_seed_gives_the_same_bits(variant):
     assert torch.equal(runs[0][2], runs[1][2])
 
 
-@without_noise
+@every_method
 def test_another_seed_gives_another_run_where_clients_are_sampled(variant):
     source = federation_for(variant, 8)
     personal = [run(method(variant), source, 6, participation=0.4, seed=seed)[2] for seed in (11, 12)]

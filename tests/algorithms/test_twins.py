@@ -10,6 +10,7 @@ from federations import AUTO, closing_rounds, federation, run, starting_point
 
 from selffl.algorithms import algorithm
 from selffl.engines.cohort import sample_cohort
+from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions
 from selffl.randomness import normal
 
 ROUNDS = 12  # Self-FL estimates a client's variance from its third round on
@@ -98,12 +99,19 @@ def as_problem(source, participation, rounds, seed=0):
     }
 
 
-def compared(name, options, setting, twin, *, rounds=ROUNDS, federation_options=None, **twin_options):
+def compared(
+    name, options, setting, twin, *, rounds=ROUNDS, federation_options=None, privacy=NOT_PRIVATE, **twin_options
+):
     """Both runs, held against each other in all that every method has; the code's reports, and both outcomes."""
     source, problem = source_and_problem(setting, rounds, **(federation_options or {}))
     reports = []
     engine, state, personal = run(
-        algorithm(name, **options), source, rounds, participation=SETTINGS[setting][1], on_round=reports.append
+        algorithm(name, **options),
+        source,
+        rounds,
+        participation=SETTINGS[setting][1],
+        on_round=reports.append,
+        privacy=privacy,
     )
     expected = twin(problem, **{key: give(problem) if callable(give) else give for key, give in twin_options.items()})
 
@@ -360,8 +368,8 @@ SUMS = {
     "as Self-FL's": {"initial_steps": 5},
     "exact, mean": {"form": "exact", "variance_scale": "mean", "max_local_steps": 90, "smoothing": 1},
     "all others": {"others": "all", "smoothing": 0.5, "initial_steps": 3},
-    "bounded": {"clip": 0.05, "max_weight": 1.0, "initial_steps": 5},
 }
+BOUNDS = {"clip": 0.05, "max_weight": 1.0}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -371,8 +379,19 @@ def test_self_fl_by_sums_equals_its_twin(case, setting):
     told = self_fl_twin_options(setting, options, name)
     told = {key: told[key] for key in ("smoothing", "max_local_steps", "initial_steps", "form", "variance_scale")}
     told["others"] = options.get("others", "cohort")
-    told |= {key: options[key] for key in ("clip", "max_weight") if key in options}
-    _, state, expected = compared(name, options, setting, twins.run_self_fl_sums, **told)
+    assert_sums_equal_their_twin(options, setting, told)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_bounded_sums_equal_their_twin(setting):
+    options = {"initial_steps": 5}
+    told = self_fl_twin_options(setting, options, "self-fl-sums")
+    told = {key: told[key] for key in ("smoothing", "max_local_steps", "initial_steps", "form", "variance_scale")}
+    assert_sums_equal_their_twin(options, setting, told | BOUNDS | {"others": "cohort"}, PrivacyOptions(**BOUNDS))
+
+
+def assert_sums_equal_their_twin(options, setting, told, privacy=NOT_PRIVATE):
+    _, state, expected = compared("self-fl-sums", options, setting, twins.run_self_fl_sums, privacy=privacy, **told)
     scale = max(expected["inter_variance"], expected["usual"])
     assert state.server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-9, abs=1e-12)
     assert state.server.intra_variance.item() == pytest.approx(expected["usual"], rel=1e-9, abs=1e-9 * scale)

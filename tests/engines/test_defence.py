@@ -59,11 +59,6 @@ def test_who_can_have_which_defence():
         ),
         ("local", "clip", "local cannot have it: its clients learn nothing .* another method, such as fedavg"),
         ("fedavg", "krum", "robust is 'krum'; expected 'none' or 'clip' or 'median' or 'trimmed' or 'hier"),
-        (
-            algorithm("self-fl-sums", clip=1.0, max_weight=2.0, noise_multiplier=1.0),
-            "clip",
-            "self-fl-sums cannot have it: its noise is measured by",
-        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_line(method, robust, expected, rows):

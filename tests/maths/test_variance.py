@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import reduce
 
 import numpy as np
@@ -181,3 +182,42 @@ def test_update_leaves_the_old_spread_alone():
 def test_spread_of_no_vectors_is_empty():
     spread = Spread.of(vectors(16, 5, 3))
     assert_same(spread.merge(Spread.of(torch.zeros(0, 3, dtype=torch.float64))), spread)
+
+
+def exact_spread(numbers, bits):
+    """Mean and sum of squared distances of floats that are whole multiples of 2^-bits, in whole numbers."""
+    whole = [int(number) for number in (numbers.double() * 2.0**bits).tolist()]
+    total, squares = sum(whole), sum(each * each for each in whole)
+    return Fraction(total, len(whole) << bits), (squares - Fraction(total**2, len(whole))) / (1 << 2 * bits)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "of_mean", "of_variance"), [(torch.float32, 14, 3e-4, 1e-3), (torch.float64, 43, 1e-9, 1e-9)]
+)
+def test_the_millionth_update_is_as_exact_as_the_first(dtype, bits, of_mean, of_variance):
+    """Mean 1,000, spread 0.01, against whole numbers.  All updates one by one: 85 s, error 4e-4 and 3e-12."""
+    numbers = torch.tensor(1000 + 0.01 * np.random.default_rng(0).standard_normal(1_000_000)).to(dtype)
+    spread = Spread.of(numbers[:-2000].unsqueeze(-1))
+    # The sum of a million floats is not exact either: begin where two passes would.
+    mean, squares = exact_spread(numbers[:-2000], bits)
+    spread = Spread(spread.count, torch.tensor([float(mean)], dtype=dtype), torch.tensor(float(squares), dtype=dtype))
+    for number in numbers[-2000:]:
+        spread = spread.update(number.unsqueeze(0))
+    mean, squares = exact_spread(numbers, bits)
+    assert spread.count == 1_000_000
+    assert abs(float(spread.mean) - float(mean)) <= of_mean
+    assert float(spread.variance()) == pytest.approx(float(squares / 1_000_000), rel=of_variance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_goes_on_counting(dtype):
+    spread = Spread.empty(torch.zeros(2, dtype=dtype))
+    for number in range(2500):
+        spread = spread.update(torch.full((2,), float(number % 2), dtype=dtype))
+    assert spread.count == 2500  # in the models' own type it would stay at 2,048 or 256
+    assert float(spread.variance()) == pytest.approx(0.5, rel=0.02)
+
+
+def test_whole_numbers_are_exact_up_to_two_to_the_24():
+    last = Spread(torch.tensor(2.0**24 - 1), torch.zeros(1), torch.tensor(1.0))
+    assert last.update(torch.zeros(1)).count == 2**24

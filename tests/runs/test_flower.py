@@ -447,25 +447,26 @@ def test_the_global_model_lies_by_name_when_the_run_has_ended(federation, tmp_pa
 # ------------------------------------------------------------------------------------------------------------- noise
 
 
+NOISE = {"clip": 1.0, "max_weight": 2.0, "noise_multiplier": 0.01}
+
+
 def test_noise_and_cohorts_cannot_be_repeated_by_who_knows_the_seed(federation, tmp_path):
     """Clients are told the seed: from it they must learn neither the noise nor who else takes part."""
-    method = selffl.algorithm("self-fl-sums", clip=1.0, max_weight=2.0, noise_multiplier=0.01)
-    run(federation, tmp_path / "first", method)
-    run(federation, tmp_path / "second", method)
+    run(federation, tmp_path / "first", "self-fl-sums", **NOISE)
+    run(federation, tmp_path / "second", "self-fl-sums", **NOISE)
     (first, one), (second, two) = (
         load_tensors(tmp_path / name / "run" / files.CHECKPOINT) for name in ("first", "second")
     )
     assert not first["server.params"].equal(second["server.params"])
     assert one["cohort_seed"] not in (two["cohort_seed"], SETTINGS["seed"])
-    expected = selffl.train(linear(), federation, method, **SETTINGS)
+    expected = selffl.train(linear(), federation, "self-fl-sums", **SETTINGS, **NOISE)
     assert not first["server.params"].equal(expected._state.server.params)
 
 
 def test_a_run_with_noise_goes_on_with_the_cohorts_it_began_with(federation, tmp_path):
-    method = selffl.algorithm("self-fl-sums", clip=1.0, max_weight=2.0, noise_multiplier=0.01)
-    run(federation, tmp_path, method, rounds=2)
+    run(federation, tmp_path, "self-fl-sums", rounds=2, **NOISE)
     _, before = load_tensors(tmp_path / "run" / files.CHECKPOINT)
-    run(federation, tmp_path, method, rounds=4)
+    run(federation, tmp_path, "self-fl-sums", rounds=4, **NOISE)
     tensors, after = load_tensors(tmp_path / "run" / files.CHECKPOINT)
     assert after["cohort_seed"] == before["cohort_seed"]
     drawn = torch.cat([sample_cohort(after["cohort_seed"], number, 8, 0.5) for number in (1, 2, 3, 4)])

@@ -81,6 +81,7 @@ def test_a_study_has_the_settings_that_a_recipe_says():
         "rounds": 60, "participation": 0.25, "learning_rate": 0.03, "batch_size": 10, "optimiser": "sgd",
         "batch_norm": None, "weight_decay": 0.0, "max_gradient_norm": None, "learning_rate_schedule": "constant",
         "keep_optimiser": False, "augmentation": "none", "robust": "none",
+        "clip": None, "max_weight": None, "noise_multiplier": 0.0,
     }  # fmt: skip
 
 
@@ -96,7 +97,7 @@ def test_completion_offers_them_without_loading_torch():
 
 def test_a_server_over_flower_takes_those_that_a_recipe_says():
     pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
-    from selffl.engines.flower.strategy import Network
+    from selffl.engines.flower.settings import Network
     from selffl.runs.flower import KINDS, server_app
 
     keywords = inspect.signature(server_app).parameters

@@ -151,9 +151,13 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
         """The weighted average of the clients' models."""
         return replace(server, params=move(server.params, upload.change, upload.weight))
 
+    def has_equal_weights(self) -> bool:
+        """As the weighting says."""
+        return self.weighting_of_clients() == "equal"
+
     def bounds(self, server: Server, clients: Tensor, upload: ModelUpload, rows: Tensor) -> Mapping[str, Bound]:
         """A client weighs as one, or as many rows as it has."""
-        return {"weight": Bound(1.0, 1.0) if self.weighting_of_clients() == "equal" else row_count(rows)}
+        return {"weight": Bound(1.0, 1.0) if self.has_equal_weights() else row_count(rows)}
 
 
 class SharedModel(AveragedModel[ModelServer, ModelBroadcast, Memory]):

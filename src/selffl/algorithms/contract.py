@@ -22,6 +22,7 @@ What the rest of the library has to know of a method, its class attributes decla
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,6 +47,21 @@ class Bound(NamedTuple):
     least: float | Tensor
     most: float | Tensor
     value: Tensor | None = None  # what is bounded [..., C, ...]; none: the field itself
+
+
+class Limit(NamedTuple):
+    """The most that one client's part of a sum may measure, all its numbers together, before its weight multiplies it.
+
+    A field without negative numbers (``is_signed`` false) tells less of a client than one with them.
+    """
+
+    most: float
+    weight: str | None = None  # the field that it has been multiplied by; none: it has not
+    is_signed: bool = True
+
+    def difference(self, numbers: int) -> float:
+        """How far two clients' parts, of so many numbers, can be apart, over what each may measure."""
+        return 2.0 if self.is_signed else math.sqrt(min(numbers, 2))
 
 
 class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
@@ -163,6 +179,22 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
             found[name] = vectors if weight is None else vectors * getattr(upload, weight).unsqueeze(-1)
         return replace(upload, **found)  # type: ignore[type-var]
 
-    def noise_scale(self) -> Mapping[str, float]:
-        """Standard deviation of the noise on the sum of each field of the uploads; empty: no noise."""
-        return {}
+    def has_equal_weights(self) -> bool:
+        """Whether every client weighs 1, whatever its rows: then its weight tells nothing of it."""
+        return False
+
+    def limits(self, clip: float, max_weight: float, upload: Upload) -> Mapping[str, Limit]:
+        """What fields of one client's upload may measure, where a client may move a model by ``clip`` at most.
+
+        All fields but weights, which may be ``max_weight``, and what is merely recorded; ``upload`` tells how many
+        numbers they have.
+        """
+        return {name: Limit(clip, weight) for name, weight in self.averaged.items()}
+
+    def in_units_of_limits(self, upload: Upload) -> Upload:
+        """The same upload, where sums matter only relative to each other: in units in which limits can be stated."""
+        return upload
+
+    def noisy_server_round(self, server: Server, clients: Tensor, upload: Upload, noise: Mapping[str, float]) -> Server:
+        """The server's step where sums have noise of these deviations, by field: where squares are taken, less it."""
+        return self.server_round(server, clients, upload)

@@ -10,6 +10,7 @@ The mean feature of everybody, towards which features are pulled, is that of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,7 +27,7 @@ from selffl.algorithms.averaging import (
     Weighting,
     check_weighting,
 )
-from selffl.algorithms.contract import Bound, Personalises
+from selffl.algorithms.contract import Bound, Limit, Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
 from selffl.algorithms.layers import names_of
 from selffl.algorithms.options import check_number
@@ -171,6 +172,12 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     def bounds(self, server: CentreServer, clients: Tensor, upload: ModelUpload, rows: Tensor) -> Mapping[str, Bound]:
         """A client weighs as one, or as many rows as it has; features have any sign."""
         return {**super().bounds(server, clients, upload, rows), "features": Bound(-torch.inf, torch.inf)}
+
+    def limits(self, clip: float, max_weight: float, upload: ModelUpload) -> Mapping[str, Limit]:
+        """Mean features are no change of a model: they may measure as much as features of 1 each do."""
+        assert isinstance(upload, CentreUpload)
+        most = math.sqrt(upload.features.shape[-1])
+        return {**super().limits(clip, max_weight, upload), "features": Limit(most, "weight")}
 
     def personal(self, global_params: Tensor, memory: ShiftMemory, task: FeatureTask) -> Tensor:
         """The global model with c + W b_m for its last bias c."""

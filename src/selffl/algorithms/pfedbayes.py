@@ -154,6 +154,10 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
         changes = ((server.params, upload.change), (server.rho, upload.rho_change))
         return BayesServer(*(move(before, change, upload.weight, self.mixing) for before, change in changes))
 
+    def has_equal_weights(self) -> bool:
+        """They do."""
+        return True
+
     def bounds(self, server: BayesServer, clients: Tensor, upload: BayesUpload, rows: Tensor) -> Mapping[str, Bound]:
         """All clients weigh the same."""
         return {"weight": Bound(1.0, 1.0)}

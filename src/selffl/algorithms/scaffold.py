@@ -112,6 +112,10 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
         params = move(server.params, upload.change, upload.weight, self.global_learning_rate)
         return ControlServer(params, control.to(server.control), server.num_clients)
 
+    def has_equal_weights(self) -> bool:
+        """They do."""
+        return True
+
     def bounds(
         self, server: ControlServer, clients: Tensor, upload: ControlUpload, rows: Tensor
     ) -> Mapping[str, Bound]:

@@ -41,6 +41,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from selffl.algorithms.auto_noise import limits_of, totals_and_rows, usable_sum
 from selffl.algorithms.auto_records import (
     Arrival,
     AutoBroadcast,
@@ -51,7 +52,7 @@ from selffl.algorithms.auto_records import (
     SpreadReport,
 )
 from selffl.algorithms.averaging import FixedLocalSteps, move, row_count, weighted_change
-from selffl.algorithms.contract import Algorithm, Bound, Personalises
+from selffl.algorithms.contract import Algorithm, Bound, Limit, Personalises
 from selffl.algorithms.held_steps import Hold, descend_held
 from selffl.algorithms.layers import by_group, sizes_of
 from selffl.algorithms.options import check_number
@@ -507,6 +508,24 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             "the diagonal of factor_curvature": Bound(0.0, torch.inf, curvature.diagonal(dim1=-2, dim2=-1)),
             "factor_curvature beside the diagonal": Bound(-most_mixed - TINY, most_mixed + TINY, curvature[..., 0, 1]),
         }
+
+    def limits(self, clip: float, max_weight: float, upload: AutoUpload) -> Mapping[str, Limit]:
+        """Of everything that is summed; gamma_m is merely recorded, and withheld."""
+        return {
+            **super().limits(clip, max_weight, upload),
+            **limits_of(clip, max_weight, upload.disagreements.shape[-1]),
+        }
+
+    def in_units_of_limits(self, upload: AutoUpload) -> AutoUpload:
+        """Weights in rows, totals instead of groups."""
+        return totals_and_rows(upload)
+
+    def noisy_server_round(
+        self, server: AutoServer, clients: Tensor, upload: AutoUpload, noise: Mapping[str, float]
+    ) -> AutoServer:
+        """Once noise has been taken off squares, and off counts that cannot be."""
+        usable = usable_sum(upload, clients.shape[-1], sizes_of(server.group_sizes), noise["deviation"])
+        return self.server_round(server, clients, usable)
 
     def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
         """The client's own part, and as much of the global model as it leans on, as that is now (D10, D17)."""

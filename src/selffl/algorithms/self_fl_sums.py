@@ -12,16 +12,12 @@ theta^{t-1}, and sends w_m d_m, w_m and w_m ||d_m||^2.  From their sums alone (D
 
 Changes rather than models are summed: the same by algebra, and Q does not lose the digits of sigma_0^2 in ||theta||^2.
 
-**Noise.**  With ``clip`` S and ``max_weight`` W0 a client's part has ||d_m|| <= S and 0 <= w_m <= W0, and replacing one
-client by another moves the three sums, measured in units of S W0, sqrt(2) W0 and sqrt(2) S^2 W0, by at most 2 in all
-(docs/privacy.md has the proof).  ``noise_multiplier`` z adds normal noise of z times that to each, once a round, before
-anybody but the server sees anything of them.  What is published is made of these sums alone: the global model,
-sigma_0^2 and r.  How much that protects is `selffl.privacy.epsilon`'s to say.
+Sums can be bounded and noisy (`selffl.engines.limits`): everything that is published is made of them, the global
+model, sigma_0^2 and r.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -30,18 +26,14 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import move
-from selffl.algorithms.contract import Algorithm, Bound
+from selffl.algorithms.contract import Algorithm, Bound, Limit
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.self_fl_clients import OneModelClients, SelfFLBroadcast, SelfFLMemory
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
 
 TINY = 1e-12  # of a sum: below that a float has lost digits
-LEAST_WEIGHT = 0.1  # of a noisy W, by client: noise may carry it to zero and below
-SENSITIVITY = 2.0  # of the three sums in their units, if one client is replaced by another
-UNIT_OF_SCALARS = math.sqrt(2.0)  # the largest at which two more sums cost the model's nothing
 
 
 @dataclass(frozen=True)
@@ -72,33 +64,15 @@ class SumsUpload:
 
 @dataclass(frozen=True)
 class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMemory, SumsUpload]):
-    """Options of Self-FL, and what bounds and hides a client's part.
+    """Options of Self-FL.
 
     ``others`` says whether the others are as many as this round's ``cohort``, or as ``all`` clients.
-
-    Attributes:
-        clip: S, the most that a client's change may measure; longer ones are shortened.  The personal model is not.
-        max_weight: W0, the most that a client may weigh; an average one weighs 1.
-        noise_multiplier: z, the noise on the sums by what one client can move them; needs both bounds.
     """
 
     name: ClassVar[str] = "self-fl-sums"
 
-    clip: float | None = None
-    max_weight: float | None = None
-    noise_multiplier: float = 0.0
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option in ("clip", "max_weight"):
-            if getattr(self, option) is not None:
-                check_number(option, getattr(self, option), above=0.0, alternative=", or None")
-        check_number("noise_multiplier", self.noise_multiplier, at_least=0.0)
-        if self.noise_multiplier and (self.clip is None or self.max_weight is None):
-            raise ConfigError(
-                f"noise_multiplier is {self.noise_multiplier:g} without clip and max_weight; expected both, for noise "
-                "hides only what is bounded."
-            )
         if self.variances == "known":
             raise ConfigError("variances is 'known'; expected 'estimated': the server does not know single clients.")
         if not self.uncertainty_weights:
@@ -136,27 +110,25 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
         trained = descend(task, plan.start, plan.num_local_steps)
         weight = self.own_weight(broadcast, plan.intra_variance)
         change = trained - broadcast.params
-        length = change.norm(dim=-1)
-        if self.clip is not None:
-            change = change * (self.clip / length.clamp(min=self.clip)).unsqueeze(-1)
-            length = length.clamp(max=self.clip)
-        upload = SumsUpload(weight.unsqueeze(-1) * change, weight, weight * length.square())
+        upload = SumsUpload(weight.unsqueeze(-1) * change, weight, weight * change.norm(dim=-1).square())
         return upload, SelfFLMemory(trained, memory.spread.update(trained))
 
     def own_weight(self, broadcast: SumsBroadcast, intra_variance: Tensor) -> Tensor:
         """r / (sigma_0^2 + sigma_m^2) ``[..., C]``; 1, as an average client, while sigma_m^2 or r is unknown."""
         own = broadcast.inter_variance + intra_variance
         is_known = (own > 0) & (broadcast.total_variance > 0)
-        weight = torch.where(is_known, broadcast.total_variance / own.masked_fill(~is_known, 1.0), 1.0)
-        return weight if self.max_weight is None else weight.clamp(max=self.max_weight)
+        return torch.where(is_known, broadcast.total_variance / own.masked_fill(~is_known, 1.0), 1.0)
 
     def server_round(self, server: SumsServer, clients: Tensor, upload: SumsUpload) -> SumsServer:
         """Everything from the three sums (D16)."""
+        return self.noisy_server_round(server, clients, upload, {})
+
+    def noisy_server_round(
+        self, server: SumsServer, clients: Tensor, upload: SumsUpload, noise: Mapping[str, float]
+    ) -> SumsServer:
+        """The same, less what noise adds to ||D||^2."""
         number, weight = clients.shape[-1], upload.weight
-        excess = 0.0  # what noise adds to ||D||^2
-        if self.noise_multiplier:
-            weight = weight.clamp(min=LEAST_WEIGHT * number)
-            excess = upload.change.shape[-1] * self.noise_scale()["change"] ** 2
+        excess = upload.change.shape[-1] * noise.get("change", 0.0) ** 2
         inter = server.inter_variance
         if number > 1:  # a cohort of one has no spread; the last sigma_0^2 stays (D8)
             length = (upload.change / weight.unsqueeze(-1)).square().sum(-1)
@@ -176,7 +148,6 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
         """Nobody weighs more than at sigma_m^2 = 0, and the three parts of a client are those of one change."""
         inter, total = server.inter_variance, server.inter_variance + server.intra_variance
         most = torch.where(total > 0, total / inter, 1.0).clamp(min=1.0)  # without end where there is no spread
-        most = most if self.max_weight is None else most.clamp(max=self.max_weight)
         length = upload.change.double().square().sum(-1)
         square = length / upload.weight.double().clamp(min=TINY)
         return {
@@ -184,15 +155,6 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
             "square": Bound((square - TINY).clamp(min=0.0), square + TINY),
         }
 
-    def noise_scale(self) -> dict[str, float]:
-        """Standard deviation of the noise on each sum, by the field of `SumsUpload`; none without noise."""
-        if not self.noise_multiplier:
-            return {}
-        assert self.clip is not None
-        assert self.max_weight is not None
-        unit = SENSITIVITY * self.noise_multiplier * self.max_weight
-        return {
-            "change": unit * self.clip,
-            "weight": unit * UNIT_OF_SCALARS,
-            "square": unit * UNIT_OF_SCALARS * self.clip**2,
-        }
+    def limits(self, clip: float, max_weight: float, upload: SumsUpload) -> Mapping[str, Limit]:
+        """A change's square is no more than that of the longest."""
+        return {**super().limits(clip, max_weight, upload), "square": Limit(clip**2, "weight", is_signed=False)}

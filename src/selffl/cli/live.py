@@ -402,3 +402,11 @@ def watching_arms(title: str, folder: Path, verbose: bool = False) -> Iterator[C
 
     with _shown(view):
         yield progress
+
+
+def privacy_sentence(summary: Mapping[str, Any]) -> str:
+    """What noise on the sums of a run protects, in a sentence."""
+    if summary["epsilon"] is None:
+        return "Client-level privacy: ε is not computed; install the accountant: pip install 'selffl[privacy]'."
+    spent = f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:.3g}"
+    return f"Client-level privacy: {spent}, if the noise were secret, which a simulation's is not."

@@ -519,4 +519,6 @@ def _print_summary(run: Run, name: str, place: Path) -> None:
         inter, low, high = (f"{found[f'inter_variance{end}']:.3g}" for end in ("", "_low", "_high"))
         said = f"Variance between clients: σ₀² = {inter}, between {low} and {high} with 95 % confidence."
         console.tell(console.out, said)
+    if found.get("delta") is not None:
+        console.tell(console.out, live.privacy_sentence(found))
     console.tell(console.out, f"Records and models: {place}")

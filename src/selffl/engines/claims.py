@@ -17,6 +17,7 @@ from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.engines.limits import SumLimits
 
 ROUNDED = 1.001  # times its bound that a number may be: soft labels are parts of rows, and sums of them round
 MIN_CAPPED = 4  # clients, below which an upper quartile is nobody's but the largest's
@@ -32,12 +33,14 @@ class Claims:
         server: Its state before the round.
         rows: The most rows that each client can have ``[..., M]``.
         axis: That of the clients: how many independent federations' there are before it.
+        limits: What uploads have been shortened to; none: they have not.
     """
 
     algorithm: Algorithm[Any, Any, Any, Any]
     server: Any
     rows: Tensor
     axis: int
+    limits: SumLimits | None = None
 
     @property
     def longest(self) -> float:
@@ -60,7 +63,10 @@ class Claims:
     def _checks(self, clients: Tensor, upload: Any) -> Iterator[tuple[Tensor, Callable[[], str]]]:
         """Of each thing that is looked at, the verdict by client, and what to say of it where there is one client."""
         rows = self.rows.to(clients.device).expand(*clients.shape[: self.axis], -1).gather(-1, clients)
-        bounds = self.algorithm.bounds(self.server, clients, upload, rows.to(torch.float64))
+        if self.limits is None:
+            bounds = self.algorithm.bounds(self.server, clients, upload, rows.to(torch.float64))
+        else:  # what was shortened does not fit together as it did; that it is short is what counts
+            bounds = self.limits.bounds(upload)
         bounded = {name for name, bound in bounds.items() if bound.value is None}
         sent = tensors_of(upload)
         for name, tensor in sent.items():

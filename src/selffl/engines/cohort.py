@@ -17,6 +17,7 @@ from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors
 from selffl.engines.claims import Claims
+from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions, SumLimits
 from selffl.engines.noise import seeded_noise
 from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round, make_closing_visits
 from selffl.errors import DivergedError
@@ -121,6 +122,7 @@ class CohortEngine:
             the last bits where a library computes a block of another size in another order).
         names: Of the clients, in messages; none: their numbers.
         robust: The defence against hostile clients (`selffl.engines.defence`).
+        privacy: What bounds each client's part of the sums, and the noise on them (`selffl.engines.limits`).
     """
 
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -130,6 +132,7 @@ class CohortEngine:
     chunk_size: int | None = None
     names: Sequence[Hashable] | None = None
     robust: str = "none"
+    privacy: PrivacyOptions = NOT_PRIVATE
 
     def start(self, params: Tensor, keep: Keep | None = None) -> RunState:
         """Before the first round, from the initial model ``params [..., P]``.
@@ -183,7 +186,7 @@ class CohortEngine:
                 store.write(places, memory)
                 spent.append(task.num_gradients.reshape(chunk.shape))
                 counts.write(places, counts.read(places).plus(spent[-1]))
-                gathered.add(chunk, upload)
+                gathered.add(chunk, upload if gathered.limits is None else gathered.limits.bound(upload))
             rest = self._rest(number, clients, gathered)
             noise, num_gradients = seeded_noise(self.seed, number), torch.cat(spent, dim=-1)
             num_gradients = num_gradients if rest is None else num_gradients[rest]
@@ -205,8 +208,9 @@ class CohortEngine:
         if rows is None:
             rows = torch.full((population.num_clients,), torch.inf)
         axis = len(self.source.shape)
-        claims = Claims(self.algorithm, server, rows.to(device), axis)
-        return GatheredUploads(self.algorithm, axis, claims, self.robust)
+        limits = None if self.privacy.clip is None else SumLimits(self.algorithm, self.privacy, axis)
+        claims = Claims(self.algorithm, server, rows.to(device), axis, limits)
+        return GatheredUploads(self.algorithm, axis, claims, self.robust, limits)
 
     def _rest(self, number: int, clients: Tensor, gathered: GatheredUploads) -> Tensor | None:
         """Places of the cohort whose answers count; none: all of them.  Fewer than half of it have diverged."""

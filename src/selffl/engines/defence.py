@@ -44,8 +44,6 @@ def _refusal(robust: str, method: Method) -> str | None:
         return "its clients learn nothing from each other"
     if not method.averaged:
         return "its server combines single clients' models by more than an average"
-    if method.noise_scale():
-        return "its noise is measured by what one client adds to a plain sum"
     if robust == "hierarchy" and type(method).inter_variance is Algorithm.inter_variance:
         return "it has no variance between clients to say what is plausible"
     return method.no_defence.get(robust)

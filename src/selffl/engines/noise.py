@@ -1,6 +1,6 @@
 """Noise on a method's sums, between the clients and the server's step: what one client adds cannot be told from it.
 
-A method whose uploads add says how much noise each of their sums gets.
+How much noise each sum gets, `selffl.engines.limits` says.
 """
 
 from __future__ import annotations
@@ -9,28 +9,31 @@ import os
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.records import tensors_of
+from selffl.engines.limits import SumLimits
 from selffl.randomness import normal
 
 Upload = TypeVar("Upload")
 Draw = Callable[[str, torch.Size], Tensor]  # standard normal numbers for a field, of a shape
 
 
-def add_noise(algorithm: Algorithm[Any, Any, Any, Any], total: Upload, draw: Draw) -> Upload:
-    """The sum of a cohort's uploads, with the noise that the method asks for on each of its fields."""
-    sums = tensors_of(total)
-    noisy = {
-        name: sums[name] + (scale * draw(name, sums[name].shape)).to(sums[name])
-        for name, scale in algorithm.noise_scale().items()
-    }
-    return replace(total, **noisy) if noisy else total  # type: ignore[type-var]
+def add_noise(limits: SumLimits, total: Upload, num_clients: int, draw: Draw) -> tuple[Upload, dict[str, float]]:
+    """The sum of ``num_clients`` uploads with the noise that hides any of them, and its deviation by field.
+
+    Sums of weights, which noise may carry to zero and below, stay at a tenth of the most that they can be.
+    """
+    sums, scales = tensors_of(total), limits.scales(total)
+    noisy = {name: sums[name] + (scale * draw(name, sums[name].shape)).to(sums[name]) for name, scale in scales.items()}
+    for name, least in limits.least_weights(total).items():
+        if name in noisy:
+            noisy[name] = noisy[name].clamp(min=least * num_clients)
+    return (replace(total, **noisy) if noisy else total), scales  # type: ignore[type-var]
 
 
 def seeded_noise(seed: int | Tensor, round_number: int) -> Draw:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.claims import Claims, capped_factors, choose
 from selffl.engines.defence import defend
+from selffl.engines.limits import SumLimits
 from selffl.engines.noise import Draw, add_noise
 from selffl.errors import DivergedError
 
@@ -37,18 +38,34 @@ class GatheredUploads:
 
     Who cannot have sent what it has is left out, as if it had not been there.  ``claims`` says what clients may send;
     without it they are taken at their word.  A defence (``robust``) needs all of a cohort at once, whatever the method.
+    Where uploads are bounded (``limits``), nobody is held back beside others: noise is measured by plain sums.
     """
 
-    def __init__(self, algorithm: Method, axis: int, claims: Claims | None = None, robust: str = "none") -> None:
+    def __init__(
+        self,
+        algorithm: Method,
+        axis: int,
+        claims: Claims | None = None,
+        robust: str = "none",
+        limits: SumLimits | None = None,
+    ) -> None:
         self._algorithm, self._axis, self._claims = algorithm, axis, claims  # the axis of the clients
-        self._robust = robust
+        self._robust, self.limits = robust, limits
         self._total: Any = None
         self._parts: list[Any] = []
         self._clients: list[Tensor] = []
         self._recorded: dict[str, list[Tensor]] = {name: [] for name in algorithm.recorded}
-        self._capped: dict[str, list[Tensor]] = {name: [] for name in algorithm.capped}
+        self._capped: dict[str, list[Tensor]] = {name: [] for name in algorithm.capped if limits is None}
         self.left_out: dict[int, str] = {}  # by client's number, and why
         self.held_back: dict[int, str] = {}  # likewise, who counts for less than it says
+
+    @classmethod
+    def of_sum(cls, algorithm: Method, clients: Tensor, total: Any, limits: SumLimits | None = None) -> Self:
+        """Of ``clients [C]`` of whom nothing but the sum of their uploads is known: none can be checked or recorded."""
+        found = cls(algorithm, 0, limits=limits)
+        found._total, found._clients, found._capped = total, [clients], {}
+        found._recorded = {name: [torch.full(clients.shape, torch.nan)] for name in algorithm.recorded}
+        return found
 
     def add(self, clients: Tensor, upload: Any) -> None:
         """Take in the upload of some more ``clients [..., C]``."""
@@ -104,8 +121,9 @@ class GatheredUploads:
     def _held_back(self, total: Any) -> Any:
         """The sums, where no client's numbers count for more than the method allows beside the others'."""
         capped, found = self._algorithm.capped, {}
-        fields: dict[str, Tensor] = {name: self._join(self._capped[name]) for name in capped}
-        factors = capped_factors(list(fields.values()), list(capped.values()), self._axis) if fields else None
+        fields: dict[str, Tensor] = {name: self._join(parts) for name, parts in self._capped.items()}
+        times = [capped[name] for name in fields]
+        factors = capped_factors(list(fields.values()), times, self._axis) if fields else None
         if factors is None or not bool((factors < 1).any()):
             return total
         for (name, numbers), factor in zip(fields.items(), factors, strict=True):
@@ -145,9 +163,15 @@ def finish_round(
     num_gradients: Tensor,
     draw: Draw,
 ) -> RoundReport:
-    """The round once its cohort has answered; ``draw`` gives the noise that the method asks for."""
-    upload, clients = add_noise(algorithm, gathered.upload(), draw), gathered.clients
-    after = algorithm.server_round(server, clients, upload)
+    """The round once its cohort has answered; ``draw`` gives the noise, where there is to be some."""
+    upload, clients = gathered.upload(), gathered.clients
+    noise: dict[str, float] = {}
+    if gathered.limits is not None:
+        upload, noise = add_noise(gathered.limits, upload, clients.shape[-1], draw)
+    if noise:
+        after = algorithm.noisy_server_round(server, clients, upload, noise)
+    else:
+        after = algorithm.server_round(server, clients, upload)
     check_finite(algorithm, after, round_number)
     return RoundReport(round_number, clients, upload, gathered.recorded(), after, num_gradients)
 

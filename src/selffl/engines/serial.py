@@ -20,8 +20,10 @@ STAGES = {  # what a method was doing, by its function
     "client_round": "while training",
     "adapt": "while it trained on by itself",
     "personal": "while its personal model was made",
+    "noisy_server_round": "while the server combined what it was sent",
     "server_round": "while the server combined what it was sent",
 }
+SERVER_STAGES = ("server_round", "noisy_server_round")
 
 
 @dataclass
@@ -64,7 +66,7 @@ class _NamedMethod:
             except Exception as error:
                 # A personal model is made for the round before that of its task.
                 number = self._source.round_number - (name == "personal")
-                whose = "" if name == "server_round" else f"client {self._source.client!r}, "
+                whose = "" if name in SERVER_STAGES else f"client {self._source.client!r}, "
                 is_ours = isinstance(error, SelfFLError)
                 what = str(error) if is_ours else f"{type(error).__name__}: {one_line(error)}"
                 kind = type(error) if is_ours else SelfFLError

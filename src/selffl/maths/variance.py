@@ -19,22 +19,22 @@ VarianceScale = Literal["sum", "mean"]
 class Spread:
     """How many vectors there were, their mean, and the sum of their squared distances to it."""
 
-    count: Tensor  # [...], a whole number in the dtype of the vectors
+    count: Tensor  # [...], a whole number in the dtype of the vectors, float32 at least: exact up to 2^24 there
     mean: Tensor  # [..., P], x-bar_t
     squares: Tensor  # [...], t * sigma_t^2: the squared distances, summed over vectors and coordinates
 
     @classmethod
     def empty(cls, like: Tensor) -> Spread:
         """Spread of no vectors yet; ``like [..., P]`` gives shape, dtype and device."""
-        zero = torch.zeros_like(like[..., 0])
+        zero = torch.zeros_like(like[..., 0], dtype=_precise(like))
         return cls(zero, torch.zeros_like(like), zero)
 
     @classmethod
     def of(cls, vectors: Tensor) -> Spread:
         """Spread of ``vectors [..., count, P]``, in two passes."""
         mean = vectors.sum(-2) / max(vectors.shape[-2], 1)  # of nothing: zero, as in `empty`
-        count = torch.full_like(mean[..., 0], vectors.shape[-2])
-        return cls(count, mean, (vectors - mean.unsqueeze(-2)).square().sum((-2, -1)))
+        count = torch.full_like(mean[..., 0], vectors.shape[-2], dtype=_precise(vectors))
+        return cls(count, mean, (vectors - mean.unsqueeze(-2)).to(count).square().sum((-2, -1)))
 
     def update(self, vector: Tensor) -> Spread:
         """Spread with one more vector for each entry.
@@ -55,8 +55,8 @@ class Spread:
         step = other.mean - self.mean
         return Spread(
             count=count,
-            mean=self.mean + share.unsqueeze(-1) * step,
-            squares=self.squares + other.squares + self.count * share * step.square().sum(-1),
+            mean=(self.mean + share.unsqueeze(-1) * step).to(self.mean),
+            squares=self.squares + other.squares + self.count * share * step.to(count).square().sum(-1),
         )
 
     def variance(self, scale: VarianceScale = "mean") -> Tensor:
@@ -66,3 +66,8 @@ class Spread:
         Eq. (17) reads.
         """
         return self.squares if scale == "sum" else self.squares / self.count.clamp(min=1)
+
+
+def _precise(vectors: Tensor) -> torch.dtype:
+    """Type of counts and sums of squares: half precision would stop counting at 256 or 2,048."""
+    return torch.promote_types(vectors.dtype, torch.float32)

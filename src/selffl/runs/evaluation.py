@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +66,7 @@ def score_names(
     with_classes = [WITH_CLASSES] if class_frequencies else []
     with_neighbours = [] if neighbours is None else [WITH_NEIGHBOURS]
     tuned = [f"{view}+{steps}" for steps in sorted(fine_tune) for view in ("personal", "global", *with_classes)]
-    return [
+    found = [
         *(f"{part}_{metric}" for metric in metrics for part in ("weighted", "top10", "worst10", "global")),
         *(("pooled_auc", "global_pooled_auc") if "auc" in metrics else ()),
         *(
@@ -76,6 +77,7 @@ def score_names(
         ),
         *(MAJORITY if "accuracy" in metrics else ()),
     ]
+    return [sys.intern(name) for name in found]  # keys of every round's row: one text for all of them
 
 
 def leading_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -324,10 +326,12 @@ def evaluate(
         own = of_clients(rows, start, stop)
         personal = engine.personal(state, clients, is_over=is_over)
         if not personal.isfinite().all():
-            lost = int((~personal.isfinite().all(-1)).sum())
+            lost = (~personal.isfinite().all(-1)).nonzero().flatten().tolist()
+            first = start + lost[0]
             raise DivergedError(
-                f"the personal models of {lost} clients of {engine.algorithm.name} are not finite after round "
-                f"{state.round_number}; expected finite numbers. Lower the learning rate or the penalty."
+                f"the personal models of {len(lost)} clients of {engine.algorithm.name} are not finite after round "
+                f"{state.round_number} (the first is client {first if engine.names is None else engine.names[first]}); "
+                "expected finite numbers. Lower the learning rate or the penalty."
             )
         note("personal", own, personal)
         note("global", own, shared)

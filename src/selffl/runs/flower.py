@@ -26,8 +26,10 @@ from selffl.engines.cohort import RunState
 from selffl.engines.defence import Robust, check_defence
 from selffl.engines.flower.answers import Alone, EvaluationSums
 from selffl.engines.flower.client import VIEWS, algorithm_of
+from selffl.engines.flower.secure import check_secure_sums
 from selffl.engines.flower.server import Server, numbered
-from selffl.engines.flower.strategy import Answers, Network
+from selffl.engines.flower.settings import Answers, Network
+from selffl.engines.limits import PrivacyOptions
 from selffl.engines.rounds import RoundReport
 from selffl.errors import CheckpointError, ConfigError
 from selffl.runs import folder as files
@@ -217,12 +219,16 @@ def server_app(
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
     robust: Robust = "none",
+    clip: float | None = None,
+    max_weight: float | None = None,
+    noise_multiplier: float = 0.0,
     metrics: Mapping[str, Any] | None = None,
     quorum: float = 0.5,
     shortfall: Literal["raise", "skip"] = "raise",
     round_seconds: float = 3600.0,
     connect_seconds: float = 60.0,
     max_examples: int = 10**9,
+    secure_sums: bool = False,
     experiment: str | None = None,
     population: Population | None = None,
     dtype: torch.dtype = torch.float32,
@@ -230,7 +236,7 @@ def server_app(
 ) -> ServerApp:
     """The app that the server runs.
 
-    ``out``, ``experiment``, ``algorithm`` (a name) and every setting from ``rounds`` to ``max_examples`` but
+    ``out``, ``experiment``, ``algorithm`` (a name) and every setting from ``rounds`` to ``secure_sums`` but
     ``metrics`` may also be given in the app's run configuration, with a dash for each underscore (``flwr run .
     --run-config "rounds=20"``), which then counts.  A run whose ``out`` holds a checkpoint of the same run goes on from
     there: Flower does not resume a run, so it is submitted again (`selffl flower resume`).
@@ -257,6 +263,9 @@ def server_app(
         gain: Whether every client also trains alone, at its own site, when the last round is done: from the model that
             the run began with, in the rounds that it was drawn for.  Needs ``out``.
         robust: The defence against hostile clients, as in `selffl.train`.
+        clip: The most that a client may move a model by, as in `selffl.train`; it shortens what it sends itself.
+        max_weight: The most that a client may weigh beside it, as in `selffl.train`.
+        noise_multiplier: Noise on the sums, as in `selffl.train`, from the operating system's generator.
         metrics: More to measure, as in `selffl.train`: the clients have to be given the same, by the same names.
         quorum: Share of a round's cohort that has to answer for the round to count.
         shortfall: What happens if fewer do: ``raise`` ends the run with a `QuorumError`, ``skip`` goes on to the next
@@ -264,6 +273,8 @@ def server_app(
         round_seconds: How long enough of a round's clients are waited for, and again their answers.
         connect_seconds: How long all clients are waited for before the first round.
         max_examples: The most rows that a client may claim to have; many methods weigh clients by that.
+        secure_sums: Whether the server is to learn only the sum of a round's uploads: clients mask what they send, and
+            masks cancel.  For methods whose uploads add, without ``robust``; three clients or more in a round.
         experiment: Name under which clients keep their memories; none: a new one, kept in the checkpoint.
         population: What is known of the clients beforehand (clusters, variances), in the order of their sorted ids.
         dtype: Of the parameters; the clients have to have the same.
@@ -292,6 +303,9 @@ def server_app(
         check_optimiser(optimiser_of(recipe.optimiser), method)
         TrainingOptions.of(recipe).check_method(method)
         check_defence(recipe.robust, method)
+        if network.secure_sums:
+            check_secure_sums(method, recipe.robust)
+        PrivacyOptions.of(recipe).check_method(method, recipe.robust)
         batch_norm = recipe.batch_norm or method.batch_norm
         flat = FlatModel(module, batch_norm)
         check_batch_norm(batch_norm, method, num_statistics=flat.num_statistics, num_kept=len(flat.kept_layers))

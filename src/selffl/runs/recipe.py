@@ -93,6 +93,13 @@ class Recipe:
         robust: The defence against hostile clients: what they would move the model by is shortened to the median length
             (``clip``), its ``median`` is taken in each coordinate, its ends are ``trimmed`` there, or what is not
             plausible by σ₀² and σₘ² counts for less (``hierarchy``); ``none``: plain averages.
+        clip: S, client-level privacy: the most that a client may move a model by; it shortens what it sends to that,
+            not its own model.  Other numbers that it sends have limits, too.  None: no bound.
+        max_weight: W₀, the most that a client may weigh beside ``clip``, for methods that do not weigh all alike:
+            rows, where clients weigh by rows, 1 where an average client weighs 1.
+        noise_multiplier: z, normal noise on every sum of a round by what one client can move all of them; the run's
+            summary then has ``epsilon`` at ``delta``.  Over Flower the noise is secret, in a simulation it can be
+            repeated.
         engine: ``cohort`` trains many clients at once; ``serial`` one at a time, and an error says which client, in
             which round and at which stage: slow, for finding mistakes.
 
@@ -140,6 +147,9 @@ class Recipe:
     batch_norm: BatchNorm | None = field(default=None, metadata=EVERYWHERE)
     gain: bool = field(default=False, metadata=FLOWER)
     robust: Robust = field(default="none", metadata=EVERYWHERE)
+    clip: float | None = field(default=None, metadata=EVERYWHERE)
+    max_weight: float | None = field(default=None, metadata=EVERYWHERE)
+    noise_multiplier: float = field(default=0.0, metadata=EVERYWHERE)
     engine: Literal["cohort", "serial"] = field(default="cohort", metadata=HERE)
 
     # Facts, beside the settings.
@@ -181,6 +191,7 @@ class Recipe:
 
         # Runs of earlier versions do not say what their method is like.
         found = traits_recorded(content["algorithm"]) | dict(content)
+        found |= _settings_of_options(found["options"])
         found |= {name: tuple(found[name]) for name in ("fine_tune", "metrics") if name in found}
         for name, kinds in KINDS.items():
             if name in found and not isinstance(found[name], kinds):
@@ -232,6 +243,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     from selffl.algorithms.training_options import TRAINING_OPTIONS, TrainingOptions
     from selffl.data.split import check_seed
     from selffl.engines.defence import check_robust
+    from selffl.engines.limits import PRIVACY_OPTIONS, PrivacyOptions
     from selffl.errors import ConfigError
     from selffl.training.blocks import check_gradients
 
@@ -268,6 +280,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         )
     check_policy(found["batch_norm"])
     check_robust(found["robust"])
+    found |= PrivacyOptions(**{name: found[name] for name in PRIVACY_OPTIONS}).to_json()
     check_gradients(found["gradients"])
     if found["engine"] == "serial" and (found["chunk_size"] not in (None, 1) or found["gradients"] not in WITH_SERIAL):
         raise ConfigError(
@@ -297,6 +310,16 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     if found["checkpoint_every"] is None:
         found["checkpoint_every"] = found["evaluate_every"] or found["rounds"]
     return found
+
+
+def _settings_of_options(options: Any) -> dict[str, Any]:
+    """Settings that earlier versions had as options of a method, and the options that are left."""
+    from selffl.engines.limits import PRIVACY_OPTIONS
+
+    if not isinstance(options, Mapping):
+        return {}
+    moved = {name: options[name] for name in PRIVACY_OPTIONS if name in options}
+    return moved and {**moved, "options": {name: options[name] for name in options if name not in moved}}
 
 
 def _floating_point(given: Any) -> tuple[str, float, float]:

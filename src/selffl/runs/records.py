@@ -15,6 +15,7 @@ from selffl.data.federation import Federation
 from selffl.engines.cohort import RunState
 from selffl.engines.rounds import RoundReport
 from selffl.errors import DivergedError
+from selffl.privacy import spent_privacy
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation, or_none, prefix_of, score_names
 from selffl.runs.folder import INTERVAL, REPORTED, Records, Row, history_columns, score_columns
@@ -291,5 +292,6 @@ def summary_row(recipe: Recipe, num_clients: int, records: Records, status: str)
         "clients": num_clients,
         "participation": recipe.participation,
         **(gain_scores(records.clients) if recipe.gain else {}),
+        **spent_privacy(recipe.noise_multiplier, num_clients, recipe.participation, last.get("round", 0)),
         "status": status,
     }

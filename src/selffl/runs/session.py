@@ -26,6 +26,7 @@ from selffl.data.federation import Federation, Rows
 from selffl.data.named import Features, row_shape
 from selffl.engines.cohort import CohortEngine, RunState
 from selffl.engines.defence import check_defence
+from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions
 from selffl.engines.rounds import RoundReport
 from selffl.engines.serial import serial_engine
 from selffl.errors import ConfigError, DataError
@@ -105,6 +106,8 @@ class Session:
         options = TrainingOptions.of(recipe)
         options.check_method(method)
         check_defence(recipe.robust, method)
+        privacy = PrivacyOptions.of(recipe)
+        privacy.check_method(method, recipe.robust)
         if recipe.precision == "bfloat16" and method.no_bfloat16 is not None:
             raise ConfigError(
                 f"precision is 'bfloat16', and {method.name} cannot have it: {method.no_bfloat16}. Expected 'full', or "
@@ -136,6 +139,7 @@ class Session:
             recipe.chunk_size or usual,
             rows.clients,
             recipe.robust,
+            privacy,
         )
         if recipe.engine == "serial":
             engine = serial_engine(engine, rows.clients)
@@ -271,7 +275,7 @@ class Session:
         The same first model, cohorts, minibatches and optimiser; nothing of it counts as work of the run.
         """
         method = self.keeping(training_alone(self.method))
-        alone = replace(self, engine=replace(self.engine, algorithm=method, robust="none"))
+        alone = replace(self, engine=replace(self.engine, algorithm=method, robust="none", privacy=NOT_PRIVATE))
         state = alone.engine.advance(alone.start(), self.recipe.rounds, consume=True)
         found = tensors_of(state.memory).values()
         lost = ~torch.stack([each.isfinite().reshape(len(each), -1).all(1) for each in found]).all(0)

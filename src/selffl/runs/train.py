@@ -80,6 +80,9 @@ def train(
     batch_norm: BatchNorm | None = None,
     gain: bool = False,
     robust: Robust = "none",
+    clip: float | None = None,
+    max_weight: float | None = None,
+    noise_multiplier: float = 0.0,
     engine: Literal["cohort", "serial"] = "cohort",
 ) -> Run:
     """Train one model per client.
@@ -159,6 +162,13 @@ def train(
         robust: The defence against hostile clients: what they would move the model by is shortened to the median length
             (``clip``), its ``median`` is taken in each coordinate, its ends are ``trimmed`` there, or what is not
             plausible by σ₀² and σₘ² counts for less (``hierarchy``); ``none``: plain averages.
+        clip: S, client-level privacy: the most that a client may move a model by; it shortens what it sends to that,
+            not its own model.  Other numbers that it sends have limits, too.  None: no bound.
+        max_weight: W₀, the most that a client may weigh beside ``clip``, for methods that do not weigh all alike:
+            rows, where clients weigh by rows, 1 where an average client weighs 1.
+        noise_multiplier: z, normal noise on every sum of a round by what one client can move all of them; the run's
+            summary then has ``epsilon`` at ``delta``.  Over Flower the noise is secret, in a simulation it can be
+            repeated.
         engine: ``cohort`` trains many clients at once; ``serial`` one at a time, and an error says which client, in
             which round and at which stage: slow, for finding mistakes.
 

@@ -58,6 +58,9 @@ class Problem:
     augmentation: str = "none"  # what becomes of an image each time it is trained on
     batch_norm: BatchNorm | None = None  # what becomes of BatchNorm, as in `selffl.train`
     robust: Robust = "none"  # the defence against hostile clients, as in `selffl.train`
+    clip: float | None = None  # the most that a client may move a model by, as in `selffl.train`
+    max_weight: float | None = None  # the most that it may weigh beside that
+    noise_multiplier: float = 0.0  # of the noise on sums
     num_local_steps: int = 20  # L of the methods that have one, and Self-FL's steps while it knows no variance (D3)
     max_local_steps: int = 40  # ℓ_max of Self-FL
     data_options: Mapping[str, Any] = field(default_factory=dict)  # of its loader, besides the seed

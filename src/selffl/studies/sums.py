@@ -77,9 +77,9 @@ def noise_study(whole: Problem, job: Job) -> StudyResult:
     problem, seeds = shortened(whole, job)
     bounds = {"clip": CLIP, "max_weight": MAX_WEIGHT}
     free, bounded = "self-fl-sums", "bounded, no noise"
-    arms = [Arm(free, "self-fl-sums"), Arm(bounded, "self-fl-sums", bounds), Arm("local", "local")]
+    arms = [Arm(free, "self-fl-sums"), Arm(bounded, "self-fl-sums", settings=bounds), Arm("local", "local")]
     noisy = {f"z = {z:g}": z for z in NOISE}
-    arms += [Arm(label, "self-fl-sums", bounds | {"noise_multiplier": z}) for label, z in noisy.items()]
+    arms += [Arm(label, "self-fl-sums", settings=bounds | {"noise_multiplier": z}) for label, z in noisy.items()]
     outcomes = run_each(problem, arms, seeds, job)
     num_clients = int(outcomes[free][0].summary["clients"])
     spent = {label: _epsilon(problem, z, num_clients) for label, z in noisy.items()}

@@ -24,7 +24,7 @@ from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.engines.flower.client import client_app, client_of, personal_model
 from selffl.engines.flower.server import Server, numbered
-from selffl.engines.flower.strategy import Network
+from selffl.engines.flower.settings import Network
 from selffl.errors import ConfigError, QuorumError, RefusedError
 from selffl.runs.recipe import SETTINGS as RECIPE_SETTINGS
 from selffl.runs.recipe import Recipe

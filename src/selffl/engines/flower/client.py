@@ -29,6 +29,7 @@ from selffl.algorithms.kept_optimisers import keeping_optimisers
 from selffl.algorithms.local import training_alone
 from selffl.algorithms.norms import BatchNorm, check_batch_norm, check_policy
 from selffl.algorithms.optimisers import optimiser_of
+from selffl.algorithms.options import check_bool
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.algorithms.training_options import TrainingOptions
@@ -51,6 +52,8 @@ from selffl.engines.flower.messages import (
     write,
 )
 from selffl.engines.flower.records import Templates, check_dtype, is_finite, models_of, pack, templates, unpack
+from selffl.engines.flower.secure import SESSION, SecureSite, Session
+from selffl.engines.limits import PrivacyOptions, SumLimits
 from selffl.engines.rounds import make_closing_visits
 from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors, save_tensors
@@ -131,6 +134,7 @@ class Site:
         loss: ``loss(outputs, labels)``, the mean over a minibatch; none: it follows from labels and outputs.
         gradients: As in `selffl.train`.
         metrics: The user's own, by name.
+        secure_sums: Whether the site refuses to send anything that is not masked.
     """
 
     model: FlatModel
@@ -140,6 +144,7 @@ class Site:
     loss: Loss | None
     gradients: Gradients
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    secure_sums: bool = False
 
     def introduction(self, client: Hashable) -> Introduction:
         """Who is there."""
@@ -147,9 +152,15 @@ class Site:
         prepared = "" if own.preparation is None else own.preparation.digest()
         return Introduction(PROTOCOL, str(client), len(own.train.labels), fingerprint(self.model), prepared)
 
-    def train(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, ArrayRecord]:
+    def train(self, client: Hashable, order: Order, content: RecordDict) -> tuple[Answer, ArrayRecord]:
         """One round: what the method makes of what was received, of the memory and of the rows."""
         self._check(client, order)
+        arrays, is_secure = arrays_of(content), SESSION in content.config_records
+        if self.secure_sums and not is_secure:
+            raise RefusedError(
+                f"the server asks client {client} for a plain answer; expected a secure sum, as its site insists on "
+                "(secure_sums=True). Have the server make secure sums, or the site not insist."
+            )
         own = self._rows(client)
         method = self._keeping(order, self.algorithm)
         expected = templates(method, self.model)
@@ -157,6 +168,9 @@ class Site:
         before = memory.before(order.round_number)
         task = self._task(own, order, order.round_number)
         upload, after = method.client_round(unpack(expected.broadcast, arrays), before, task)
+        privacy = PrivacyOptions(**json.loads(order.privacy))
+        if privacy.clip is not None:
+            upload = SumLimits(method, privacy).bound(upload)
         # Kept, they would spoil every round to come.  In an upload NaN may stand for what is not known yet.
         models = models_of(upload, self.model.params.numel())
         for name, tensor in (*tensors_of(after).items(), *models.items()):
@@ -166,8 +180,16 @@ class Site:
                     "numbers. Lower the learning rate or the penalty."
                 )
         memory.keep(order.round_number, before, after)
-        answer = Answer(order.experiment, order.round_number, order.client, int(task.num_gradients.sum()))
-        return answer, pack(upload)
+        spent = int(task.num_gradients.sum())
+        if is_secure:
+            hidden = self.secure_site(client, order.experiment).masked(content, method, upload, spent)
+            return Answer(order.experiment, order.round_number, order.client, 0), hidden
+        return Answer(order.experiment, order.round_number, order.client, spent), pack(upload)
+
+    def secure_site(self, client: Hashable, experiment: str) -> SecureSite:
+        """The client in secure sums of an experiment."""
+        path = ClientMemory(self.memory_dir, experiment, str(client), None).path
+        return SecureSite(str(client), path.with_suffix(""))
 
     def evaluate(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, MetricRecord]:
         """Sums over the test rows after a round, with the personal and with the global model."""
@@ -350,6 +372,7 @@ def client_app(
     gradients: Gradients = "auto",
     metrics: Mapping[str, Any] | None = None,
     batch_norm: BatchNorm | None = None,
+    secure_sums: bool = False,
 ) -> ClientApp:
     """The app that a client runs.
 
@@ -372,7 +395,10 @@ def client_app(
             sends one number for each.
         batch_norm: as in `selffl.train`; the server has to have the same. ``batch-norm`` in the run configuration takes
             its place.
+        secure_sums: whether the client refuses to answer a round without a secure sum. With one where the server makes
+            it, it takes part anyway.
     """
+    check_bool("secure_sums", secure_sums)
     check_gradients(gradients)
     measured = own_metrics(metrics)
     check_dtype(dtype)
@@ -398,7 +424,7 @@ def client_app(
         place = memory_of(context) if memory_dir is None else Path(memory_dir)
         chosen = method_of(method) if isinstance(method, str) else method
         flat = model_for(chosen, context.run_config.get("batch-norm") or batch_norm)
-        return Site(flat, chosen, load_data, place, loss, gradients, measured)
+        return Site(flat, chosen, load_data, place, loss, gradients, measured, secure_sums)
 
     app = ClientApp()
 
@@ -412,8 +438,17 @@ def client_app(
     @hide_error_details
     def train(message: Message, context: Context) -> Message:
         order = read(Order, message.content)
-        answer, arrays = site_of(context).train(identify(context), order, arrays_of(message.content))
+        answer, arrays = site_of(context).train(identify(context), order, message.content)
         return Message(RecordDict({ABOUT: write(answer), ARRAYS: arrays}), reply_to=message)
+
+    for action in ("keys", "shares", "reveal"):
+
+        @app.query(action)
+        @hide_error_details
+        def take_part(message: Message, context: Context, action: str = action) -> Message:
+            experiment = read(Session, message.content).experiment
+            site = site_of(context).secure_site(identify(context), experiment)
+            return Message(getattr(site, action)(message.content), reply_to=message)
 
     @app.evaluate()
     @hide_error_details

@@ -17,7 +17,7 @@ from selffl.algorithms.optimisers import Optimiser, optimiser_of
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
-PROTOCOL = 6  # of these messages; other numbers are refused
+PROTOCOL = 7  # of these messages; other numbers are refused
 
 MAX_SHOWN_CHARACTERS = 200  # of what others have sent
 
@@ -45,6 +45,7 @@ class Order:
         batch_size: B.
         optimiser: Of the local steps, with its options, as JSON.
         training: What else is done in local training (`selffl.algorithms.training_options`), as JSON.
+        privacy: What a client shortens its upload to (`selffl.engines.limits`), as JSON.
         alone: Rounds that the client is to train by itself, as JSON; empty where it trains with the others.
         algorithm: Name of the method.
         options: Of the method, as JSON.
@@ -63,6 +64,7 @@ class Order:
     batch_size: int
     optimiser: str
     training: str
+    privacy: str
     alone: str
     algorithm: str
     options: str

@@ -24,7 +24,9 @@ from selffl.engines.flower.client import Shared
 from selffl.engines.flower.messages import fingerprint, optimiser_text, options_of
 from selffl.engines.flower.records import check_dtype, pack
 from selffl.engines.flower.roster import wait_for_clients
-from selffl.engines.flower.strategy import Method, Network, Records, Rounds, RunIdentity, SelfFLStrategy
+from selffl.engines.flower.settings import Network, Records, Rounds, RunIdentity
+from selffl.engines.flower.strategy import Method, SelfFLStrategy
+from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions
 from selffl.errors import ConfigError
 from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
 from selffl.state.files import locked
@@ -47,7 +49,12 @@ class Checkpoint:
             return None
         tensors, about = load_tensors(self.path)
         # What runs of earlier versions have and do not say.
-        usual = {"optimiser": optimiser_text("sgd"), "robust": "none", **TrainingOptions().to_json()}
+        usual = {
+            "optimiser": optimiser_text("sgd"),
+            "robust": "none",
+            **TrainingOptions().to_json(),
+            **NOT_PRIVATE.to_json(),
+        }
         found = usual | about.get("identity", {})
         for name, expected in self._identity.items():
             if found.get(name) != expected:
@@ -183,7 +190,7 @@ class Server:
         )
         state = start_state(self.algorithm, self.model.params, known)
         # Noise hides a client the better for nobody knowing whether it took part.
-        is_secret = bool(self.algorithm.noise_scale())
+        is_secret = self.recipe.noise_multiplier > 0
         run = uuid.uuid4().hex
         names = RunIdentity(self.experiment or run, run, secrets.randbits(62) if is_secret else self.recipe.seed)
         if self.out is None:
@@ -217,4 +224,5 @@ class Server:
             "optimiser": optimiser_text(self.recipe.optimiser),
             "robust": self.recipe.robust,
             **TrainingOptions.of(self.recipe).to_json(),
+            **PrivacyOptions.of(self.recipe).to_json(),
         }

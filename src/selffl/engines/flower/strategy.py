@@ -22,8 +22,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -32,8 +33,6 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from selffl.algorithms import Algorithm
-from selffl.algorithms.optimisers import Optimiser
-from selffl.algorithms.options import check_choice, check_integer, check_number
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.claims import Claims
 from selffl.engines.cohort import RunState, sample_cohort
@@ -52,6 +51,9 @@ from selffl.engines.flower.messages import (
 )
 from selffl.engines.flower.records import of_place, pack, upload_template
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
+from selffl.engines.flower.secure import SecureRound, read_masked, read_sum
+from selffl.engines.flower.settings import Answers, Network, Records, Rounds, RunIdentity
+from selffl.engines.limits import PrivacyOptions, SumLimits
 from selffl.engines.noise import secure_noise
 from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
 from selffl.errors import DataError, QuorumError
@@ -64,116 +66,6 @@ Measured = TypeVar("Measured", EvaluationSums, Alone)
 QUERY_SECONDS = 60.0  # that a new node has to say who it is, at least
 
 _log = logging.getLogger(__name__)
-
-
-class Rounds(Protocol):
-    """What all rounds of a run have in common; `selffl.runs.recipe.Recipe` has it, and checks it."""
-
-    @property
-    def rounds(self) -> int:
-        """How many there are."""
-
-    @property
-    def participation(self) -> float:
-        """C, the share of clients in a round."""
-
-    @property
-    def learning_rate(self) -> float:
-        """η."""
-
-    @property
-    def learning_rate_schedule(self) -> str:
-        """By which factor η changes from round to round."""
-
-    @property
-    def batch_size(self) -> int:
-        """B."""
-
-    @property
-    def seed(self) -> int:
-        """Of cohorts and minibatches."""
-
-    @property
-    def optimiser(self) -> str | Optimiser:
-        """Of local steps."""
-
-    @property
-    def keep_optimiser(self) -> bool:
-        """Whether clients keep it."""
-
-    @property
-    def weight_decay(self) -> float:
-        """λ."""
-
-    @property
-    def max_gradient_norm(self) -> float | None:
-        """Of the gradient of a minibatch."""
-
-    @property
-    def augmentation(self) -> str:
-        """Of images."""
-
-    @property
-    def robust(self) -> str:
-        """The defence against hostile clients."""
-
-    def is_evaluated(self, round_number: int) -> bool:
-        """Whether a round is followed by an evaluation."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """How a server deals with clients that are slow, silent or wrong; see `selffl.flower.server_app` for each."""
-
-    quorum: float = 0.5
-    shortfall: Literal["raise", "skip"] = "raise"
-    round_seconds: float = 3600.0
-    connect_seconds: float = 60.0
-    max_examples: int = 10**9
-
-    def __post_init__(self) -> None:
-        check_integer("max_examples", self.max_examples, 1)
-        check_number("quorum", self.quorum, above=0.0, at_most=1.0)
-        check_number("round_seconds", self.round_seconds, above=0.0)
-        check_number("connect_seconds", self.connect_seconds, at_least=0.0)
-        check_choice("shortfall", self.shortfall, ("raise", "skip"))
-
-
-class RunIdentity(NamedTuple):
-    """What a run goes by, and has to go on by.
-
-    Attributes:
-        experiment: Name under which clients keep their memories.
-        run: Tells two runs of that name apart.
-        cohort_seed: Decides who takes part.
-    """
-
-    experiment: str
-    run: str
-    cohort_seed: int
-
-
-Answers = (
-    Mapping[int, EvaluationSums] | Mapping[int, Alone]
-)  # what clients found, by their numbers; perhaps none has answered
-
-
-class Records(Protocol):
-    """Where the reports of a run go; `selffl.runs.flower.RemoteRecorder` writes them down."""
-
-    @property
-    def metrics(self) -> tuple[str, ...] | None:
-        """What the run measures; none before its first evaluation."""
-
-    @property
-    def first(self) -> Tensor | None:
-        """The model that the run began with, if clients have yet to train alone from it."""
-
-    def has_scores(self, round_number: int) -> bool:
-        """Whether that round's evaluation is in the records."""
-
-    def take(self, state: RunState, report: RoundReport | Answers) -> None:
-        """A round is over, without clients if too few have answered, or clients have said how they do."""
 
 
 class SelfFLStrategy(Strategy):
@@ -203,7 +95,7 @@ class SelfFLStrategy(Strategy):
         self.state, self.names = state, names
         self.ids = [str(client) for client in clients]
         self._algorithm, self._recipe, self._network = algorithm, recipe, network
-        self._fingerprint = fingerprint(model)
+        self._privacy, self._fingerprint = PrivacyOptions.of(recipe), fingerprint(model)
         self._bounds = Bounds(upload_template(algorithm, model), network.max_examples, tuple(own_metrics))
         self._save, self._records = save, records
         self.roster = Roster(self.ids, self._fingerprint, max(network.connect_seconds, QUERY_SECONDS))
@@ -211,6 +103,7 @@ class SelfFLStrategy(Strategy):
         self._cohort: Tensor | None = None  # of the round that is under way
         self._reasons: list[str] = []  # why clients were left out of it
         self._metrics = None if records is None else records.metrics
+        self._secure: SecureRound | None = None  # of the round that is under way
 
     # ------------------------------------------------------------------------------------------------------ a round
 
@@ -221,6 +114,11 @@ class SelfFLStrategy(Strategy):
         number, self._reasons = self.state.round_number + 1, []
         self._cohort = sample_cohort(self.names.cohort_seed, number, len(self.ids), self._recipe.participation)
         nodes = self._connected(grid, self._cohort.tolist())
+        for client in self._cohort.tolist():
+            if client not in nodes:
+                self._reject(number, client, "it is not connected")
+        if self._network.secure_sums:
+            nodes = self._agree(grid, number, nodes)
         # To the whole cohort, whoever is there: a round that is asked for again asks the same of everybody.
         broadcast = self._algorithm.broadcast(self.state.server, self._at(self._cohort.tolist()))
         self._sent = {}
@@ -228,9 +126,17 @@ class SelfFLStrategy(Strategy):
             if client in nodes:
                 arrays = pack(of_place(broadcast, place))
                 self._sent[client] = self._message(MessageType.TRAIN, number, client, nodes[client], arrays)
-            else:
-                self._reject(number, client, "it is not connected")
+                for name, record in ({} if self._secure is None else self._secure.order_records(client)).items():
+                    self._sent[client].content[name] = record
         return list(self._sent.values())
+
+    def _agree(self, grid: Grid, number: int, nodes: Mapping[int, int]) -> dict[int, int]:
+        """Nodes of the clients of the cohort that a secure sum has been agreed on with."""
+        assert self._cohort is not None
+        seconds, reject = self._network.round_seconds, partial(self._reject, number)
+        self._secure = SecureRound(grid, self.names.experiment, self.ids, seconds, reject)
+        self._secure.agree({client: nodes[client] for client in self._cohort.tolist() if client in nodes})
+        return {client: nodes[client] for client in self._secure.book}
 
     def _connected(self, grid: Grid, cohort: Sequence[int]) -> dict[int, int]:
         """Node of each client that is there, once there are enough of the cohort or the time is over."""
@@ -250,20 +156,12 @@ class SelfFLStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The method's server step over the answers that count, in ascending order of clients."""
         number = self.state.round_number + 1
-        found = self._accepted(number, replies, self._bounds.upload)
-        rows = self._at(self.roster.rows(self._network.max_examples))
-        claims = Claims(self._algorithm, self.state.server, rows, axis=0)
-        gathered = GatheredUploads(self._algorithm, 0, claims, self._recipe.robust)
-        for client in sorted(found):
-            gathered.add(self._at([client]), found[client][0])
-        for client, reason in gathered.left_out.items():
-            self._reject(number, client, reason)
-            del found[client]
+        gathered, spent = (self._gather if self._secure is None else self._gather_sum)(number, replies)
         assert self._cohort is not None
         needed = self._needed(len(self._cohort))
-        if len(found) < needed:
+        if len(spent) < needed:
             problem = (
-                f"{len(found)} of {len(self._cohort)} clients answered in round {number}; expected {needed} or more"
+                f"{len(spent)} of {len(self._cohort)} clients answered in round {number}; expected {needed} or more"
             )
             if self._network.shortfall == "raise":
                 why = f" ({self._reasons[0]})" if self._reasons else ""
@@ -274,7 +172,6 @@ class SelfFLStrategy(Strategy):
             self._report(RoundReport(number, nobody, None, {}, self.state.server, nobody))
             self._saved()
             return None, None
-        spent = self._at([found[client][1] for client in sorted(found)])
         report = finish_round(self._algorithm, self.state.server, number, gathered, spent, secure_noise)
         for client, reason in gathered.held_back.items():
             _log.info("round %d: client %s is held back: %s", number, self.ids[client], reason)
@@ -287,8 +184,41 @@ class SelfFLStrategy(Strategy):
         )
         self._report(report)
         self._saved()
-        metrics = {"round": number, "clients": len(found), "gradient-evaluations": int(spent.sum())}
+        metrics = {"round": number, "clients": len(spent), "gradient-evaluations": int(spent.sum())}
         return pack(Shared(report.server.params)), MetricRecord(metrics)  # type: ignore[arg-type]
+
+    def _gather(self, number: int, replies: Iterable[Message]) -> tuple[GatheredUploads, Tensor]:
+        """The uploads that count, and what each has cost ``[C]``, in ascending order of clients."""
+        found = self._accepted(number, replies, self._bounds.upload)
+        rows = self._at(self.roster.rows(self._network.max_examples))
+        claims = Claims(self._algorithm, self.state.server, rows, 0, self._limits)
+        gathered = GatheredUploads(self._algorithm, 0, claims, self._recipe.robust, self._limits)
+        for client in sorted(found):
+            gathered.add(self._at([client]), found[client][0])
+        for client, reason in gathered.left_out.items():
+            self._reject(number, client, reason)
+            del found[client]
+        return gathered, self._at([found[client][1] for client in sorted(found)])
+
+    def _gather_sum(self, number: int, replies: Iterable[Message]) -> tuple[GatheredUploads, Tensor]:
+        """The sum of the uploads, and what they have cost on average, in whole gradients, as each client's cost."""
+        assert self._secure is not None
+        template = self._bounds.template
+        masked = self._accepted(number, replies, partial(read_masked, template=template, method=self._algorithm))
+        total = self._secure.unmasked(masked)
+        if total is None:
+            self._reasons.append("too few clients have stayed for the sum to be read")
+            return GatheredUploads(self._algorithm, 0), self._at([])
+        upload, spent = read_sum(total, template, self._algorithm)
+        clients = self._at(sorted(masked))
+        each = spent // len(clients)
+        costs = [each + 1] * (spent - each * len(clients)) + [each] * len(clients)
+        gathered = GatheredUploads.of_sum(self._algorithm, clients, upload, self._limits)
+        return gathered, self._at(costs[: len(clients)])
+
+    @property
+    def _limits(self) -> SumLimits | None:
+        return None if self._privacy.clip is None else SumLimits(self._algorithm, self._privacy)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -442,6 +372,7 @@ class SelfFLStrategy(Strategy):
             batch_size=self._recipe.batch_size,
             optimiser=optimiser_text(self._recipe.optimiser),
             training=json.dumps(TrainingOptions.of(self._recipe).to_json()),
+            privacy=json.dumps(self._privacy.to_json()),
             alone="" if alone is None else json.dumps(list(alone)),
             algorithm=self._algorithm.name,
             options=options_of(self._algorithm),

@@ -1,0 +1,139 @@
+"""What a server over Flower is given: what all rounds have in common, how clients are dealt with, where reports go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from selffl.algorithms.optimisers import Optimiser
+from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
+from selffl.engines.cohort import RunState
+from selffl.engines.flower.answers import Alone, EvaluationSums
+from selffl.engines.rounds import RoundReport
+
+
+class Rounds(Protocol):
+    """What all rounds of a run have in common; `selffl.runs.recipe.Recipe` has it, and checks it."""
+
+    @property
+    def rounds(self) -> int:
+        """How many there are."""
+
+    @property
+    def participation(self) -> float:
+        """C, the share of clients in a round."""
+
+    @property
+    def learning_rate(self) -> float:
+        """η."""
+
+    @property
+    def learning_rate_schedule(self) -> str:
+        """By which factor η changes from round to round."""
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+
+    @property
+    def seed(self) -> int:
+        """Of cohorts and minibatches."""
+
+    @property
+    def optimiser(self) -> str | Optimiser:
+        """Of local steps."""
+
+    @property
+    def keep_optimiser(self) -> bool:
+        """Whether clients keep it."""
+
+    @property
+    def weight_decay(self) -> float:
+        """λ."""
+
+    @property
+    def max_gradient_norm(self) -> float | None:
+        """Of the gradient of a minibatch."""
+
+    @property
+    def augmentation(self) -> str:
+        """Of images."""
+
+    @property
+    def robust(self) -> str:
+        """The defence against hostile clients."""
+
+    @property
+    def clip(self) -> float | None:
+        """S, the most that a client may move a model by."""
+
+    @property
+    def max_weight(self) -> float | None:
+        """W₀, the most that it may weigh."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, of the noise on sums."""
+
+    def is_evaluated(self, round_number: int) -> bool:
+        """Whether a round is followed by an evaluation."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a server deals with clients that are slow, silent or wrong; see `selffl.flower.server_app` for each."""
+
+    quorum: float = 0.5
+    shortfall: Literal["raise", "skip"] = "raise"
+    round_seconds: float = 3600.0
+    connect_seconds: float = 60.0
+    max_examples: int = 10**9
+    secure_sums: bool = False
+
+    def __post_init__(self) -> None:
+        check_integer("max_examples", self.max_examples, 1)
+        check_bool("secure_sums", self.secure_sums)
+        check_number("quorum", self.quorum, above=0.0, at_most=1.0)
+        check_number("round_seconds", self.round_seconds, above=0.0)
+        check_number("connect_seconds", self.connect_seconds, at_least=0.0)
+        check_choice("shortfall", self.shortfall, ("raise", "skip"))
+
+
+class RunIdentity(NamedTuple):
+    """What a run goes by, and has to go on by.
+
+    Attributes:
+        experiment: Name under which clients keep their memories.
+        run: Tells two runs of that name apart.
+        cohort_seed: Decides who takes part.
+    """
+
+    experiment: str
+    run: str
+    cohort_seed: int
+
+
+Answers = (
+    Mapping[int, EvaluationSums] | Mapping[int, Alone]
+)  # what clients found, by their numbers; perhaps none has answered
+
+
+class Records(Protocol):
+    """Where the reports of a run go; `selffl.runs.flower.RemoteRecorder` writes them down."""
+
+    @property
+    def metrics(self) -> tuple[str, ...] | None:
+        """What the run measures; none before its first evaluation."""
+
+    @property
+    def first(self) -> Tensor | None:
+        """The model that the run began with, if clients have yet to train alone from it."""
+
+    def has_scores(self, round_number: int) -> bool:
+        """Whether that round's evaluation is in the records."""
+
+    def take(self, state: RunState, report: RoundReport | Answers) -> None:
+        """A round is over, without clients if too few have answered, or clients have said how they do."""
