@@ -76,8 +76,10 @@ class Claims:
             most = self.longest if is_model else self.longest**2
             if name.rpartition(".")[2] in self.algorithm.may_be_unknown:
                 flat = flat.nan_to_num(nan=0.0, posinf=0.0, neginf=-1.0)  # what else it may be, its bounds say
-            length = torch.linalg.vector_norm(flat.to(_floating(flat)), dim=-1, dtype=torch.float64)
-            yield length <= most, partial(_too_long, name, length, most)
+            # Of a model that is not too long squares fit into a float; of others the length is infinite.
+            precise = torch.promote_types(flat.dtype, torch.float32) if is_model else torch.float64
+            length = torch.linalg.vector_norm(flat.to(_floating(flat)), dim=-1, dtype=precise)
+            yield length <= most, partial(_too_long, name, flat, most)
             if flat.shape[-1] and not is_model and name not in bounded:  # variances, counts, weights
                 least = flat.amin(-1)
                 yield least >= 0, partial(_negative, name, least)
@@ -104,10 +106,11 @@ def _floating(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.dtype.is_floating_point else torch.float64
 
 
-def _too_long(name: str, length: Tensor, most: float) -> str:
-    if not bool(length.isfinite().all()):
+def _too_long(name: str, flat: Tensor, most: float) -> str:
+    length = float(torch.linalg.vector_norm(flat.to(torch.float64), dim=-1).max())
+    if not math.isfinite(length):
         return f"{name} holds NaN or infinity; expected finite numbers."
-    return f"{name} measures {float(length.max()):g}; expected at most {most:g}, for squares to be finite."
+    return f"{name} measures {length:g}; expected at most {most:g}, for squares to be finite."
 
 
 def _negative(name: str, least: Tensor) -> str:
