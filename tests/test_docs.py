@@ -440,7 +440,6 @@ NOT_YET_RUN |= {
     "published-cifar10-fedkddc",
     "published-cifar10-fedlmi",
     "published-cifar10-knnper",
-    "adapters-speech",
     "attacks",
 }
 
