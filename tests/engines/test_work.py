@@ -1,0 +1,68 @@
+"""How much work a round is: operations of torch, and bytes that they write.  Seconds are not told by a busy machine."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from selffl.algorithms import algorithm
+from selffl.data.federation import Federation, Rows
+from selffl.engines.cohort import CohortEngine
+from selffl.training.flat import FlatModel
+from selffl.training.model import ModelSource
+
+NUM_CLIENTS, NUM_ROWS, NUM_FEATURES, NUM_CLASSES, NUM_STEPS = 8, 12, 300, 5, 20
+# Of a round after some others.  More than these is a regression: find what it is, or say here why it has to be.  Models
+# are all clients' together: how often as many bytes as they have are written.
+MOST_OPERATIONS = {"fedavg": 550, "ditto": 950, "self-fl-auto": 2_200}
+MOST_MODELS = {"fedavg": 105, "ditto": 245, "self-fl-auto": 420}
+
+
+class Work(TorchDispatchMode):
+    """Counts operations that are no views, and the bytes of what they return."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.num_bytes = Counter(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if not function.is_view:
+            self.operations[str(function)] += 1
+            self.num_bytes += sum(leaf.nbytes for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor))
+        return found
+
+
+def work_of_a_round(name):
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(NUM_CLIENTS * NUM_ROWS, NUM_FEATURES, generator=draw)
+    labels = torch.randint(NUM_CLASSES, (len(features),), generator=draw)
+    rows = Rows(features, labels, torch.arange(NUM_CLIENTS + 1) * NUM_ROWS)
+    model = FlatModel(nn.Linear(NUM_FEATURES, NUM_CLASSES))
+    source = ModelSource(Federation(range(NUM_CLIENTS), rows, rows), model, nn.functional.cross_entropy, 0.01, 4)
+    engine = CohortEngine(algorithm(name, num_local_steps=NUM_STEPS), source)
+    state = engine.advance(engine.start(model.params), 3)
+    with Work() as work:
+        engine.advance(state, 1, consume=True)
+    return work, work.num_bytes / (NUM_CLIENTS * model.params.nbytes)
+
+
+@pytest.mark.parametrize("name", MOST_OPERATIONS)
+def test_a_round_is_no_more_work_than_it_was(name):
+    work, models = work_of_a_round(name)
+    number = work.operations.total()
+    assert number <= MOST_OPERATIONS[name], work.operations.most_common(12)
+    assert models <= MOST_MODELS[name]
+    # A bound far above what is needed would notice nothing.
+    assert number > 0.8 * MOST_OPERATIONS[name]
+    assert models > 0.8 * MOST_MODELS[name]
+
+
+def test_the_work_does_not_depend_on_how_many_clients_there_are(monkeypatch):
+    """Many clients are one operation, not many."""
+    few = work_of_a_round("fedavg")[0].operations.total()
+    monkeypatch.setattr(f"{__name__}.NUM_CLIENTS", 24)
+    assert work_of_a_round("fedavg")[0].operations.total() == few
