@@ -32,6 +32,7 @@ TINY = {
         "--clients", "20", "60", "--cohort", "5", "--rows", "4", "--features", "6", "--steps", "2", "--turns", "2",
     ],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
+    "privacy_attacks": ["--part", "audit", "--repeats", "4"],
     "interval_coverage": ["--clients", "4", "--inter-variances", "0.5", "--repeats", "3"],
     "grouped_variances": [
         "--groups", "6", "--medians", "8", "--variances", "0.3", "--seeds", "0", "1", "--rounds", "2",
@@ -51,6 +52,7 @@ ROWS = {
     "large_tables": ["60x5"],
     "memory": ["import torch", "whole run, above it"],
     "scale": ["20 clients", "60 clients"],
+    "privacy_attacks": ["{'z': 1.0,", "{'z': 2.0,", "{'z': 4.0,"],
     "grouped_variances": ["| linear | 8 | 0.3 |", "| logistic | 8 | 0.3 |"],
     "interval_coverage": ["| personal, integrated over σ₀² |", "| mean, Hartung–Knapp |", "| σ₀², Q-profile |"],
     "calibration": [
@@ -65,11 +67,16 @@ ROWS = {
     ],
 }
 RATIO = r"\d\.\d\d x"
-CELLS = {"interval_coverage": r"\d\.\d ± \d", "grouped_variances": r"\d\.\d+ ± \d"}
+CELLS = {
+    "interval_coverage": r"\d\.\d ± \d",
+    "grouped_variances": r"\d\.\d+ ± \d",
+    "privacy_attacks": r"'proven epsilon': \d",
+}
 KEYS = {
     "large_tables": "tables",
     "memory": "megabytes",
     "scale": "measured",
+    "privacy_attacks": "audit",
     "calibration": "calibration",
     "interval_coverage": "coverage",
     "grouped_variances": "variances",

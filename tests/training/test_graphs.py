@@ -1,5 +1,8 @@
 """On a GPU the launches of a gradient are recorded: its numbers stay, and what changes between calls is not."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from sample_modules import CROSS_ENTROPY, seeded
@@ -145,3 +148,13 @@ def test_a_gradient_is_made_once_for_a_model_and_a_loss():
     assert gradient_of(model, CROSS_ENTROPY) is gradient_of(model, CROSS_ENTROPY)
     assert gradient_of(model, CROSS_ENTROPY) is not gradient_of(model, CROSS_ENTROPY, "loop")
     assert gradient_of(model, CROSS_ENTROPY) is not gradient_of(model, nn.functional.mse_loss)
+
+
+def test_a_copy_of_a_model_makes_gradients_of_its_own():
+    model = FlatModel(seeded(lambda: nn.Linear(8, 3)))
+    gradient = gradient_of(model, CROSS_ENTROPY)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        found = gradient_of(again, CROSS_ENTROPY)
+        assert found is not gradient
+        given = model.params.expand(2, -1).clone(), torch.ones(2, 4, 8), torch.zeros(2, 4, dtype=torch.int64)
+        assert torch.equal(found(*given), gradient(*given))

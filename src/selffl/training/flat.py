@@ -78,6 +78,10 @@ class FlatModel:
         self._alters_rows: dict[Hashable, bool] = {}  # as far as `probe_rows` has looked
         self.gradients: dict[Hashable, Callable[..., Tensor]] = {}  # that were made for it, by loss and way
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the gradients, which are made anew for a copy."""
+        return vars(self) | {"gradients": {}}
+
     @property
     def params(self) -> Tensor:
         """The module's own trained parameters, and its statistics behind them: ``[P]``."""
