@@ -70,7 +70,11 @@ class MadeRows:
             x, y = self._make(client)
         except (TypeError, ValueError) as error:
             raise DataError(f"make({client}) gives no (x, y) ({error}); expected features and labels.") from error
-        rows, expected = Rows.single_client(x, y), int(self.num_examples[client])
+        try:
+            rows = Rows.single_client(x, y)
+        except DataError as error:
+            raise DataError(f"make({client}): {error}") from None
+        expected = int(self.num_examples[client])
         if len(rows.labels) != expected:
             raise DataError(f"make({client}) gives {len(rows.labels)} rows; expected {expected}, as num_examples says.")
         check_labels(rows.labels, self.num_classes, f"client {client}")

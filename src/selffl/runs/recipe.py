@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_BATCH_SIZE = (1 << 31) - 1  # rows
 REMOTE = "remote"  # the device of a run whose clients compute at their own sites
 WITH_SERIAL = ("auto", "loop")  # gradients that the serial engine can be asked for
-LEAST = {"evaluate_every": 0, "evaluate_clients": 1, "checkpoint_every": 0, "chunk_size": 1, "neighbours": 1}
+LEAST_VALUES = {"evaluate_every": 0, "evaluate_clients": 1, "checkpoint_every": 0, "chunk_size": 1, "neighbours": 1}
 NUM_EVALUATIONS = 20  # of a run, where nobody has said how many rounds lie between them
 
 
@@ -268,7 +268,7 @@ def check_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     check_choice("engine", found["engine"], ("cohort", "serial"))
     for name in ("evaluate_train", "evaluate_validation", "class_frequencies", "gain"):
         check_bool(name, found[name])
-    for name, least in LEAST.items():
+    for name, least in LEAST_VALUES.items():
         if found[name] is not None:
             check_integer(name, found[name], least)
     if found["client_memory"] is not None:
