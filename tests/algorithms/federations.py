@@ -38,6 +38,8 @@ AUTO = {
     "most_frequency_weight": score_scale.MAX_FREQUENCY_WEIGHT,
     "least_skew": self_fl_auto.LEAST_SKEW,
     "least_disagreement": self_fl_auto.LEAST_DISAGREEMENT,
+    "closing_passes": self_fl_auto.CLOSING_PASSES,
+    "least_visits": self_fl_auto.LEAST_CLOSING_VISITS,
 }
 
 
@@ -175,11 +177,6 @@ def classes_by_half(source, num_classes):
             of_client.append([list(classes.values()).count(k) for k in range(num_classes)])
         found.append(of_client)
     return found
-
-
-def closing_rounds(rounds):
-    """Rounds after the last, counted from 0, whose minibatches clients go on with once training is over."""
-    return range(rounds, rounds + self_fl_auto.CLOSING_VISITS)
 
 
 def starting_point(source):

@@ -8,7 +8,7 @@ import statsmodels.api as sm
 import torch
 import twins
 from federations import AUTO as CONSTANTS
-from federations import classes_by_half, closing_rounds, federation, gathered, run
+from federations import classes_by_half, federation, gathered, run
 from scipy.optimize import minimize, minimize_scalar
 from torch import nn
 
@@ -229,7 +229,8 @@ def test_a_regression_equals_its_twin():
         "examples": [float(size) for size in sizes],
         "rates": [0.02] * 5,
         "groups": [1] * 6,
-        "closing": closing_rounds(6),
+        "batch_size": source.batch_size,
+        "closing": 6,
     }
     expected = twins.run_self_fl_auto(problem, num_local_steps=5, **CONSTANTS)
     state, personal, closed = trained(source, with_closed=True)
@@ -304,7 +305,8 @@ def test_a_classifier_equals_its_twin(num_scores):
         "classes": counts,
         "half_classes": classes_by_half(source, num_classes),
         "scores": scores,
-        "closing": closing_rounds(6),
+        "batch_size": source.batch_size,
+        "closing": 6,
         "bias": bias,
         "scorers": range(num_weights + num_scores),
         "groups": [1] * (num_weights + num_scores),

@@ -9,7 +9,7 @@ import copy
 import pytest
 import torch
 import twins
-from federations import AUTO, classes_by_half, closing_rounds, federation, sent_models, starting_point
+from federations import AUTO, classes_by_half, federation, sent_models, starting_point
 from torch import nn
 
 from selffl.algorithms import ALGORITHMS, PerFedAvg, PFedMe, algorithm, self_fl_augmented
@@ -157,7 +157,7 @@ def as_problem(source, module):
         "rows": rows_of,
         "pull_back": pull_back,
         "all_rows": all_rows,
-        "closing": closing_rounds(ROUNDS),
+        "closing": ROUNDS,
         "bias": [(place, 1) for place in range(size - 3, size)],
         "scorers": range(size - 12 * 3 - 3, size),
         "groups": [part.numel() for part in module.parameters()],

@@ -237,7 +237,7 @@ def test_a_client_never_sampled_has_the_global_model(variant):
         torch.testing.assert_close(personal[unseen], expected - source.learning_rate * slope, rtol=1e-14, atol=0)
     else:
         assert torch.equal(personal[unseen], expected)
-    if chosen.closing_visits:  # nor does it go on by itself when training is over
+    if chosen.has_closing_visit:  # nor does it go on by itself when training is over
         personal = engine.personal(state, is_over=True)
         assert torch.equal(personal[unseen], expected)
     if chosen.personalises == "layers":  # only the head, the last coordinate, is personal

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 import twins
-from federations import AUTO, closing_rounds, federation, run, starting_point
+from federations import AUTO, federation, run, starting_point
 
 from selffl.algorithms import algorithm
 from selffl.engines.cohort import sample_cohort
@@ -95,7 +95,7 @@ def as_problem(source, participation, rounds, seed=0):
         "clusters": stated.cluster.tolist(),
         "head": list(range(stated.layers[-1].start, stated.layers[-1].stop)),
         "groups": list(stated.group_sizes),
-        "closing": closing_rounds(rounds),
+        "closing": rounds,
     }
 
 

@@ -30,7 +30,7 @@ Every run takes a *problem*, a dict of plain values:
     pull_back   pull_back(t, m) is a function of (model, draw, slopes of each row's scores, slopes of its features) that
                 gives the gradient, P floats, of the sum of scores and features times their slopes
     all_rows    all_rows(m) is a function of (model) that gives all of client m's rows: features and class
-    closing     rounds after the last whose minibatches clients go on with by themselves, once training is over
+    closing     the round after the last, whose minibatches clients go on with by themselves, once training is over
 
 and returns a dict with the global model, the personal models of all clients, the global model after every round
 and, for each round, the steps and the number of gradients of the cohort's clients, in the cohort's order.
@@ -1002,6 +1002,8 @@ def run_self_fl_auto(
     most_frequency_weight,
     least_disagreement,
     least_skew,
+    closing_passes,
+    least_visits,
 ):
     """D17. A client keeps θ_m, the models of both halves of its rows and the θ they were made with: all move by 1 − k_m
     of the way from there to the new θ."""
@@ -1253,17 +1255,19 @@ def run_self_fl_auto(
     rho, newness = skew(), (recent + 1.0) / (len(problem["cohorts"]) + 1.0 + recent)
     momentum = newness * first_momentum + (1.0 - newness) * last_momentum
     precision = [1.0 / variance for places, variance in zip(groups, of_group, strict=True) for _ in places]
-    for t in problem.get("closing", ()):
-        for m in memory:
-            (centre, *_), (own, *halves) = arrived(m, rho)
-            gradient, rate, count = problem["gradient"](t, m), problem["rates"][m], problem["examples"][m]
-            held = [c / problem["terms"][m] for c in precision]
-            own = held_descent(own, centre, gradient, rate, held, num_local_steps, momentum, skipped)
-            lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
-            kept = {"prior": prior, "lean": lean, "rho": rho, "factors": factors}
-            memory[m] = kept | {
-                "models": dict(zip(("whole", 0, 1), as_predicting(m, rho, [own, *halves]), strict=True))
-            }
+    closing = problem.get("closing")
+    for m in memory if closing is not None else ():
+        (centre, *_), (own, *halves) = arrived(m, rho)
+        gradient, rate, count = problem["gradient"](closing, m), problem["rates"][m], problem["examples"][m]
+        held = [c / problem["terms"][m] for c in precision]
+        a_pass, visits = (1 if problem["batch_size"] is None else math.ceil(count / problem["batch_size"])), 1
+        while visits * num_local_steps < closing_passes * a_pass:
+            visits *= 2
+        visits = max(min(visits, len(problem["cohorts"])), least_visits)
+        own = held_descent(own, centre, gradient, rate, held, visits * num_local_steps, momentum, skipped)
+        lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
+        kept = {"prior": prior, "lean": lean, "rho": rho, "factors": factors}
+        memory[m] = kept | {"models": dict(zip(("whole", 0, 1), as_predicting(m, rho, [own, *halves]), strict=True))}
     return result | {
         "closed": [here(m, "whole") for m in range(num_clients)],
         "factors": factors,

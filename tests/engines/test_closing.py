@@ -1,4 +1,4 @@
-"""Closing visits: once training is over each client goes on by itself, and nothing else changes."""
+"""The closing visit: once training is over each client goes on by itself, and nothing else changes."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ import selffl
 from needs import NEEDS_LAYERS
 from selffl.algorithms import ALGORITHMS, SelfFLAuto, algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.algorithms.rowwise import RowwiseTask
 from selffl.data import load
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.serial import serial_engine
@@ -16,7 +17,7 @@ from selffl.training.flat import FlatModel
 from selffl.training.gaussian import GaussianFederation
 from selffl.training.model import ModelSource
 
-AUTO, VISITS = "self-fl-auto", SelfFLAuto.closing_visits
+AUTO, ROUNDS = "self-fl-auto", 6
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def source():
     return ModelSource(federation, FlatModel(nn.Linear(64, 10)), nn.functional.cross_entropy, 0.05, 5, seed=1)
 
 
-def trained(source, name=AUTO, rounds=2, chunk_size=None):
+def trained(source, name=AUTO, rounds=ROUNDS, chunk_size=None):
     engine = CohortEngine(algorithm(name), source, 0.4, 1, chunk_size)
     return engine, engine.advance(engine.start(torch.zeros(650)), rounds)
 
@@ -34,11 +35,10 @@ def copied(state):
     return {name: tensor.clone() for name, tensor in tensors_of(state).items()}
 
 
-def test_models_are_those_of_visits_by_hand(source):
-    """Client by client: what it is sent does not change, and the visits have the minibatches of the next rounds."""
-    engine, state = trained(source)
+def test_models_are_those_of_a_visit_by_hand(source):
+    """Client by client: what it is sent does not change, and the visit has the minibatches of the next round."""
+    engine, state = trained(source, rounds=2)
     found, method = engine.personal(state, is_over=True), engine.algorithm
-    assert VISITS > 1
     assert 0 < int((state.num_rounds > 0).sum()) < 12
     for m in range(12):
         client = torch.tensor([m])
@@ -46,10 +46,33 @@ def test_models_are_those_of_visits_by_hand(source):
             assert torch.equal(found[m], state.server.params)
             continue
         memory = map_tensors(lambda tensor, m=m: tensor[m : m + 1], state.memory)
-        for visit in range(1, VISITS + 1):
-            memory = method.adapt(method.broadcast(state.server, client), memory, source.task(client, 2 + visit))
-        assert torch.equal(found[m], method.personal(state.server.params, memory, source.task(client, 3 + VISITS))[0])
+        memory = method.closing_visit(method.broadcast(state.server, client), memory, source.task(client, 3), 2)
+        assert torch.equal(found[m], method.personal(state.server.params, memory, source.task(client, 3))[0])
         assert not torch.allclose(found[m], engine.personal(state)[m], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_rounds", "visits"),
+    [
+        ((1, 100, 200, 201, 6400, 10**6), 1000, (8, 128, 128, 256, 1000, 1000)),  # of ten steps, with B = 8
+        ((1, 100, 200, 201, 6400, 10**6), 128, (8, 128, 128, 128, 128, 128)),
+        ((1, 3, 10**6), 5, (5, 5, 5)),
+        ((1, 3, 10**6), 1, (4, 4, 4)),
+    ],
+)
+def test_a_visit_is_as_long_as_fifty_passes_over_the_rows(rows, num_rounds, visits):
+    """In powers of two visits of ten steps, no more than there were rounds, but at least four."""
+    task = LengthOnly(torch.Size((len(rows),)), torch.tensor(rows), 0.1, 8)
+    found = algorithm(AUTO, num_local_steps=10).closing_steps(task, num_rounds)
+    assert found.tolist() == [10 * number for number in visits]
+    epochs = algorithm(AUTO, num_local_epochs=2).closing_steps(task, num_rounds)
+    assert epochs.tolist() == [2 * -(-size // 8) * max(min(32, num_rounds), 4) for size in rows]
+
+
+class LengthOnly(RowwiseTask):
+    """Rows that are counted and never looked at."""
+
+    batch = batch_gradient = noise = halves = None
 
 
 def test_the_state_stays_and_training_goes_on_as_if_nobody_had_asked(source):
@@ -58,7 +81,7 @@ def test_the_state_stays_and_training_goes_on_as_if_nobody_had_asked(source):
     engine.personal(state, is_over=True)
     for name, tensor in tensors_of(state).items():
         assert torch.equal(tensor.nan_to_num(), before[name].nan_to_num()), name
-    _, whole = trained(source, rounds=5)
+    _, whole = trained(source, rounds=ROUNDS + 3)
     for name, tensor in tensors_of(engine.advance(state, 3)).items():
         assert torch.equal(tensor.nan_to_num(), tensors_of(whole)[name].nan_to_num()), name
 
@@ -79,16 +102,16 @@ def test_models_are_the_same_for_some_clients_in_chunks_and_one_at_a_time(source
 @pytest.mark.parametrize(("chunk_size", "most"), [(None, 4), (3, 3)])
 def test_no_more_clients_train_at_once_than_in_a_round(chunk_size, most, source, monkeypatch):
     engine, state = trained(source, chunk_size=chunk_size)
-    adapt, at_once = SelfFLAuto.adapt, []
+    visit, at_once = SelfFLAuto.closing_visit, []
 
-    def watched(method, sent, memory, task):
+    def watched(method, sent, memory, task, num_rounds):
         at_once.append(task.shape[-1])
-        return adapt(method, sent, memory, task)
+        return visit(method, sent, memory, task, num_rounds)
 
-    monkeypatch.setattr(SelfFLAuto, "adapt", watched)
+    monkeypatch.setattr(SelfFLAuto, "closing_visit", watched)
     engine.personal(state, is_over=True)
     assert max(at_once) == most
-    assert sum(at_once) == 12 * VISITS
+    assert sum(at_once) == 12
 
 
 def test_federations_side_by_side_have_the_models_of_one_at_a_time():
@@ -108,8 +131,8 @@ def test_federations_side_by_side_have_the_models_of_one_at_a_time():
         torch.testing.assert_close(together[place], closed(seed)[0], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not ALGORITHMS[name]().closing_visits])
-def test_methods_without_closing_visits_have_the_models_they_had(name, source):
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not ALGORITHMS[name]().has_closing_visit])
+def test_methods_without_a_closing_visit_have_the_models_they_had(name, source):
     if name in NEEDS_LAYERS or name == "self-fl-cluster":
         pytest.skip("needs layers or clusters")
     engine, state = trained(source, name)
@@ -119,7 +142,7 @@ def test_methods_without_closing_visits_have_the_models_they_had(name, source):
 class Broken(SelfFLAuto):
     """Fails once training is over."""
 
-    def adapt(self, *given):
+    def closing_visit(self, *given):
         raise KeyError("params")
 
 

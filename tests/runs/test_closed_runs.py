@@ -1,4 +1,4 @@
-"""A run that has ended hands out the models after its closing visits, whichever way they are asked for."""
+"""A run that has ended hands out the models after its closing visit, whichever way they are asked for."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_everybody_who_asks_for_a_model_of_a_run_that_has_ended_has_the_same(fed
     torch.testing.assert_close(chances, scores.double().softmax(-1), rtol=1e-4, atol=1e-6)
 
 
-def test_a_run_that_was_interrupted_has_models_without_closing_visits_and_when_it_ends_with_them(fed, tmp_path):
+def test_a_run_that_was_interrupted_has_models_without_a_closing_visit_and_when_it_ends_with_it(fed, tmp_path):
     run = stopped(fed, tmp_path / "run")
     assert run._state.round_number == 4
     before = by_engine(run, is_over=False)
@@ -97,7 +97,7 @@ def test_a_run_that_was_interrupted_has_models_without_closing_visits_and_when_i
 
 @pytest.mark.parametrize(("first", "evaluated"), [(4, True), (3, False)])
 def test_a_run_that_goes_on_for_longer_has_the_history_of_one_that_was_as_long(first, evaluated, fed, tmp_path):
-    """The scores of the round that it had ended with, which closing visits had made better, are measured anew."""
+    """The scores of the round that it had ended with, which a closing visit had made better, are measured anew."""
 
     def without_time(rows):
         return [{name: cell for name, cell in row.items() if name != "seconds"} for row in rows]

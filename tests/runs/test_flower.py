@@ -121,7 +121,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_records(name, federation, tmp
 
 @pytest.mark.parametrize("first", [2, 3])
 def test_a_run_that_goes_on_for_longer_has_the_records_of_one_that_was_as_long(first, federation, tmp_path):
-    """It had ended with closing visits: what they had brought is no longer in the history of its rounds."""
+    """It had ended with a closing visit: what that had brought is no longer in the history of its rounds."""
     ended = run(federation, tmp_path, "self-fl-auto", rounds=first).history[-1]
     found = run(federation, tmp_path, "self-fl-auto")
     selffl.train(linear(), federation, "self-fl-auto", out=tmp_path / "train", **SETTINGS)
@@ -246,7 +246,7 @@ def test_images_change_as_in_train(tmp_path):
 
 @pytest.mark.parametrize("name", ["perfedavg", "self-fl-auto"])
 def test_what_comes_after_a_round_has_the_rate_that_it_has_in_train(name, federation, tmp_path):
-    """Steps before an evaluation, and closing visits."""
+    """Steps before an evaluation, and a closing visit."""
     given = {"learning_rate_schedule": "step 0.01 0.5"}
     found = run(federation, tmp_path, name, **given)
     selffl.train(linear(), federation, name, out=tmp_path / "train", **given, **SETTINGS)

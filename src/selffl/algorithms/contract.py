@@ -91,7 +91,7 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     no_defence: ClassVar[Mapping[str, str]] = {}  # why a defence makes no sense of its uploads, by the defence's name
     per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a client axis [..., M, ...]
     newcomer_visits: ClassVar[int | None] = None  # visits that make a new client's model; None: until it stops moving
-    closing_visits: ClassVar[int] = 0  # of every client once training is over, by `adapt`: nothing is sent back
+    has_closing_visit: ClassVar[bool] = False  # whether clients go on by themselves once training is over
     information_balance: ClassVar[float | None] = None  # of a row, in the personal posterior; None: there is none
 
     @abstractmethod
@@ -127,6 +127,10 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     def adapt(self, broadcast: Broadcast, memory: Memory, task: Any) -> Memory:
         """What new clients keep that are not asked to send anything: without the work for the upload, where it can."""
         return self.client_round(broadcast, memory, task)[1]
+
+    def closing_visit(self, broadcast: Broadcast, memory: Memory, task: Any, num_rounds: int) -> Memory:
+        """What clients keep once training is over, after ``num_rounds``: nothing is sent back."""
+        return self.adapt(broadcast, memory, task)
 
     def local_work(self) -> tuple[int, int | None] | None:
         """Steps, and epochs instead of them, of a client that trains alone for as long; None: nothing to compare."""

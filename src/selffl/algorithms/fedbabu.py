@@ -2,7 +2,7 @@
 
 Oh, Kim and Yun, FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022, Algorithm 1.
 Personalises the whole model, at the end.  The head stays the initial one for ever.  While training goes on everybody
-has the global model; closing visits make the personal ones.  A client that never took part keeps the global model
+has the global model; a closing visit makes the personal ones.  A client that never took part keeps the global model
 (D10).
 """
 
@@ -38,7 +38,7 @@ class FedBABU(CutModel[PersonalMemory]):
     name: ClassVar[str] = "fedbabu"
     personalises: ClassVar[Personalises] = "model"
     newcomer_visits: ClassVar[int | None] = 1
-    closing_visits: ClassVar[int] = 1
+    has_closing_visit: ClassVar[bool] = True
 
     head: str = ""
     weighting: Weighting = "equal"

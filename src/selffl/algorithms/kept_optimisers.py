@@ -57,6 +57,12 @@ class _Keeping:
         own = self._method.adapt(broadcast, memory.own, task)
         return self._kept(own, memory, task)
 
+    def closing_visit(self, broadcast: Any, memory: KeptMemory, task: LocalTask, num_rounds: int) -> KeptMemory:
+        """Likewise."""
+        task.remembered = _slots_of(memory)
+        own = self._method.closing_visit(broadcast, memory.own, task, num_rounds)
+        return self._kept(own, memory, task)
+
     def personal(self, global_params: Tensor, memory: KeptMemory, task: LocalTask) -> Tensor:
         """The method's; steps before an evaluation are by an optimiser of their own, which nobody keeps."""
         personal: Tensor = self._method.personal(global_params, memory.own, task)

@@ -127,7 +127,7 @@ def schedule_of(text: object) -> Schedule:
 def rate_in_round(learning_rate: float, schedule: str, round_number: int, rounds: int) -> float:
     """The learning rate of a round, from 1 up.
 
-    Where a schedule depends on the number of rounds, what comes after the last (fine-tuning, closing visits, new
+    Where a schedule depends on the number of rounds, what comes after the last (fine-tuning, closing visit, new
     clients) has the first round's rate: of the last one there may be next to nothing left.
     """
     found = schedule_of(schedule)

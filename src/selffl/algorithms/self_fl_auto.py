@@ -26,7 +26,8 @@ The share of the P parameters that an average client decides says how many rows 
 k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(sigma_0^2 + sigma_m^2), Eq. (20): by
 their rows where models have many parameters, equally where they have few.  Personalises the whole model.
 
-Once training is over each client makes a few closing visits by itself: those with few rows have not always arrived.
+Once training is over each client makes a long closing visit by itself, for few have arrived at their modes by then:
+some tens of passes over its rows, and no longer than it would have trained had it taken part in every round.
 
 Uploads add.  A client weighs itself, by the n_0 that it was sent, which is one round old, and its class frequencies
 travel multiplied by that weight: the server learns everybody's, and of no client how many rows of a class it has.
@@ -78,7 +79,8 @@ FIRST_PRECISION = 10.0  # c before anybody has reported
 MOST_CHANGE = 2.0  # times what it was before a round that c is after it, at most; and one over it, at least
 VARIANCE_RATE = 0.2  # share of the way that log n_0 moves in a round
 AVERAGING_POWER = 8.0  # round t weighs as t^8 in the running means of the shared model and of what halves agree on
-CLOSING_VISITS = 4  # of each client to the server once training is over, on its own
+CLOSING_PASSES = 50  # over its own rows that a client makes once training is over, in the time of a power of two visits
+LEAST_CLOSING_VISITS = 4  # that these take, at least
 LEAST_DECIDED = 1e-4  # parameters that an average client decides, below which c grows no further
 LEAST_DISAGREEMENT = 0.1  # of the squared form of what halves disagree on, which is at least what they do
 LEAST_SKEW = 0.01  # rho: a client that has met one class alone believes so, a little, whatever others have met
@@ -120,7 +122,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         "squared_disagreements": 1e5,
         "spread_products": 1e6,
     }
-    closing_visits: ClassVar[int] = CLOSING_VISITS
+    has_closing_visit: ClassVar[bool] = True
     information_balance: ClassVar[float | None] = 0.25  # half-way between empirical (0) and expected (1/2) information
 
     def start(self, params: Tensor, population: Population) -> AutoServer:
@@ -226,16 +228,32 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
         """A client's own training alone, on all rows: neither FedAvg's steps, nor halves, nor a report."""
+        return self.train_alone(broadcast, memory, task, self.steps(task))
+
+    def closing_visit(
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, num_rounds: int
+    ) -> AutoMemory:
+        """Likewise, in as many steps as bring clients close to their modes."""
+        return self.train_alone(broadcast, memory, task, self.closing_steps(task, num_rounds))
+
+    def closing_steps(self, task: RowwiseTask, num_rounds: int) -> Tensor:
+        """Those of so many passes over a client's rows ``[..., C]``, in visits of which there are a power of two.
+
+        Clients of about as many rows so end together.  No more visits than there were rounds, and at least a few.
+        """
+        steps = torch.as_tensor(self.steps(task), device=task.num_examples.device)
+        fraction, exponent = torch.frexp(CLOSING_PASSES * task.steps_per_epoch / steps)
+        visits = 2 ** (exponent - (fraction == 0.5).to(exponent)).clamp(min=0)
+        return steps * visits.clamp(max=num_rounds).clamp(min=LEAST_CLOSING_VISITS)
+
+    def train_alone(
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, num_steps: int | Tensor
+    ) -> AutoMemory:
+        """What clients keep after so many steps towards their posterior modes, on all rows."""
         by_half = task.halves().class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
         arrival, momentum = self.arrive(broadcast, memory, task, by_half), self.own_momentum(broadcast)
-        model = descend_held(
-            task,
-            arrival.model,
-            arrival.anchor,
-            Hold.of(broadcast.group_variances, broadcast.group_sizes, task),
-            self.steps(task),
-            momentum,
-        )
+        hold = Hold.of(broadcast.group_variances, broadcast.group_sizes, task)
+        model = descend_held(task, arrival.model, arrival.anchor, hold, num_steps, momentum)
         return self.keep(broadcast, task, arrival, model, arrival.halves)
 
     def train_own(

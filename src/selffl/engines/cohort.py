@@ -19,7 +19,7 @@ from selffl.algorithms.records import map_tensors
 from selffl.engines.claims import Claims
 from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions, SumLimits
 from selffl.engines.noise import seeded_noise
-from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round, make_closing_visits
+from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
 from selffl.errors import DivergedError
 from selffl.randomness import smallest_uniforms, uniform
 from selffl.state.disk import DiskMemory
@@ -238,14 +238,14 @@ class CohortEngine:
     def personal(self, state: RunState, clients: Tensor | None = None, *, is_over: bool = False) -> Tensor:
         """Models as they are evaluated: of all clients ``[..., M, P]``, or of ``clients [C]`` of the one federation.
 
-        Once training ``is_over``, clients make their closing visits first.  The state is left as it is: training may
+        Once training ``is_over``, clients make their closing visit first.  The state is left as it is: training may
         go on from it.
         """
         everyone = torch.arange(self.source.population.num_clients, device=state.num_gradients.device)
         chosen = everyone.expand(*self.source.shape, -1) if clients is None else clients
         whole = clients is None and not isinstance(state.memory, DiskMemory)
         memory = state.memory if whole else memories_of(state.memory, chosen)
-        if is_over and self.algorithm.closing_visits:
+        if is_over and self.algorithm.has_closing_visit:
             closed = self._close(state, chosen, memory)
             # Who never took part has the global model (D10).
             has_trained = (state.num_rounds if clients is None else state.num_rounds[clients]) > 0
@@ -253,14 +253,14 @@ class CohortEngine:
         return self.algorithm.personal(state.server.params, memory, self.source.task(chosen, state.round_number + 1))
 
     def _close(self, state: RunState, clients: Tensor, memory: Any) -> Any:
-        """What ``clients [..., C]`` with this ``memory`` keep after closing visits, as many at a time as train."""
+        """What ``clients [..., C]`` with this ``memory`` keep after their closing visit, as many at a time as train."""
         axis, parts = len(self.source.shape), []
         most = cohort_size(self.source.population.num_clients, self.participation)
         for part in _slices(clients.shape[-1], self.chunk_size or most):
             some = clients[..., part]
             own = map_tensors(partial(torch.narrow, dim=axis, start=part.start, length=some.shape[-1]), memory)
-            sent, tasks = self.algorithm.broadcast(state.server, some), partial(self.source.task, some)
-            parts.append(make_closing_visits(self.algorithm, sent, own, state.round_number, tasks))
+            sent, task = self.algorithm.broadcast(state.server, some), self.source.task(some, state.round_number + 1)
+            parts.append(self.algorithm.closing_visit(sent, own, task, state.round_number))
         return map_tensors(lambda *tensors: torch.cat(tensors, dim=axis), *parts)
 
 

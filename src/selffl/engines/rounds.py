@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm
-from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.claims import Claims, capped_factors, choose
 from selffl.engines.defence import defend
@@ -140,19 +139,6 @@ class GatheredUploads:
 
     def _join(self, parts: list[Any]) -> Any:
         return map_tensors(lambda *tensors: torch.cat(tensors, dim=self._axis), *parts)
-
-
-def make_closing_visits(
-    algorithm: Method, sent: Any, memory: Any, round_number: int, task: Callable[[int], LocalTask]
-) -> Any:
-    """What clients keep once training has ended with round ``round_number``, and each has gone on by itself.
-
-    The server stays as it is: they are ``sent`` the same at every visit.  ``task`` gives the local work of a round; the
-    visits are those after the last.
-    """
-    for number in range(round_number + 1, round_number + algorithm.closing_visits + 1):
-        memory = algorithm.adapt(sent, memory, task(number))
-    return memory
 
 
 def finish_round(

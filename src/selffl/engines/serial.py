@@ -18,7 +18,7 @@ from selffl.errors import SelfFLError, one_line
 
 STAGES = {  # what a method was doing, by its function
     "client_round": "while training",
-    "adapt": "while it trained on by itself",
+    "closing_visit": "while it trained on by itself",
     "personal": "while its personal model was made",
     "noisy_server_round": "while the server combined what it was sent",
     "server_round": "while the server combined what it was sent",

@@ -288,7 +288,7 @@ def evaluate(
     """Evaluate all clients on ``rows``, as many at a time as train at a time; all in the user's units.
 
     Where only some are ``evaluated [K]``, by their positions, the rows are theirs alone.  Once training ``is_over``,
-    personal models are those after the clients' closing visits.
+    personal models are those after the clients' closing visit.
     """
     scale = label_scale or LabelScale()
     shared = state.server.params

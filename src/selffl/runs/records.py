@@ -185,12 +185,12 @@ def score_cells(recipe: Recipe, report: Evaluated) -> Row:
 
 
 def forget_closing_scores(records: Records, earlier: Recipe, recipe: Recipe, method: Method) -> bool:
-    """Empty the scores of the round that a run had ended with, if it goes on: they are those after closing visits.
+    """Empty the scores of the round that a run had ended with, if it goes on: they are those after a closing visit.
 
     Whether it has done so.
     """
     last: Row = records.history[-1] if records.history else {"round": 0}
-    if not method.closing_visits or not last["round"] == earlier.rounds < recipe.rounds:
+    if not method.has_closing_visit or not last["round"] == earlier.rounds < recipe.rounds:
         return False
     last |= dict.fromkeys(score_columns(earlier))
     return True

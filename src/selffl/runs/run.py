@@ -271,7 +271,7 @@ class Run:
 
         ``chosen_on`` in it says what chose the round: ``validation rows``, or ``test rows``, as published tables often
         do.  A best round by test rows is too good, for the rows that judge it have chosen it.  The run keeps the models
-        of its last round alone.  There self-fl-auto has made its closing visits, before that it has not.  Where
+        of its last round alone.  There self-fl-auto has made its closing visit, before that it has not.  Where
         validation scores are noted, `clients` has the best round of each client by its own validation rows, too:
         ``best_round``, and its scores then as ``in_best_round_accuracy`` and so on.
 

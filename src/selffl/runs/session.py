@@ -209,7 +209,7 @@ class Session:
     def personal(self, state: RunState, position: int) -> Tensor:
         """The model ``[P]`` of the client in that place: by itself, so that it has the same bits whoever asks."""
         where = torch.tensor([position], device=state.num_gradients.device)
-        with single_thread(self), deterministic_cudnn():  # closing visits are training
+        with single_thread(self), deterministic_cudnn():  # a closing visit is training
             return self.engine.personal(state, where, is_over=self.is_over(state))[0]
 
     def personal_models(self, state: RunState) -> Tensor:

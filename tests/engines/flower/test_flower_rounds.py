@@ -171,10 +171,10 @@ def test_clusters_of_a_column_come_with_the_population(federation, tmp_path):
     assert_same((state, setting.personal()), setting.cohort(), bits=True)
 
 
-# ----------------------------------------------------------------------------------------------------- closing visits
+# ----------------------------------------------------------------------------------------------------- closing visit
 
 
-def test_closing_visits_come_with_the_last_evaluation_and_leave_memories_as_they_are(federation, tmp_path):
+def test_the_closing_visit_comes_with_the_last_evaluation_and_leave_memories_as_they_are(federation, tmp_path):
     """By what a client is sent to train; before that it is sent the global model alone."""
     setting = Setting(federation, tmp_path, algorithm("self-fl-auto"))
 
@@ -205,7 +205,7 @@ def test_closing_visits_come_with_the_last_evaluation_and_leave_memories_as_they
 
 
 @pytest.mark.parametrize("name", ["self-fl", "perfedavg", "ditto"])
-def test_a_method_without_closing_visits_is_sent_the_global_model_alone_to_the_end(name, federation, tmp_path):
+def test_a_method_without_a_closing_visit_is_sent_the_global_model_alone_to_the_end(name, federation, tmp_path):
     setting = Setting(federation, tmp_path, algorithm(name))
     grid = WireGrid(setting.client(), NODES)
     setting.run(grid, rounds=2)

@@ -54,7 +54,6 @@ from selffl.engines.flower.messages import (
 from selffl.engines.flower.records import Templates, check_dtype, is_finite, models_of, pack, templates, unpack
 from selffl.engines.flower.secure import SESSION, SecureSite, Session
 from selffl.engines.limits import PrivacyOptions, SumLimits
-from selffl.engines.rounds import make_closing_visits
 from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.training.answers import LabelScale, present_model
@@ -80,7 +79,7 @@ class Shared:
     """What clients are sent to evaluate."""
 
     params: Tensor  # [P], the global model
-    broadcast: Any = None  # what closing visits need, once training is over: all that a client is sent to train
+    broadcast: Any = None  # what a closing visit needs, once training is over: all that a client is sent to train
     first: Tensor | None = None  # [P], the model that the run began with, to train alone from and to compare
 
 
@@ -231,16 +230,15 @@ class Site:
         return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
 
     def _personal(self, own: OwnRows, order: Order, sent: Shared) -> Tensor:
-        """The client's model after a round, ``[1, P]``; once training is over, after its closing visits.
+        """The client's model after a round, ``[1, P]``; once training is over, after its closing visit.
 
-        These leave its memory as it is: training may go on from it.
+        That leaves its memory as it is: training may go on from it.
         """
         method = self._keeping(order, self.algorithm)
         number, memory = order.round_number, self._memory(order, templates(method, self.model))
         remembered = memory.after(number)
         if sent.broadcast is not None and memory.has_trained(number):  # who never took part has the global model (D10)
-            tasks = functools.partial(self._task, own, order)
-            remembered = make_closing_visits(method, sent.broadcast, remembered, number, tasks)
+            remembered = method.closing_visit(sent.broadcast, remembered, self._task(own, order, number + 1), number)
         # The minibatches of a method that adapts before it is evaluated are those of the next round, as everywhere.
         task = self._task(own, order, number + 1)
         personal = method.personal(sent.params, remembered, task).expand(1, -1)
@@ -275,8 +273,8 @@ class Site:
 
     def _shared(self, order: Order) -> Shared:
         """What comes with an order to evaluate: names, shapes and types."""
-        has_visits = order.is_over and self.algorithm.closing_visits
-        broadcast = templates(self.algorithm, self.model).broadcast if has_visits else None
+        has_visit = order.is_over and self.algorithm.has_closing_visit
+        broadcast = templates(self.algorithm, self.model).broadcast if has_visit else None
         return Shared(self.model.params, broadcast, self.model.params if order.alone else None)
 
     def _keeping(self, order: Order, method: Method) -> Method:

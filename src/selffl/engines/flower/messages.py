@@ -37,7 +37,7 @@ class Order:
         experiment: Whose rounds are counted; another experiment, another memory.
         run: Tells two runs of one experiment's name apart.
         round_number: From 1 up.
-        is_over: Whether training ended with that round; clients of a method with closing visits then make them.
+        is_over: Whether training ended with that round; clients of a method with a closing visit then make it.
         client: The id of the client that is meant.
         number: Its number in the federation, which keys its random numbers.
         seed: Of the minibatches.

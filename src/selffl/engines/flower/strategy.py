@@ -225,7 +225,7 @@ class SelfFLStrategy(Strategy):
     ) -> list[Message]:
         """The global model to everybody who is connected, if this round has an evaluation.
 
-        After the last round with all that is sent to train, where the method has closing visits.
+        After the last round with all that is sent to train, where the method has a closing visit.
         """
         self._sent = {}
         if not self._is_evaluated():
@@ -238,7 +238,7 @@ class SelfFLStrategy(Strategy):
     def _where_it_stands(self, clients: Sequence[int], first: Tensor | None = None) -> list[ArrayRecord]:
         """What each of these is sent of where training stands, to evaluate; with the ``first`` model, if given."""
         params = self.state.server.params
-        if not (self._is_over() and self._algorithm.closing_visits):
+        if not (self._is_over() and self._algorithm.has_closing_visit):
             return [pack(Shared(params, None, first))] * len(clients)
         sent = self._algorithm.broadcast(self.state.server, self._at(clients))
         return [pack(Shared(params, of_place(sent, place), first)) for place in range(len(clients))]
