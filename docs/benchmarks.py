@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/benchmarks.md, made from docs/results.md when the site is built."""
+"""The tables and the picture of docs/benchmarks.md, made from the results pages when the site is built."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-from markdown.extensions.toc import slugify
 
 from selffl.reports.results import Section, read_results
 from selffl.reports.tables import markdown
@@ -52,13 +50,13 @@ class Gap:
 
 @cache
 def sections() -> dict[str, Section]:
-    """What docs/results.md says, by study."""
+    """What the results pages say, by study."""
     return read_results(RESULTS)
 
 
 def link(study: str, text: str) -> str:
-    """A link to what the results page says of a study."""
-    return f"[{text}](results.md#{slugify(sections()[study].title, '-')})"
+    """A link to the results of a study."""
+    return f"[{text}](results/{study}.md)"
 
 
 def headline(study: str) -> tuple[str, Gap, str]:

@@ -3,7 +3,7 @@
 On a page, ``{{ options NAME }}`` becomes the table of a method's options, ``{{ settings }}`` that of a run's settings,
 ``{{ grids }}`` what is tuned in each method, ``{{ costs }}`` what each method sends and
 computes, ``{{ commands }}`` the command line with every option, ``{{ count WHAT }}`` a number of `counts`,
-``{{ statements WHOSE }}`` how many statements of docs/results.md hold, ``{{ benchmark WHAT }}`` a table of
+``{{ statements WHOSE }}`` how many statements of the results hold, ``{{ benchmark WHAT }}`` a table of
 docs/benchmarks.py, ``{{ spreads }}`` the tutorial's comparison from
 docs/figures/pictures.json; the first use of a word of docs/glossary.md becomes a link to it; a fence ``math`` becomes
 MathML, which browsers draw without any script.  Notebooks are run and become pages, as do the source files that the
@@ -161,10 +161,41 @@ def count(what: str) -> str:
 
 
 def statements() -> dict[Any, Counter[str]]:
-    """Verdicts on the lines of docs/results.md: the paper's statements, our own, and targets."""
+    """Verdicts on the lines of the results pages: the paper's statements, our own, and targets."""
     from selffl.reports.results import count_statements
 
-    return count_statements((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+    return count_statements(results().values())
+
+
+def results() -> dict[str, str]:
+    """The results page of each study, by its name."""
+    from selffl.reports.results import read_pages
+
+    return read_pages(ROOT / "docs" / "results.md")
+
+
+# Verdicts by their colours; the words stay, so that nothing is said by a colour alone.
+COLOURS = {"Holds": "good", "Met": "good", "Does not hold": "bad", "Not met": "bad"}
+COLOURS |= {"Holds in part": "open", "Met in part": "open", "Inconclusive": "open"}
+
+
+def colour_verdicts(markdown: str) -> str:
+    """Verdicts on results pages, such as ``*Met.*``, with their colours."""
+    words = "|".join(sorted(COLOURS, key=len, reverse=True))
+    return re.sub(
+        rf"\*({words})\.\*", lambda match: f'<span class="verdict {COLOURS[match[1]]}">{match[1]}</span>', markdown
+    )
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of studies behind the summary of the results, in its groups."""
+    from selffl.reports.results import GROUPS, group_studies
+
+    entries = next(entry["Results"] for entry in config.nav or [] if "Results" in entry)
+    entries += [
+        {GROUPS[kind]: [f"results/{name}.md" for name in names]} for kind, names in group_studies(results()).items()
+    ]
+    return config
 
 
 def statements_line(whose: Any) -> str:
@@ -315,6 +346,13 @@ def link_terms(markdown: str, path: str) -> str:
 def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
     """Fill in what the code says, and link the words of the glossary."""
     path = "" if page is None else page.file.src_uri
+    if path == "results.md" or path.startswith("results/"):
+        page.meta["hide"] = ["navigation", "toc"]  # tables of many columns need the width
+    if path.startswith("results/"):
+        title, _, rest = markdown.partition("\n")
+        markdown = f"{title}\n\n[All results](../results.md){{ .wide-page }}\n{rest}"
+    if path.startswith("results"):
+        markdown = colour_verdicts(markdown)
     if path.startswith(EXPLAINED) and path not in UNEXPLAINED:
         markdown = link_terms(markdown, path)
     makers: dict[str, Callable[..., str]] = {

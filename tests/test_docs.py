@@ -15,7 +15,7 @@ from rich.console import Console
 
 import selffl
 from selffl import cli
-from selffl.reports.results import read_results
+from selffl.reports.results import read_pages, read_results
 from selffl.studies import STUDIES, arms
 
 ROOT = Path(__file__).parent.parent
@@ -445,8 +445,8 @@ NOT_YET_RUN |= {
 
 
 def test_the_results_are_read_as_the_studies_say():
-    """A page that is brought up to date keeps the words of sections whose records are elsewhere."""
-    sections = dict(re.findall(r"^## [^\n]+\n\n`([^`]+)`: (.*?)(?=^## |\Z)", text_of("results.md"), re.M | re.S))
+    """Pages that are brought up to date keep the words of studies whose records are elsewhere."""
+    sections = read_pages(ROOT / "docs" / "results.md")
     assert sections.keys() <= STUDIES.keys()
     assert {name for name in STUDIES if name not in sections} <= NOT_YET_RUN
     for name, study in STUDIES.items():
@@ -469,8 +469,17 @@ def text_of(name):
 
 
 def section_of(study):
-    """What the results page says of a study."""
-    return re.search(rf"^`{study}`: .*?(?=^## |\Z)", text_of("results.md"), re.M | re.S)[0]
+    """What the results say of a study."""
+    return text_of(f"results/{study}.md")
+
+
+def test_the_summary_of_the_results_is_that_of_its_pages():
+    from selffl.reports.results import results_pages
+
+    assert results_pages([], "../figures", ROOT / "docs" / "results.md").summary == text_of("results.md")
+    assert {path.stem for path in (ROOT / "docs" / "results").glob("*.md")} == set(
+        read_results(ROOT / "docs" / "results.md")
+    )
 
 
 def results_table(study):

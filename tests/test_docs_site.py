@@ -17,6 +17,7 @@ import pytest
 
 from selffl.algorithms import ALGORITHMS
 from selffl.errors import DataError
+from selffl.reports.results import OPENING
 from selffl.runs.recipe import SETTINGS, STUDY_SETTINGS
 
 ROOT = Path(__file__).parent.parent
@@ -149,17 +150,18 @@ def test_the_comparison_with_other_libraries_counts_when_it_is_built(hooks):
 
 def test_statements_are_counted_as_the_results_page_counts_them(hooks):
     page, kinds = (DOCS / "results.md").read_text(encoding="utf-8"), ("paper", "own", "target")
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "results").glob("*.md"))
     titles = ("Statements of the paper", "Statements of our own", "Targets for our own method")
     for title, kind in zip(titles, kinds, strict=True):
         assert f"{title}: {hooks.statements_line(kind)}." in page
-    lines = re.findall(r"^- \*\*.+?\*\* \*[^*]+\.\*", page, re.M)
+    lines = re.findall(r"^- \*\*.+?\*\* \*[^*]+\.\*", pages, re.M)
     assert len(lines) == sum(hooks.statements()[kind].total() for kind in kinds)
 
 
 def test_statements_of_the_paper_are_told_from_those_of_the_library(hooks, tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "results.md").write_text(
-        "# Results\n\n## A\n\n`a`: figure 1. Words.\n\n- **One.** *Holds.* Why.\n- **Two.** *Does not hold.* Why.\n"
+        f"{OPENING}.\n\n## A\n\n`a`: figure 1. Words.\n\n- **One.** *Holds.* Why.\n- **Two.** *Does not hold.* Why.\n"
         "- **Not in the paper: three.** *Inconclusive.* Why.\n\n## B\n\n`b`: beyond the paper. Words.\n\n"
         "- **Four.** *Holds in part.* Why.\n\n## C\n\n`c`: not in the paper. Words.\n\n- **Five.** *Holds.* Why.\n"
         "- **Six.** *Holds.* Why.\n- **Target: seven.** *Not met.* Why.\n- **Target: eight.** *Met.* Why.\n",
@@ -173,7 +175,9 @@ def test_statements_of_the_paper_are_told_from_those_of_the_library(hooks, tmp_p
 
 def test_a_verdict_that_is_not_known_stops_the_page(hooks, tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "results.md").write_text("## A\n\n`a`: figure 1. W.\n\n- **One.** *Perhaps.* Why.\n")
+    (tmp_path / "docs" / "results.md").write_text(
+        f"{OPENING}\n\n## A\n\n`a`: figure 1. W.\n\n- **One.** *Perhaps.* Why.\n"
+    )
     monkeypatch.setattr(hooks, "ROOT", tmp_path)
     with pytest.raises(DataError, match="'Perhaps'; expected one of holds"):
         hooks.statements()
@@ -187,7 +191,7 @@ def test_the_benchmarks_have_the_numbers_of_the_readme(hooks):
     rows = [dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]]
     assert len(rows) == len(expected)
     for row, (data, own, best, difference) in zip(rows, expected, strict=True):
-        assert re.match(r"\[(.+)\]\(results\.md#[\w-]+\)", row["data (clients)"])[1] == data
+        assert re.match(r"\[(.+)\]\(results/auto-\w+\.md\)", row["data (clients)"])[1] == data
         assert (row["`self-fl-auto`"].split(" ± ")[0], row["best baseline"].split(" ± ")[0]) == (
             own,
             best.split(",")[0],
