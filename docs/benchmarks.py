@@ -69,6 +69,20 @@ def headline(study: str) -> tuple[str, Gap, str]:
     raise ValueError(f"{study} has no line on the best of the other methods")
 
 
+def headline_sentence() -> str:
+    """On which data sets our method is ahead of the best baseline, by the verdicts of the results pages."""
+    groups: dict[str, list[str]] = {"ahead": [], "inconclusive": [], "not ahead": [], "not tested": []}
+    for study, data in DATA.items():
+        groups[headline(study)[2]].append(data.split(" (")[0])
+    words = {"not tested": "measured before the present test"}
+    parts = [f"{words.get(said, said)} on {_listed(names)}" for said, names in groups.items() if names]
+    return "; ".join(parts) + "."
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
 def data_table() -> str:
     """One line for each data set: our method, the best baseline, the difference, the command."""
     rows = []

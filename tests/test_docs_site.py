@@ -64,7 +64,7 @@ def test_the_defaults_are_those_of_the_name(hooks):
 
 
 def test_every_setting_is_named_with_its_default_and_meaning(hooks):
-    assert "{{ settings }}" in (DOCS / "api.md").read_text(encoding="utf-8")
+    assert "{{ settings }}" in (DOCS / "api" / "settings.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:-1] for line in hooks.settings_table().splitlines()[2:]]
     assert [cells[0].strip(" `") for cells in rows] == list(SETTINGS)
     assert [cells[0].strip(" `") for cells in rows if cells[2].strip() == "yes"] == list(STUDY_SETTINGS)
@@ -231,6 +231,43 @@ def test_every_command_is_on_the_page_with_its_options(hooks):
                 assert word in section or param.name == "help", (name, word)
 
 
+def test_the_two_pages_on_commands_have_all_of_them(hooks):
+    parts = [hooks.on_page_markdown(f"{{{{ commands {which} }}}}") for which in ("alone", "grouped")]
+    found = [re.findall(r"^## (selffl .+)$", part, re.M) for part in parts]
+    assert sorted(found[0] + found[1]) == sorted(name for name, _ in hooks.commands())
+    assert all(len(name.split()) == 2 for name in found[0])
+
+
+def test_a_verdict_has_its_word_and_its_colour(hooks):
+    assert hooks.colour_verdicts("- **A.** *Not met.* 1\n- **B.** *Holds in part.* *x.*") == (
+        '- **A.** <span class="verdict bad">Not met</span> 1\n'
+        '- **B.** <span class="verdict open">Holds in part</span> *x.*'
+    )
+
+
+def test_the_page_on_security_is_that_of_the_repository(hooks):
+    page = hooks.on_page_markdown("{{ security }}")
+    assert page.startswith("# Security\n")
+    for name in re.findall(r"\]\(([\w-]+\.md)\)", page):
+        assert (DOCS / name).is_file()
+    assert "docs/" not in page
+
+
+def test_the_sentence_of_the_landing_page_names_every_data_set_once(hooks):
+    said, module = hooks.benchmark_table("headline"), hooks.benchmarks()
+    for study, data in module.DATA.items():
+        name, verdict = data.split(" (")[0], module.headline(study)[2].replace("not tested", "measured before")
+        assert len(re.findall(rf"(^|; ){verdict}[^;]*\b{name}\b", said)) == 1, (name, verdict, said)
+        assert said.count(name) == 1
+
+
+def test_diagrams_have_words_for_those_who_do_not_see_them(hooks):
+    for name in ("parts", "round"):
+        drawing = hooks.on_page_markdown(f"{{{{ diagram {name} }}}}")
+        assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{60,}"', drawing)
+        assert "\n" not in drawing  # one element of HTML for Markdown
+
+
 def test_equations_become_mathml(hooks):
     pytest.importorskip("latex2mathml", reason="latex2mathml is not installed: pip install 'selffl[docs]'")
     made = hooks.on_page_markdown("before\n\n```math\n\\frac{a}{b}\n\nc = d\n```\n\nafter")
@@ -344,7 +381,7 @@ def opened(browser, address):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["", "idea/", "howto/choose/", "methods/self-fl/"])
+@pytest.mark.parametrize("path", ["", "idea/", "howto/choose/", "methods/self-fl/", "results/", "architecture/"])
 def test_a_page_asks_no_network_and_has_no_serious_fault_of_access(opened, path, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: 'selffl[dev]'")
     page, wrong = opened(path, scheme)
@@ -356,11 +393,32 @@ def test_a_page_asks_no_network_and_has_no_serious_fault_of_access(opened, path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["", "idea/", "comparison/", "results/", "cli/"])
+@pytest.mark.parametrize(
+    "path", ["", "idea/", "comparison/", "results/", "results/multilevel/", "architecture/", "cli/"]
+)
 def test_a_page_fits_a_phone(opened, path):
     page, wrong = opened(path, width=390)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert wrong == []
+
+
+MAX_PAGE_PIXELS = 15_000  # of height, in a window that is 1440 wide
+LARGEST = 30  # pages that are looked at: those with most bytes
+
+
+@pytest.mark.slow
+def test_no_page_is_too_long_and_no_table_of_a_study_is_cut(opened, address, site):
+    pages = [page for page in site.rglob("index.html") if "source" not in page.relative_to(site).parts]
+    largest = sorted(pages, key=lambda page: page.stat().st_size)[-LARGEST:]
+    studies = [page for page in pages if page.parent.parent.name == "results" and page not in largest]
+    browsed, _ = opened("", width=1440)
+    for page in [*largest, *studies]:
+        path = page.parent.relative_to(site).as_posix()
+        browsed.goto(f"{address}{path}/")
+        assert browsed.evaluate("document.documentElement.scrollHeight") <= MAX_PAGE_PIXELS, path
+        if path.startswith("results"):
+            cut = "e => e.scrollWidth > e.clientWidth + 1"
+            assert not browsed.evaluate(f"[...document.querySelectorAll('.md-typeset__scrollwrap')].some({cut})"), path
 
 
 @pytest.mark.slow
