@@ -74,7 +74,7 @@ def headline_sentence() -> str:
     groups: dict[str, list[str]] = {"ahead": [], "inconclusive": [], "not ahead": [], "not tested": []}
     for study, data in DATA.items():
         groups[headline(study)[2]].append(data.split(" (")[0])
-    words = {"not tested": "measured before the present test"}
+    words = {"not tested": "not yet decided by the present test"}
     parts = [f"{words.get(said, said)} on {_listed(names)}" for said, names in groups.items() if names]
     return "; ".join(parts) + "."
 

@@ -73,7 +73,7 @@ def parts() -> str:
         "reports, predictions and exported models are made."
     )
     shapes = [
-        Box(10, 110, 130, 80, "Your rows", ["CSV, arrays, frames,", "Hugging Face"]),
+        Box(0, 105, 140, 90, "Your rows", ["CSV, arrays,", "data frames"]),
         Box(180, 110, 120, 80, "Federation", ["rows of each", "client, split"]),
         Box(340, 10, 330, 280, "Engine: cohort, or Flower", kind="group"),
         Box(360, 50, 290, 60, "Method", ["what is sent, trained, averaged"]),

@@ -373,6 +373,8 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
     path = "" if page is None else page.file.src_uri
     if path == "results.md" or path.startswith("results/"):
         page.meta["hide"] = ["navigation", "toc"]  # tables of many columns need the width
+    if path.startswith("research/"):
+        page.meta["hide"] = ["toc"]
     if path.startswith("results/"):
         title, _, rest = markdown.partition("\n")
         markdown = f"{title}\n\n[All results](../results.md){{ .wide-page }}\n{rest}"

@@ -256,7 +256,7 @@ def test_the_page_on_security_is_that_of_the_repository(hooks):
 def test_the_sentence_of_the_landing_page_names_every_data_set_once(hooks):
     said, module = hooks.benchmark_table("headline"), hooks.benchmarks()
     for study, data in module.DATA.items():
-        name, verdict = data.split(" (")[0], module.headline(study)[2].replace("not tested", "measured before")
+        name, verdict = data.split(" (")[0], module.headline(study)[2].replace("not tested", "not yet decided")
         assert len(re.findall(rf"(^|; ){verdict}[^;]*\b{name}\b", said)) == 1, (name, verdict, said)
         assert said.count(name) == 1
 
