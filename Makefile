@@ -67,9 +67,9 @@ flower: .venv-flower/.installed
 flower-demo: .venv-flower/.installed
 	$(FLOWER)/python deploy/demo.py --out runs/flower-demo
 
-# The numbers on docs/results.md that two cores can make in half an hour, anew.  The others need data that are not in the
+# The numbers on the results pages that two cores can make in half an hour, anew.  The others need data that are not in the
 # package, more cores or a GPU (`selffl paper list`; `selffl paper run cifar10 --device cuda --processes 16`); without
-# their records the page keeps what it says of them.
+# their records the pages keep what they say of them.
 results: $(VENV)/.installed
 	$(RUN)/selffl paper run limits convergence synthetic-homogeneous synthetic-heterogeneous augmented-synthetic --out runs/paper
 	$(RUN)/selffl paper run femnist femnist-ablation --out runs/paper

@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/benchmarks.md, made from docs/results.md when the site is built."""
+"""The tables and the picture of docs/benchmarks.md, made from the results pages when the site is built."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-from markdown.extensions.toc import slugify
 
 from selffl.reports.results import Section, read_results
 from selffl.reports.tables import markdown
@@ -52,13 +50,13 @@ class Gap:
 
 @cache
 def sections() -> dict[str, Section]:
-    """What docs/results.md says, by study."""
+    """What the results pages say, by study."""
     return read_results(RESULTS)
 
 
 def link(study: str, text: str) -> str:
-    """A link to what the results page says of a study."""
-    return f"[{text}](results.md#{slugify(sections()[study].title, '-')})"
+    """A link to the results of a study."""
+    return f"[{text}](results/{study}.md)"
 
 
 def headline(study: str) -> tuple[str, Gap, str]:
@@ -69,6 +67,20 @@ def headline(study: str) -> tuple[str, Gap, str]:
             said = {"Met": "ahead", "Not met": "not ahead"}.get(statement.verdict, statement.verdict.lower())
             return found[2], Gap.read(found[1]), said if section.is_tested else "not tested"
     raise ValueError(f"{study} has no line on the best of the other methods")
+
+
+def headline_sentence() -> str:
+    """On which data sets our method is ahead of the best baseline, by the verdicts of the results pages."""
+    groups: dict[str, list[str]] = {"ahead": [], "inconclusive": [], "not ahead": [], "not tested": []}
+    for study, data in DATA.items():
+        groups[headline(study)[2]].append(data.split(" (")[0])
+    words = {"not tested": "not yet decided by the present test"}
+    parts = [f"{words.get(said, said)} on {_listed(names)}" for said, names in groups.items() if names]
+    return "; ".join(parts) + "."
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def data_table() -> str:

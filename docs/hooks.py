@@ -2,8 +2,10 @@
 
 On a page, ``{{ options NAME }}`` becomes the table of a method's options, ``{{ settings }}`` that of a run's settings,
 ``{{ grids }}`` what is tuned in each method, ``{{ costs }}`` what each method sends and
-computes, ``{{ commands }}`` the command line with every option, ``{{ count WHAT }}`` a number of `counts`,
-``{{ statements WHOSE }}`` how many statements of docs/results.md hold, ``{{ benchmark WHAT }}`` a table of
+computes, ``{{ commands alone }}`` and ``{{ commands grouped }}`` the command line with every option,
+``{{ count WHAT }}`` a number of `counts`, ``{{ diagram NAME }}`` a drawing of docs/diagrams.py, ``{{ security }}``
+SECURITY.md,
+``{{ statements WHOSE }}`` how many statements of the results hold, ``{{ benchmark WHAT }}`` a table of
 docs/benchmarks.py, ``{{ spreads }}`` the tutorial's comparison from
 docs/figures/pictures.json; the first use of a word of docs/glossary.md becomes a link to it; a fence ``math`` becomes
 MathML, which browsers draw without any script.  Notebooks are run and become pages, as do the source files that the
@@ -30,8 +32,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parent.parent
-EXPLAINED = ("index.md", "idea.md", "howto/", "methods/", "tasks.md", "flower.md", "privacy.md", "research.md")
-EXPLAINED += ("threat-model.md", "design.md")  # pages whose words are linked to the glossary
+EXPLAINED = ("tutorial.md", "idea.md", "howto/", "methods/", "tasks.md", "flower.md", "privacy.md", "research")
+EXPLAINED += (
+    "threat-model.md",
+    "design.md",
+    "coming-from.md",
+    "architecture.md",
+)  # pages whose words are linked to the glossary
 UNEXPLAINED = ("howto/trackers.md",)  # where a server is another
 SOURCES = ("src/selffl/algorithms", "src/selffl/maths", "tests/algorithms", "tests/maths")  # that pages link to
 
@@ -161,10 +168,41 @@ def count(what: str) -> str:
 
 
 def statements() -> dict[Any, Counter[str]]:
-    """Verdicts on the lines of docs/results.md: the paper's statements, our own, and targets."""
+    """Verdicts on the lines of the results pages: the paper's statements, our own, and targets."""
     from selffl.reports.results import count_statements
 
-    return count_statements((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+    return count_statements(results().values())
+
+
+def results() -> dict[str, str]:
+    """The results page of each study, by its name."""
+    from selffl.reports.results import read_pages
+
+    return read_pages(ROOT / "docs" / "results.md")
+
+
+# Verdicts by their colours; the words stay, so that nothing is said by a colour alone.
+COLOURS = {"Holds": "good", "Met": "good", "Does not hold": "bad", "Not met": "bad"}
+COLOURS |= {"Holds in part": "open", "Met in part": "open", "Inconclusive": "open"}
+
+
+def colour_verdicts(markdown: str) -> str:
+    """Verdicts on results pages, such as ``*Met.*``, with their colours."""
+    words = "|".join(sorted(COLOURS, key=len, reverse=True))
+    return re.sub(
+        rf"\*({words})\.\*", lambda match: f'<span class="verdict {COLOURS[match[1]]}">{match[1]}</span>', markdown
+    )
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of studies behind the summary of the results, in its groups."""
+    from selffl.reports.results import GROUPS, group_studies
+
+    entries = next(entry["Results"] for entry in config.nav or [] if "Results" in entry)
+    entries += [
+        {GROUPS[kind]: [f"results/{name}.md" for name in names]} for kind, names in group_studies(results()).items()
+    ]
+    return config
 
 
 def statements_line(whose: Any) -> str:
@@ -174,19 +212,35 @@ def statements_line(whose: Any) -> str:
     return tally_of(whose, statements()[whose])
 
 
-def benchmarks() -> Any:
-    """The module docs/benchmarks.py."""
+def module_of_docs(name: str) -> Any:
+    """The module docs/NAME.py."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        return importlib.import_module("benchmarks")
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(ROOT / "docs"))
+
+
+def benchmarks() -> Any:
+    """The module docs/benchmarks.py."""
+    return module_of_docs("benchmarks")
+
+
+def diagram(name: str) -> str:
+    """A drawing of docs/diagrams.py."""
+    return str(module_of_docs("diagrams").DIAGRAMS[name]())
+
+
+def security() -> str:
+    """SECURITY.md, whose links begin at the root of the repository, as a page."""
+    return (ROOT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "](").replace("[docs/", "[")
 
 
 def benchmark_table(what: str) -> str:
     """A table of the page on benchmarks."""
     module = benchmarks()
     makers = {
+        "headline": module.headline_sentence,
         "data": module.data_table,
         "regimes": module.regimes_table,
         "published": module.published_tables,
@@ -226,10 +280,12 @@ def commands() -> Iterator[tuple[str, Any]]:
     return below("selffl", get_command(app))
 
 
-def command_reference() -> str:
-    """Each command: what it does, an example, its arguments and options."""
+def command_reference(which: str = "all") -> str:
+    """Each command: what it does, an example, its arguments and options; or of those alone, or in groups."""
     parts: list[str] = []
     for name, command in commands():
+        if which != "all" and (len(name.split()) > 2) != (which == "grouped"):
+            continue
         text, _, example = inspect.cleandoc(command.help or "").partition("Example:")
         shown = [param for param in command.params if not getattr(param, "hidden", False) and param.name != "help"]
         arguments = [param for param in shown if param.param_type_name == "argument"]
@@ -315,6 +371,15 @@ def link_terms(markdown: str, path: str) -> str:
 def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
     """Fill in what the code says, and link the words of the glossary."""
     path = "" if page is None else page.file.src_uri
+    if path == "results.md" or path.startswith("results/"):
+        page.meta["hide"] = ["navigation", "toc"]  # tables of many columns need the width
+    if path.startswith("research/"):
+        page.meta["hide"] = ["toc"]
+    if path.startswith("results/"):
+        title, _, rest = markdown.partition("\n")
+        markdown = f"{title}\n\n[All results](../results.md){{ .wide-page }}\n{rest}"
+    if path.startswith("results"):
+        markdown = colour_verdicts(markdown)
     if path.startswith(EXPLAINED) and path not in UNEXPLAINED:
         markdown = link_terms(markdown, path)
     makers: dict[str, Callable[..., str]] = {
@@ -327,6 +392,8 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
         "statements": statements_line,
         "benchmark": benchmark_table,
         "spreads": spreads_table,
+        "diagram": diagram,
+        "security": security,
     }
 
     def filled(match: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Make the pictures of the README and the first pages from real runs: ``make pictures``.
 
 The demonstration's report is photographed with headless Chromium; the terminal is drawn from the commands that stand on
-docs/index.md, on the rows that stand there.  docs/figures/pictures.json says what each picture shows: its command, its
+docs/tutorial.md, on its rows.  docs/figures/pictures.json says what each picture shows: its command, its
 methods, its numbers.  tests/test_docs_pictures.py compares that with what the commands train today.
 """
 
@@ -54,13 +54,13 @@ Content = dict[str, Any]
 
 
 def tutorial_blocks(language: str) -> list[str]:
-    """The code blocks of docs/index.md in one language, in their order."""
-    page = (DOCS / "index.md").read_text(encoding="utf-8")
+    """The code blocks of docs/tutorial.md in one language, in their order."""
+    page = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)
 
 
 def tutorial_command(name: str) -> str:
-    """The first command ``selffl NAME`` of docs/index.md, on one line."""
+    """The first command ``selffl NAME`` of docs/tutorial.md, on one line."""
     blocks = [" ".join(block.replace("\\\n", " ").split()) for block in tutorial_blocks("sh")]
     return next(block for block in blocks if block.startswith(f"selffl {name} "))
 
@@ -69,8 +69,10 @@ def write_rows(spread: str) -> None:
     """Make rows.csv here, as the page does, with clinics that differ by this much."""
     code, written = tutorial_blocks("python")[0], SPREADS[1]
     if f"rng.normal(0.0, {written}, 3)" not in code:
-        raise SystemExit(f"docs/index.md makes no rows that differ by {written}; expected its first Python block to.")
-    exec(compile(code.replace(written, spread), "docs/index.md", "exec"), {"__name__": "tutorial"})
+        raise SystemExit(
+            f"docs/tutorial.md makes no rows that differ by {written}; expected its first Python block to."
+        )
+    exec(compile(code.replace(written, spread), "docs/tutorial.md", "exec"), {"__name__": "tutorial"})
 
 
 # Commands

@@ -485,16 +485,20 @@ def test_report_makes_one_page_of_several_folders(run, folder, records):
     assert (folder / "report.html").read_text(encoding="utf-8") == page
 
 
-def test_page_writes_markdown_with_its_figures_beside_it(run, folder, records):
+def test_page_writes_a_summary_and_a_page_for_each_study_with_figures_beside_them(run, folder, records):
     (folder / "docs").mkdir()
-    succeed(run("paper", "page", "runs", "-o", "docs/results.md"))
-    text = (folder / "docs" / "results.md").read_text(encoding="utf-8")
-    pictures = re.findall(r"\]\((figures/[^)]+)\)", text)
-    assert pictures == ["figures/limits-errors.svg", "figures/convergence-errors.svg"]
-    assert all((folder / "docs" / path).exists() for path in pictures)
-    assert "*Does not hold.* not seen" in text
+    said = succeed(run("paper", "page", "runs", "-o", "docs/results.md")).out
+    assert said == "Results: docs/results.md, and a page for each study in docs/results\n"
+    found = {path: path.read_text(encoding="utf-8") for path in (folder / "docs").rglob("*.md")}
+    assert sorted(path.name for path in found) == ["convergence.md", "limits.md", "results.md"]
+    for name in ("limits", "convergence"):
+        text = found[folder / "docs" / "results" / f"{name}.md"]
+        assert f"](../figures/{name}-errors.svg)" in text
+        assert (folder / "docs" / "figures" / f"{name}-errors.svg").exists()
+        assert "*Does not hold.* not seen" in text
+        assert f"](results/{name}.md)" in found[folder / "docs" / "results.md"]
     succeed(run("paper", "page", "runs/limits", "-o", "docs/results.md"))
-    assert (folder / "docs" / "results.md").read_text(encoding="utf-8") == text
+    assert {path: path.read_text(encoding="utf-8") for path in (folder / "docs").rglob("*.md")} == found
 
 
 def test_page_does_not_write_over_another_file(run, folder, records):

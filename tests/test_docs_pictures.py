@@ -25,8 +25,8 @@ def page(name):
 
 
 def tutorial_command(name):
-    """The words of the first command of that name on docs/index.md."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", page("docs/index.md"), re.M | re.S)
+    """The words of the first command of that name on docs/tutorial.md."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page("docs/tutorial.md"), re.M | re.S)
     commands = [shlex.split(block.replace("\\\n", " ")) for block in blocks]
     return next(words for words in commands if words[:2] == ["selffl", name])
 
@@ -58,9 +58,9 @@ def study(tmp_path_factory):
     from selffl.cli.init_table import table_study
 
     folder = tmp_path_factory.mktemp("tutorial")
-    code = re.search(r"^```python\n(.*?)^```$", page("docs/index.md"), re.M | re.S)[1]
+    code = re.search(r"^```python\n(.*?)^```$", page("docs/tutorial.md"), re.M | re.S)[1]
     code = code.replace('"rows.csv"', repr(str(folder / "rows.csv")))
-    exec(compile(code, "docs/index.md", "exec"), {"__name__": "documentation"})
+    exec(compile(code, "docs/tutorial.md", "exec"), {"__name__": "documentation"})
     words = tutorial_command("init")
     client, label = (words[words.index(option) + 1] for option in ("--client", "--label"))
     place = folder / words[2]
@@ -92,7 +92,7 @@ def test_the_verdict_of_the_report_is_about_the_default_method():
 
 def test_the_report_has_the_numbers_of_the_results():
     """The demonstration and `auto-digits` train some methods alike, on the same splits."""
-    section = re.search(r"^`auto-digits`: .*?(?=^## )", page("docs/results.md"), re.M | re.S)[0]
+    section = page("docs/results/auto-digits.md")
     seen = 0
     for row in SHOWN["report.png"]["table"]:
         if found := re.search(rf"^\| {row['method']} \| ([\d.]+) ± ([\d.]+) \|", section, re.M):
@@ -124,8 +124,8 @@ def test_the_terminal_shows_the_methods_that_the_comparison_of_the_tutorial_trai
     for row in SHOWN["terminal-compare.svg"]["table"]:
         assert any(line.startswith(row["method"]) and row["accuracy"] in line
                    for line in text_of_svg("terminal-compare.svg")), AGAIN  # fmt: skip
-    assert f"Train {NUMERALS[len(methods)]} methods, three times each" in page("docs/index.md")
-    for name in ("README.md", "docs/index.md"):
+    assert f"Train {NUMERALS[len(methods)]} methods, three times each" in page("docs/tutorial.md")
+    for name in ("README.md", "docs/tutorial.md"):
         alt = re.search(r"!\[([^]]*)\]\((?:docs/)?figures/terminal-compare\.svg\)", page(name))[1]
         assert re.search(rf"a line for each of (the )?{NUMERALS[len(methods)]} methods", alt)
 
@@ -141,7 +141,7 @@ def test_the_readme_counts_the_methods_of_the_demonstration():
     assert f"{first} and {NUMERALS[len(others)]} other methods" in page("README.md")
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/index.md", "docs/howto/report.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/howto/report.md"])
 def test_the_picture_of_the_report_says_which_command_made_it(name):
     caption = re.search(r"figures/report\.png\)\n\n\*(.*?)\*\n", page(name), re.S)[1]
     command = " ".join(shlex.split(SHOWN["report.png"]["command"])[:2])
@@ -155,7 +155,7 @@ def test_the_client_of_the_picture_has_the_rows_that_its_caption_says():
 
 
 def test_the_tutorial_says_what_its_comparisons_show():
-    text = " ".join(page("docs/index.md").split())
+    text = " ".join(page("docs/tutorial.md").split())
     assert list(SHOWN["tutorial"]["by_spread"]) == ["0.05", "0.6", "2.0"]
     assert "rng.normal(0.0, 0.6, 3)" in text
     middle = rows("0.6")

@@ -17,6 +17,7 @@ import pytest
 
 from selffl.algorithms import ALGORITHMS
 from selffl.errors import DataError
+from selffl.reports.results import OPENING
 from selffl.runs.recipe import SETTINGS, STUDY_SETTINGS
 
 ROOT = Path(__file__).parent.parent
@@ -63,7 +64,7 @@ def test_the_defaults_are_those_of_the_name(hooks):
 
 
 def test_every_setting_is_named_with_its_default_and_meaning(hooks):
-    assert "{{ settings }}" in (DOCS / "api.md").read_text(encoding="utf-8")
+    assert "{{ settings }}" in (DOCS / "api" / "settings.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:-1] for line in hooks.settings_table().splitlines()[2:]]
     assert [cells[0].strip(" `") for cells in rows] == list(SETTINGS)
     assert [cells[0].strip(" `") for cells in rows if cells[2].strip() == "yes"] == list(STUDY_SETTINGS)
@@ -149,17 +150,18 @@ def test_the_comparison_with_other_libraries_counts_when_it_is_built(hooks):
 
 def test_statements_are_counted_as_the_results_page_counts_them(hooks):
     page, kinds = (DOCS / "results.md").read_text(encoding="utf-8"), ("paper", "own", "target")
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "results").glob("*.md"))
     titles = ("Statements of the paper", "Statements of our own", "Targets for our own method")
     for title, kind in zip(titles, kinds, strict=True):
         assert f"{title}: {hooks.statements_line(kind)}." in page
-    lines = re.findall(r"^- \*\*.+?\*\* \*[^*]+\.\*", page, re.M)
+    lines = re.findall(r"^- \*\*.+?\*\* \*[^*]+\.\*", pages, re.M)
     assert len(lines) == sum(hooks.statements()[kind].total() for kind in kinds)
 
 
 def test_statements_of_the_paper_are_told_from_those_of_the_library(hooks, tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "results.md").write_text(
-        "# Results\n\n## A\n\n`a`: figure 1. Words.\n\n- **One.** *Holds.* Why.\n- **Two.** *Does not hold.* Why.\n"
+        f"{OPENING}.\n\n## A\n\n`a`: figure 1. Words.\n\n- **One.** *Holds.* Why.\n- **Two.** *Does not hold.* Why.\n"
         "- **Not in the paper: three.** *Inconclusive.* Why.\n\n## B\n\n`b`: beyond the paper. Words.\n\n"
         "- **Four.** *Holds in part.* Why.\n\n## C\n\n`c`: not in the paper. Words.\n\n- **Five.** *Holds.* Why.\n"
         "- **Six.** *Holds.* Why.\n- **Target: seven.** *Not met.* Why.\n- **Target: eight.** *Met.* Why.\n",
@@ -173,7 +175,9 @@ def test_statements_of_the_paper_are_told_from_those_of_the_library(hooks, tmp_p
 
 def test_a_verdict_that_is_not_known_stops_the_page(hooks, tmp_path, monkeypatch):
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "results.md").write_text("## A\n\n`a`: figure 1. W.\n\n- **One.** *Perhaps.* Why.\n")
+    (tmp_path / "docs" / "results.md").write_text(
+        f"{OPENING}\n\n## A\n\n`a`: figure 1. W.\n\n- **One.** *Perhaps.* Why.\n"
+    )
     monkeypatch.setattr(hooks, "ROOT", tmp_path)
     with pytest.raises(DataError, match="'Perhaps'; expected one of holds"):
         hooks.statements()
@@ -187,7 +191,7 @@ def test_the_benchmarks_have_the_numbers_of_the_readme(hooks):
     rows = [dict(zip(lines[0], cells, strict=True)) for cells in lines[2:]]
     assert len(rows) == len(expected)
     for row, (data, own, best, difference) in zip(rows, expected, strict=True):
-        assert re.match(r"\[(.+)\]\(results\.md#[\w-]+\)", row["data (clients)"])[1] == data
+        assert re.match(r"\[(.+)\]\(results/auto-\w+\.md\)", row["data (clients)"])[1] == data
         assert (row["`self-fl-auto`"].split(" ± ")[0], row["best baseline"].split(" ± ")[0]) == (
             own,
             best.split(",")[0],
@@ -225,6 +229,43 @@ def test_every_command_is_on_the_page_with_its_options(hooks):
         for param in command.params:
             for word in param.opts if param.param_type_name == "option" else ():
                 assert word in section or param.name == "help", (name, word)
+
+
+def test_the_two_pages_on_commands_have_all_of_them(hooks):
+    parts = [hooks.on_page_markdown(f"{{{{ commands {which} }}}}") for which in ("alone", "grouped")]
+    found = [re.findall(r"^## (selffl .+)$", part, re.M) for part in parts]
+    assert sorted(found[0] + found[1]) == sorted(name for name, _ in hooks.commands())
+    assert all(len(name.split()) == 2 for name in found[0])
+
+
+def test_a_verdict_has_its_word_and_its_colour(hooks):
+    assert hooks.colour_verdicts("- **A.** *Not met.* 1\n- **B.** *Holds in part.* *x.*") == (
+        '- **A.** <span class="verdict bad">Not met</span> 1\n'
+        '- **B.** <span class="verdict open">Holds in part</span> *x.*'
+    )
+
+
+def test_the_page_on_security_is_that_of_the_repository(hooks):
+    page = hooks.on_page_markdown("{{ security }}")
+    assert page.startswith("# Security\n")
+    for name in re.findall(r"\]\(([\w-]+\.md)\)", page):
+        assert (DOCS / name).is_file()
+    assert "docs/" not in page
+
+
+def test_the_sentence_of_the_landing_page_names_every_data_set_once(hooks):
+    said, module = hooks.benchmark_table("headline"), hooks.benchmarks()
+    for study, data in module.DATA.items():
+        name, verdict = data.split(" (")[0], module.headline(study)[2].replace("not tested", "not yet decided")
+        assert len(re.findall(rf"(^|; ){verdict}[^;]*\b{name}\b", said)) == 1, (name, verdict, said)
+        assert said.count(name) == 1
+
+
+def test_diagrams_have_words_for_those_who_do_not_see_them(hooks):
+    for name in ("parts", "round"):
+        drawing = hooks.on_page_markdown(f"{{{{ diagram {name} }}}}")
+        assert re.search(r'<svg [^>]*role="img" aria-label="[^"]{60,}"', drawing)
+        assert "\n" not in drawing  # one element of HTML for Markdown
 
 
 def test_equations_become_mathml(hooks):
@@ -340,7 +381,7 @@ def opened(browser, address):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["", "idea/", "howto/choose/", "methods/self-fl/"])
+@pytest.mark.parametrize("path", ["", "idea/", "howto/choose/", "methods/self-fl/", "results/", "architecture/"])
 def test_a_page_asks_no_network_and_has_no_serious_fault_of_access(opened, path, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: 'selffl[dev]'")
     page, wrong = opened(path, scheme)
@@ -352,11 +393,38 @@ def test_a_page_asks_no_network_and_has_no_serious_fault_of_access(opened, path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["", "idea/", "comparison/", "results/", "cli/"])
+@pytest.mark.parametrize(
+    "path", ["", "idea/", "comparison/", "results/", "results/multilevel/", "architecture/", "cli/"]
+)
 def test_a_page_fits_a_phone(opened, path):
     page, wrong = opened(path, width=390)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert wrong == []
+
+
+MAX_PAGE_PIXELS = 15_000  # of height, in a window that is 1440 wide
+LARGEST = 13  # pages that are looked at: those with most bytes
+MANY_COLUMNS = 14  # of a table: such studies are looked at, too
+
+
+@pytest.mark.slow
+def test_no_page_is_too_long_and_no_table_of_a_study_is_cut(opened, address, site):
+    pages = [page for page in site.rglob("index.html") if "source" not in page.relative_to(site).parts]
+    largest = sorted(pages, key=lambda page: page.stat().st_size)[-LARGEST:]
+    studies = [
+        page
+        for page in (site / "results").glob("*/index.html")
+        if page.read_text(encoding="utf-8").count("<th") >= MANY_COLUMNS
+    ]
+    assert len(studies) >= 3
+    browsed, _ = opened("", width=1440)
+    for page in [*largest, *studies]:
+        path = page.parent.relative_to(site).as_posix()
+        browsed.goto(f"{address}{path}/")
+        assert browsed.evaluate("document.documentElement.scrollHeight") <= MAX_PAGE_PIXELS, path
+        if path.startswith("results"):
+            cut = "e => e.scrollWidth > e.clientWidth + 1"
+            assert not browsed.evaluate(f"[...document.querySelectorAll('.md-typeset__scrollwrap')].some({cut})"), path
 
 
 @pytest.mark.slow

@@ -212,7 +212,7 @@ class SelfFLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         ['yes', 'no']
     """
 
-    def fit(self, X: Any, y: Any, client: Any = None) -> Self:  # noqa: N803 (scikit-learn's name)
+    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, client: npt.ArrayLike | None = None) -> Self:  # noqa: N803 (scikit-learn's name)
         """Train on rows with a label and a client each; without ``client``, as one client's."""
         x, labels = self._checked(X, y)
         check_classification_targets(labels)
@@ -230,18 +230,24 @@ class SelfFLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             )
         return self
 
-    def predict_proba(self, X: Any, client: Any = None) -> Array:  # noqa: N803
+    def predict_proba(self, X: npt.ArrayLike, client: npt.ArrayLike | None = None) -> Array:  # noqa: N803
         """Probabilities of the classes, in the order of ``classes_``."""
         found: Array = self._outputs(X, client).softmax(-1).numpy()
         return found
 
-    def predict(self, X: Any, client: Any = None) -> Array:  # noqa: N803
+    def predict(self, X: npt.ArrayLike, client: npt.ArrayLike | None = None) -> Array:  # noqa: N803
         """The likeliest class of each row."""
         likeliest = self._outputs(X, client).argmax(-1).numpy()
         found: Array = self.classes_[likeliest]
         return found
 
-    def score(self, X: Any, y: Any, client: Any = None, sample_weight: Any = None) -> float:  # noqa: N803
+    def score(
+        self,
+        X: npt.ArrayLike,  # noqa: N803
+        y: npt.ArrayLike,
+        client: npt.ArrayLike | None = None,
+        sample_weight: npt.ArrayLike | None = None,
+    ) -> float:
         """Share of rows that are answered right."""
         return float(accuracy_score(y, self.predict(X, client), sample_weight=sample_weight))
 
@@ -272,7 +278,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         [103.0, 97.0]
     """
 
-    def fit(self, X: Any, y: Any, client: Any = None) -> Self:  # noqa: N803
+    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, client: npt.ArrayLike | None = None) -> Self:  # noqa: N803
         """Train on rows with a target and a client each; without ``client``, as one client's."""
         x, target = self._checked(X, y, y_numeric=True)
         target = column_or_1d(target, warn=True).astype(np.float64)
@@ -310,13 +316,19 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
             )
         return min(DEFAULT_LEARNING_RATE, least)
 
-    def predict(self, X: Any, client: Any = None) -> Array:  # noqa: N803
+    def predict(self, X: npt.ArrayLike, client: npt.ArrayLike | None = None) -> Array:  # noqa: N803
         """The expected target of each row."""
         outputs = self._outputs(X, client).reshape(-1).numpy()
         found: Array = outputs * self.target_scale_ + self.target_mean_
         return found
 
-    def score(self, X: Any, y: Any, client: Any = None, sample_weight: Any = None) -> float:  # noqa: N803
+    def score(
+        self,
+        X: npt.ArrayLike,  # noqa: N803
+        y: npt.ArrayLike,
+        client: npt.ArrayLike | None = None,
+        sample_weight: npt.ArrayLike | None = None,
+    ) -> float:
         """R², the share of the targets' variance that is explained."""
         return float(r2_score(y, self.predict(X, client), sample_weight=sample_weight))
 

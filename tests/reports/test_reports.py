@@ -365,6 +365,15 @@ def test_the_lead_counts_the_verdicts(tmp_path, verdicts, text):
     assert text in page.render(Collection([], studies), "t")
 
 
+def write_pages(pages, summary):
+    """What `selffl paper page` writes, at the places where it does."""
+    results.folder_of(summary).mkdir(exist_ok=True)
+    for name, text in pages.studies.items():
+        (results.folder_of(summary) / f"{name}.md").write_text(f"{text}\n", encoding="utf-8")
+    summary.write_text(pages.summary, encoding="utf-8")
+    return summary
+
+
 def test_records_and_pages_of_earlier_versions_say_it_in_their_word(tmp_path):
     """They called an inconclusive statement "not decided"."""
     saved(tmp_path, claims=[Claim("c", "inconclusive", "e")], figures=[])
@@ -372,10 +381,11 @@ def test_records_and_pages_of_earlier_versions_say_it_in_their_word(tmp_path):
     path.write_text(path.read_text(encoding="utf-8").replace('"inconclusive"', '"not decided"'), encoding="utf-8")
     studies = load_studies(tmp_path)
     assert [claim["verdict"] for claim in studies[0][1].claims] == ["inconclusive"]
-    now, before = results.results_page(studies, "pictures"), tmp_path / "results.md"
-    assert "*Inconclusive.*" in now
-    before.write_text(now.replace("*Inconclusive.*", "*Not decided.*"), encoding="utf-8")
-    assert results.results_page([], "pictures", before) == now
+    now, before = results.results_pages(studies, "pictures"), tmp_path / "results.md"
+    assert "*Inconclusive.*" in now.summary
+    old = {name: text.replace("*Inconclusive.*", "*Not decided.*") for name, text in now.studies.items()}
+    assert old != now.studies
+    assert results.results_pages([], "pictures", write_pages(now._replace(studies=old), before)) == now
 
 
 def test_two_records_of_one_study_have_ids_of_their_own(tmp_path):
@@ -397,27 +407,66 @@ def test_a_record_whose_picture_is_gone_is_refused(tmp_path):
         page.render(Collection([], load_studies(tmp_path)), "t")
 
 
-def test_the_results_page_holds_every_verdict_table_and_figure(two_studies):
-    text = results.results_page(two_studies, "pictures")
-    assert text.startswith("# Results\n")
-    assert page.lead(two_studies) in text
+def test_the_results_pages_hold_every_verdict_table_and_figure(two_studies):
+    pages = results.results_pages(two_studies, "pictures")
+    assert pages.summary.startswith("# Results\n")
+    assert page.lead(two_studies) in pages.summary
     for _, record in two_studies:
-        assert f"\n## {record.title}\n" in text
+        text = pages.studies[record.id]
+        assert text.startswith(f"# {record.title}\n")
         assert f"`{record.command}` in 1 s" in text
         assert record.setting[1:] in text
-        assert tables.markdown(record.table) in text
+        assert tables.markdown(record.table).rstrip() in text
         for claim in record.claims:
             line = f"- **{claim['text']}** *{claim['verdict'].capitalize()}.* {claim['evidence']}"
             assert line in text.splitlines()
         for figure in record.figures:
             assert f"]({'pictures'}/{record.id}-{figure['name']}.svg)" in text
-    assert text.count("Quick run") == 1
-    assert selffl.__version__ in text
+        assert selffl.__version__ in text
+    assert "".join(pages.studies.values()).count("Quick run") == 1
+
+
+def test_the_summary_shows_the_first_statement_of_each_study_with_its_verdict_and_number(tmp_path):
+    claims = {
+        "auto-digits": [
+            Claim("Target: accuracy above all.", "holds", "Read so if above 1. It is +0.30 ± 0.10 points. And more."),
+            Claim("Target: two.", "does not hold", "e"),
+        ],
+        "mnist": [Claim("self-fl is better.", "inconclusive", "9 of 10 checks. Not: one."), Claim("B.", "holds", "e")],
+        "sums": [Claim("Not in the paper: three.", "holds in part", "none, " * 60)],
+    }
+    papers = {"auto-digits": "not in the paper", "mnist": "figure 1", "sums": "beyond the paper"}
+    for name, made in claims.items():
+        test = {"decided_by": "By a test."} if name == "mnist" else {}
+        saved(tmp_path / name, name, title=f"About {name}", paper=papers[name], claims=made, figures=[], **test)
+    studies = [entry for name in claims for entry in load_studies(tmp_path / name)]
+    text = results.results_pages(studies, "pictures", tmp_path / "found.md").summary
+    lines = [line for line in text.splitlines() if line.startswith(("## ", "| ["))]
+    assert lines[:5] == [
+        "## Our own method, against tuned baselines",
+        "| [About auto-digits](found/auto-digits.md) | Accuracy above all. | *Met.* † | It is +0.30 ± 0.10 points "
+        "| of 2, 1 is met, 1 is not met |",
+        "## Statements of the paper",
+        "| [About mnist](found/mnist.md) | self-fl is better. | *Inconclusive.* | 9 of 10 checks "
+        "| of 2, 1 holds, 1 is inconclusive |",
+        "## Beyond the paper",
+    ]
+    number = lines[5].split(" | ")[3]
+    assert lines[5].startswith("| [About sums](found/sums.md) | Three. | *Holds in part.* † | none, none, ")
+    assert number.endswith("none …")
+    assert len(number) <= results.MAX_HEADLINE + 2
+
+
+def test_a_page_of_earlier_versions_with_all_studies_becomes_a_summary_and_a_page_for_each(two_studies, tmp_path):
+    now = results.results_pages(two_studies, "../figures")
+    parts = [f"#{text}".replace("](../figures/", "](figures/") for text in now.studies.values()]
+    before = tmp_path / "results.md"
+    before.write_text("\n\n".join([f"{results.OPENING}; all of them.", *parts]) + "\n", encoding="utf-8")
+    assert results.results_pages([], "../figures", before) == now
 
 
 def test_a_results_page_is_read_as_it_was_written(two_studies, tmp_path):
-    page = tmp_path / "results.md"
-    page.write_text(results.results_page(two_studies, "pictures"), encoding="utf-8")
+    page = write_pages(results.results_pages(two_studies, "pictures"), tmp_path / "results.md")
     found = results.read_results(page)
     assert sorted(found) == sorted(record.id for _, record in two_studies)
     for _, record in two_studies:
@@ -430,22 +479,23 @@ def test_a_results_page_is_read_as_it_was_written(two_studies, tmp_path):
         assert [(line.text, line.evidence) for line in section.statements] == [
             (claim["text"], claim["evidence"]) for claim in record.claims
         ]
-    page.write_text(page.read_text(encoding="utf-8").replace("Made by", "Made with"), encoding="utf-8")
+    one = tmp_path / "results" / f"{two_studies[0][1].id}.md"
+    one.write_text(one.read_text(encoding="utf-8").replace("Made by", "Made with"), encoding="utf-8")
     with pytest.raises(DataError, match=r"does not say what made \S+; expected a line that begins with 'Made by'\.$"):
         results.read_results(page)
 
 
 def test_a_results_page_keeps_what_it_said_of_studies_whose_records_are_elsewhere(two_studies, tmp_path):
-    before = tmp_path / "results.md"
-    before.write_text(results.results_page(two_studies, "pictures"), encoding="utf-8")
-    assert results.results_page(two_studies[:1], "pictures", before) == before.read_text(encoding="utf-8")
+    both = results.results_pages(two_studies, "pictures")
+    before = write_pages(both, tmp_path / "results.md")
+    assert results.results_pages(two_studies[:1], "pictures", before) == both
     folder, record = two_studies[1]
     changed = dataclasses.replace(record, claims=[{"text": "A third.", "verdict": "inconclusive", "evidence": "none"}])
-    now = results.results_page([(folder, changed)], "pictures", before)
-    assert page.lead([two_studies[0], (folder, changed)]) in now
-    assert now == results.results_page([two_studies[0], (folder, changed)], "pictures")
-    assert "evidence two" not in now
-    assert results.results_page(two_studies[:1], "pictures", tmp_path / "none.md").count("\n## ") == 1
+    now = results.results_pages([(folder, changed)], "pictures", before)
+    assert page.lead([two_studies[0], (folder, changed)]) in now.summary
+    assert now == results.results_pages([two_studies[0], (folder, changed)], "pictures")
+    assert "evidence two" not in now.studies[record.id]
+    assert len(results.results_pages(two_studies[:1], "pictures", tmp_path / "none.md").studies) == 1
 
 
 NOT_A_PAGE = {
@@ -466,66 +516,74 @@ def test_a_results_page_says_the_rule_once_and_counts_the_papers_statements_ours
             claims = [Claim("Target: three.", "does not hold", "e"), Claim("Target: four.", "holds", "e")]
         saved(tmp_path / str(number), name, paper=paper, claims=claims, figures=[], decided_by="By a test.")
     studies = [entry for number in range(3) for entry in load_studies(tmp_path / str(number))]
-    text = results.results_page(studies, "pictures")
+    pages = results.results_pages(studies, "pictures")
+    text = pages.summary
     assert (
         "\n\nStatements of the paper: of 1, 1 holds. Statements of our own: of 3, 1 holds, 2 are inconclusive. "
-        f"Targets for our own method: of 2, 1 is met, 1 is not met.\n\n{RULE}\n\n## "
+        "Targets for our own method: of 2, 1 is met, 1 is not met.\n\n## "
     ) in text
-    assert "- **Target: three.** *Not met.* e\n- **Target: four.** *Met.* e\n" in text
+    assert text.count(f"\n\n{RULE}\n\n") == 1
+    assert "- **Target: three.** *Not met.* e\n- **Target: four.** *Met.* e\n" in pages.studies["auto-digits"]
     assert "Not yet so" not in text
     assert 'Target: three. <span class="says fails">Not met.</span>' in page.render(Collection([], studies), "t")
 
 
 def test_lines_of_earlier_pages_that_are_targets_are_called_so(tmp_path):
     saved(tmp_path, "auto-digits", paper="not in the paper", claims=[Claim("Target: one.", "holds", "e")], figures=[])
-    now, before = results.results_page(load_studies(tmp_path), "pictures"), tmp_path / "results.md"
-    before.write_text(now.replace("**Target: one.** *Met.*", "**One.** *Holds.*"), encoding="utf-8")
-    assert "**One.** *Holds.*" in before.read_text(encoding="utf-8")
-    assert results.results_page([], "pictures", before) == now
-    assert now.count("**Not yet so:** 1 of the verdicts counted above") == 1  # it does not say which test decided
+    now, before = results.results_pages(load_studies(tmp_path), "pictures"), tmp_path / "results.md"
+    old = {name: text.replace("**Target: one.** *Met.*", "**One.** *Holds.*") for name, text in now.studies.items()}
+    assert "**One.** *Holds.*" in old["auto-digits"]
+    assert results.results_pages([], "pictures", write_pages(now._replace(studies=old), before)) == now
+    assert (
+        now.summary.count("**Not yet so:** 1 of the verdicts counted above") == 1
+    )  # it does not say which test decided
 
 
 @pytest.mark.parametrize("content", NOT_A_PAGE.values(), ids=NOT_A_PAGE)
 def test_a_file_that_is_no_results_page_is_not_written_over(two_studies, tmp_path, content):
     (tmp_path / "results.md").write_bytes(content)
     with pytest.raises(DataError, match=r"(does not begin as a results page|names no study); expected"):
-        results.results_page(two_studies, "pictures", tmp_path / "results.md")
+        results.results_pages(two_studies, "pictures", tmp_path / "results.md")
+
+
+def test_a_file_by_hand_among_the_pages_of_studies_is_not_overlooked(two_studies, tmp_path):
+    before = write_pages(results.results_pages(two_studies, "pictures"), tmp_path / "results.md")
+    (tmp_path / "results" / "notes.md").write_text("# Notes\n\nBy hand.\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"^'Notes' in .*notes\.md names no study; expected"):
+        results.results_pages(two_studies, "pictures", before)
 
 
 def test_a_whole_study_is_not_replaced_by_a_quick_look(two_studies, tmp_path):
     (folder, whole), (_, quick) = two_studies
-    before = tmp_path / "results.md"
-    before.write_text(results.results_page(two_studies, "pictures"), encoding="utf-8")
+    both = results.results_pages(two_studies, "pictures")
+    before = write_pages(both, tmp_path / "results.md")
     again = dataclasses.replace(whole, is_quick=True)
     with pytest.raises(DataError, match=r"holds a quick run of first, of which .* has a whole one"):
-        results.results_page([(folder, again)], "pictures", before)
-    assert results.results_page([(folder, quick)], "pictures", before) == before.read_text(encoding="utf-8")
+        results.results_pages([(folder, again)], "pictures", before)
+    assert results.results_pages([(folder, quick)], "pictures", before) == both
 
 
 def test_two_records_of_one_study_are_refused(two_studies):
     with pytest.raises(DataError, match="both hold the study first; expected one record"):
-        results.results_page([two_studies[0], two_studies[0]], "pictures")
+        results.results_pages([two_studies[0], two_studies[0]], "pictures")
 
 
 def test_a_results_page_can_be_read_back_whatever_records_say(two_studies, tmp_path):
     folder, record = two_studies[0]
     claim = {"text": "one\n## two", "verdict": "holds", "evidence": "three\n## four\n\n`five`: six ** *seven.*"}
     record = dataclasses.replace(record, claims=[claim], setting="eight\n## nine")
-    before = tmp_path / "results.md"
-    before.write_text(results.results_page([(folder, record)], "pictures"), encoding="utf-8")
+    before = write_pages(results.results_pages([(folder, record)], "pictures"), tmp_path / "results.md")
     assert page.lead([(folder, record)]) in before.read_text(encoding="utf-8")
-    assert results.results_page([two_studies[1]], "pictures", before).count("\n## ") == 2
+    assert len(results.results_pages([two_studies[1]], "pictures", before).studies) == 2
 
 
 def test_studies_stand_on_the_results_page_as_in_the_paper(two_studies, tmp_path):
     folder, record = two_studies[0]
     later, earlier = ([(folder, dataclasses.replace(record, id=name))] for name in ("convergence", "limits"))
-    before = tmp_path / "results.md"
-    before.write_text(results.results_page(later, "pictures"), encoding="utf-8")
-    assert re.findall("^`(.+?)`: ", results.results_page(earlier, "pictures", before), re.M) == [
-        "limits",
-        "convergence",
-    ]
+    before = write_pages(results.results_pages(later, "pictures"), tmp_path / "results.md")
+    pages = results.results_pages(earlier, "pictures", before)
+    assert list(pages.studies) == ["limits", "convergence"]
+    assert re.findall(r"\(results/([\w-]+)\.md\)", pages.summary) == ["limits", "convergence"]
 
 
 # -------------------------------------------------------------------------------------------------------------- figures

@@ -208,16 +208,18 @@ def paper_run(
 @paper_app.command("page")
 def paper_page(
     folder: Annotated[Path, typer.Argument(help="Folder that `selffl paper run` has written.")],
-    target: Annotated[Path, typer.Option("--out", "-o", help="Markdown file to write.")] = Path("docs/results.md"),
+    target: Annotated[
+        Path, typer.Option("--out", "-o", help="Markdown file of the summary; studies go into a folder of its name.")
+    ] = Path("docs/results.md"),
 ) -> None:
-    """Write the results page of the documentation from run records, with its figures beside it.
+    """Write the results pages of the documentation from run records: a summary, and a page for each study.
 
-    A page that is there is brought up to date: what it says of other studies stays.
+    Figures go beside the summary. Pages that are there are brought up to date: what they say of other studies stays.
 
     Example: selffl paper page runs/paper -o docs/results.md
     """
     from selffl.reports.record import load_studies
-    from selffl.reports.results import results_page
+    from selffl.reports.results import folder_of, results_pages
     from selffl.state.files import atomic_write
 
     studies = load_studies(folder)
@@ -230,13 +232,16 @@ def paper_page(
     for picture in pictures:
         if not picture.is_file():
             raise DataError(f"{picture} is gone; expected the figure that the record names. Run the study again.")
-    text = results_page(studies, "figures", target)
-    (target.parent / "figures").mkdir(exist_ok=True)
+    pages = results_pages(studies, "../figures", target)
+    for place in (target.parent / "figures", folder_of(target)):
+        place.mkdir(exist_ok=True)
     for picture, name in pictures.items():
         shutil.copyfile(picture, target.parent / "figures" / name)
-    with atomic_write(target) as partial:  # the page may be the only copy of what it says
-        partial.write_text(text, encoding="utf-8")
-    console.tell(console.out, f"Results page: {target}")
+    texts = {folder_of(target) / f"{name}.md": f"{text}\n" for name, text in pages.studies.items()}
+    for path, text in (texts | {target: pages.summary}).items():
+        with atomic_write(path) as partial:  # a page may be the only copy of what it says
+            partial.write_text(text, encoding="utf-8")
+    console.tell(console.out, f"Results: {target}, and a page for each study in {folder_of(target)}")
 
 
 def _run_with_bars(ids: list[str], folder: Path, **options: Any) -> None:

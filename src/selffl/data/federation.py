@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -120,15 +121,15 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        x: Any,
-        y: Any,
-        client: Any,
+        x: npt.ArrayLike | Mapping[str, npt.ArrayLike],
+        y: npt.ArrayLike,
+        client: npt.ArrayLike,
         test_fraction: float = 0.1,
         seed: int = 0,
         *,
         validation_fraction: float = 0.0,
         stratify: bool = False,
-        cluster: Any = None,
+        cluster: npt.ArrayLike | None = None,
         standardise: bool = False,
     ) -> Federation:
         """Group rows by the client column and set aside a share of each client's rows for testing.
@@ -170,7 +171,7 @@ class Federation:
         cls,
         make: Callable[[int], tuple[Any, Any]],
         num_clients: int,
-        num_examples: Any,
+        num_examples: npt.ArrayLike,
         *,
         num_classes: int | None = None,
         test_fraction: float = 0.1,
@@ -443,9 +444,9 @@ class Federation:
     def from_dataset(
         cls,
         dataset: torch.utils.data.Dataset[Any],
-        client: Any,
+        client: npt.ArrayLike,
         *,
-        cluster: Any = None,
+        cluster: npt.ArrayLike | None = None,
         **split: Unpack[SplitOptions],
     ) -> Federation:
         """A torch data set of (features, label) pairs with one client id per item; the rest as in `from_arrays`.

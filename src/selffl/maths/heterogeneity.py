@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from selffl.errors import ConfigError, DataError, unknown_name
 from selffl.maths.hierarchy import Floats, Hierarchy, read_hierarchy
@@ -22,7 +23,11 @@ SMALLEST_SEARCHED = 1e-6  # of the smallest variance: zero, for any purpose
 
 
 def estimate_inter_variance(
-    local_estimate: Any, intra_variance: Any, method: InterVarianceMethod = "reml", *, covariate: Any = None
+    local_estimate: npt.ArrayLike,
+    intra_variance: npt.ArrayLike,
+    method: InterVarianceMethod = "reml",
+    *,
+    covariate: npt.ArrayLike | None = None,
 ) -> float:
     """Estimate sigma_0^2 from ``[M]`` estimates and their ``[M]`` variances; never below 0.
 

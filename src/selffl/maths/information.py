@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -42,7 +42,7 @@ def observed_information(loss: NegativeLogLikelihood, params: Tensor, *rows: Ten
     return hessian
 
 
-def local_fit(loss: NegativeLogLikelihood, start: Any, *rows: Any) -> LocalFit:
+def local_fit(loss: NegativeLogLikelihood, start: npt.ArrayLike, *rows: npt.ArrayLike) -> LocalFit:
     """Minimise a client's negative log-likelihood and read its variance off the curvature there.
 
     Args:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import ndtri
 
 from selffl.errors import ConfigError, DataError
@@ -134,11 +135,11 @@ class LeaveOneOut:
 
 
 def meta_analysis(
-    local_estimate: Any,
-    intra_variance: Any,
+    local_estimate: npt.ArrayLike,
+    intra_variance: npt.ArrayLike,
     *,
     method: InterVarianceMethod = "reml",
-    covariate: Any = None,
+    covariate: npt.ArrayLike | None = None,
     inter_variance: float | None = None,
     new_variance: float | None = None,
     new_covariate: float | None = None,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -236,7 +237,9 @@ class Posterior:
         return steps.numpy() if isinstance(self.intra_variance, np.ndarray) else steps
 
 
-def posterior(local_estimate: Any, intra_variance: Any, inter_variance: Any, form: Form = "exact") -> Posterior:
+def posterior(
+    local_estimate: npt.ArrayLike, intra_variance: npt.ArrayLike, inter_variance: npt.ArrayLike, form: Form = "exact"
+) -> Posterior:
     """Posterior of the two-level Gaussian model, with the spread between clients taken as known.
 
     The default is the exact posterior: random-effects shrinkage as statisticians know it.  The paper's form leaves the
