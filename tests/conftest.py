@@ -60,6 +60,14 @@ def one_core(monkeypatch):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk():
+    """Files are open where they would be waited for, and no more: it matters to who loses power, which no test does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_tree_of_commands():
     """The commands are put together once: each call of the command line would take a twentieth of a second for it."""
     with pytest.MonkeyPatch.context() as patch:

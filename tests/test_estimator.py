@@ -30,8 +30,12 @@ EXPECTED_FAILURES: dict[str, str] = {}
 OPTIONS = {"rounds": 6, "batch_size": 10}
 
 
+FEW_STEPS = selffl.algorithm(DEFAULT_ALGORITHM, num_local_steps=5)
+
+
 @parametrize_with_checks(
-    [SelfFLClassifier(rounds=2), SelfFLRegressor(rounds=2)], expected_failed_checks=lambda _: EXPECTED_FAILURES
+    [SelfFLClassifier(algorithm=FEW_STEPS, rounds=3), SelfFLRegressor(algorithm=FEW_STEPS, rounds=3)],
+    expected_failed_checks=lambda _: EXPECTED_FAILURES,
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)

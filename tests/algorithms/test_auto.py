@@ -171,7 +171,7 @@ def test_a_random_intercept_is_that_of_statsmodels(spread):
     values, client = levels(spread)
     fit = sm.MixedLM(values, np.ones((len(values), 1)), groups=client).fit(reml=False)
     between = float(np.asarray(fit.cov_re)[0, 0])
-    server, personal = regression(Intercept(), np.zeros((len(values), 1)), values, client, batch_size=20, rounds=80)
+    server, personal = regression(Intercept(), np.zeros((len(values), 1)), values, client, batch_size=20, rounds=60)
     assert 2 * fit.scale * server.inter_variance.item() == pytest.approx(between, rel=0.1)
     assert server.prior_rows.item() == pytest.approx(fit.scale / between, rel=0.35)
     assert server.params.item() == pytest.approx(fit.fe_params[0], abs=0.3 * fit.bse_fe[0])

@@ -5,6 +5,7 @@ minibatches that the task hands out, and nothing of the library's own training c
 """
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -168,6 +169,13 @@ def trained(method, source, on_round=None):
     engine = CohortEngine(method, source, participation=PARTICIPATION, seed=SEED)
     state = engine.advance(engine.start(source.model.params), ROUNDS, on_round)
     return state, engine.personal(state), engine.personal(state, is_over=True)
+
+
+@cache
+def plainly_trained(case):
+    """Personal models of a case as it is, without any option of training; nobody alters them."""
+    name, options, *_ = CASES[case]
+    return trained(algorithm(name, **options), source_of(network()))[1]
 
 
 SHARE = 3 / 6  # of the clients in a cohort: ⌊0.6 · 6⌋

@@ -397,10 +397,14 @@ def assert_sums_equal_their_twin(options, setting, told, privacy=NOT_PRIVATE):
     assert state.server.intra_variance.item() == pytest.approx(expected["usual"], rel=1e-9, abs=1e-9 * scale)
 
 
+# Every kind of federation with a few steps; a single step and more of them where there are rows and groups.
+AUTO_KINDS = [(is_grouped, with_rows, 4) for is_grouped in (False, True) for with_rows in (False, True)]
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("num_local_steps", [1, 4, 7])
-@pytest.mark.parametrize("with_rows", [False, True], ids=["estimates", "rows"])
-@pytest.mark.parametrize("is_grouped", [False, True], ids=["one variance", "one for each layer"])
+@pytest.mark.parametrize(
+    ("is_grouped", "with_rows", "num_local_steps"), [*AUTO_KINDS, (True, True, 1), (True, True, 7), (False, False, 1)]
+)
 def test_self_fl_auto_equals_its_twin(is_grouped, with_rows, num_local_steps, setting):
     options, name = {"num_local_steps": num_local_steps}, "self-fl-auto"
     kind = {"with_rows": with_rows, "is_grouped": is_grouped}

@@ -29,7 +29,12 @@ class Scenario:
     def __init__(self, folder: Path) -> None:
         self.began = time.monotonic()
         paths = [str(HERE / "hastened"), os.environ.get("PYTHONPATH", str(ROOT / "src"))]
-        hastened = {"PYTHONPATH": os.pathsep.join(paths), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}
+        self.pause = folder / "pause"  # while it is there apps take as long to begin as they do without haste
+        hastened = {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+            "HASTENED_PAUSE": str(self.pause),
+        }
         self.federation = LocalFederation(
             folder, ROOT / "examples" / "flower", range(3), environment=hastened, say=self.say
         )
@@ -109,11 +114,13 @@ class Scenario:
         federation = self.federation
         run = federation.submit(algorithm=METHOD, rounds=WHOLE, round_seconds=PATIENCE_SECONDS, **SETTINGS)
         federation.wait_for_round(run, 1)
+        self.pause.touch()
         since = federation.position(0)
         federation.wait_for_log(0, "Receiving: train message", since)
         self.found["remembered when the server dies"] = self.remembered()
         since = federation.position("superlink")
         federation.kill_superlink()
+        self.pause.unlink()
         self.found["rounds when the server dies"] = [int(row["round"]) for row in federation.history(run.out)]
         federation.wait_for_superlink(since)
         self.say("the SuperLink is back")
@@ -134,10 +141,12 @@ class Scenario:
         federation = self.federation
         before = self.memories(VICTIM)
         since = federation.position(VICTIM)
+        self.pause.touch()
         run = federation.submit(algorithm=METHOD, rounds=WHOLE + 1, round_seconds=PATIENCE_SECONDS, **SETTINGS)
         federation.wait_for_log(VICTIM, "Receiving: train message", since)
         since = federation.position(VICTIM)
         federation.kill_node(VICTIM)
+        self.pause.unlink()
         self.found["round without"] = federation.wait_for_round(run, WHOLE + 1)
         self.say("the round is closed")
         federation.wait_for_node(VICTIM, since)

@@ -25,9 +25,9 @@ def network():
 
 
 @pytest.mark.parametrize("name", ["self-fl-auto", "self-fl", "ditto", "fedavg"])
-def test_the_numbers_are_those_of_the_cohort_engine(name):
+def test_the_numbers_are_those_of_the_cohort_engine(name, short):
     serial, cohort = (
-        selffl.train(network(), federation(), name, engine=engine, gain=True, **SETTINGS)
+        selffl.train(network(), federation(), short(name), engine=engine, gain=True, **SETTINGS)
         for engine in ("serial", "cohort")
     )
     assert serial.config.engine == "serial"

@@ -6,7 +6,9 @@ import html as html_text
 import json
 import math
 import re
+import subprocess
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from selffl.reports import figures, forest, page, results, tables
 from selffl.reports.collect import Collection
 from selffl.reports.record import RECORD, environment, load_studies, save_study
 from selffl.reports.shrinkage import Shrinkage, verdict
+from selffl.runs.environment import _commit
 from selffl.state.files import write_csv
 from selffl.studies.result import RULE, Chart, Claim, Figure, Series, Study, StudyResult
 
@@ -144,6 +147,21 @@ def test_a_record_is_written_again(tmp_path):
     saved(tmp_path, figures=[])
     saved(tmp_path, figures=[], claims=[Claim("New.", "holds", "")])
     assert [claim["text"] for claim in load_studies(tmp_path)[0][1].claims] == ["New."]
+
+
+def test_git_is_asked_once_for_the_commit(monkeypatch):
+    asked = []
+
+    def answer(words, **options):
+        asked.append(words[0])
+        return SimpleNamespace(stdout="0abc-dirty\n")
+
+    _commit.cache_clear()
+    monkeypatch.setattr(subprocess, "run", answer)
+    assert [environment()["commit"] for _ in range(2)] == ["0abc-dirty"] * 2
+    assert asked == ["git"]
+    monkeypatch.undo()
+    _commit.cache_clear()
 
 
 def test_the_environment_names_versions_and_machine():

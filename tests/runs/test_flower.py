@@ -29,6 +29,8 @@ from selffl.state.files import locked
 
 SETTINGS = {"rounds": 4, "participation": 0.5, "learning_rate": 0.05, "batch_size": 5, "seed": 3, "evaluate_every": 2}
 
+DITTO, AUTO = (selffl.algorithm(name, num_local_steps=5) for name in ("ditto", "self-fl-auto"))
+
 
 def linear():
     torch.manual_seed(0)
@@ -87,16 +89,16 @@ def federation():
 
 
 @pytest.mark.parametrize("name", ["self-fl-exact", "self-fl-auto", "fedavg"])
-def test_records_are_those_of_train(name, federation, tmp_path):
-    found = run(federation, tmp_path, name)
-    selffl.train(linear(), federation, name, out=tmp_path / "train", **SETTINGS)
+def test_records_are_those_of_train(name, federation, tmp_path, short):
+    found = run(federation, tmp_path, short(name))
+    selffl.train(linear(), federation, short(name), out=tmp_path / "train", **SETTINGS)
     assert_same_records(found, files.read_records(tmp_path / "train"))
     assert found.summary["status"] == "finished"
     assert files.read_config(tmp_path / "run").algorithm == name
 
 
 @pytest.mark.parametrize("name", ["self-fl", "self-fl-auto"])
-def test_a_run_that_was_stopped_ends_with_the_same_records(name, federation, tmp_path):
+def test_a_run_that_was_stopped_ends_with_the_same_records(name, federation, tmp_path, short):
     """Stopped in round 3; and, once more, after round 4 and before its evaluation."""
 
     class Stops(WireGrid):
@@ -112,19 +114,19 @@ def test_a_run_that_was_stopped_ends_with_the_same_records(name, federation, tmp
     nodes = {100 + m: m for m in range(8)}
     for kind, number in (("train", 3), ("evaluate", 4)):
         with pytest.raises(KeyboardInterrupt):
-            run(federation, tmp_path, name, grid=lambda app, k=kind, n=number: Stops(app, nodes, k, n))
+            run(federation, tmp_path, short(name), grid=lambda app, k=kind, n=number: Stops(app, nodes, k, n))
         assert files.read_records(tmp_path / "run").summary["status"] == "running"
-    found = run(federation, tmp_path, name)
-    selffl.train(linear(), federation, name, out=tmp_path / "train", **SETTINGS)
+    found = run(federation, tmp_path, short(name))
+    selffl.train(linear(), federation, short(name), out=tmp_path / "train", **SETTINGS)
     assert_same_records(found, files.read_records(tmp_path / "train"))
 
 
 @pytest.mark.parametrize("first", [2, 3])
 def test_a_run_that_goes_on_for_longer_has_the_records_of_one_that_was_as_long(first, federation, tmp_path):
     """It had ended with a closing visit: what that had brought is no longer in the history of its rounds."""
-    ended = run(federation, tmp_path, "self-fl-auto", rounds=first).history[-1]
-    found = run(federation, tmp_path, "self-fl-auto")
-    selffl.train(linear(), federation, "self-fl-auto", out=tmp_path / "train", **SETTINGS)
+    ended = run(federation, tmp_path, AUTO, rounds=first).history[-1]
+    found = run(federation, tmp_path, AUTO)
+    selffl.train(linear(), federation, AUTO, out=tmp_path / "train", **SETTINGS)
     assert_same_records(found, files.read_records(tmp_path / "train"))
     assert ended["weighted_accuracy"] != found.history[first - 1]["weighted_accuracy"]
 
@@ -141,8 +143,8 @@ def test_values_and_two_classes_have_their_own_metrics(tmp_path):
     }
     for kind, (labels, module, loss) in kinds.items():
         federation = Federation.from_arrays(x, labels, client, test_fraction=0.3)
-        found = run(federation, tmp_path / kind, "ditto", module, loss)
-        selffl.train(module, federation, "ditto", loss=loss, out=tmp_path / kind / "train", **SETTINGS)
+        found = run(federation, tmp_path / kind, DITTO, module, loss)
+        selffl.train(module, federation, DITTO, loss=loss, out=tmp_path / kind / "train", **SETTINGS)
         expected = files.read_records(tmp_path / kind / "train")
         # A module of one layer in a Sequential goes by vmap in a cohort and by autograd alone.
         assert_same_row(found.summary, expected.summary, within=1e-4, but=("seconds", "data"))
@@ -193,12 +195,12 @@ def test_two_servers_do_not_write_one_folder(federation, tmp_path):
 
 @pytest.mark.parametrize("optimiser", ["momentum", selffl.algorithms.Adam(beta2=0.9)])
 def test_optimisers_are_those_of_train(optimiser, federation, tmp_path):
-    found = run(federation, tmp_path, "ditto", optimiser=optimiser)
-    selffl.train(linear(), federation, "ditto", optimiser=optimiser, out=tmp_path / "train", **SETTINGS)
+    found = run(federation, tmp_path, DITTO, optimiser=optimiser)
+    selffl.train(linear(), federation, DITTO, optimiser=optimiser, out=tmp_path / "train", **SETTINGS)
     expected = files.read_records(tmp_path / "train")
     for ours, theirs in zip(found.clients, expected.clients, strict=True):
         assert_same_row(ours, theirs, within=1e-5)
-    plain = run(federation, tmp_path / "plain", "ditto")
+    plain = run(federation, tmp_path / "plain", DITTO)
     assert plain.summary["weighted_accuracy"] != found.summary["weighted_accuracy"]
     assert files.read_config(tmp_path / "run").optimiser == files.read_config(tmp_path / "train").optimiser
 
@@ -223,13 +225,13 @@ TRAINING = {
 @pytest.mark.parametrize("name", TRAINING)
 def test_training_options_are_those_of_train(name, federation, tmp_path):
     given = TRAINING[name] | {"gain": True}
-    found = run(federation, tmp_path, "ditto", **given)
-    selffl.train(linear(), federation, "ditto", out=tmp_path / "train", **given, **SETTINGS)
+    found = run(federation, tmp_path, DITTO, **given)
+    selffl.train(linear(), federation, DITTO, out=tmp_path / "train", **given, **SETTINGS)
     assert_same_records(found, files.read_records(tmp_path / "train"))
     usual = {key: value for key, value in given.items() if key != name}
-    assert run(federation, tmp_path / "plain", "ditto", **usual).clients != found.clients
+    assert run(federation, tmp_path / "plain", DITTO, **usual).clients != found.clients
     with pytest.raises(ConfigError, match=f"is of a run whose {name} is .*; expected .* Give another folder"):
-        run(federation, tmp_path, "ditto", rounds=5, **usual)
+        run(federation, tmp_path, DITTO, rounds=5, **usual)
 
 
 def test_images_change_as_in_train(tmp_path):
@@ -261,8 +263,8 @@ def spread(outputs, labels):
 
 def test_metrics_of_the_users_own_are_those_of_train(federation, tmp_path):
     metrics = {"spread": selffl.Metric(spread, higher_is_better=False)}
-    found = run(federation, tmp_path, "ditto", metrics=metrics)
-    selffl.train(linear(), federation, "ditto", metrics=metrics, out=tmp_path / "train", **SETTINGS)
+    found = run(federation, tmp_path, DITTO, metrics=metrics)
+    selffl.train(linear(), federation, DITTO, metrics=metrics, out=tmp_path / "train", **SETTINGS)
     expected = files.read_records(tmp_path / "train")
     for name in ("weighted_spread", "worst10_spread", "global_spread"):
         assert found.summary[name] == pytest.approx(expected.summary[name], rel=1e-5)
@@ -283,9 +285,9 @@ def test_clients_that_do_not_measure_what_the_server_wants_are_left_out(federati
 
 
 @pytest.mark.parametrize("name", ["self-fl-auto", "ditto"])
-def test_gains_are_those_of_train(name, federation, tmp_path):
-    found = run(federation, tmp_path, name, gain=True)
-    selffl.train(linear(), federation, name, gain=True, out=tmp_path / "train", **SETTINGS)
+def test_gains_are_those_of_train(name, federation, tmp_path, short):
+    found = run(federation, tmp_path, short(name), gain=True)
+    selffl.train(linear(), federation, short(name), gain=True, out=tmp_path / "train", **SETTINGS)
     expected = files.read_records(tmp_path / "train")
     for ours, theirs in zip(found.clients, expected.clients, strict=True):
         assert_same_row(ours, theirs, within=1e-6)
@@ -303,14 +305,14 @@ def test_gains_of_a_run_that_was_stopped_before_clients_trained_alone(federation
 
     nodes = {100 + m: m for m in range(8)}
     with pytest.raises(KeyboardInterrupt):
-        run(federation, tmp_path, "ditto", gain=True, grid=lambda app: Stops(app, nodes))
+        run(federation, tmp_path, DITTO, gain=True, grid=lambda app: Stops(app, nodes))
     assert files.read_records(tmp_path / "run").summary["status"] == "running"
     other = nn.Linear(64, 10)  # the values of the module are no longer those that the run began with
-    found = run(federation, tmp_path, "ditto", other, gain=True)
-    expected = run(federation, tmp_path / "whole", "ditto", gain=True)
+    found = run(federation, tmp_path, DITTO, other, gain=True)
+    expected = run(federation, tmp_path / "whole", DITTO, gain=True)
     assert found.clients == expected.clients
     assert found.summary["status"] == "finished"
-    again = run(federation, tmp_path, "ditto", gain=True)
+    again = run(federation, tmp_path, DITTO, gain=True)
     assert again.clients == expected.clients
 
 
@@ -322,7 +324,7 @@ def test_a_client_that_does_not_train_alone_has_empty_cells(federation, tmp_path
     found = run(
         federation,
         tmp_path,
-        "ditto",
+        DITTO,
         gain=True,
         grid=lambda app: WireGrid(app, {100 + m: m for m in range(8)}, {"evaluate": silent}),
     )
@@ -351,7 +353,7 @@ def test_an_answer_about_training_alone_that_cannot_be_is_left_out(changed, reas
 
     nodes = {100 + m: m for m in range(8)}
     found = run(
-        federation, tmp_path, "ditto", gain=True, grid=lambda app: WireGrid(app, nodes, {"evaluate": wrong})
+        federation, tmp_path, DITTO, gain=True, grid=lambda app: WireGrid(app, nodes, {"evaluate": wrong})
     )  # fmt: skip
     assert reason in caplog.text
     assert [row["client"] for row in found.clients if row["realised_gain"] is None] == ["3"]

@@ -70,11 +70,18 @@ def over_the_wire(fed, folder, method, of_client, of_server, run_config=None, ne
 
 
 @pytest.mark.parametrize(
-    ("method", "policy"),
-    [("fedavg", None), ("ditto", "averaged"), ("fedbn", None), ("fedper", "kept"), ("ditto", "batch")],
+    ("name", "policy", "is_configured"),
+    [
+        ("fedavg", None, False),
+        ("ditto", "averaged", True),
+        ("fedbn", None, True),
+        ("fedper", "kept", True),
+        ("fedper", "kept", False),
+        ("ditto", "batch", False),
+    ],
 )
-@pytest.mark.parametrize("is_configured", [False, True])
-def test_models_over_flower_are_those_of_train(method, policy, is_configured, fed, tmp_path):
+def test_models_over_flower_are_those_of_train(name, policy, is_configured, fed, tmp_path, short):
+    method = short(name)
     run = selffl.train(network(), fed, method, gradients="loop", batch_norm=policy, **SETTINGS)
     own = {} if is_configured else {"batch_norm": policy}
     config = {"batch-norm": policy or ""} if is_configured else None
@@ -97,7 +104,8 @@ def adapted_network():
 
 
 @pytest.mark.parametrize("method", ["self-fl-auto", "feddpa"])
-def test_adapters_alone_travel_over_flower(method, fed, tmp_path):
+def test_adapters_alone_travel_over_flower(method, fed, tmp_path, short):
+    method = short(method)
     run = selffl.train(adapted_network(), fed, method, gradients="loop", **SETTINGS)
     grids = []
     _, personal = over_the_wire(fed, tmp_path, method, {}, {}, network=adapted_network, grids=grids)

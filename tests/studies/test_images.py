@@ -168,7 +168,8 @@ def test_a_seed_that_diverges_does_not_take_the_study_with_it(monkeypatch, lost,
             found.setdefault(arm.label, []).append(one)
         return found
 
-    monkeypatch.setattr(comparison, "run_arms", made_up)
+    for module in (comparison, tuning):
+        monkeypatch.setattr(module, "run_arms", made_up)
     result = study(Comparison(SMALL, {"fedavg": "Better."}, num_seeds=2), Job())
     lines = {row["method"]: row for row in result.table}
     assert lines["fedavg"]["accuracy"] == "diverged"

@@ -435,7 +435,7 @@ def test_test_rows_are_out_of_reach(name, short):
     for known in (fed, dataclasses.replace(fed, test=poison)):
         source = ModelSource(known, FlatModel(seeded(TRAINED["mlp"])), CROSS_ENTROPY, 0.05, 5, seed=3)
         engine = CohortEngine(short(name), source, participation=0.5)
-        state = engine.advance(engine.start(source.model.params), 4)
+        state = engine.advance(engine.start(source.model.params), 2)
         runs.append({**tensors_of(state), "personal": engine.personal(state)})
     for key, tensor in runs[0].items():
         torch.testing.assert_close(runs[1][key], tensor, rtol=0, atol=0, equal_nan=True, msg=key)

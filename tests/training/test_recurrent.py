@@ -436,13 +436,13 @@ def test_on_a_cpu_many_clients_with_small_blocks_go_by_vmap():
 
 @pytest.mark.parametrize("make", [lambda: Reader(num_layers=2), Packed, *OTHERS.values()])
 def test_a_federation_of_tokens_is_trained_the_same_either_way(make):
-    num_clients, rows = 12, 9
+    num_clients, rows = 12, 6
     features, client = tokens(num_clients * rows, 7, seed=4), torch.arange(num_clients).repeat_interleave(rows)
     fed = selffl.Federation.from_arrays(features, features[:, -1] % CLASSES, client, test_fraction=0.3)
     module = seeded(make)
     ways = ["auto", "loop", *(["vmap"] if not FlatModel(module).needs_loop and type(module) is Reader else [])]
     runs = [
-        selffl.train(module, fed, selffl.algorithm("fedavg", num_local_steps=8), rounds=2, participation=1.0,
+        selffl.train(module, fed, selffl.algorithm("fedavg", num_local_steps=4), rounds=2, participation=1.0,
                      learning_rate=0.5, batch_size=4, dtype=torch.float64, gradients=way)
         for way in ways
     ]  # fmt: skip

@@ -18,7 +18,6 @@ from selffl.algorithms import DEFAULT_ALGORITHM
 from selffl.algorithms.layers import by_parameter
 from selffl.data.federation import Rows
 from selffl.data.named import Features, join
-from selffl.engines.cohort import RunState
 from selffl.errors import ConfigError, DataError
 from selffl.maths.calibration import brier_score, calibration_error, log_loss
 from selffl.maths.confidence import (
@@ -33,7 +32,7 @@ from selffl.maths.confidence import (
 from selffl.randomness import uniform
 from selffl.runs.evaluation import of_clients
 from selffl.runs.folder import Row
-from selffl.runs.session import Session
+from selffl.runs.personal import PersonalModels
 from selffl.training.tangents import Tangents, check_classifies, class_labels
 
 MAX_ROWS = 200  # of a client's training rows that its posterior is made of
@@ -52,9 +51,11 @@ class _Own(NamedTuple):
 class Confidence:
     """What the models of a run say of rows, as probabilities; ``moderation`` is learned where it is not given."""
 
-    def __init__(self, session: Session, state: RunState, moderation: Moderation | None = None) -> None:
+    def __init__(self, models: PersonalModels, moderation: Moderation | None = None) -> None:
+        session = models.session
         check_classifies(session.measure, session.source.loss)
-        self._session, self._state, self._rows = session, state, session.source.federation.train
+        self._models, self._session, self._state = models, session, models.state
+        self._rows = session.source.federation.train
         self._moderation = moderation
 
     @property
@@ -78,7 +79,7 @@ class Confidence:
         """The model of a client, or the global one."""
         params = self._state.server.params
         if position is not None:
-            params = self._session.personal(self._state, position)
+            params = self._models[position]
         return Tangents(self._session.model, params, self._session.measure, self._session.recipe.gradients)
 
     def logits(self, position: int | None, features: Features, is_moderated: bool = False) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import numpy
@@ -23,15 +24,20 @@ def environment() -> dict[str, str]:
         "numpy": numpy.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
+    return found | ({"commit": commit} if (commit := _commit()) is not None else {})
+
+
+@cache
+def _commit() -> str | None:
+    """Of this checkout, or none; asked once, for a process computes with the code that it began with."""
     try:
-        commit = subprocess.run(
+        found = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
             capture_output=True, text=True, timeout=5, check=True,
         )  # fmt: skip
-        found["commit"] = commit.stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        pass  # not a checkout
-    return found
+        return None  # not a checkout
+    return found.stdout.strip()
 
 
 def check_device(device: str) -> None:

@@ -32,6 +32,7 @@ from selffl.runs.folder import Checkpoints, Records, Row, RunFolder
 from selffl.runs.gain import gain_rows
 from selffl.runs.new_client import make_new_client_models, rows_of_new_client
 from selffl.runs.observers import Observer
+from selffl.runs.personal import PersonalModels
 from selffl.runs.predict import Predictor
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Recorder, partition_rows
@@ -59,6 +60,7 @@ class Run:
     participation: list[Row]
     _session: Session
     _state: RunState
+    _known_models: PersonalModels | None = field(default=None, init=False, repr=False, compare=False)
     _known_confidence: Confidence | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -82,7 +84,7 @@ class Run:
         `selffl.PreparedModel`, whose ``module`` is the model as it was trained.
         """
         position = position_of(client, list(self.federation.clients))
-        return self._session.present(self._session.personal(self._state, position))
+        return self._session.present(self._personal()[position])
 
     @property
     def preparation(self) -> Preparation | None:
@@ -117,10 +119,10 @@ class Run:
     def _predictor(self) -> Predictor:
         session = self._session
 
-        params = self._state.server.params
+        params, personal = self._state.server.params, self._personal()
 
         def model_of(position: int | None) -> nn.Module:
-            return session.model.load(params if position is None else session.personal(self._state, position))
+            return session.model.load(params if position is None else personal[position])
 
         return Predictor(
             self.federation.clients,
@@ -225,7 +227,7 @@ class Run:
                     f"full=True is given for {len(chosen)} clients in precision {precision!r}; expected one client, "
                     "exact. Name it in clients, or leave out full."
                 )
-            module = self._session.model.load(self._session.personal(self._state, places[0]))
+            module = self._session.model.load(self._personal()[places[0]])
             about |= {"client": chosen[0], "module": str(module)}
             save_state_dict(Path(path), module.state_dict(), about)
             return
@@ -234,7 +236,7 @@ class Run:
         write_personal(
             Path(path),
             self._session.model.load(self._state.server.params),
-            (self._session.model.parts(self._session.personal(self._state, place)) for place in places),
+            (self._session.model.parts(self._personal()[place]) for place in places),
             chosen,
             about
             | {
@@ -348,8 +350,13 @@ class Run:
 
     def _confidence(self) -> Confidence:
         if self._known_confidence is None:
-            self._known_confidence = Confidence(self._session, self._state)
+            self._known_confidence = Confidence(self._personal())
         return self._known_confidence
+
+    def _personal(self) -> PersonalModels:
+        if self._known_models is None:
+            self._known_models = PersonalModels(self._session, self._state)
+        return self._known_models
 
     def __repr__(self) -> str:
         """What it is and how it did, in a line."""

@@ -34,7 +34,6 @@ from selffl.training.model import ModelSource
 NUM_CLIENTS, ROUNDS, SEED = 8, 4, 3
 SETTINGS = {"participation": 0.5, "learning_rate": 0.05, "batch_size": 5, "seed": SEED}
 OPTIONS = {
-    "self-fl-augmented": {"max_convergence_steps": 60},
     "self-fl-cluster": {"clusters": "variance"},
     "feddbe": {"penalty": 10.0},  # at 50 steps of 0.05 do not settle, and the last digits grow a hundredfold a round
 }
@@ -124,9 +123,9 @@ def assert_same(found, expected, *, bits):
 
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - NEEDS_LAYERS - NEEDS_BATCH_NORM))
-def test_softmax_regression_has_the_bits_of_the_cohort_engine(name, federation, tmp_path):
-    setting = Setting(federation, tmp_path, algorithm(name, **OPTIONS.get(name, {})))
-    state = setting.run(WireGrid(setting.client(), NODES))
+def test_softmax_regression_has_the_bits_of_the_cohort_engine(name, federation, tmp_path, short):
+    setting = Setting(federation, tmp_path, replace(short(name), **OPTIONS.get(name, {})))
+    state = setting.run(WireGrid(setting.client(), NODES), evaluate_every=2)
     assert state.round_number == ROUNDS
     assert_same((state, setting.personal()), setting.cohort(), bits=True)
 
@@ -146,10 +145,10 @@ def test_a_defence_has_the_bits_of_the_cohort_engine(name, robust, federation, t
 @pytest.mark.parametrize(
     "name", ["self-fl", "self-fl-exact", "self-fl-auto", "ditto", "fedavg", *sorted(NEEDS_LAYERS | NEEDS_HEAD)]
 )
-def test_a_network_has_the_numbers_of_the_cohort_engine(name, federation, tmp_path):
+def test_a_network_has_the_numbers_of_the_cohort_engine(name, federation, tmp_path, short):
     """Alone it goes by autograd, in a cohort by vmap: equal to rounding."""
-    setting = Setting(federation, tmp_path, algorithm(name, **OPTIONS.get(name, {})), network())
-    state = setting.run(WireGrid(setting.client(), NODES))
+    setting = Setting(federation, tmp_path, replace(short(name), **OPTIONS.get(name, {})), network())
+    state = setting.run(WireGrid(setting.client(), NODES), evaluate_every=2)
     assert_same((state, setting.personal()), setting.cohort(), bits=False)
 
 
@@ -407,9 +406,9 @@ def reference(setting, left_out):
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_wrong_answer_is_left_out_and_the_round_goes_on_with_the_rest(kind, federation, tmp_path, heard):
+def test_a_wrong_answer_is_left_out_and_the_round_goes_on_with_the_rest(kind, federation, tmp_path, heard, short):
     fault, reason = FAULTS[kind]
-    setting = Setting(federation, tmp_path, algorithm("self-fl"))
+    setting = Setting(federation, tmp_path, short("self-fl"))
     victim = int(sample_cohort(SEED, 2, NUM_CLIENTS, 0.5)[1])
 
     def stands_between(message, answer):
@@ -418,7 +417,7 @@ def test_a_wrong_answer_is_left_out_and_the_round_goes_on_with_the_rest(kind, fe
             return [reply]
         return [over_the_wire(reply) for reply in fault(reply)]
 
-    state = setting.run(WireGrid(setting.client(), NODES, stands_between), rounds=2)
+    state = setting.run(WireGrid(setting.client(), NODES, stands_between), rounds=2, evaluate_every=0)
     heard_of = [record.getMessage() for record in heard.records]
     heard.clear()
     assert any(re.search(reason, line) for line in heard_of), heard_of
