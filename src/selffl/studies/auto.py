@@ -279,16 +279,16 @@ READINGS = {
     "digits": _WIDENED,
     "mnist": "Two digits a client: most of what is gained is knowing which two. A model that comes from everybody's "
     "tells them apart better than one trained alone, but names digits that the client has never had; with the "
-    "client's class frequencies in its prior mean it no longer does. DITTO and pFedMe chose the smallest λ of their "
-    "grids and fine-tuned FedAvg the largest number of steps: a wider grid might lift them. DITTO with λ = 0 is local "
-    "training.",
+    "client's class frequencies in its prior mean it no longer does. Fine-tuned FedAvg chose the largest number of "
+    "steps of its grid, 20,480: a wider grid might lift it.",
     "femnist": _WIDENED,
     "cifar10": "Fine-tuned FedAvg, the best of the others, chose the largest number of steps of its grid: a wider grid "
-    "might lift it.",
+    "might lift it. Gradients are those of rounds. Beside the 1,000 that a client takes there for FedAvg, fine-tuning "
+    "takes 20,480 and the closing visit of self-fl-auto at most 4,000.",
     "sent140": "A worst tenth of 0 is that of clients with a test row or two, whatever the method.",
     "wakeword": "Five clients with about the same task and thousands of rows: one shared model is all they need. What "
     "personal models differ by is mostly the noise of their own steps, which keeps c from growing without "
-    "bound. pFedMe chose the smallest λ of its grid.",
+    "bound.",
 }
 
 
