@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -151,7 +152,7 @@ class PersonalModels:
         loaded.to(dtype).load_state_dict(state)
         return present_model(loaded.eval(), self.preparation, self._label_scale)
 
-    def predict(self, rows: Any, client: Any = None, *, module: nn.Module | None = None) -> Any:
+    def predict(self, rows: Any, client: npt.ArrayLike | None = None, *, module: nn.Module | None = None) -> Any:
         """Answers to new rows in the user's classes and units, as `Run.predict` gives them.
 
         ``module`` is a module of the kind that was trained, as in `model`.

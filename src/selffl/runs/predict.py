@@ -139,7 +139,7 @@ class Predictor:
     dtype: torch.dtype = torch.float32  # of the models
     device: torch.device | str = "cpu"  # where they are
 
-    def predict(self, rows: Any, client: Any = None) -> Any:
+    def predict(self, rows: Any, client: npt.ArrayLike | None = None) -> Any:
         """One row of answers for each row: its client, the prediction, probabilities of classes, whose model.
 
         A frame is answered by a frame of its own library, anything else by a Table of pyarrow.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy.typing as npt
 from torch import Tensor, nn
 
 from selffl.algorithms.options import check_choice
@@ -91,7 +92,7 @@ class Run:
         """How the rows of a table became numbers, and what its units and classes are; none of runs on arrays."""
         return self.federation.preparation
 
-    def predict(self, rows: Any, client: Any = None) -> Any:
+    def predict(self, rows: Any, client: npt.ArrayLike | None = None) -> Any:
         """Answers to new rows, each by its own client's model, in the user's classes and units.
 
         Rows of clients that were not there, or of nobody in particular, are answered by the global model.
@@ -325,7 +326,9 @@ class Run:
             raise ConfigError("the run has not ended, and its clients train alone at the end; resume it first.")
         return gain_rows(self.clients, self.config.metrics[0], has_global=self.config.has_global_model)
 
-    def probabilities(self, client: Hashable, features: Any = None, *, moderated: bool = True) -> Tensor:
+    def probabilities(
+        self, client: Hashable, features: npt.ArrayLike | None = None, *, moderated: bool = True
+    ) -> Tensor:
         """What a client's personal model gives every class, ``[rows, classes]``.
 
         Args:
