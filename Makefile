@@ -74,6 +74,7 @@ results: $(VENV)/.installed
 	$(RUN)/selffl paper run limits convergence synthetic-homogeneous synthetic-heterogeneous augmented-synthetic --out runs/paper
 	$(RUN)/selffl paper run femnist femnist-ablation --out runs/paper
 	$(RUN)/selffl paper page runs/paper --out docs/results.md
+	$(RUN)/python docs/benchmarks.py
 
 # Every file operation of train, resume, run, compare and a study is killed once, and what goes on is compared: minutes.
 kill-points: $(VENV)/.installed-dev

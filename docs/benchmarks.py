@@ -1,4 +1,7 @@
-"""The tables and the picture of docs/benchmarks.md, made from the results pages when the site is built."""
+"""The tables of docs/benchmarks.md, made from the results pages when the site is built, and its picture.
+
+The README shows the picture too: ``python docs/benchmarks.py`` draws it anew.
+"""
 
 from __future__ import annotations
 
@@ -162,22 +165,25 @@ def picture() -> bytes:
 
     from selffl.reports.figures import INK, save, style
 
-    rows = [(name.split(",")[0], study, [headline(study)[1]]) for study, name in DATA.items()]
+    rows = [(name.split(",")[0], [headline(study)[1]]) for study, name in DATA.items()]
     found = {study: regime_gaps(study) for study in REGIMES if study in sections()}
-    rows += [(f"{REGIMES[study]}, {len(gaps)} regimes", study, gaps) for study, gaps in found.items()]
+    rows += [(f"{REGIMES[study]}, {len(gaps)} regimes", gaps) for study, gaps in found.items()]
     with style():
         heights = [1.0 if len(gaps) == 1 else 2.2 for *_, gaps in rows]
         places = [height / 2 - sum(heights[: index + 1]) for index, height in enumerate(heights)]
         canvas = Figure(figsize=(8.6, 0.4 * sum(heights) + 0.9), layout="constrained")
         axis = canvas.subplots()
-        for place, height, (_, study, gaps) in zip(places, heights, rows, strict=True):
+        for place, height, (_, gaps) in zip(places, heights, rows, strict=True):
             spread = [0.8 * height * ((index + 0.5) / len(gaps) - 0.5) for index in range(len(gaps))]
-            fill = BLUE if sections()[study].is_tested else "white"
             for offset, gap in zip(spread, sorted(gaps, key=lambda each: each.mean), strict=True):
-                axis.errorbar(gap.mean, place + offset, xerr=gap.error, fmt="o", color=BLUE, mfc=fill, ms=4, lw=1)
+                axis.errorbar(gap.mean, place + offset, xerr=gap.error, fmt="o", color=BLUE, ms=4, lw=1)
         axis.axvline(0, color=INK, linewidth=0.9)
         axis.set_yticks(places, [name for name, *_ in rows])
         axis.grid(visible=True, axis="x")
         axis.set_xlabel(f"accuracy of {OUR_METHOD} less that of the best tuned baseline, in points; bars: one s.e.")
         with tempfile.TemporaryDirectory() as folder:
             return save(canvas, Path(folder) / "benchmarks", ("svg",))[0].read_bytes()
+
+
+if __name__ == "__main__":
+    (RESULTS.parent / PICTURE).write_bytes(picture())

@@ -448,8 +448,7 @@ def notebook_page(path: Path, content: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what is made: the picture of the benchmarks, pages of notebooks and of sources."""
-    files.append(File.generated(config, benchmarks().PICTURE, content=benchmarks().picture()))
+    """Add what is made: pages of notebooks and of sources."""
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         page = notebook_page(path, path.read_text(encoding="utf-8"))
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))

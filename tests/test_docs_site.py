@@ -124,7 +124,7 @@ def test_the_costs_are_those_of_the_exam(hooks):
 def test_the_counts_are_those_of_the_readme(hooks):
     """The README lists every method with what it personalises."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = page[page.index("## Methods") : page.index("## Studies")]
+    table = page[page.index("## Methods") : page.index("## Where to go next")]
     personal = dict(re.findall(r"^\| (`.*?`) \| (.*?) \|", table, re.M))
     names = {name: what for cell, what in personal.items() for name in re.findall(r"`([\w-]+)`", cell)}
     found = hooks.counts()
@@ -210,6 +210,8 @@ def test_the_picture_of_the_benchmarks_has_a_mark_for_every_difference(hooks):
     assert len(re.findall(r'id="LineCollection_\d+"', drawing)) == len(gaps) + len(module.DATA)
     for name in (*module.DATA.values(), *("digits, 20 regimes", "letters, 20 regimes")):
         assert name.split(",")[0] in drawing
+    kept = (ROOT / "docs" / module.PICTURE).read_text(encoding="utf-8")
+    assert kept == drawing, "the results have changed since: python docs/benchmarks.py"
 
 
 def test_the_spreads_of_the_tutorial_are_a_table_of_every_method(hooks):

@@ -414,6 +414,7 @@ ADAPTERS = tuple(
         "not in the paper",
         f"{design.problem.setting}; {design.num_seeds} seeds",
         partial(adapters_study, design),
+        "Made when the closing visit of self-fl-auto took as long as four visits.",
     )
     for name, design in DESIGNS.items()
 )

@@ -285,7 +285,8 @@ READINGS = {
     "cifar10": "Fine-tuned FedAvg, the best of the others, chose the largest number of steps of its grid: a wider grid "
     "might lift it. Gradients are those of rounds. Beside the 1,000 that a client takes there for FedAvg, fine-tuning "
     "takes 20,480 and the closing visit of self-fl-auto at most 4,000.",
-    "sent140": "A worst tenth of 0 is that of clients with a test row or two, whatever the method.",
+    "sent140": "A worst tenth of 0 is that of clients with a test row or two, whatever the method. Made when the "
+    "closing visit took as long as four visits.",
     "wakeword": "Five clients with about the same task and thousands of rows: one shared model is all they need. What "
     "personal models differ by is mostly the noise of their own steps, which keeps c from growing without "
     "bound.",
