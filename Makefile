@@ -18,7 +18,7 @@ demo: $(VENV)/.installed
 # A process per core, which takes over tests from the other when it has none left.  The maths and the methods have to be
 # covered by their own tests.  Those that run lines that others of them run, too, are not traced, which is twice as fast.
 PYTEST := $(RUN)/python -m pytest --numprocesses=logical --dist=worksteal
-SECOND_LOOKS := twins cnn_twins auto claims kept_optimisers optimisers reductions schedules training_options worked_method
+SECOND_LOOKS := twins cnn_twins auto kept_optimisers optimisers reductions schedules training_options worked_method
 UNTRACED := $(SECOND_LOOKS:%=tests/algorithms/test_%.py)
 TRACED := $(filter-out $(UNTRACED),$(wildcard tests/maths/test_*.py tests/algorithms/test_*.py))
 

@@ -76,8 +76,9 @@ def test_a_study_of_a_folder_runs_as_it_is_written(case, command_line, tmp_path)
     )
     assert model in study.summary[1]
     assert ("whole numbers" in study.summary[-1]) == bool(options)
-    write_study(Path("deep/mine"), study, rounds=3 if "network" in model else 5)  # whose rounds are dear
-    code, out, err = command_line("run", "deep/mine", "--out", "out")
+    write_study(Path("deep/mine"), study, rounds=4 if "network" in model else 8)  # whose rounds are dear
+    few = ("--set", "num_local_steps=8")
+    code, out, err = command_line("run", "deep/mine", "--out", "out", *few)
     assert code == 0, err
     assert "4 clients\n  accuracy" in out
     run = selffl.load("out", trusted=True)
@@ -85,7 +86,7 @@ def test_a_study_of_a_folder_runs_as_it_is_written(case, command_line, tmp_path)
     assert run.summary["weighted_accuracy"] > 0.8
     assert sum(len(rows.labels) for rows in run.federation.parts.values()) == 64
     code, _, err = command_line(
-        "run", "deep/mine", "--out", "out", "--rounds", str(run.summary["rounds"] + 1), "--resume"
+        "run", "deep/mine", "--out", "out", *few, "--rounds", str(run.summary["rounds"] + 1), "--resume"
     )
     assert code == 0, err
 

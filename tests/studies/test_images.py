@@ -63,7 +63,8 @@ def work(seeds=(0, 1)):
     return [(arm, seed) for seed in seeds for arm in TEN]
 
 
-def test_runs_in_several_processes_are_the_same_runs():
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12, where there are threads
+def test_runs_in_several_processes_are_the_same_runs(forked_workers):
     def timeless(found):
         return {
             label: [

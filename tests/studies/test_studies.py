@@ -682,7 +682,8 @@ def test_the_runner_leaves_records_and_tells_how_far_it_is(tmp_path, monkeypatch
     assert records["convergence"].claims == [dataclasses.asdict(claim) for claim in convergence_result.claims]
 
 
-def test_runs_of_a_study_share_their_processes():
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12, where there are threads
+def test_runs_of_a_study_share_their_processes(forked_workers):
     """Two batches of runs within one study, by the processes that were started for the first."""
     batches = []
     with arms.shared_workers(1):
