@@ -10,7 +10,7 @@ RUN := OMP_NUM_THREADS=1 $(BIN)
 # rewrites every test file again without it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick lint types check docs names pictures flower flower-demo results kill-points soak wheel audit clean
+.PHONY: demo test quick lint types check docs names report pictures flower flower-demo results kill-points soak wheel audit clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -49,6 +49,10 @@ docs: $(VENV)/.installed-dev
 # The names that a shell completes, anew from the registries.
 names: $(VENV)/.installed-dev
 	$(RUN)/python tools/write_names.py
+
+# The technical report as a PDF, its numbers and figures from the results pages.
+report: $(VENV)/.installed-dev
+	$(RUN)/python docs/make_report.py report.pdf
 
 # The pictures of the README and the first pages, from real runs; needs Chromium and two or three minutes.
 pictures: $(VENV)/.installed-dev

@@ -448,7 +448,8 @@ def notebook_page(path: Path, content: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what is made: pages of notebooks and of sources."""
+    """Add what is made: the technical report, pages of notebooks and of sources."""
+    files.append(File.generated(config, "report.pdf", content=module_of_docs("make_report").report()))
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         page = notebook_page(path, path.read_text(encoding="utf-8"))
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))

@@ -1,0 +1,164 @@
+"""Build the technical report as a PDF, its numbers and figures from the results pages: ``make report``."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import benchmarks
+import hooks
+
+from selffl import __version__
+
+DOCS = Path(__file__).parent
+SOURCE = DOCS / "report" / "report.typ"
+FIGURES = ("benchmarks.svg", "limits-shrinkage.svg")
+ADAPTERS = {"adapters-images": "images", "adapters-text": "text", "adapters-speech": "speech"}
+PUBLISHED = "published-mnist-pfedbayes"
+GROUPED, MIXED_MODEL = "multilevel", "mixed model, slopes (lme4)"
+POINTS = {  # columns of a study of regimes, and what they are called here
+    "self-fl-auto": "accuracy",
+    "above the oracle": "− oracle",
+    "above own global model": "− global",
+    "above best baseline": "− baseline",
+}
+
+
+def data_rows() -> list[dict[str, str]]:
+    """One for each data set: our method, the best baseline, the difference and the verdict."""
+    rows = []
+    for study, data in benchmarks.DATA.items():
+        table = {row["method"]: row for row in benchmarks.sections()[study].table}
+        label, gap, said = benchmarks.headline(study)
+        rows.append(
+            {
+                "data (clients)": data,
+                "self-fl-auto": table[benchmarks.OUR_METHOD]["accuracy"],
+                "best baseline": table[label]["accuracy"],
+                "which": f"{label}, {table[label]['chosen']}".removesuffix(", –"),
+                "difference": str(gap),
+                "verdict": said,
+            }
+        )
+    return rows
+
+
+def regime_rows() -> list[dict[str, str]]:
+    """One for each study of regimes."""
+    found = []
+    for study in (name for name in benchmarks.REGIMES if name in benchmarks.sections()):
+        gaps = benchmarks.regime_gaps(study)
+        evidence = [line.evidence for line in benchmarks.sections()[study].statements]
+        level = next(filter(None, (re.match(r"So in (\d+) of", line) for line in evidence)))[1]
+        found.append(
+            {
+                "data": benchmarks.REGIMES[study],
+                "cells": str(len(gaps)),
+                "level with every baseline, or ahead": level,
+                "furthest behind": str(min(gaps, key=lambda gap: gap.mean)),
+                "furthest ahead": str(max(gaps, key=lambda gap: gap.mean)),
+            }
+        )
+    return found
+
+
+def cell_tables() -> list[dict[str, Any]]:
+    """Every cell of every study of regimes."""
+    return [
+        {
+            "title": title,
+            "rows": [
+                {"clients": row["clients"], "model": row["model"], "sizes": row["sizes"], "C": row["C"]}
+                | {name: row[column] for column, name in POINTS.items() if column != "self-fl-auto"}
+                for row in benchmarks.sections()[study].table
+            ],
+        }
+        for study, title in benchmarks.REGIMES.items()
+        if study in benchmarks.sections()
+    ]
+
+
+def adapter_rows() -> list[dict[str, str]]:
+    """One for each network."""
+    found = []
+    for study, title in ADAPTERS.items():
+        ours, *others = benchmarks.sections()[study].table
+        best = max(others, key=lambda row: float(row["accuracy"].split(" ± ")[0]))
+        found.append(
+            {
+                "network for": title,
+                "self-fl-auto": ours["accuracy"],
+                "best of the others": best["accuracy"],
+                "which": best["method"],
+            }
+        )
+    return found
+
+
+def grouped_rows() -> list[dict[str, str]]:
+    """One for each real data set of the study of grouped data."""
+    rows = {(row["data"], row["model"]): row["known groups"] for row in benchmarks.sections()[GROUPED].table}
+    found = []
+    for data in (data for data, model in rows if model == MIXED_MODEL and not data.startswith("simulated")):
+        ours, theirs = rows[data, "selffl estimator"], rows[data, MIXED_MODEL]
+        own, other = (float(cell.split(" ± ")[0]) for cell in (ours, theirs))
+        more = f"{100 * (own / other - 1):+.1f}".replace("-", "−")
+        found.append({"data": data, "selffl": ours, MIXED_MODEL: theirs, "% larger": more})
+    return found
+
+
+def command_rows() -> list[dict[str, str]]:
+    """What made each study of this report."""
+    names = [*benchmarks.DATA, *benchmarks.REGIMES, *ADAPTERS, GROUPED, PUBLISHED, "limits"]
+    sections = {name: benchmarks.sections()[name] for name in names if name in benchmarks.sections()}
+    return [
+        {"command": each.command, "seconds": str(each.seconds), "versions and machine": each.environment}
+        for each in sections.values()
+    ]
+
+
+def numbers() -> dict[str, Any]:
+    """All that the report takes from the results pages."""
+    found = benchmarks.sections()
+    gaps = [gap.mean for study in benchmarks.REGIMES if study in found for gap in benchmarks.regime_gaps(study)]
+    sentiment = " ".join(line.evidence for line in found["auto-sent140"].statements)
+    columns = ("method", "published", "ours", "ours − published")
+    return {
+        "version": __version__,
+        "headline": benchmarks.headline_sentence(),
+        "data": data_rows(),
+        "regimes": regime_rows(),
+        "cells": cell_tables(),
+        "adapters": adapter_rows(),
+        "grouped": grouped_rows(),
+        "published": [{name: row[name] for name in columns} for row in found[PUBLISHED].table],
+        "furthest": f"{-min(gaps):.2f}",
+        "gradients_of_sentiment": re.search(r"([\d.]+) times the gradients", sentiment)[1],  # type: ignore[index]
+        "paper": hooks.statements_line("paper"),
+        "commands": command_rows(),
+    }
+
+
+def report() -> bytes:
+    """The report, as a PDF."""
+    import typst
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(SOURCE, folder / SOURCE.name)
+        for figure in FIGURES:
+            shutil.copy(DOCS / "figures" / figure, folder / figure)
+        (folder / "numbers.json").write_text(json.dumps(numbers(), ensure_ascii=False), encoding="utf-8")
+        made: bytes = typst.compile(folder / SOURCE.name)
+        return made
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "report.pdf")
+    target.write_bytes(report())
+    print(f"Report: {target.resolve()}")

@@ -1,0 +1,51 @@
+"""The technical report has the numbers of the results pages, and can be built."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytest.importorskip("typst")
+pytest.importorskip("mkdocs")
+
+
+@pytest.fixture(scope="module")
+def make_report():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import make_report
+
+        yield make_report
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+
+
+def test_the_numbers_are_those_of_the_readme_and_the_results(make_report):
+    found = make_report.numbers()
+    readme = re.search(r"^\| data \(clients\).*?\n\n", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in readme.strip().splitlines()[2:]]
+    for row, (data, own, best, difference) in zip(found["data"], rows, strict=True):
+        assert row["data (clients)"] == data
+        assert row["self-fl-auto"].split(" ± ")[0] == own
+        assert row["best baseline"].split(" ± ")[0] == best.split(",")[0]
+        assert row["difference"] == difference.split(",")[0]
+    assert [len(study["rows"]) for study in found["cells"]] == [20] * len(found["cells"])
+    worst = [row["− baseline"].split(" ± ")[0] for study in found["cells"] for row in study["rows"]]
+    assert min(float(gap.replace("−", "-")) for gap in worst) == -float(found["furthest"])
+    page = (ROOT / "docs" / "results" / "multilevel.md").read_text(encoding="utf-8")
+    for row in found["grouped"]:
+        assert re.search(rf"^\| {row['data']} \| selffl estimator \| {row['selffl']} \|", page, re.M)
+    assert found["gradients_of_sentiment"] == "3.25"
+
+
+def test_every_number_that_the_report_asks_for_is_there_and_used(make_report):
+    source = make_report.SOURCE.read_text(encoding="utf-8")
+    assert set(re.findall(r"numbers\.(\w+)", source)) - {"json"} == make_report.numbers().keys()
+
+
+def test_the_report_can_be_built(make_report):
+    made = make_report.report()
+    assert made.startswith(b"%PDF")
+    assert 6 <= len(re.findall(rb"/Type\s*/Page\b", made)) <= 10
