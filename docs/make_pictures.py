@@ -40,6 +40,10 @@ DEMO = "selffl demo --out runs/demo"  # what `make demo` runs
 SPREADS = ("0.05", "0.6", "2.0")  # how far the tutorial's clinics differ; the second is the page's
 TERMINAL_COLUMNS = 88
 REPORT_PIXELS, CLIENT_PIXELS = (1280, 1500), (1280, 1060)
+FILM_PIXELS, FILM_WIDTH_PIXELS, FILM_COLOURS = (1280, 900), 800, 64  # as the browser has it, and as it is kept
+FRAME_SECONDS, REPORT_FRAME_SECONDS, LAST_FRAME_SECONDS = 0.4, 1.6, 3.0
+NUM_TERMINAL_FRAMES = 16
+TERMINAL_FILM, REPORT_FILM = "terminal-film.svg", "report-film.gif"
 READY_MILLISECONDS, SETTLE_MILLISECONDS = 60_000, 1_000  # until a page is drawn; until its charts have a new width
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER_FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
@@ -129,30 +133,71 @@ def compared(record: StudyRecord) -> Content:
 
 
 def save_terminal(name: str, console: Console) -> None:
-    """Save what a terminal shows as a picture that needs no font of its own."""
-    svg = console.export_svg(title="selffl", theme=THEME, unique_id=name.removesuffix(".svg"))
+    """Save what a terminal shows as a picture."""
+    (FIGURES / name).write_text(terminal_svg(name.removesuffix(".svg"), console), encoding="utf-8")
+
+
+def terminal_svg(unique_id: str, console: Console) -> str:
+    """What a terminal shows, as a picture that needs no font of its own."""
+    svg = console.export_svg(title="selffl", theme=THEME, unique_id=unique_id)
     # The fonts that rich would fetch from elsewhere: a reader's own will do, and nothing is asked of the network.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     # Letters as high as their lines, so that the frames have no gaps in other fonts than rich's own.
     svg = svg.replace("Fira Code", "DejaVu Sans Mono").replace("font-size: 20px", "font-size: 21px")
-    svg = re.sub(r"<!-- Generated with Rich [^>]*-->\s*", "", svg)
-    (FIGURES / name).write_text(svg, encoding="utf-8")
+    return re.sub(r"<!-- Generated with Rich [^>]*-->\s*", "", svg)
+
+
+def save_film(name: str, frames: list[str]) -> None:
+    """Save pictures as one that shows each for a while, over and over; the last alone where motion is not wanted."""
+    seconds = (len(frames) - 1) * FRAME_SECONDS + LAST_FRAME_SECONDS
+    width, height = map(max, zip(*(_view_box(frame) for frame in frames), strict=True))
+    rules = ["@media (prefers-reduced-motion: no-preference) { .frame { visibility: hidden; } }"]
+    for number in range(len(frames)):
+        begin = 100 * number * FRAME_SECONDS / seconds
+        end = 100.0 if number == len(frames) - 1 else 100 * (number + 1) * FRAME_SECONDS / seconds
+        rules.append(
+            f"@keyframes at{number} {{ 0%, {begin:.3f}% {{ visibility: hidden; }} "
+            f"{begin + 0.001:.3f}%, {end:.3f}% {{ visibility: visible; }} "
+            + ("}" if end == 100.0 else f"{end + 0.001:.3f}%, 100% {{ visibility: hidden; }} }}")
+        )
+        rules.append(
+            "@media (prefers-reduced-motion: no-preference) "
+            f"{{ .at{number} {{ animation: at{number} {seconds:g}s step-end infinite; }} }}"
+        )
+    parts = [f'<g class="frame at{number}">{frame}</g>' for number, frame in enumerate(frames)]
+    style = f"<style>{' '.join(rules)}</style>"
+    text = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}">{style}{"".join(parts)}</svg>\n'
+    (FIGURES / name).write_text(text, encoding="utf-8")
+
+
+def _view_box(svg: str) -> tuple[float, float]:
+    """Width and height of a picture."""
+    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert found is not None
+    return float(found[1]), float(found[2])
 
 
 def picture_of_a_run(name: str) -> Content:
-    """The panel of the tutorial's ``selffl run``, three quarters through."""
-    command = tutorial_command("run")
+    """The panel of the tutorial's ``selffl run``: three quarters through, and as a film to the end."""
+    command, frames = tutorial_command("run"), []
 
     class PhotographedView(live.RunView):
         def note(self, row: live.Row) -> None:
             super().note(row)
-            if row["round"] == self.rounds * 3 // 4:
-                console = terminal(command)
-                console.print(self)
-                save_terminal(name, console)
+            number = row["round"]
+            if number == self.rounds * 3 // 4:
+                save_terminal(name, self.shown())
+            if number * NUM_TERMINAL_FRAMES // self.rounds > (number - 1) * NUM_TERMINAL_FRAMES // self.rounds:
+                frames.append(terminal_svg(f"frame-{len(frames)}", self.shown()))
+
+        def shown(self) -> Console:
+            console = terminal(command)
+            console.print(self)
+            return console
 
     with mock.patch.object(live, "RunView", PhotographedView):
-        run_command(command)
+        ended = run_command(command)
+    save_film(TERMINAL_FILM, [*frames, terminal_svg(f"frame-{len(frames)}", ended)])
     (folder,) = Path("runs").glob("*")
     config = read_config(folder)
     return {"command": command, "methods": [config.algorithm], "rounds": config.rounds}
@@ -175,6 +220,7 @@ def tutorial_pictures() -> Content:
             run_command(tutorial_command("init"))
             if spread == SPREADS[1]:
                 found["terminal-run.svg"] = picture_of_a_run("terminal-run.svg")
+                found[TERMINAL_FILM] = dict(found["terminal-run.svg"])
                 found["terminal-compare.svg"] = picture_of_a_comparison("terminal-compare.svg")
             else:
                 run_command(tutorial_command("compare"))
@@ -209,10 +255,12 @@ def report_pictures() -> Content:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=browser_path, args=list(BROWSER_FLAGS))
             verdict = photograph(browser, report, client["id"])
+            film_report(browser, report, client["id"])
             browser.close()
     return {
         "report.png": {"command": DEMO, "verdict": verdict, **found},
         "report-client.png": {"command": DEMO, "client": client, "methods": found["methods"]},
+        REPORT_FILM: {"command": DEMO, "client": client, "methods": found["methods"]},
     }
 
 
@@ -230,6 +278,38 @@ def photograph(browser: Any, report: Path, client: str) -> str:
     page.wait_for_timeout(SETTLE_MILLISECONDS)
     page.screenshot(path=FIGURES / "report-client.png")
     return " ".join(page.locator(".verdict").first.inner_text().split())
+
+
+def film_report(browser: Any, report: Path, client: str) -> None:
+    """A reader's way through a report: down the page, then one client through every picture."""
+    from PIL import Image
+
+    page = browser.new_page(viewport=_size(FILM_PIXELS), color_scheme="light", reduced_motion="reduce")
+    page.goto(report.as_uri())
+    page.wait_for_selector("html[data-ready=yes]", timeout=READY_MILLISECONDS)
+    frames, sections = [], page.locator("main section").count()
+
+    def shoot() -> None:
+        shot = Image.open(io.BytesIO(page.screenshot()))
+        height = round(FILM_WIDTH_PIXELS * shot.height / shot.width)
+        small = shot.convert("RGB").resize((FILM_WIDTH_PIXELS, height), Image.Resampling.LANCZOS)
+        frames.append(small.quantize(FILM_COLOURS, dither=Image.Dither.NONE))
+
+    shoot()
+    for place in (*range(sections), "client", *range(sections)):
+        if place == "client":
+            page.fill("[data-client]", client)
+            page.keyboard.press("Enter")
+            page.evaluate("document.activeElement.blur()")
+            continue
+        page.evaluate(f"document.querySelectorAll('main section')[{place}].scrollIntoView({{behavior: 'instant'}})")
+        page.wait_for_timeout(SETTLE_MILLISECONDS // 2)
+        shoot()
+    seconds = [REPORT_FRAME_SECONDS] * (len(frames) - 1) + [LAST_FRAME_SECONDS]
+    frames[0].save(
+        FIGURES / REPORT_FILM, save_all=True, append_images=frames[1:], loop=0, optimize=True,
+        duration=[round(1000 * each) for each in seconds],
+    )  # fmt: skip
 
 
 def _size(pixels: tuple[int, int]) -> Any:

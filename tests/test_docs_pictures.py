@@ -15,7 +15,15 @@ from selffl.studies.own import read_study
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 SHOWN = json.loads((FIGURES / "pictures.json").read_text(encoding="utf-8"))
-PICTURES = ("report.png", "report-client.png", "terminal-run.svg", "terminal-compare.svg")
+PICTURES = (
+    "report.png",
+    "report-client.png",
+    "report-film.gif",
+    "terminal-run.svg",
+    "terminal-film.svg",
+    "terminal-compare.svg",
+)
+MOST_BYTES_OF_A_FILM = 2_000_000
 NUMERALS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 AGAIN = "run `make pictures`"
 
@@ -69,6 +77,11 @@ def study(tmp_path_factory):
     for name, text in study_files(place, "study_csv.py", study.values, study.num_clients).items():
         (place / name).write_text(text, encoding="utf-8")
     return read_study(place)
+
+
+@pytest.mark.parametrize("name", [name for name in PICTURES if "film" in name])
+def test_a_film_is_small(name):
+    assert (FIGURES / name).stat().st_size <= MOST_BYTES_OF_A_FILM
 
 
 @pytest.mark.parametrize("name", PICTURES)
