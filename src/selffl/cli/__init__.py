@@ -71,7 +71,7 @@ for level in (app, *inner):
             entry.rich_help_panel = PANEL_OF[entry.name]
 
 INTERRUPTED = 130  # the shell's code for it
-DRAWING = ("matplotlib", "plotly", "jinja2")  # what a site may do without
+DRAWING = ("matplotlib", "jinja2")  # what a site may do without
 STOPPED = "stopped. What was finished is kept."
 
 

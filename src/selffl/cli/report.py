@@ -43,7 +43,12 @@ def print_verdict(folder: Path) -> None:
     from selffl.reports.collect import collect
 
     for group in collect([folder]).groups[:1]:
-        for text in (sentences.headline(group), sentences.majority(group), sentences.tested_by(group)):
+        for text in (
+            sentences.verdict(group),
+            sentences.headline(group),
+            sentences.majority(group),
+            sentences.tested_by(group),
+        ):
             if text:
                 console.tell(console.out, text)
 
