@@ -22,7 +22,7 @@ from selffl import cli
 from selffl.algorithms import Adam
 from selffl.data import load
 from selffl.errors import DataError, DivergedError
-from selffl.reports import client_gains, data, over_rounds, page, scores, sentences
+from selffl.reports import client_gains, data, over_rounds, page, scores, sentences, side_by_side
 from selffl.reports.collect import Collection, Group, Method, collect, is_run, read_run
 from selffl.reports.record import RECORD, load_studies
 from selffl.runs.folder import read_config
@@ -715,6 +715,25 @@ def test_an_id_cannot_end_the_script_that_holds_it(folder, tmp_path):
     assert "alert(1)</script>" not in text
     (group,) = embedded(text)["groups"]
     assert set(NASTY) <= set(group["tables"]["seeds"][0]["clients"])
+
+
+def test_two_comparisons_stand_beside_each_other(folder):
+    first = collect([folder / "self-fl-1", folder / "local-1"]).groups
+    second = collect([folder / f"{name}-{seed}" for name in ("self-fl", "ditto") for seed in (2, 3)]).groups
+    found = Collection(groups=[*first, *second])
+    table = side_by_side.beside(found.groups)
+    assert len(set(table["columns"])) == 2
+    assert [name for name, _ in table["rows"]] == ["self-fl", "local", "ditto"]
+    for method, place, seeds in (("self-fl", 0, (1,)), ("self-fl", 1, (2, 3)), ("ditto", 1, (2, 3))):
+        values = [
+            100 * json.loads((folder / f"{method}-{seed}" / "summary.json").read_text())["weighted_accuracy"]
+            for seed in seeds
+        ]
+        assert dict(table["rows"])[method][place].split()[0] == f"{statistics.mean(values):.1f}"
+    assert dict(table["rows"])["ditto"][0] == "–"
+    text = page.render(found)
+    assert "Comparisons side by side" in text
+    assert "Comparisons side by side" not in page.render(collect([folder]))
 
 
 def test_the_page_says_what_the_records_say(folder, group):

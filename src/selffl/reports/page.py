@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
 from selffl.errors import DataError, one_line, pluralise
-from selffl.reports import client_gains, data, figures, scores, sentences, svg
+from selffl.reports import client_gains, data, figures, scores, sentences, side_by_side, svg
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
 from selffl.reports.schema import Payload, Tables
@@ -75,6 +75,8 @@ def render(collection: Collection, title: str = TITLE, *, tag: str | None = None
             title=groups[0]["group"].title if len(groups) == 1 and not shown else title,
             lead=lead(collection.studies) if shown else "",
             groups=groups,
+            beside=side_by_side.beside(collection.groups),
+            names=side_by_side.names_of(collection.groups),
             studies=shown,
             waiting=_waiting(collection) if tag is not None and not groups and not shown else "",
             live=tag is not None,
