@@ -190,6 +190,15 @@ def test_compare_prints_a_table_and_writes_a_page(run, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (place / "runs").glob("*/summary.json")} == stamps
 
 
+def test_a_comparison_of_one_seed_has_no_standard_errors(run, tmp_path):
+    code, out, _ = run(
+        "compare", "digits", "-a", "fedavg,local", "--seeds", "1", "--rounds", "2", "--out", "one", "--json"
+    )
+    (claim,) = json.loads(out)["claims"]
+    assert code == 0
+    assert re.search(r"Accuracy [+-][\d.]+, .* points \(fedavg − local, one seed\)\.$", claim["evidence"])
+
+
 def test_a_comparison_can_show_best_rounds_and_says_who_chose_them(run, tmp_path):
     code, _, _ = run("compare", "digits", "-a", "fedavg,local", "--seeds", "2", "--rounds", "4", "--best-round")
     assert code == 0

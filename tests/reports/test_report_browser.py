@@ -668,8 +668,7 @@ def test_headings_are_in_order_and_the_charts_have_names(fresh):
 def test_the_colours_follow_the_button_and_stay(fresh):
     ground = "getComputedStyle(document.body).backgroundColor"
     light = fresh.page.evaluate(ground)
-    fresh.page.click("#theme")  # light
-    fresh.page.click("#theme")  # dark
+    fresh.page.click("#theme")  # the system is light: dark, at the first click
     assert fresh.page.evaluate(ground) != light
     fresh.page.reload()
     fresh.page.wait_for_selector("html[data-ready=yes]")
@@ -683,6 +682,19 @@ def test_it_prints(watch, tmp_path):
     assert content.startswith(b"%PDF")
     assert content.count(b"/Type /Page\n") + content.count(b"/Type /Page ") + content.count(b"/Type /Page/") >= 3
     assert watch.said == []
+
+
+def test_nothing_that_belongs_together_is_torn_on_paper(watch):
+    """What keeps figures, short tables and sentences whole, and headings with what follows them."""
+    page = watch.page
+    page.emulate_media(media="print")
+    whole = ("figure", ".section-methods .scroll", ".takeaway", ".section-inside .pair")
+    for selector in whole:
+        assert page.locator(selector).first.evaluate("one => getComputedStyle(one).breakInside") == "avoid", selector
+    for selector in (".story h2", ".story .takeaway", "figcaption"):
+        assert page.locator(selector).first.evaluate("one => getComputedStyle(one).breakAfter") == "avoid", selector
+    assert page.locator(".exports").first.is_hidden()
+    page.emulate_media(media="screen")
 
 
 def thousand(place, rounds=200):

@@ -336,7 +336,7 @@ function setTheme(name) {
 }
 setTheme(root.dataset.theme in themes ? root.dataset.theme : "auto");
 button.addEventListener("click", () => {
-  const names = Object.keys(themes);
+  const names = ["auto", ...(darkSystem.matches ? ["light", "dark"] : ["dark", "light"])]; // the first click is seen
   setTheme(names[(names.indexOf(root.dataset.theme) + 1) % names.length]);
   redraw();
 });
