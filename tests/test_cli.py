@@ -68,6 +68,7 @@ COMMANDS = [
         ("compare",),
         ("init",),
         ("bench",),
+        ("methods",),
         ("posterior",),
         ("report",),
         ("figures",),
@@ -93,6 +94,39 @@ def test_no_command_is_without_a_test_of_its_help(run):
     listed = re.findall(r"^│ (\w+)\s{2,}\w", shown, re.M)
     assert sorted({*listed} - {"paper", "data", "flower"}) == sorted({command[-1] for command in COMMANDS})
     assert shown.count("Example: selffl ") == 4  # of the groups themselves
+
+
+def test_help_has_its_commands_in_groups(run):
+    shown = succeed(run("--help")).out
+    panels = re.split(r"╭─ (\w+) ─", shown)
+    found = {
+        name: re.findall(r"^│ (\w+)\s{2,}\w", text, re.M) for name, text in zip(panels[1::2], panels[2::2], strict=True)
+    }
+    assert {name: tuple(found[name]) for name in cli.PANELS} == cli.PANELS
+    assert "Commands" not in found
+
+
+def test_methods_are_listed_with_what_is_personal_and_their_source(run):
+    from selffl.algorithms import ALGORITHMS
+
+    listed = json.loads(succeed(run("methods", "--json")).out)
+    assert [row["name"] for row in listed] == list(ALGORITHMS)
+    pages = " ".join(
+        page.read_text(encoding="utf-8") for page in (Path(__file__).parents[1] / "docs").glob("methods/*.md")
+    )
+    for row in listed:
+        assert row["personalises"] == ALGORITHMS[row["name"]]().personalises
+        if "et al." in row["source"] or " and " in row["source"]:  # as the pages have it
+            first, last = row["source"].split()[0], row["source"].rsplit(", ", 1)[1]
+            assert re.search(rf"Source: {first}[^*]*\*[^*]+\*, (arXiv [\d.]+, )?{last}", pages)
+    lines = succeed(run("methods")).out.splitlines()
+    assert max(map(len, lines[:-1])) <= 80
+    assert [line.split()[0] for line in lines[1:-1]] == list(ALGORITHMS)
+
+
+def test_a_method_that_is_misspelt_has_the_nearest_name(run):
+    found = run("run", "digits", "-a", "self-fl-atuo")
+    assert "did you mean 'self-fl-auto'?" in found.err
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -319,7 +353,7 @@ def test_only_the_first_rows_are_shown_and_the_rest_counted(run):
 
 def test_out_writes_every_client_with_every_digit(run, folder):
     found = succeed(run("posterior", "good.csv", "--inter-variance", "0.5", "--rows", "1", "--out", "all.csv"))
-    assert found.err == "All 4 clients: all.csv\n"
+    assert found.err == f"All 4 clients: {folder / 'all.csv'}\n"
     with (folder / "all.csv").open(newline="", encoding="utf-8") as file:
         written = list(csv.DictReader(file))
     assert [row["client"] for row in written] == ["north", "south", "east, old", "west"]
@@ -336,7 +370,10 @@ def test_what_was_written_can_be_read_again(run):
 def test_plot_draws_a_forest_and_leaves_standard_output_to_the_json(run, folder):
     found = succeed(run("posterior", "good.csv", "--json", "--plot", "forest.svg", "--out", "all.csv"))
     json.loads(found.out)
-    assert found.err.splitlines() == ["All 4 clients: all.csv", "Forest plot: forest.svg"]
+    assert found.err.splitlines() == [
+        f"All 4 clients: {folder / 'all.csv'}",
+        f"Forest plot: {folder / 'forest.svg'}",
+    ]
     picture = (folder / "forest.svg").read_text(encoding="utf-8")
     assert "east, old" in picture
 
@@ -378,7 +415,7 @@ def test_output_that_is_not_utf8_loses_signs_but_not_the_answer(monkeypatch):
 
 def test_names_the_font_has_no_letters_for_are_drawn_without_noise(run, folder):
     (folder / "names.csv").write_text("client,estimate,variance\n北京,1,1\nb,2,1\n", encoding="utf-8")
-    assert succeed(run("posterior", "names.csv", "--plot", "p.png")).err == "Forest plot: p.png\n"
+    assert succeed(run("posterior", "names.csv", "--plot", "p.png")).err == f"Forest plot: {folder / 'p.png'}\n"
 
 
 @pytest.mark.slow
@@ -451,7 +488,7 @@ def test_paper_run_prints_verdicts_and_writes_one_page(run, folder, monkeypatch)
     monkeypatch.setattr(runner, "run_studies", in_this_process)
     found = succeed(run("paper", "run", "limits", "convergence", "limits", "--quick", "--out", "a/b"))
     assert found.out.count("holds  It works.") == found.out.count("does not hold  It flies.") == 2  # once each
-    assert "Report: a/b/report.html" in found.out
+    assert f"Report: {folder / 'a' / 'b' / 'report.html'}" in found.out
     assert found.err == ""
     page = (folder / "a" / "b" / "report.html").read_text(encoding="utf-8")
     assert page.count("<section ") == 2
@@ -464,7 +501,7 @@ def test_demo_prints_its_table_and_writes_a_page(run, folder, monkeypatch):
     found = succeed(run("demo", "--out", "d"))
     assert DEMO.title in " ".join(found.out.split())
     assert re.search(r"^self-fl\s+0\.5000 ± 0\.1\s*$", found.out, re.M)
-    assert "Report: d/report.html" in found.out
+    assert f"Report: {folder / 'd' / 'report.html'}" in found.out
     assert "It works." in (folder / "d" / "report.html").read_text(encoding="utf-8")
 
 
@@ -477,7 +514,7 @@ def records(folder):
 
 def test_report_makes_one_page_of_several_folders(run, folder, records):
     found = succeed(run("report", "runs/limits", "runs/convergence", "-o", "page.html"))
-    assert found.out == "Report: page.html\n"
+    assert found.out == f"Report: {folder / 'page.html'}\n"
     page = (folder / "page.html").read_text(encoding="utf-8")
     assert page.count("<section ") == 2
     assert STUDIES["limits"].title in page

@@ -42,7 +42,7 @@ def test_one_model_is_a_plain_state_dict(run, folder, tmp_path):
     code, out, err = run(folder, "--client", "[red]ward[/]", "-o", "one.safetensors")
     assert (code, err) == (0, "")
     size = (tmp_path / "one.safetensors").stat().st_size / 1024
-    assert out == f"The model of client [red]ward[/]: one.safetensors ({size:,.0f} KiB)\n"
+    assert out == f"The model of client [red]ward[/]: {tmp_path / 'one.safetensors'} ({size:,.0f} KiB)\n"
     module = nn.Linear(3, 2)
     module.load_state_dict(load_file(tmp_path / "one.safetensors"))
     assert same(module.state_dict(), selffl.load(folder).personal_model("[red]ward[/]"))
@@ -54,7 +54,7 @@ def test_one_model_is_a_plain_state_dict(run, folder, tmp_path):
 def test_all_models_lie_in_one_file_from_which_one_is_taken(run, folder, tmp_path):
     code, out, err = run(folder, "--all")
     assert code == 0
-    assert out.startswith("Models of 4 clients: personal.safetensors (")
+    assert out.startswith(f"Models of 4 clients: {tmp_path / 'personal.safetensors'} (")
     assert "selffl export personal.safetensors --client 7 --out one.safetensors" in err
     models = selffl.PersonalModels(tmp_path / "personal.safetensors")
     trained = selffl.load(folder)
@@ -168,7 +168,7 @@ def test_a_model_with_adapters_is_merged(run, adapted):
 def test_a_model_with_adapters_is_a_folder_for_peft(run, adapted):
     code, out, _ = run(adapted[0], "--client", "2", "--as", "peft", "--trust", "-o", "adapter")
     assert code == 0
-    assert "The model of client 2: adapter (" in out
+    assert f"The model of client 2: {Path('adapter').absolute()} (" in out
     assert json.loads(Path("adapter/adapter_config.json").read_text())["target_modules"] == ["0"]
     assert "base_model.model.0.lora_B.weight" in load_file("adapter/adapter_model.safetensors")
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -157,6 +158,13 @@ def test_time_left_follows_the_pace():
     assert live.clock_time(3725) == "1:02:05"
 
 
+def test_no_time_is_told_before_a_twentieth_is_done():
+    view = live.RunView("x", 100)
+    for number, is_told in ((1, False), (4, False), (5, True)):
+        view.note({"round": number, "weighted_accuracy": 0.5})
+        assert ("left" in "\n".join(drawn(view, 80))) is is_told
+
+
 def test_a_run_that_has_shown_nothing_yet_and_one_of_errors():
     assert "0 of 7" in "\n".join(drawn(live.RunView("x", 7), 80))
     view = live.RunView("x", 7)
@@ -233,6 +241,20 @@ def test_a_comparison_is_shown_in_any_width(tmp_path, width):
     assert max(map(len, lines)) <= width
     assert len(lines) == 11
     assert any("85.0 ± 5.0" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [100, 80, 64])
+def test_names_of_methods_are_whole(tmp_path, width):
+    labels = ("self-fl-augmented", "self-fl-auto", "fedavg fine-tuned")
+    view = live.ArmsView("digits", tmp_path)
+    entries = [{"label": x, "seed": 0, "place": x, "rounds": 100, "is_choosing": False} for x in labels]
+    for entry in entries:
+        (tmp_path / entry["place"]).mkdir()
+        row = {f"{part}_accuracy": 0.9 for part in ("weighted", "worst10", "global")}
+        (tmp_path / entry["place"] / "summary.json").write_text(json.dumps({"status": "finished", **row}))
+    (tmp_path / ".arms.json").write_text(json.dumps(entries), encoding="utf-8")
+    names = [line.split("│")[1].strip() for line in drawn(view, width) if "│" in line]
+    assert names == ["method", *labels]
 
 
 def test_the_table_ends_as_the_studys_own(tmp_path):
@@ -336,6 +358,7 @@ def on_a_terminal(*words, cwd, columns=80, interrupt_when=None, resize_to=None, 
 def screen_of(text):
     """The lines that are left on the screen, by the few signs that move the cursor or clear a line."""
     lines, row, column = [""], 0, 0
+    text = re.sub(r"\x1b\]8;[^\x1b]*\x1b\\", "", text)  # links
     for sign in re.findall(r"\x1b\[[?0-9;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
         if sign == "\n":
             row += 1
@@ -368,19 +391,22 @@ def test_a_run_on_a_terminal_leaves_its_summary_and_nothing_else(tmp_path, colum
     assert re.search(r"\d+ of 60", text)
     assert text.count("\x1b[?25h") == text.count("\x1b[?25l") == 1  # the cursor is back
     left = screen_of(text)
-    assert left[0] == "self-fl-auto on digits, seed 0: 60 rounds, 40 clients"
-    assert left[1].startswith("  accuracy ")
-    assert left[-1] == "Records and models: here"
+    said = " ".join(" ".join(left).split())
+    assert said.startswith("self-fl-auto on digits, seed 0: 60 rounds, 40 clients accuracy ")
+    assert left[-1] == f"Records and models: {tmp_path / 'here'}"  # whole, however narrow
+    assert f"{(tmp_path / 'here').as_uri()}\x1b\\" in text  # and a link
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_on_a_terminal_leaves_one_line(tmp_path):
+def test_a_run_that_fails_on_a_terminal_leaves_a_sentence_that_breaks_between_words(tmp_path):
     code, text = on_a_terminal(*RUN, "-a", "pfedme", "--set", "learning_rate=1e30", cwd=tmp_path)
     assert code == 2
     assert text.count("\x1b[?25h") == text.count("\x1b[?25l")
     left = screen_of(text)
-    assert len(left) == 1
     assert left[0].startswith("selffl: ")
+    assert 1 < len(left) < 5
+    assert max(map(len, left)) <= 80
+    assert all(len(line) + 1 + len(after.split()[0]) > 80 for line, after in itertools.pairwise(left))
 
 
 @pytest.mark.slow

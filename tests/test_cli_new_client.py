@@ -58,7 +58,7 @@ def test_the_model_is_that_of_the_library(run, folder, tmp_path):
     code, out, err = run(folder, "new.csv", "--label", "ill", "--out", "new.safetensors")
     assert (code, err) == (0, "")
     file = tmp_path / "new.safetensors"
-    assert out == f"A model from 2 rows of new.csv: new.safetensors ({file.stat().st_size / 1024:,.0f} KiB)\n"
+    assert out == f"A model from 2 rows of new.csv: {file} ({file.stat().st_size / 1024:,.0f} KiB)\n"
     assert same(file, expected)
     with safe_open(file, "pt") as opened:
         about = opened.metadata()

@@ -3,6 +3,7 @@
 import csv
 import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def answers(path):
 def test_answers_are_in_the_users_classes(run, study):
     code, out, err = run(study / "run", study / "rows.csv", "-o", "answers.csv")
     assert (code, err) == (0, "")
-    assert out == "160 rows answered, 160 by personal models: answers.csv\n"
+    assert out == f"160 rows answered, 160 by personal models: {Path('answers.csv').absolute()}\n"
     found = answers("answers.csv")
     assert {row["prediction"] for row in found} == {"2", "4"}
     for row in found:

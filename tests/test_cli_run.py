@@ -75,7 +75,9 @@ def test_noise_with_few_positives_does_not_shine(run, rare, tmp_path):
     code, out, err = run(*words, "--out", "both")
     assert code == 0, err
     page = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
-    (said,) = re.findall(r'<p class="verdict"[^>]*>([^<]*)</p>', page)
+    (pays,) = re.findall(r'<p class="verdict"[^>]*>([^<]*)</p>', page)
+    assert re.search(r"joining pays.*: with self-fl-auto, clients reach \d\d\.\d\s% balanced accuracy on ", pays, re.I)
+    (said,) = re.findall(r'data-text="headline"[^>]*>([^<]*)</p>', page)
     assert re.match(r"self-fl-auto reaches \d\d\.\d % balanced accuracy and AUC 0\.\d\d on ", said)
     for text in (out, page):
         assert "always answering it gets 9" in text
@@ -140,7 +142,7 @@ def test_a_method_is_tuned_and_the_run_that_follows_is_kept(run, tmp_path):
     tried = json.loads((place / "tuning.json").read_text(encoding="utf-8"))
     assert code == 0
     assert re.match(r"ditto with penalty = \S+: the best accuracy on \d+ validation rows of 40 clients, of \d ", out)
-    assert out.rstrip().endswith(f"All settings tried: {place.relative_to(tmp_path)}/tuning.json")
+    assert out.rstrip().endswith(f"All settings tried: {place}/tuning.json")
     assert len(err.splitlines()) == len(tried["trials"]) >= 2
     assert err.startswith("  penalty = 0.1: 0.")
     found = selffl.load(place)
@@ -188,6 +190,15 @@ def test_compare_prints_a_table_and_writes_a_page(run, tmp_path):
     stamps = {path: path.stat().st_mtime_ns for path in (place / "runs").glob("*/summary.json")}
     assert run(*words)[0] == 0  # nothing is trained twice
     assert {path: path.stat().st_mtime_ns for path in (place / "runs").glob("*/summary.json")} == stamps
+
+
+def test_a_comparison_of_one_seed_has_no_standard_errors(run, tmp_path):
+    code, out, _ = run(
+        "compare", "digits", "-a", "fedavg,local", "--seeds", "1", "--rounds", "2", "--out", "one", "--json"
+    )
+    (claim,) = json.loads(out)["claims"]
+    assert code == 0
+    assert re.search(r"Accuracy [+-][\d.]+, .* points \(fedavg − local, one seed\)\.$", claim["evidence"])
 
 
 def test_a_comparison_can_show_best_rounds_and_says_who_chose_them(run, tmp_path):

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SITE = (ROOT / "deploy" / "requirements-site.txt").read_text(encoding="utf-8").splitlines()
 NEEDED_BY_SITES = {line for line in SITE if not line.startswith("#")}
-LEFT_OUT = ("matplotlib", "plotly", "jinja2", "PIL")
+LEFT_OUT = ("matplotlib", "jinja2", "PIL")
 COMMAND_LINE = ("typer", "click", "rich")  # which Flower brings along
 
 BLOCKED = """
@@ -71,7 +71,7 @@ def test_a_site_s_requirements_are_selffl_s_own_without_what_is_left_out():
     flower = PROJECT["optional-dependencies"]["flower"]
     assert {*PROJECT["dependencies"], *flower} >= NEEDED_BY_SITES > set(flower)
     without = {line.partition(">")[0] for line in {*PROJECT["dependencies"]} - NEEDED_BY_SITES}
-    assert without == {"matplotlib", "plotly", "jinja2", "pillow", "typer", "rich"}
+    assert without == {"matplotlib", "jinja2", "pillow", "typer", "rich"}
 
 
 def test_a_command_that_draws_says_what_to_install(command_line, monkeypatch, tmp_path):

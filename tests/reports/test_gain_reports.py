@@ -43,6 +43,11 @@ def own(folder):
     return found
 
 
+def counted(table):
+    """Clients that have ten rows or more to test on."""
+    return table[table["num_test"] >= 10]
+
+
 def table_of(folder, name, seed):
     """Clients of a method beside those of training alone, by pandas."""
     ours, theirs = (
@@ -69,7 +74,8 @@ def test_methods_are_told_by_how_many_lose(folder, group):
     found = {row.method: row for row in client_gains.by_joining(group)}
     assert list(found) == ["self-fl-auto", "fedavg"]  # training alone is held against nothing
     for name, row in found.items():
-        tables = [table_of(folder, name, seed) for seed in SEEDS]
+        tables = [counted(table_of(folder, name, seed)) for seed in SEEDS]
+        assert all(0 < len(table) < 40 for table in tables)
         shares = [100 * (table["gain"] < 0).mean() for table in tables]
         assert (row.losing.mean, row.losing.error) == pytest.approx((np.mean(shares), np.std(shares, ddof=1) / 2**0.5))
         assert row.gain.mean == pytest.approx(np.mean([table["gain"].mean() for table in tables]))
@@ -85,7 +91,7 @@ def test_beyond_chance_is_by_the_pairs_of_the_runs_own_rows(own):
     for row in client_gains.by_joining(own):
         shares = []
         for run in next(method for method in own.methods if method.label == row.method).runs:
-            rows = pd.read_csv(run.folder / "clients.csv").dropna(subset=["realised_gain"])
+            rows = counted(pd.read_csv(run.folder / "clients.csv").dropna(subset=["realised_gain"]))
             down = rows[rows["realised_gain"] < 0]
             clear = [binomtest(int(r.num_won), int(r.num_won + r.num_lost)).pvalue < 0.05 for r in down.itertuples()]
             shares.append(100 * sum(clear) / len(rows))
@@ -138,10 +144,13 @@ def test_the_page_has_the_table_the_picture_and_the_sentence(folder, group):
     ]
     tables = data.tables(group)
     expected = table_of(folder, "self-fl-auto", 1).dropna(subset=["predicted_gain"])
-    rho = spearmanr(expected["predicted_gain"], expected["gain"]).statistic
+    used = counted(expected)
+    rho, p = spearmanr(used["predicted_gain"], used["gain"])
     said = sentences.takeaways(group, tables)["predicted"]
-    assert f"rank correlation {'−' if rho < 0 else ''}{abs(rho):.2f} over {len(expected)} clients in seed 1" in said
+    assert f"rank correlation {'−' if rho < 0 else ''}{abs(rho):.2f} over {len(used)} clients in seed 1" in said
     assert said in text
+    assert tables["predicts"][0] == (rho > 0 and p < 0.05) == ('data-chart="predicted"' in text)
+    assert ("Predicted gains are left out." in said) != tables["predicts"][0]
     charts = json.loads(re.search(r'id="report-data">(.*?)</script>', text, re.S)[1])["groups"][0]["tables"]
     assert sum(charts["seeds"][0]["methods"][0]["bins"]["count"]) == len(expected)
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import statistics
 from threading import Thread
@@ -15,6 +16,7 @@ import pytest
 import selffl
 from selffl.algorithms import traits_recorded
 from selffl.data import load
+from selffl.reports import data
 from selffl.reports.collect import collect
 from selffl.reports.live import ReportServer
 from selffl.reports.page import render
@@ -104,7 +106,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def file(folder, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render(collect([folder])), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "predicts", lambda group, method: method == 0)  # so that there is that picture, too
+        path.write_text(render(collect([folder])), encoding="utf-8")
     return path
 
 
@@ -152,8 +156,8 @@ class Watch:
         """What Plotly holds: as drawn, in the page."""
         return self.page.evaluate(
             """name => document.querySelector(`[data-chart="${name}"] .plot`).data.map(t =>
-            JSON.parse(JSON.stringify({name: t.name, meta: t.meta, x: t.x, y: t.y, z: t.z, customdata: t.customdata,
-            error: t.error_x?.array, hovertext: t.hovertext})))""",
+            JSON.parse(JSON.stringify({name: t.name, meta: t.meta, x: t.x, y: t.y, base: t.base,
+            customdata: t.customdata, error: t.error_x?.array, hovertext: t.hovertext})))""",
             chart,
         )
 
@@ -204,8 +208,8 @@ def clients(folder, method, seed):
     return {row["client"]: row for row in rows_of(folder / f"{method}-{seed}" / "clients.csv")}
 
 
-ALL = ["rounds", "clients", "tails", "gains", "predicted", "variances", "weights", "steps", "histogram", "trajectory",
-       "clusters", "partition"]  # fmt: skip
+ALL = ["rounds", "clients", "spread", "tails", "gains", "predicted", "variances", "weights", "steps", "histogram",
+       "trajectory", "clusters", "partition"]  # fmt: skip
 
 
 def test_it_loads_from_disk_without_a_word_and_asks_for_nothing(fresh, file):
@@ -303,7 +307,7 @@ def test_who_loses_is_listed_for_the_method_and_the_seed_that_are_chosen(watch, 
 def test_a_client_that_loses_is_chosen_from_the_list(watch, folder):
     watch.page.select_option("[data-focus]", "1")
     assert losing(folder, "ditto", 0)
-    button = watch.page.locator("[data-losers] button").first
+    button = watch.page.locator("[data-losers] tbody button").first
     name = button.text_content()
     button.click()
     assert watch.card.startswith(name)
@@ -329,13 +333,13 @@ def test_the_tails_the_steps_and_the_partition_are_those_of_the_files(watch, fol
     wanted = [float(row["wanted_steps"]) for row in taken if row["wanted_steps"]]
     assert bars["y"][0] == pytest.approx(100 * sum(value < 2 for value in wanted) / len(wanted))
     assert sum(bars["y"]) == pytest.approx(100)
-    (heat,) = watch.of("partition", "points")
+    (bars,) = watch.of("partition", "points")
     ids = watch.page.evaluate("payload.groups[0].tables.seeds[0].clients")
     cells = {(r["client"], r["class"]): int(r["num_train"]) for r in rows_of(folder / "self-fl-0" / "partition.csv")}
-    for label, row in enumerate(heat["z"]):
-        for number, value in zip(heat["customdata"][label], row, strict=True):
-            rows = cells.get((ids[number], str(label)), 0)
-            assert value == (pytest.approx(math.log10(rows)) if rows else None)
+    drawn = {}
+    for number, base, text in zip(bars["customdata"], bars["base"], bars["hovertext"], strict=True):
+        drawn[ids[number], str(round(base + 0.46))] = int(re.search(r"<br>(\d+) of", text)[1])
+    assert drawn == {cell: rows for cell, rows in cells.items() if rows}
 
 
 def test_variances_weights_and_a_clients_course_are_those_of_the_files(watch, folder):
@@ -530,20 +534,104 @@ def test_the_numbers_of_a_picture_are_a_table(watch, folder):
     assert float(first[3]) == pytest.approx(100 * float(rows[first[0]]["accuracy"]), rel=1e-4)
 
 
-def test_where_a_method_chooses_no_steps_pictures_of_them_say_so(browser, tmp_path):
+def test_where_a_method_chooses_no_steps_there_are_no_pictures_of_them(browser, tmp_path):
     for name in ("self-fl-auto", "self-fl"):
         selffl.train("softmax", load("digits"), name, rounds=5, participation=1.0, out=tmp_path / name)
     page = tmp_path / "report.html"
     page.write_text(render(collect([tmp_path])), encoding="utf-8")
     watch = Watch(browser).open(page)
-    for focus, is_told in (("self-fl-auto", True), ("self-fl", False)):
+    for focus, is_told in (("self-fl-auto", True), ("self-fl", False), ("self-fl-auto", True)):
         watch.page.select_option("[data-focus]", label=focus)
         for chart in ("steps", "histogram", "trajectory"):
-            said = "".join(watch.page.locator(f"[data-chart={chart}] .annotation-text").all_text_contents())
-            assert said.endswith("take as many steps as they are told") is is_told
-            assert (watch.page.locator(f"[data-chart={chart}] .ytick").count() == 0) is is_told
+            assert watch.page.locator(f"[data-chart={chart}]").is_hidden() is is_told
+        assert watch.page.locator("[data-chart=variances]").is_visible()
     assert watch.said == []
     watch.context.close()
+
+
+def test_curves_are_drawn_along_what_was_spent_and_for_each_seed(watch, folder):
+    page = watch.page
+    page.select_option("[data-along]", "gradients")
+    last = [rows_of(folder / f"self-fl-{seed}" / "history.csv")[-1] for seed in SEEDS]
+    mean = statistics.mean(int(row["gradient_evaluations"]) for row in last)
+    assert watch.of("rounds", "line")[0]["x"][-1] == pytest.approx(mean, rel=1e-4)
+    assert watch.of("rounds", "single") == []
+    page.check("[data-single]")
+    assert len(watch.of("rounds", "single")) == len(METHODS) * len(SEEDS)
+    assert watch.of("rounds", "single")[1]["y"][-1] == pytest.approx(
+        100 * float(last[1]["weighted_accuracy"]), rel=1e-4
+    )
+    page.uncheck("[data-single]")
+    page.select_option("[data-along]", "x")
+    assert watch.said == []
+
+
+def test_clients_are_shown_from_the_worst_to_the_best(watch, folder):
+    for method, line in zip(METHODS, watch.of("spread", "line"), strict=True):
+        expected = sorted(100 * float(row["accuracy"]) for row in clients(folder, method, 0).values())
+        assert line["y"] == pytest.approx(expected, rel=1e-4)
+        assert (line["x"][0], line["x"][-1]) == (2.5, 100)
+
+
+def test_gains_of_few_test_rows_are_grey(watch, folder):
+    ids = watch.page.evaluate("payload.groups[0].tables.seeds[0].clients")
+    colours = watch.page.evaluate("document.querySelector('[data-chart=gains] .plot').data[0].marker.color")
+    grey = watch.page.evaluate("views[0].colours().line")
+    (bars,) = watch.of("gains", "points")
+    few = [int(clients(folder, "self-fl", 0)[ids[number]]["num_test"]) < 10 for number in bars["customdata"]]
+    assert [colour == grey for colour in colours] == few
+    assert 0 < sum(few) < 40
+
+
+def test_a_client_has_an_address(browser, file, watch):
+    client = "Zürich 🏥"
+    watch.page.fill("[data-client]", client)
+    watch.page.keyboard.press("Enter")
+    address = watch.page.url
+    assert "#g0-client=Z%C3%BCrich" in address
+    other = Watch(browser).open(address)
+    assert other.page.input_value("[data-client]") == client
+    assert selected_everywhere(other, client)
+    other.page.keyboard.press("Tab")
+    other.page.fill("[data-client]", "")
+    other.page.keyboard.press("Enter")
+    assert "#" not in other.page.url
+    assert other.said == []
+    other.context.close()
+
+
+def test_pictures_and_numbers_can_be_saved(watch, folder):
+    saved = {}
+    for kind in ("svg", "png", "csv"):
+        with watch.page.expect_download() as started:
+            watch.page.locator(f"[data-export={kind}][data-of=clients]").click()
+        assert started.value.suggested_filename == f"g0-clients.{kind}"
+        saved[kind] = started.value.path().read_bytes()
+    assert b"<svg" in saved["svg"][:200]
+    assert saved["png"].startswith(b"\x89PNG")
+    lines = list(csv.DictReader(saved["csv"].decode("utf-8").splitlines()))
+    rows = clients(folder, "ditto", 0)
+    assert {line["client"] for line in lines} == set(rows)
+    assert all(
+        float(line["ditto"]) == pytest.approx(100 * float(rows[line["client"]]["accuracy"]), rel=1e-4) for line in lines
+    )
+    assert watch.said == []
+
+
+def test_tables_are_sorted_and_narrowed(watch, folder):
+    page = watch.page
+    heading = page.locator(".section-methods thead th").nth(1)
+    for order, is_up in (("descending", False), ("ascending", True)):
+        heading.locator("button").click()
+        assert heading.get_attribute("aria-sort") == order
+        cells = page.locator(".section-methods tbody tr td:nth-child(2)").all_text_contents()
+        values = [float(cell.split()[0]) for cell in cells]
+        assert values == sorted(values, reverse=not is_up)
+    lines = watch.numbers("clients")
+    page.fill("[data-numbers=clients] input", "ZÜRICH")
+    assert [line.is_visible() for line in lines.all()].count(True) == 1
+    page.fill("[data-numbers=clients] input", "")
+    assert all(line.is_visible() for line in lines.all())
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
@@ -580,8 +668,7 @@ def test_headings_are_in_order_and_the_charts_have_names(fresh):
 def test_the_colours_follow_the_button_and_stay(fresh):
     ground = "getComputedStyle(document.body).backgroundColor"
     light = fresh.page.evaluate(ground)
-    fresh.page.click("#theme")  # light
-    fresh.page.click("#theme")  # dark
+    fresh.page.click("#theme")  # the system is light: dark, at the first click
     assert fresh.page.evaluate(ground) != light
     fresh.page.reload()
     fresh.page.wait_for_selector("html[data-ready=yes]")
@@ -595,6 +682,19 @@ def test_it_prints(watch, tmp_path):
     assert content.startswith(b"%PDF")
     assert content.count(b"/Type /Page\n") + content.count(b"/Type /Page ") + content.count(b"/Type /Page/") >= 3
     assert watch.said == []
+
+
+def test_nothing_that_belongs_together_is_torn_on_paper(watch):
+    """What keeps figures, short tables and sentences whole, and headings with what follows them."""
+    page = watch.page
+    page.emulate_media(media="print")
+    whole = ("figure", ".section-methods .scroll", ".takeaway", ".section-inside .pair")
+    for selector in whole:
+        assert page.locator(selector).first.evaluate("one => getComputedStyle(one).breakInside") == "avoid", selector
+    for selector in (".story h2", ".story .takeaway", "figcaption"):
+        assert page.locator(selector).first.evaluate("one => getComputedStyle(one).breakAfter") == "avoid", selector
+    assert page.locator(".exports").first.is_hidden()
+    page.emulate_media(media="screen")
 
 
 def thousand(place, rounds=200):
@@ -654,7 +754,7 @@ def test_a_thousand_clients_fit_into_six_megabytes(browser, tmp_path):
         assert y == pytest.approx(100 * float(rows[ids[number]]["accuracy"]), rel=1e-4)
     watch.page.fill("[data-client]", "123")
     watch.page.keyboard.press("Enter")
-    assert selected_everywhere(watch, "123") == [name for name in ALL if name != "clusters"]
+    assert selected_everywhere(watch, "123") == [n for n in ALL if n not in ("clusters", "predicted")]
     assert watch.said == []
     watch.context.close()
 

@@ -22,7 +22,7 @@ from selffl import cli
 from selffl.algorithms import Adam
 from selffl.data import load
 from selffl.errors import DataError, DivergedError
-from selffl.reports import client_gains, data, over_rounds, page, scores, sentences
+from selffl.reports import client_gains, data, over_rounds, page, scores, sentences, side_by_side
 from selffl.reports.collect import Collection, Group, Method, collect, is_run, read_run
 from selffl.reports.record import RECORD, load_studies
 from selffl.runs.folder import read_config
@@ -520,13 +520,64 @@ def test_a_single_run_is_told_by_itself(folder):
 
 
 def test_who_gains_is_counted(group, tables):
-    found, _ = client_gains.gains(group, tables["seeds"][0], 0)
-    up, down = sum(value > 0 for value in found), sum(value < 0 for value in found)
+    gains, _ = client_gains.gains(group, tables["seeds"][0], 0)
+    found = [gain for gain, rows in zip(gains, tables["seeds"][0]["test"], strict=True) if rows >= 10]
+    up, down, of = sum(value > 0 for value in found), sum(value < 0 for value in found), len(found)
+    assert 0 < of < 40
     text = sentences.takeaways(group, tables)["gains"]
     assert (
-        f"{up} of 40 clients are better off than with training alone, {down} worse off, {40 - up - down} the same"
+        f"{up} of {of} clients are better off than with training alone, {down} worse off, {of - up - down} the same"
         in text
     )
+    assert f"{40 - of} clients with fewer than 10 test rows are grey and not counted." in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "p", "start"),
+    [
+        ("worse", 0.01, "Joining pays: with self-fl, clients reach "),
+        ("better", 0.01, "Joining does not pay: with self-fl, clients reach "),
+        ("inconclusive", 0.5, "Whether joining pays is open: with self-fl, clients reach "),
+    ],
+)
+def test_the_verdict_says_whether_joining_pays(folder, group, monkeypatch, verdict, p, start):
+    lines = scores.lines(group)
+    chosen = [
+        dataclasses.replace(line, verdict=verdict, p_value=p) if line.method == "local" else line for line in lines
+    ]
+    monkeypatch.setattr(scores, "lines", lambda _: chosen)
+    of = {
+        name: statistics.mean(
+            100 * json.loads((folder / f"{name}-{seed}" / "summary.json").read_text())["weighted_accuracy"]
+            for seed in SEEDS
+        )
+        for name in METHODS
+    }
+    text = sentences.verdict(group).replace("\N{NO-BREAK SPACE}", " ")
+    assert text == (
+        f"{start}{of['self-fl']:.1f} % accuracy on their own test rows, against {of['local']:.1f} % alone and "
+        f"{of['fedavg']:.1f} % with one shared model."
+    )
+
+
+def test_one_seed_or_nobody_alone_has_another_verdict_or_none(folder):
+    (one,) = collect([folder / "self-fl-1", folder / "local-1"]).groups
+    assert re.match(
+        r"Joining (looks better|looks worse|changes nothing) \(one seed, not tested\): ", sentences.verdict(one)
+    )
+    (other,) = collect([folder / "self-fl-1", folder / "ditto-1"]).groups
+    assert sentences.verdict(other) == ""
+
+
+def test_curves_know_what_was_spent_and_each_seed(folder, tables):
+    for name, curve in zip(METHODS, tables["rounds"]["weighted"], strict=True):
+        runs = [rows_of(folder / f"{name}-{seed}" / "history.csv") for seed in SEEDS]
+        for place, number in enumerate(curve["x"]):
+            for key, column in (("gradients", "gradient_evaluations"), ("seconds", "seconds")):
+                expected = statistics.mean(float(rows[number - 1][column]) for rows in runs)
+                assert curve[key][place] == pytest.approx(expected, rel=1e-4)
+            values = [100 * float(rows[number - 1]["weighted_accuracy"]) for rows in runs]
+            assert [one[place] for one in curve["single"]] == pytest.approx(values, rel=1e-4)
 
 
 def test_the_call_trains_the_same_run_again(folder):
@@ -664,6 +715,25 @@ def test_an_id_cannot_end_the_script_that_holds_it(folder, tmp_path):
     assert "alert(1)</script>" not in text
     (group,) = embedded(text)["groups"]
     assert set(NASTY) <= set(group["tables"]["seeds"][0]["clients"])
+
+
+def test_two_comparisons_stand_beside_each_other(folder):
+    first = collect([folder / "self-fl-1", folder / "local-1"]).groups
+    second = collect([folder / f"{name}-{seed}" for name in ("self-fl", "ditto") for seed in (2, 3)]).groups
+    found = Collection(groups=[*first, *second])
+    table = side_by_side.beside(found.groups)
+    assert len(set(table["columns"])) == 2
+    assert [name for name, _ in table["rows"]] == ["self-fl", "local", "ditto"]
+    for method, place, seeds in (("self-fl", 0, (1,)), ("self-fl", 1, (2, 3)), ("ditto", 1, (2, 3))):
+        values = [
+            100 * json.loads((folder / f"{method}-{seed}" / "summary.json").read_text())["weighted_accuracy"]
+            for seed in seeds
+        ]
+        assert dict(table["rows"])[method][place].split()[0] == f"{statistics.mean(values):.1f}"
+    assert dict(table["rows"])["ditto"][0] == "–"
+    text = page.render(found)
+    assert "Comparisons side by side" in text
+    assert "Comparisons side by side" not in page.render(collect([folder]))
 
 
 def test_the_page_says_what_the_records_say(folder, group):

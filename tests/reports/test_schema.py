@@ -19,7 +19,6 @@ BY_PYTHON = {
     ("SeedTable", "total"),
     ("Inside", "totalRounds"),
     ("Inside", "interval"),
-    ("Tables", "allSeeds"),
 }  # sentences are made of these
 KINDS = ("Payload", "Entry", "Tables", "SeedTable", "Classes", "ClientColumns", "Losing", "Loser", "Bins", "Curve")
 KINDS += ("Inside", "Bands", "Trajectory")

@@ -12,6 +12,7 @@ import warnings
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from selffl._version import __version__
 from selffl.cli import (
@@ -21,6 +22,7 @@ from selffl.cli import (
     export,
     flower,
     init,
+    methods,
     new_client,
     posterior,
     predict,
@@ -31,8 +33,25 @@ from selffl.cli import (
 )
 from selffl.errors import SelfFLError
 
+PANELS = {  # of the help, in this order
+    "Start": ("demo", "init", "run", "compare", "tune"),
+    "Look": ("methods", "report", "figures", "serve", "posterior"),
+    "Models": ("export", "predict", "welcome"),
+    "Science": ("paper", "data", "bench"),
+    "Deploy": ("flower",),
+}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
+
+
+class _Grouped(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of the panels."""
+        return list(PANEL_OF)
+
+
 app = typer.Typer(
     name="selffl",
+    cls=_Grouped,
     help="Personalised federated learning that decides from measured uncertainty how far each client trusts itself."
     "\n\nExample: selffl demo",
     no_args_is_help=True,
@@ -40,13 +59,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (studies, run, init, report, posterior, export, predict, new_client, bench):
+for part in (studies, run, init, methods, report, posterior, export, predict, new_client, bench):
     app.add_typer(part.app)
 app.add_typer(data.data_app, name="data")
 app.add_typer(flower.flower_app, name="flower")
+inner = [group.typer_instance for group in app.registered_groups if group.typer_instance is not None]
+for level in (app, *inner):
+    entries: list[Any] = [*level.registered_commands, *level.registered_groups]
+    for entry in entries:
+        if entry.name in PANEL_OF:
+            entry.rich_help_panel = PANEL_OF[entry.name]
 
 INTERRUPTED = 130  # the shell's code for it
-DRAWING = ("matplotlib", "plotly", "jinja2")  # what a site may do without
+DRAWING = ("matplotlib", "jinja2")  # what a site may do without
 STOPPED = "stopped. What was finished is kept."
 
 
@@ -127,7 +152,7 @@ def _warn(message: Warning | str, category: type[Warning], *place: Any, **more: 
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # of a terminal that is gone
-        print("selffl: " + " ".join(text.split()), file=sys.stderr)
+        console.tell(console.err, "selffl: " + " ".join(text.split()))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.style import Style
+from rich.text import Text
 
 from selffl.errors import ConfigError, SelfFLError
 
@@ -29,9 +31,22 @@ OPTIONS = "client|label|features|exclude|task|missing|decimal"  # that commands 
 IN_PYTHON, IN_SHELL = r"Pass trusted=True( if [^.]*?), or pass [^.]*\.", r"Add --trusted\1."
 
 
-def tell(console: Console, text: str) -> None:
-    """A line as it is: not wrapped, not coloured, no markup."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+def tell(console: Console, text: str | Text) -> None:
+    """A sentence, without colours or markup: on a terminal it breaks between words, elsewhere it is one line."""
+    said = Text(text) if isinstance(text, str) else text
+    console.print(said, soft_wrap=not console.is_terminal or len(text) <= console.width)
+
+
+def tell_command(console: Console, before: str, words: Sequence[str]) -> None:
+    """A command to copy: no line end is put into it."""
+    console.print(Text(before + shlex.join(words)), soft_wrap=True)
+
+
+def tell_path(console: Console, before: str, path: Path, after: str = "") -> None:
+    """What was written, by its whole path; terminals that know links open it, and no line end is put into it."""
+    whole = path.absolute()
+    link = Text(str(whole), style=Style(link=whole.as_uri()) if console.is_terminal else "")
+    console.print(Text.assemble(before, link, after), soft_wrap=True)
 
 
 def align(facts: Iterable[tuple[str, str]]) -> list[str]:
@@ -79,7 +94,7 @@ def going_on(words: Sequence[str], kept: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tell(err, f"{kept} To go on: {shlex.join(words)}")
+        tell_command(err, f"{kept} To go on: ", words)
         raise
 
 

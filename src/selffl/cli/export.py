@@ -82,7 +82,7 @@ def export_command(
         print(json.dumps(about, ensure_ascii=False))
         return
     whose = f"The model of client {written[0]}" if is_plain else f"Models of {len(written):,} clients"
-    console.tell(console.out, f"{whose}: {path} ({size / 1024:,.0f} KiB)")
+    console.tell_path(console.out, f"{whose}: ", path, f" ({size / 1024:,.0f} KiB)")
     if not is_plain:
         again = shlex.join(["selffl", "export", str(path), "--client", str(written[0]), "--out", "one.safetensors"])
         console.tell(console.err, f"To take one out: {again}")

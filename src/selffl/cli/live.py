@@ -34,6 +34,8 @@ Row = Mapping[str, Any]
 SPARKS = "▁▂▃▄▅▆▇"  # the full block would touch the line above
 WIDE, NARROW = 60, 44  # columns from which there is room for a sparkline and for all columns; below, for the least
 MAX_COLUMNS = 100  # of a terminal that a view fills
+SCORE, SEEDS_AND_NOW = 15, 24  # columns of a score, and of what stands around the scores, with their lines
+LEAST_SHARE = 0.05  # of the work, before the time left means something
 TAIL_BYTES = 16_384  # bytes of a history that hold its last evaluation, nearly always
 
 
@@ -152,8 +154,8 @@ class RunView:
 
     def _left(self) -> str:
         done = self.last.get("round", 0) - self.first
-        if done < 1:
-            return "–"
+        if done < max(LEAST_SHARE * (self.rounds - self.first), 1):
+            return ""
         return f"{clock_time((self.clock() - self.began) / done * (self.rounds - self.last['round']))} left"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -326,14 +328,16 @@ class ArmsView:
         table = Table(
             box=box.ROUNDED, title=self.title, title_justify="left", title_style="bold", header_style="dim", width=width
         )
-        table.add_column("method", no_wrap=True, overflow="ellipsis", ratio=1)
+        longest = max((len(label) for label in self._groups()), default=6)
+        table.add_column("method", no_wrap=True, overflow="ellipsis", ratio=1, min_width=min(longest, width // 3))
         table.add_column("seeds", justify="right", no_wrap=True)
         columns = {"weighted": name_of(metric), "worst10": "worst 10 %", "global": "global model"}
-        shown = list(columns)[: 3 if width >= 76 else 2 if width >= WIDE else 1]
+        room = width - longest - SEEDS_AND_NOW  # a name is whole before there is a further column
+        shown = list(columns)[: max(min(room // SCORE, 3), 1)]
         for part in shown:
             table.add_column(columns[part], justify="right", no_wrap=True)
         if width >= NARROW:
-            table.add_column("now", no_wrap=True, overflow="ellipsis", min_width=10, max_width=20)
+            table.add_column("now", no_wrap=True, overflow="ellipsis", min_width=8, max_width=20)
         for label, group in self._groups().items():
             over = [arm for arm in group if arm.is_over]
             cells: list[Text | str] = [label, f"{len(over)}/{len(group)}"]
@@ -346,7 +350,8 @@ class ArmsView:
         yield table
         done, total = self._done(), max(len(self.arms), 1)
         spent, gained = self.clock() - self.began, done - (self.done_before or 0.0)
-        left = f"{clock_time(spent / gained * (total - done))} left" if gained > 0 else ""
+        is_known = gained >= LEAST_SHARE * (total - (self.done_before or 0.0)) and gained > 0
+        left = f"{clock_time(spent / gained * (total - done))} left" if is_known else ""
         foot = Table.grid(padding=(0, 1))
         finished = sum(arm.is_over for arm in self.arms.values())
         foot.add_row(

@@ -18,11 +18,17 @@ FILE = Path(__file__).with_name("names.json")
 _NAMES: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 
 PROBLEMS: tuple[str, ...] = tuple(_NAMES["problems"])
+DEFAULT: str = _NAMES["default_algorithm"]
 DEVICES = ("cpu", "cuda")
 
 
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
+
+
+def personalised() -> Mapping[str, str]:
+    """What a client has of its own, by method: nothing, layers or the model."""
+    return dict(_NAMES["personalises"])
 
 
 def algorithm(incomplete: str) -> list[str]:
@@ -65,5 +71,5 @@ def device(incomplete: str) -> list[str]:
 
 def setting(ctx: typer.Context, incomplete: str) -> list[str]:
     """A key of --set, for the method that is named before it; the value is the user's."""
-    chosen = ctx.params.get("algorithm") or _NAMES["default_algorithm"]
+    chosen = ctx.params.get("algorithm") or DEFAULT
     return [f"{key}=" for key in _starting((*_NAMES["algorithms"].get(chosen, ()), *STUDY_SETTINGS), incomplete)]

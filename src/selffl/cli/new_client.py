@@ -71,7 +71,9 @@ def welcome_command(
     if as_json:
         print(json.dumps({"file": str(path), "bytes": size, "rows": num_rows}, ensure_ascii=False))
         return
-    console.tell(console.out, f"A model from {pluralise(num_rows, 'row')} of {table}: {path} ({size / 1024:,.0f} KiB)")
+    console.tell_path(
+        console.out, f"A model from {pluralise(num_rows, 'row')} of {table}: ", path, f" ({size / 1024:,.0f} KiB)"
+    )
 
 
 def _rows(run: Any, path: Path, label: str | None, features: str | None, decimal: Any) -> tuple[Any, int]:

@@ -82,10 +82,10 @@ def posterior_command(
         _print_clients(found, rows)
     if save is not None:
         found.save(save)
-        console.tell(console.err, f"All {found.analysis.num_clients:,} clients: {save}")
+        console.tell_path(console.err, f"All {found.analysis.num_clients:,} clients: ", save)
     if plot is not None:
         found.plot(plot)
-        console.tell(console.err, f"Forest plot: {plot}")
+        console.tell_path(console.err, "Forest plot: ", plot)
 
 
 def _for_json(value: Any) -> Any:

@@ -83,7 +83,7 @@ def predict_command(
         for kind, name in (("personal", "personal models"), ("global", "the global model"))
         if counts[kind]
     ]
-    console.tell(console.out, f"{len(answers):,} rows answered, {' and '.join(whose)}: {target}")
+    console.tell_path(console.out, f"{len(answers):,} rows answered, {' and '.join(whose)}: ", target)
 
 
 def _beside(rows: Any, answers: Any) -> Any:

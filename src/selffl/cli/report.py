@@ -34,7 +34,7 @@ def write_report(folders: list[Path], target: Path) -> None:
     from selffl.reports.page import render
 
     target.write_text(render(collect(folders)), encoding="utf-8")
-    console.tell(console.out, f"Report: {target}")
+    console.tell_path(console.out, "Report: ", target)
 
 
 def print_verdict(folder: Path) -> None:
@@ -43,10 +43,14 @@ def print_verdict(folder: Path) -> None:
     from selffl.reports.collect import collect
 
     for group in collect([folder]).groups[:1]:
-        for text in (sentences.headline(group), sentences.majority(group), sentences.tested_by(group)):
+        for text in (
+            sentences.verdict(group),
+            sentences.headline(group),
+            sentences.majority(group),
+            sentences.tested_by(group),
+        ):
             if text:
-                # On a terminal lines break between words; elsewhere a sentence is one line.
-                console.out.print(text, highlight=False, markup=False, soft_wrap=not console.out.is_terminal)
+                console.tell(console.out, text)
 
 
 @app.command("figures")
@@ -68,7 +72,7 @@ def figures_command(
     names = [name.strip().lower() for name in formats.split(",") if name.strip()]
     written = save_paper_figures(folders, target, formats=names, width=width)  # type: ignore[arg-type]
     for path in written:
-        console.tell(console.out, str(path))
+        console.tell_path(console.out, "", path)
 
 
 @app.command("serve")

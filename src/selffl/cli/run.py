@@ -128,8 +128,8 @@ def run_command(
                 )
     except KeyboardInterrupt:
         if (place / CONFIG).is_file():
-            again = shlex.join(["selffl", "run", study, "--out", str(place), "--resume"])
-            console.tell(console.err, f"The run is kept up to its last checkpoint. To go on: {again}")
+            again = ["selffl", "run", study, "--out", str(place), "--resume"]
+            console.tell_command(console.err, "The run is kept up to its last checkpoint. To go on: ", again)
         raise
     if as_json:
         print(json.dumps(run.summary, ensure_ascii=False))
@@ -243,7 +243,7 @@ def tune_command(
     if steps:
         tuned = tuning.run.summary[f"personal_after_{steps}_weighted_{tuning.metric}"]
         console.tell(console.out, f"After {steps} steps of fine-tuning: {live.score(tuning.metric, tuned)}")
-    console.tell(console.out, f"All settings tried: {place / TUNING}")
+    console.tell_path(console.out, "All settings tried: ", place / TUNING)
     if gain:
         _print_gains(tuning.run)
 
@@ -521,4 +521,4 @@ def _print_summary(run: Run, name: str, place: Path) -> None:
         console.tell(console.out, said)
     if found.get("delta") is not None:
         console.tell(console.out, live.privacy_sentence(found))
-    console.tell(console.out, f"Records and models: {place}")
+    console.tell_path(console.out, "Records and models: ", place)

@@ -276,10 +276,14 @@ def _print_verdicts(record: StudyRecord) -> None:
     from selffl.studies.result import verdict_word
 
     console.out.print(f"[bold]{record.id}[/bold], {record.seconds:.0f} s", highlight=False)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", no_wrap=True, min_width=14)
+    grid.add_column()
     for claim in record.claims:
         colour = {"holds": "green", "does not hold": "red"}.get(claim["verdict"], "yellow")
-        console.out.print(
-            f"[{colour}]{verdict_word(claim['text'], claim['verdict']):>14}[/]  {claim['text']}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        word, text = Text(verdict_word(claim["text"], claim["verdict"]), style=colour), Text(claim["text"])
+        grid.add_row(word, text)
+        if not console.out.is_terminal:  # where a sentence is one line
+            console.tell(console.out, Text(f"{word.plain:>14}  {text.plain}"))
+    if console.out.is_terminal:
+        console.out.print(grid)

@@ -5,6 +5,8 @@
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star"];
 const DASHES = ["solid", "dash", "dashdot", "dot", "longdash", "longdashdot", "5px 2px 1px 2px 1px 2px", "2px 6px"];
 
+const MOST_CELLS = 8000; // of the picture of the partition
+
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const known = (values) => values.filter(isNumber);
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
@@ -14,6 +16,15 @@ const minus = (text) => text.replace("-", "−");
 function shortened(text, most = 9) {
   const characters = [...text];
   return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : text;
+}
+
+/** A colour on a scale of places and colours, as #rrggbb. */
+function between(scale, place) {
+  const next = Math.max(scale.findIndex(([end]) => end >= place), 1);
+  const [[start, from], [end, to]] = [scale[next - 1], scale[next]];
+  const share = (Math.min(Math.max(place, start), end) - start) / (end - start);
+  const part = (colour, at) => Number.parseInt(colour.slice(at, at + 2), 16);
+  return `#${[1, 3, 5].map((at) => Math.round(part(from, at) + share * (part(to, at) - part(from, at))).toString(16).padStart(2, "0")).join("")}`;
 }
 
 /** Plotly reads a few tags and %{templates} in its texts; an id is a text of the user's. */
@@ -49,6 +60,8 @@ class State {
     this.client = null; // number among the clients of the seed shown
     this.focus = 0; // method that the pictures of one method show
     this.part = "weighted";
+    this.along = "x"; // what the curves over rounds are drawn along
+    this.single = false; // each seed by itself
     this.order = null;
     this.seedNumber = 0;
     this.visible = null;
@@ -81,8 +94,6 @@ class State {
     const { inside } = this.data;
     return inside.find((one) => one.method === this.focus) ?? inside[0];
   }
-  /** Of a method whose steps are set. */
-  unchosen(one) { return `clients of ${escaped(this.data.methods[one.method])}<br>take as many steps as they are told`; }
   /** Whether it is known what a method's clients have alone: the run itself has measured it, or another one has. */
   hasAlone(method) {
     const { alone } = this.data;
@@ -97,6 +108,11 @@ class State {
     const mine = this.value(method, "personal", client);
     const other = this.hasAlone(method) ? this.alone(method, client) : this.value(method, "global", client);
     return isNumber(mine) && isNumber(other) ? (this.data.higher ? mine - other : other - mine) : null;
+  }
+  /** Whether a client has rows enough to test on for its gain to count; all have where none has. */
+  isCounted(client) {
+    const { test } = this.seed;
+    return test[client] >= this.data.fewest || !test.some((rows) => rows >= this.data.fewest);
   }
   get gainOver() { return this.hasAlone(this.focus) ? "training alone" : "the global model"; }
   shown(value) {
@@ -129,9 +145,9 @@ class State {
     add("global model", this.value(method, "global", client), (v) => this.shown(v));
     add("alone", this.alone(method, client), (v) => this.shown(v));
     add("gain", this.gain(method, client), (v) => this.gap(v));
-    add("predicted gain", this.value(method, "predicted", client), (v) => `variance ÷ ${compact(v)}`);
+    if (this.data.predicts[method]) add("predicted gain", this.value(method, "predicted", client), (v) => `variance ÷ ${compact(v)}`);
     // With a variance v times as small, its own rows are one part in v of what its model rests on.
-    add("rests on", this.value(method, "predicted", client), (v) => `${Math.round(100 / v)} % own rows, ${100 - Math.round(100 / v)} % the others`);
+    if (this.data.predicts[method]) add("rests on", this.value(method, "predicted", client), (v) => `${Math.round(100 / v)} % own rows, ${100 - Math.round(100 / v)} % the others`);
     add("local steps", this.value(method, "steps", client), (v) => String(v));
     add("variance σₘ²", this.value(method, "variance", client), (v) => compact(v));
     add("weight", this.value(method, "weight", client), (v) => `${compact(100 * v)} %`);
@@ -218,7 +234,11 @@ function endLabels(ends, height, range) {
 const CHARTS = {
   rounds(s, c, size) {
     const { data, client } = s;
-    const curves = data.rounds[s.part];
+    const along = { x: "round", gradients: "gradients evaluated by a run", seconds: "seconds of a run" }[s.along];
+    const curves = data.rounds[s.part].map((curve) => {
+      const x = curve && { x: curve.x, gradients: curve.gradients, seconds: curve.seconds }[s.along];
+      return x?.every(isNumber) ? { ...curve, x } : null;
+    });
     const traces = [];
     const rows = [];
     const ends = [];
@@ -226,7 +246,8 @@ const CHARTS = {
       if (!curve) return;
       const name = data.methods[method];
       const points = { hoverinfo: "skip", mode: "lines", line: { width: 0 }, x: curve.x, legendgroup: name, showlegend: false };
-      if (curve.error) {
+      if (s.single) curve.single.forEach((y) => traces.push({ x: curve.x, y, meta: "single", mode: "lines", line: { color: c.methods[method], width: 0.9, dash: DASHES[method % DASHES.length] }, opacity: 0.55, hoverinfo: "skip", showlegend: false }));
+      else if (curve.error) {
         traces.push({ ...points, y: curve.y.map((y, i) => y - curve.error[i]), meta: "low" });
         traces.push({ ...points, y: curve.y.map((y, i) => y + curve.error[i]), fill: "tonexty", fillcolor: c.faint(method), meta: "high" });
       }
@@ -236,7 +257,7 @@ const CHARTS = {
         line: { color: c.methods[method], width: method === 0 ? 3.2 : 1.9, dash: DASHES[method % DASHES.length] }, hoverinfo: "text+x", hovertext: curve.y.map((y, i) => `${escaped(name)} ${s.shown(y)}${spread(i)}`),
       });
       ends.push({ text: escaped(name), colour: c.methods[method], y: curve.y.at(-1), bold: method === 0 });
-      curve.x.forEach((x, i) => rows.push([name, x, curve.y[i], curve.error ? curve.error[i] : null]));
+      curve.x.forEach((x, i) => rows.push([name, x, curve.y[i], curve.error ? curve.error[i] : null, ...(s.single ? curve.single.map((one) => one[i]) : [])]));
     });
     const values = known(traces.flatMap((t) => t.y)); // bands included
     const last = Math.max(...traces.filter((t) => t.meta === "line").flatMap((t) => t.x), 1);
@@ -257,11 +278,11 @@ const CHARTS = {
       traces,
       layout: layout(c, {
         hovermode: "x unified", hoverlabel: { bgcolor: c.isDark ? "#2a2f36" : "#ffffff", bordercolor: c.line, font: { color: c.ink, size: 12.5, family: getComputedStyle(document.body).fontFamily } },
-        xaxis: { title: "round", range: [0, last * 1.015], unifiedhovertitle: { text: "round %{x}" } }, yaxis: { title: s.axis, range },
+        xaxis: { title: along, range: [0, last * 1.015], unifiedhovertitle: { text: `${along} %{x}` } }, yaxis: { title: s.axis, range },
         annotations: labelled ? endLabels(ends, size.height - 60, range) : [], showlegend: !labelled, legend: legendBelow,
         margin: { l: 48, r: labelled ? 22 + 7.4 * Math.max(...ends.map((e) => Math.min(e.text.length, 22)), 0) : 12, t: 14, b: labelled ? 42 : 60 },
       }),
-      table: { head: ["method", "round", `${data.parts[s.part]}: ${s.axis}`, "standard error over seeds"], rows },
+      table: { head: ["method", along, `${data.parts[s.part]}: ${s.axis}`, "standard error over seeds", ...(s.single ? Array.from({ length: Math.max(...rows.map((row) => row.length), 4) - 4 }, (_, i) => `seed ${data.allSeeds[i] ?? i}`) : [])], rows },
     };
   },
 
@@ -292,6 +313,27 @@ const CHARTS = {
       layout: layout(c, { xaxis: { title: `training rows${wide ? " (logarithmic)" : ""}`, type: wide ? "log" : "linear", ...(wide ? { dtick: "D2", tickformat: ",d" } : {}) }, yaxis: { title: `${s.clientAxis}, personal model` } }),
       table: { head: ["client", "training rows", "test rows", ...data.methods], rows },
       order,
+    };
+  },
+
+  /** Clients in the order of their own accuracy, method by method. */
+  spread(s, c, size) {
+    const { data, seed, client } = s;
+    const traces = [];
+    const rows = [];
+    data.methods.forEach((name, method) => {
+      const own = s.of(method);
+      if (!own || !s.visible[method]) return;
+      const at = seed.clients.map((_, i) => i).filter((i) => isNumber(own.personal[i])).sort((a, b) => (own.personal[a] - own.personal[b]) * (data.higher ? 1 : -1) || a - b);
+      const x = at.map((_, rank) => (100 * (rank + 1)) / at.length);
+      traces.push({ x, y: at.map((i) => own.personal[i]), customdata: at, name: escaped(name), meta: "line", mode: "lines", line: { shape: "hv", color: c.methods[method], width: method === 0 ? 3.2 : 1.9, dash: DASHES[method % DASHES.length] }, hoverinfo: "text", hovertext: at.map((i) => s.story(method, i)) });
+      at.forEach((i, rank) => rows.push([name, seed.clients[i], x[rank], own.personal[i]]));
+      if (client !== null && at.includes(client)) traces.push({ x: [x[at.indexOf(client)]], y: [own.personal[client]], customdata: [client], meta: "selected", name: escaped(s.clientId), mode: "markers", marker: ring(c, symbolOf(method), { size: 12 }), hoverinfo: "text", hovertext: [s.story(method, client)], showlegend: false });
+    });
+    return {
+      traces,
+      layout: layout(c, { xaxis: { title: "clients, % from the worst", range: [0, 101] }, yaxis: { title: size.width > 560 ? `${s.clientAxis}, personal model` : s.clientAxis }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 34, b: 42 } }),
+      table: { head: ["method", "client", "% of clients up to here", s.clientAxis], rows },
     };
   },
 
@@ -333,16 +375,16 @@ const CHARTS = {
     const room = (Math.max(...y, 0) - Math.min(...y, 0) || 1) * 0.012; // what gains nothing is a stroke, not nothing
     const traces = [{
       type: "bar", x: order.map((_, rank) => rank + 1), y, customdata: order, meta: "points", width: order.length > 120 ? 1 : 0.82,
-      marker: { color: order.map((i) => (gains[i] > 0 ? c.good : gains[i] < 0 ? c.bad : c.soft)), opacity: order.map((i) => (client === null || i === client ? 0.9 : 0.28)), line: { width: 0 } },
+      marker: { color: order.map((i) => (!s.isCounted(i) ? c.line : gains[i] > 0 ? c.good : gains[i] < 0 ? c.bad : c.soft)), opacity: order.map((i) => (client === null || i === client ? 0.9 : 0.28)), line: { width: 0 } },
       hoverinfo: "text", hovertext: order.map((i) => s.story(focus, i)),
     }];
     const zeros = order.flatMap((i, rank) => (gains[i] === 0 ? [rank] : []));
     traces.push({ x: zeros.map((rank) => rank + 1), y: zeros.map(() => 0), customdata: zeros.map((rank) => order[rank]), mode: "markers", marker: { symbol: "line-ns-open", size: 9, color: c.soft, opacity: client === null ? 1 : 0.4 }, hoverinfo: "text", hovertext: zeros.map((rank) => s.story(focus, order[rank])), meta: "zeros" });
     const annotations = [];
-    const up = y.filter((v) => v > 0).length;
-    const down = y.filter((v) => v < 0).length;
-    if (up) annotations.push({ x: up + 0.9, y: y[0], yanchor: "top", xanchor: "left", showarrow: false, text: `<b>${plural(up, "client")}</b> ${up === 1 ? "gains" : "gain"}`, font: { color: c.good, size: 13 } });
-    if (down) annotations.push({ x: y.length - down + 0.1, y: y.at(-1), yanchor: "top", xanchor: "right", showarrow: false, text: `<b>${plural(down, "client")}</b> ${down === 1 ? "loses" : "lose"}`, font: { color: c.bad, size: 13 } });
+    const up = order.filter((i) => gains[i] > 0 && s.isCounted(i)).length;
+    const down = order.filter((i) => gains[i] < 0 && s.isCounted(i)).length;
+    if (up) annotations.push({ x: y.filter((v) => v > 0).length + 0.9, y: y[0], yanchor: "top", xanchor: "left", showarrow: false, text: `<b>${plural(up, "client")}</b> ${up === 1 ? "gains" : "gain"}`, font: { color: c.good, size: 13 } });
+    if (down) annotations.push({ x: y.length - y.filter((v) => v < 0).length + 0.1, y: y.at(-1), yanchor: "top", xanchor: "right", showarrow: false, text: `<b>${plural(down, "client")}</b> ${down === 1 ? "loses" : "lose"}`, font: { color: c.bad, size: 13 } });
     if (client !== null && isNumber(gains[client])) {
       const rank = order.indexOf(client);
       traces.push({ x: [rank + 1], y: [gains[client] + (gains[client] < 0 ? -room : room)], customdata: [client], mode: "markers", meta: "selected", name: escaped(s.clientId), marker: { symbol: gains[client] < 0 ? "triangle-up" : "triangle-down", size: 12, color: c.ink }, hoverinfo: "text", hovertext: [s.story(focus, client)] });
@@ -350,14 +392,14 @@ const CHARTS = {
     return {
       traces,
       layout: layout(c, { bargap: 0, xaxis: { title: "clients, from those who gain most", range: [0.3, Math.max(order.length, 1) + 0.7], tickformat: ",d", ...(order.length < 12 ? { dtick: 1 } : {}) }, yaxis: { title: `gain over ${s.gainOver}${s.data.unit ? ", points" : ""}`, zeroline: true, zerolinecolor: c.soft }, annotations }),
-      table: { head: ["client", `gain over ${s.gainOver} (${s.data.methods[focus]})`, "training rows"], rows: order.map((i) => [seed.clients[i], gains[i], seed.train[i]]) },
+      table: { head: ["client", `gain over ${s.gainOver} (${s.data.methods[focus]})`, "training rows", "test rows", "counted"], rows: order.map((i) => [seed.clients[i], gains[i], seed.train[i], seed.test[i], s.isCounted(i) ? "yes" : "no"]) },
       order,
     };
   },
 
   predicted(s, c, size) {
     const { seed, client } = s;
-    const foretells = (m) => Boolean(s.of(m)?.predicted) && s.hasAlone(m);
+    const foretells = (m) => Boolean(s.of(m)?.predicted) && s.hasAlone(m) && s.data.predicts[m];
     const method = foretells(s.focus) ? s.focus : s.data.methods.findIndex((_, m) => foretells(m));
     const own = method < 0 ? { predicted: [] } : s.of(method);
     const at = seed.clients.map((_, i) => i).filter((i) => own.predicted[i] > 0 && isNumber(s.gain(method, i)));
@@ -424,7 +466,8 @@ const CHARTS = {
     const rows = one.steps ? one.steps.x.map((x, i) => [x, one.steps.low[i], one.steps.middle[i], one.steps.high[i]]) : [];
     return {
       traces,
-      layout: one.steps ? layout(c, { xaxis: roundAxis(one), yaxis: { title: "local steps taken", rangemode: "tozero" }, ...cap(one, c) }) : without(c, s.unchosen(one)),
+      hidden: !one.steps, // clients take as many steps as they are told
+      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "local steps taken", rangemode: "tozero" }, ...cap(one, c) }),
       table: { head: ["round", "steps: first decile", "median", "ninth decile"], rows },
     };
   },
@@ -448,7 +491,8 @@ const CHARTS = {
     }
     return {
       traces,
-      layout: !counts.length ? without(c, one.steps ? "nobody wants a number of steps yet" : s.unchosen(one)) : layout(c, { bargap: 0.12, xaxis: { title: "steps wanted, before ℓ_max", type: "category", tickfont: { size: 11, color: c.soft } }, yaxis: { title: "client-rounds, %" } }),
+      hidden: !one.steps,
+      layout: !counts.length ? without(c, "nobody wants a number of steps yet") : layout(c, { bargap: 0.12, xaxis: { title: "steps wanted, before ℓ_max", type: "category", tickfont: { size: 11, color: c.soft } }, yaxis: { title: "client-rounds, %" } }),
       table: { head: ["steps wanted", "client-rounds", "%"], rows: counts.map((n, i) => [names[i], n, (100 * n) / total]) },
     };
   },
@@ -469,8 +513,9 @@ const CHARTS = {
       const has = own.wanted.flatMap((v, i) => (isNumber(v) ? [i] : []));
       traces.push({ x: has.map((i) => own.round[i]), y: has.map((i) => own.wanted[i]), name: "wanted", meta: "wanted", mode: "lines+markers", marker: { symbol: "circle-open", size: 7, color: c.soft }, line: { color: c.soft, width: 1.2, dash: "dot" }, hoverinfo: "skip" });
     }
-    const missing = !one.steps ? s.unchosen(one) : own && own.round.length ? "" : "this page has no rounds of this client with this method and seed";
+    const missing = own && own.round.length ? "" : "this page has no rounds of this client with this method and seed";
     return {
+      hidden: !one.steps,
       traces: missing ? [] : traces,
       layout: missing ? without(c, missing) : layout(c, { xaxis: roundAxis(one), yaxis: { title: `steps of ${escaped(shortened(id, 24))}`, rangemode: "tozero" }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 }, ...cap(one, c) }),
       table: { head: ["client", "round", "steps taken", "steps wanted", "variance", "weight"], rows: own ? own.round.map((r, i) => [id, r, own.steps[i], own.wanted[i], own.variance[i], own.weight[i]]) : [] },
@@ -517,12 +562,16 @@ const CHARTS = {
     const least = Math.min(...classes.rows, most);
     const ticks = [...new Set([least, 1, 10, 100, 1000, 10000, 100000, most].filter((v) => v >= least && v <= most && (v === least || v === most || (v > 1.8 * least && v < most / 1.8))))].sort((a, b) => a - b);
     const few = size.width / order.length >= 18; // room for ids
-    const z = counts.map((row) => order.map((i) => (row[i] ? Math.log10(row[i]) : null)));
+    const shade = (rows) => between(c.heat, most === least ? 1 : Math.log(rows / least) / Math.log(most / least));
+    // A cell is a short bar that begins at its class; of very many clients, every so-many-th is drawn.
+    const every = Math.ceil(classes.rows.length / MOST_CELLS);
+    const cells = order.flatMap((i, rank) => (rank % every && i !== client ? [] : counts.flatMap((row, k) => (row[i] ? [[i, rank, k, row[i]]] : []))));
     const traces = [{
-      type: "heatmap", z, x: order.map((_, rank) => rank), y: classes.names.map((_, k) => k), customdata: counts.map(() => order), meta: "points", colorscale: c.heat, zmin: Math.log10(least), zmax: Math.log10(most), xgap: order.length <= 120 ? 1 : 0, ygap: 1.5, hoverongaps: false, hoverinfo: "text",
-      hovertext: counts.map((row, k) => order.map((i) => `<b>${escaped(seed.clients[i])}</b> · class ${escaped(classes.names[k])}<br>${row[i] ?? 0} of ${plural(seed.train[i], "training row")}`)),
-      colorbar: { orientation: "h", y: 1.02, yanchor: "bottom", x: 1, xanchor: "right", len: size.width > 560 ? 0.45 : 0.9, thickness: 9, outlinewidth: 0, tickvals: ticks.map(Math.log10), ticktext: ticks.map((v) => v.toLocaleString("en")), title: { text: "rows of one class with one client", side: "top", font: { size: 11.5, color: c.soft } }, tickfont: { size: 11, color: c.soft } },
+      type: "bar", x: cells.map(([, rank]) => rank), base: cells.map(([, , k]) => k - 0.46), y: cells.map(() => 0.92), width: every * (order.length <= 120 ? 0.94 : 1), customdata: cells.map(([i]) => i), meta: "points", hoverinfo: "text",
+      hovertext: cells.map(([i, , k, rows]) => `<b>${escaped(seed.clients[i])}</b> · class ${escaped(classes.names[k])}<br>${rows} of ${plural(seed.train[i], "training row")}`),
+      marker: { line: { width: 0 }, color: cells.map(([, , , rows]) => shade(rows)) }, showlegend: false,
     }];
+    ticks.forEach((rows, i) => traces.push({ x: [null], y: [null], mode: "markers", meta: "scale", name: rows.toLocaleString("en") + (i === ticks.length - 1 ? " rows of one class" : ""), marker: { symbol: "square", size: 12, color: shade(rows) }, hoverinfo: "skip" }));
     const shapes = [];
     const annotations = [];
     if (client !== null) {
@@ -535,8 +584,9 @@ const CHARTS = {
     return {
       traces,
       layout: layout(c, {
-        xaxis: { zeroline: false, title: s.order === "class" ? "clients by their main class, largest first" : "clients, largest first", ...(few ? { tickvals: order.map((_, r) => r), ticktext: order.map((i) => escaped(shortened(seed.clients[i]))), tickfont: { size: 10, color: c.soft } } : { tickformat: ",d" }) },
-        yaxis: { title: "class", autorange: "reversed", tickvals: classes.names.map((_, k) => k).filter((k) => k % step === 0), ticktext: classes.names.filter((_, k) => k % step === 0).map(escaped), showgrid: false, zeroline: false }, shapes, annotations, margin: { l: 48, r: 14, t: 60, b: 42 },
+        barmode: "overlay", bargap: 0, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" },
+        xaxis: { zeroline: false, range: [-0.6, order.length - 0.4], title: (every > 1 ? `every ${every}th of the ` : "") + (s.order === "class" ? "clients by their main class, largest first" : "clients, largest first"), ...(few ? { tickvals: order.map((_, r) => r), ticktext: order.map((i) => escaped(shortened(seed.clients[i]))), tickfont: { size: 10, color: c.soft } } : { tickformat: ",d" }) },
+        yaxis: { title: "class", range: [classes.names.length - 0.4, -0.6], tickvals: classes.names.map((_, k) => k).filter((k) => k % step === 0), ticktext: classes.names.filter((_, k) => k % step === 0).map(escaped), showgrid: false, zeroline: false }, shapes, annotations, margin: { l: 48, r: 14, t: 34, b: 42 },
       }),
       table: { head: ["client", "training rows", ...classes.names.map((name) => `class ${name}`)], rows: order.map((i) => [seed.clients[i], seed.train[i], ...counts.map((row) => row[i] ?? 0)]) },
       order,

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from selffl.maths.significance import LEVEL
 from selffl.reports.collect import Group
 from selffl.reports.schema import Bins, Losing, SeedTable
 from selffl.reports.scores import all_rounded, alone, over_seeds, runs_of_seed, scale_of, scaled
@@ -18,6 +19,7 @@ from selffl.runs.gain import gain_rows, losers, rank_correlation
 from selffl.studies.result import Estimate
 
 ALONE = "training alone"  # what a gain is over, if that is known
+FEWEST_TEST_ROWS = 10  # below, one row more or less is ten points and more: such a gain is shown, and not counted
 MAX_NAMED_LOSERS = 10  # clients named that lose by joining
 MOST_BINS, FEWEST_IN_BIN = 6, 5  # of clients, on the picture of predicted and realised gains
 
@@ -43,6 +45,16 @@ def gains(group: Group, seed_table: SeedTable, method: int) -> tuple[list[float 
         None if mine is None or theirs is None else sign * (mine - theirs)
         for mine, theirs in zip(table["personal"], base, strict=True)
     ], name
+
+
+def is_counted(num_test: int | None) -> bool:
+    """Whether a client has rows enough to test on for its gain to count."""
+    return num_test is not None and num_test >= FEWEST_TEST_ROWS
+
+
+def counted(rows: Sequence[Row]) -> list[Row]:
+    """Clients whose gains count; all of them where none has rows enough."""
+    return [row for row in rows if is_counted(row.get("num_test"))] or list(rows)
 
 
 def joined(group: Group, seed: int, method: int) -> list[Row]:
@@ -86,7 +98,7 @@ def by_joining(group: Group) -> list[Joining]:
     for number, method in enumerate(group.methods):
         shares, beyond, means, correlations = [], [], [], []
         for seed in group.seeds:
-            rows = [row for row in joining(group, seed, number) if row["realised_gain"] is not None]
+            rows = counted([row for row in joining(group, seed, number) if row["realised_gain"] is not None])
             if not rows:
                 continue
             down = [row for row in rows if row["realised_gain"] < 0]
@@ -108,6 +120,18 @@ def by_joining(group: Group) -> list[Joining]:
                 )
             )
     return summaries
+
+
+def prediction(group: Group, method: int) -> tuple[float, float, int] | None:
+    """Rank correlation of predicted and realised gains in the first seed, its p-value, and over how many clients."""
+    rows = counted(joining(group, group.seeds[0], method))  # whose numbers are not rounded as the page's are
+    return rank_correlation(*([row[name] for row in rows] for name in ("predicted_gain", "realised_gain")))
+
+
+def predicts(group: Group, method: int) -> bool:
+    """Whether what a method predicts orders what its clients gain, at the 5 % level."""
+    found = prediction(group, method)
+    return found is not None and found[0] > 0 and found[1] < LEVEL
 
 
 def losing(group: Group, seed: int, method: int) -> Losing | None:

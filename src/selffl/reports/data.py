@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from selffl.reports.client_gains import calibration, gains, losing
+from selffl.reports.client_gains import FEWEST_TEST_ROWS, calibration, gains, losing, predicts
 from selffl.reports.collect import Group, RunData
 from selffl.reports.over_rounds import inside, trajectories
 from selffl.reports.schema import Classes, ClientColumns, SeedTable, Tables
@@ -150,6 +150,8 @@ def tables(group: Group) -> Tables:
         "higher": group.is_higher_better,
         "parts": PARTS,
         "methods": [method.label for method in group.methods],
+        "fewest": FEWEST_TEST_ROWS,
+        "predicts": [predicts(group, number) for number in range(len(group.methods))],
         "alone": alone(group),
         "shared": shared(group),
         "scores": [

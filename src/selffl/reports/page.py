@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from selffl._version import __version__
 from selffl.errors import DataError, one_line, pluralise
-from selffl.reports import client_gains, data, figures, scores, sentences, svg
+from selffl.reports import client_gains, data, figures, scores, sentences, side_by_side, svg
 from selffl.reports.collect import Collection, Group
 from selffl.reports.record import StudyRecord
 from selffl.reports.schema import Payload, Tables
@@ -75,6 +75,8 @@ def render(collection: Collection, title: str = TITLE, *, tag: str | None = None
             title=groups[0]["group"].title if len(groups) == 1 and not shown else title,
             lead=lead(collection.studies) if shown else "",
             groups=groups,
+            beside=side_by_side.beside(collection.groups),
+            names=side_by_side.names_of(collection.groups),
             studies=shown,
             waiting=_waiting(collection) if tag is not None and not groups and not shown else "",
             live=tag is not None,
@@ -150,11 +152,8 @@ def _text(name: str) -> str:
 
 @cache
 def _plotly() -> str:
-    """The plotting library's script; imported here, since nothing else needs it."""
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-
-    text: str = get_plotlyjs()
-    return text.replace("</script", "<\\/script")
+    """The plotting library's script: plotly.js, its basic build (points, lines and bars), a quarter of the whole."""
+    return _text("plotly-basic.min.js").replace("</script", "<\\/script")
 
 
 def _hash(script: str) -> str:
@@ -206,6 +205,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
     gain = client_gains.gains(group, tables["seeds"][0], 0)[1] if tables["seeds"] else ""
     rows, columns = _table(group)
     text |= {
+        "verdict": sentences.verdict(group),
         "headline": sentences.headline(group),
         "majority": sentences.majority(group),
         "test": sentences.tested_by(group),
@@ -242,7 +242,8 @@ def _charts(tables: Tables) -> list[str]:
         "clients": bool(seeds),
         "tails": any("worst10" in known for known in tables["scores"]),
         "gains": bool(methods) and has_gain,
-        "predicted": any("predicted" in method and "losing" in method for method in methods),
+        "predicted": any(tables["predicts"]),
+        "spread": bool(seeds),
         "variances": any(value is not None for one in inside for value in (*one["inter"], *one["intra"])),
         "weights": any(one["weight"] is not None for one in inside),
         "steps": any(one["steps"] is not None for one in inside),
@@ -258,6 +259,7 @@ def _labels(metric: str, of_client: str, gain: str) -> dict[str, str]:
     return {
         "rounds": f"Lines: {metric} by round, one line a method, with bands of a standard error",
         "clients": f"Points: {of_client} of each client's personal model against its training rows, by method",
+        "spread": f"Lines: {of_client} of personal models from the worst client to the best, by method",
         "tails": f"Points: {metric} of the worst tenth, of all and of the largest tenth of clients, by method",
         "gains": f"Bars: what each client gains over {gain}, from most to least",
         "predicted": "Points: realised gain of each client against the gain its method predicts, with means of bins",

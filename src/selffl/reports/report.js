@@ -19,6 +19,40 @@ const SHAPES = {
   x: '<path d="m3.2 5.4 2.2-2.2 2.1 2.1 2.1-2.1 2.2 2.2-2.1 2.1 2.1 2.1-2.2 2.2-2.1-2.1-2.1 2.1-2.2-2.2 2.1-2.1z"/>', star: '<path d="m7.5 1.5 1.7 3.9 4.3.4-3.2 2.9.9 4.2-3.7-2.2-3.7 2.2.9-4.2L1.5 5.8l4.3-.4z"/>',
 };
 
+/** Numbers as they are; texts in quotes where they need them, and never as a formula of a spreadsheet. */
+function asCsv(lines) {
+  const cell = (value) => {
+    if (value === null || value === undefined) return "";
+    if (typeof value === "number") return String(value);
+    const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return lines.map((line) => line.map(cell).join(",")).join("\n") + "\n";
+}
+
+/** A button in each heading of a table: its lines by that column, and back again. */
+function sortable(table) {
+  const body = table.tBodies[0];
+  const key = (row, column) => {
+    const text = row.cells[column]?.textContent.trim() ?? "";
+    const number = Number.parseFloat(text.replaceAll(",", "").replace("−", "-").replace("< ", ""));
+    return Number.isNaN(number) ? text : number;
+  };
+  for (const heading of table.tHead?.rows[0]?.cells ?? []) {
+    if (heading.querySelector("button")) continue;
+    const press = element("button", { type: "button", class: "sort" }, ...heading.childNodes);
+    heading.append(press);
+    press.addEventListener("click", () => {
+      const up = heading.getAttribute("aria-sort") === "descending";
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      heading.setAttribute("aria-sort", up ? "ascending" : "descending");
+      const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : typeof a === typeof b ? a.localeCompare(b) : typeof a === "number" ? 1 : -1);
+      const lines = [...body.rows].sort((a, b) => compare(key(a, heading.cellIndex), key(b, heading.cellIndex)) * (up ? 1 : -1));
+      body.append(...lines);
+    });
+  }
+}
+
 class GroupView {
   constructor(entry) {
     this.root = document.querySelector(`[data-group="${CSS.escape(entry.id)}"]`);
@@ -27,6 +61,7 @@ class GroupView {
     this.orders = {};
     this.drawn = new Map();
     this.restore();
+    this.follow();
     this.listen();
     this.fill();
   }
@@ -51,7 +86,7 @@ class GroupView {
     const { state } = this;
     const on = (selector, event, act) => this.all(selector).forEach((one) => one.addEventListener(event, () => act(one)));
     on("[data-part]", "click", (one) => { state.part = one.dataset.part; this.draw(["rounds"]); this.fill(); });
-    on("[data-show]", "change", (one) => { state.visible[one.dataset.show] = one.checked; this.draw(["clients"]); });
+    on("[data-show]", "change", (one) => { state.visible[one.dataset.show] = one.checked; this.draw(["clients", "spread"]); });
     on("[data-focus]", "change", (one) => { state.focus = Number(one.value); this.draw(); this.fill(); });
     on("[data-order]", "change", (one) => { state.order = one.value; this.draw(["partition"]); });
     on("[data-seed]", "change", (one) => {
@@ -63,6 +98,9 @@ class GroupView {
     });
     on("[data-client]", "change", (one) => this.choose(one.value.trim() === "" ? null : state.find(one.value.trim()), one.value.trim()));
     on("[data-step]", "click", (one) => this.step(Number(one.dataset.step), "clients"));
+    on("[data-along]", "change", (one) => { state.along = one.value; this.draw(["rounds"]); this.fill(); });
+    on("[data-single]", "change", (one) => { state.single = one.checked; this.draw(["rounds"]); this.fill(); });
+    on("[data-export]", "click", (one) => this.save(one.dataset.of, one.dataset.export));
     on("[data-numbers]", "toggle", (one) => one.open && this.tabulate(one.dataset.numbers));
     for (const chart of this.charts) {
       chart.addEventListener("keydown", (event) => {
@@ -86,11 +124,38 @@ class GroupView {
     this.state.client = client;
     this.draw();
     this.fill();
+    this.link();
     const said = this.root.querySelector("[data-said]");
     if (!said) return;
     if (client === null) said.textContent = asked ? `There is no client ${asked}.` : "No client is chosen.";
     else said.textContent = `Client ${this.state.clientId}: ${this.state.facts(this.state.focus, client).map(([name, value]) => `${name} ${value}`).join(", ")}.`;
     if (client === null && asked) this.root.querySelector("[data-card]").replaceChildren(element("p", { class: "hint" }, `There is no client “${asked}”.`));
+  }
+
+  /** The address of the chosen client, to send to somebody. */
+  link() {
+    const { id, clientId } = this.state;
+    const hash = clientId === null ? "" : `#${id}-client=${encodeURIComponent(clientId)}`;
+    if (hash || location.hash.startsWith(`#${id}-client=`)) history.replaceState(null, "", hash || location.pathname + location.search);
+  }
+  /** Choose the client that the address names. */
+  follow() {
+    const start = `#${this.state.id}-client=`;
+    if (!location.hash.startsWith(start)) return;
+    const client = this.state.find(decodeURIComponent(location.hash.slice(start.length)));
+    if (client !== null) this.state.client = client;
+  }
+
+  /** A picture as it stands, on the page's own ground, or its numbers. */
+  async save(name, kind) {
+    const plot = this.root.querySelector(`[data-chart="${name}"] .plot`);
+    const table = this.drawn.get(name) ?? CHARTS[name](this.state, this.colours(), { width: 800, height: 400 }).table;
+    const address = kind === "csv"
+      ? URL.createObjectURL(new Blob([asCsv([table.head, ...table.rows])], { type: "text/csv" }))
+      : await Plotly.toImage({ data: plot.data, layout: { ...plot.layout, paper_bgcolor: this.colours().paper } }, { format: kind, width: plot.clientWidth, height: plot.clientHeight, scale: kind === "png" ? 2 : 1 });
+    const link = element("a", { href: address, download: `${this.state.id}-${name}.${kind}` });
+    link.click();
+    if (kind === "csv") setTimeout(() => URL.revokeObjectURL(address), 1000);
   }
 
   /** Everything that is no chart. */
@@ -109,6 +174,7 @@ class GroupView {
       list.dataset.of = `${state.seed?.seed}:${state.seed?.clients.length}`;
     }
     this.fillLosers();
+    this.all("table:not(.plain)").forEach(sortable);
     this.paintSwatches();
     if (this.panel) this.fillCard();
     this.all("[data-numbers][open]").forEach((one) => this.tabulate(one.dataset.numbers));
@@ -192,6 +258,8 @@ class GroupView {
     const plot = chart.firstElementChild;
     const size = { width: this.printing ? 660 : chart.clientWidth, height: chart.clientHeight };
     const made = CHARTS[name](this.state, this.colours(), size);
+    chart.closest("figure").hidden = Boolean(made.hidden);
+    if (made.hidden) return;
     this.orders[name] = made.order;
     this.drawn.set(name, made.table);
     const fixed = this.printing ? { width: chart.closest(".pair") && !chart.closest(".facts") ? 320 : 660, height: Math.min(size.height, 330), autosize: false } : { autosize: true };
@@ -214,7 +282,14 @@ class GroupView {
       element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text)))),
       element("tbody", {}, ...rows.slice(0, most).map((row) => element("tr", {}, ...row.map(cell)))));
     const box = this.root.querySelector(`[data-numbers="${name}"] .scroll`);
-    box.replaceChildren(table, ...(rows.length > most ? [element("p", {}, `The first ${most} of ${rows.length} lines; all are in the run's files.`)] : []));
+    sortable(table);
+    const kept = box.querySelector("input")?.value ?? "";
+    const filter = element("input", { type: "search", class: "filter", placeholder: "only lines with…", "aria-label": "Only lines with this text" });
+    const narrow = () => { for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(filter.value.toLowerCase()); };
+    filter.addEventListener("input", narrow);
+    filter.value = kept;
+    narrow();
+    box.replaceChildren(...(rows.length > 12 ? [filter] : []), table, ...(rows.length > most ? [element("p", {}, `The first ${most} of ${rows.length} lines; all are in the run's files.`)] : []));
   }
 
   /** New numbers of a live run; what was chosen stays chosen. */
@@ -230,15 +305,19 @@ class GroupView {
 const views = payload.groups.map((entry) => new GroupView(entry));
 const redraw = () => views.forEach((view) => { view.draw(); view.fill(); });
 
-// The first pictures at once, the others as soon as the page has been shown.
-const waiting = views.flatMap((view) => view.charts.map((chart) => [view, chart]));
+// Pictures that are in view at once, the others as soon as the page has been shown.
+const inView = (chart) => chart.getBoundingClientRect().top < innerHeight;
+const waiting = views.flatMap((view) => view.charts.map((chart) => [view, chart, inView(chart)])).sort((a, b) => b[2] - a[2]);
 function drawNext() {
   const next = waiting.shift();
   if (!next) { root.dataset.ready = "yes"; return; }
+  if (!next[2] && !root.dataset.shown) { root.dataset.shown = "yes"; performance.mark("shown"); } // what is in view is drawn
   next[0].drawOne(next[1]);
   setTimeout(drawNext, 0);
 }
 drawNext();
+
+addEventListener("hashchange", () => views.forEach((view) => { view.follow(); view.draw(); view.fill(); }));
 
 let width = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraw(); views.forEach((view) => view.charts.forEach((chart) => Plotly.Plots.resize(chart.firstElementChild))); } });
@@ -257,7 +336,7 @@ function setTheme(name) {
 }
 setTheme(root.dataset.theme in themes ? root.dataset.theme : "auto");
 button.addEventListener("click", () => {
-  const names = Object.keys(themes);
+  const names = ["auto", ...(darkSystem.matches ? ["light", "dark"] : ["dark", "light"])]; // the first click is seen
   setTheme(names[(names.indexOf(root.dataset.theme) + 1) % names.length]);
   redraw();
 });

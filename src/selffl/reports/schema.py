@@ -18,6 +18,9 @@ class Curve(TypedDict):
     x: list[int]
     y: Numbers
     error: Numbers | None  # standard errors over seeds
+    gradients: Numbers  # evaluated up to then, and seconds spent, by a run on average
+    seconds: Numbers
+    single: list[Numbers]  # the score of each seed by itself
 
 
 class Bins(TypedDict):
@@ -139,6 +142,8 @@ class Tables(TypedDict):
     higher: bool  # whether higher is better
     parts: dict[str, str]
     methods: list[str]
+    fewest: int  # test rows of a client whose gain counts
+    predicts: list[bool]  # of each method, whether its predictions order the gains of its clients
     alone: int | None  # the method that is training alone
     shared: int | None  # the first that gives all clients one model
     scores: list[dict[str, Numbers]]  # mean and standard error, by part

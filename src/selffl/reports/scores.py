@@ -6,7 +6,7 @@ Scores are in the units that a reader sees (accuracy in percent).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ from selffl.algorithms import ALGORITHMS
 from selffl.maths.significance import LEVEL, holm_p_values
 from selffl.reports.collect import Group, Method, RunData
 from selffl.reports.schema import Curve
+from selffl.runs.folder import Row
 from selffl.studies.result import Estimate, split_ratio
 from selffl.training.metrics import PERCENT
 
@@ -196,11 +197,13 @@ def by_round(group: Group, part: str) -> list[Curve | None]:
         if part == "global" and not method.has_global_model:
             scores.append(None)
             continue
-        curves = [
-            {row["round"]: scale * row[name] for row in run.records.history if row.get(name) is not None}
+        begun = [  # a run that is just beginning takes no rounds from the others
+            (run, curve)
             for run in method.runs
+            if (curve := {r["round"]: scale * r[name] for r in run.records.history if r.get(name) is not None})
         ]
-        curves = [curve for curve in curves if curve]  # a run that is just beginning takes no rounds from the others
+        curves = [curve for _, curve in begun]
+        spent = [{row["round"]: row for row in run.records.history} for run, _ in begun]
         rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
         estimates = [over_seeds([curve[number] for curve in curves]) for number in rounds]
         scores.append(
@@ -208,11 +211,21 @@ def by_round(group: Group, part: str) -> list[Curve | None]:
                 "x": rounds,
                 "y": all_rounded(e.mean for e in estimates),
                 "error": all_rounded(e.error for e in estimates) if len(curves) > 1 else None,
+                "gradients": [_mean_spent(spent, number, "gradient_evaluations") for number in rounds],
+                "seconds": [_mean_spent(spent, number, "seconds") for number in rounds],
+                "single": [all_rounded(curve[number] for number in rounds) for curve in curves],
             }
             if rounds
             else None
         )
     return scores
+
+
+def _mean_spent(spent: Sequence[Mapping[int, Row]], number: int, column: str) -> float | int | None:
+    """What runs had spent by a round, on average; none where one of them has not recorded it."""
+    values = [rows[number].get(column) for rows in spent]
+    known = [float(value) for value in values if value is not None]
+    return rounded(sum(known) / len(known)) if known and len(known) == len(values) else None
 
 
 def runs_of_seed(group: Group, seed: int) -> list[RunData | None]:

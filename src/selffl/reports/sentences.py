@@ -13,7 +13,6 @@ from selffl.reports import client_gains, scores
 from selffl.reports.collect import Group
 from selffl.reports.schema import Inside, SeedTable, Tables
 from selffl.runs.evaluation import majority_sentence
-from selffl.runs.gain import rank_correlation
 from selffl.runs.recipe import REMOTE, Recipe, check_settings
 from selffl.studies.result import Estimate
 from selffl.training.losses import OWN_LOSSES
@@ -92,6 +91,30 @@ def headline(group: Group) -> str:
         return reached + end
     ground = "" if any(row.p_value is not None for row in rows) else " (one seed: nothing is tested)"
     return f"{reached}: {_joined(parts)}{ground}{end}"
+
+
+def verdict(group: Group) -> str:
+    """Whether joining pays, for somebody who has not heard of the methods; nothing where none trains alone."""
+    rows, metric, base = scores.lines(group), group.metric, scores.alone(group)
+    first = rows[0]
+    if base in (None, 0) or "weighted" not in first.scores or "weighted" not in rows[base or 0].scores:
+        return ""
+    alone = rows[base or 0]
+    gap = (first.scores["weighted"].mean - alone.scores["weighted"].mean) * (1 if group.is_higher_better else -1)
+    said = {"worse": "Joining pays", "better": "Joining does not pay", "inconclusive": "Whether joining pays is open"}
+    if alone.verdict in said:
+        start = said[alone.verdict]
+    else:  # nothing is tested
+        start = "Joining looks better" if gap > 0 else "Joining looks worse" if gap < 0 else "Joining changes nothing"
+        start += " (one seed, not tested)"
+    name = "" if metric in PERCENT else f"{name_of(metric)} of "
+    text = f"{start}: with {first.method}, clients reach {name}{shown(first.scores['weighted'].mean, metric)} "
+    text += f"{name_of(metric) + ' ' if metric in PERCENT else ''}on their own {group.config.evaluate_on} rows, "
+    text += f"against {shown(alone.scores['weighted'].mean, metric)} alone"
+    one = scores.shared(group)
+    if one not in (None, 0) and "weighted" in rows[one or 0].scores:
+        text += f" and {shown(rows[one or 0].scores['weighted'].mean, metric)} with one shared model"
+    return text.replace(" %", "\N{NO-BREAK SPACE}%") + "."
 
 
 def majority(group: Group) -> str:
@@ -190,9 +213,13 @@ def _of_clients(group: Group, table: SeedTable) -> str:
 
 def _of_gains(group: Group, table: SeedTable) -> str:
     gains, base = client_gains.gains(group, table, 0)
-    known = [value for value in gains if value is not None]
-    if not known:
+    pairs = [(value, n) for value, n in zip(gains, table["test"], strict=True) if value is not None]
+    if not pairs:
         return "There is nothing to hold the personal models against."
+    known = [value for value, n in pairs if client_gains.is_counted(n)]
+    few = len(pairs) - len(known)
+    if not known:  # then they count after all
+        known, few = [value for value, _ in pairs], 0
     up, down = sum(value > 0 for value in known), sum(value < 0 for value in known)
     which = "With" if len(group.seeds) == 1 else f"In seed {group.seeds[0]}, with"  # others have other clients
     return (
@@ -200,6 +227,12 @@ def _of_gains(group: Group, table: SeedTable) -> str:
         f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
         f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.client_metric)}."
+        + (
+            f" {pluralise(few, 'client')} with fewer than {client_gains.FEWEST_TEST_ROWS} test rows "
+            f"{'is' if few == 1 else 'are'} grey and not counted."
+            if few
+            else ""
+        )
         + ("" if base == client_gains.ALONE else " Trained with gain=True, a run is compared with training alone.")
     )
 
@@ -208,10 +241,9 @@ def _of_predicted(group: Group, table: SeedTable) -> str:
     for number, columns in enumerate(table["methods"]):
         if columns is None or "predicted" not in columns:
             continue
-        rows = client_gains.joining(group, group.seeds[0], number)  # whose numbers are not rounded as the page's are
-        if not rows:
+        if not client_gains.joining(group, group.seeds[0], number):
             continue
-        correlation = rank_correlation(*([row[name] for row in rows] for name in ("predicted_gain", "realised_gain")))
+        correlation = client_gains.prediction(group, number)
         name = group.methods[number].label
         if correlation is None:
             return f"The gains of {name} do not vary enough to say whether its predictions order them."
@@ -222,6 +254,7 @@ def _of_predicted(group: Group, table: SeedTable) -> str:
         return (
             f"What {name} predicts {how} what its clients gain: rank correlation {sign}{abs(rho):.2f} over "
             f"{pluralise(count, 'client')}{which} (p {'' if p < 0.001 else '= '}{p_shown(p)})."
+            + ("" if client_gains.predicts(group, number) else " Predicted gains are left out.")
         )
     return ""
 

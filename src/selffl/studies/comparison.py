@@ -5,6 +5,7 @@ Tuned rivals choose on validation rows, seed by seed (`selffl.studies.tuning`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -338,14 +339,20 @@ def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Cla
             text,
             verdicts[other],
             ", ".join(f"{names[part]} {_gap(gap, metric)}" for part, gap in gaps[other].items())
-            + f"{unit} ({first} − {other}, paired over {len(outcomes[first])} seeds).",
+            + f"{unit} ({first} − {other}, {_paired_over(len(outcomes[first]))}).",
         )
         for other, text in texts.items()
     ]
 
 
+def _paired_over(num_seeds: int) -> str:
+    return f"paired over {num_seeds} seeds" if num_seeds > 1 else "one seed"
+
+
 def _gap(gap: Estimate, metric: str) -> str:
-    """A difference with its sign and its standard error."""
+    """A difference with its sign and its standard error, of which one seed has none."""
+    if math.isnan(gap.error):
+        return f"{gap.mean:+.2f}" if metric in PERCENT else plain_number(gap.mean, 3, signed=True)
     if metric in PERCENT:
         return gap.signed
     return f"{plain_number(gap.mean, 3, signed=True)} ± {plain_number(gap.error, 3)}"
