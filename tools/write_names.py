@@ -23,6 +23,7 @@ def text() -> str:
         "default_algorithm": DEFAULT_ALGORITHM,
         "algorithms": {name: [field.name for field in fields(make())] for name, make in ALGORITHMS.items()},  # type: ignore[arg-type]
         "personalises": {name: make().personalises for name, make in ALGORITHMS.items()},
+        "sources": {name: make().source for name, make in ALGORITHMS.items()},
     }
     return json.dumps(names, indent=1) + "\n"
 

@@ -46,6 +46,7 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory]):
     """
 
     name: ClassVar[str] = "apfl"
+    source: ClassVar[str] = "Deng et al., arXiv 2003.13461, 2020"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "the share alpha scales the own model's steps, and moves by a gradient step itself"
 

@@ -33,6 +33,7 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
     """
 
     name: ClassVar[str] = "ditto"
+    source: ClassVar[str] = "Li et al., ICML 2021"
     only_sgd: ClassVar[str | None] = None
     num_optimisers: ClassVar[int] = 2
     no_statistics: ClassVar[str | None] = None

@@ -70,6 +70,7 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
     """
 
     name: ClassVar[str] = "fedala"
+    source: ClassVar[str] = "Zhang et al., AAAI 2023"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
     no_statistics: ClassVar[str | None] = None

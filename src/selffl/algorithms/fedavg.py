@@ -35,6 +35,7 @@ class FedAvg(FixedLocalSteps, StatelessClients):
     """
 
     name: ClassVar[str] = "fedavg"
+    source: ClassVar[str] = "McMahan et al., AISTATS 2017"
     personalises: ClassVar[Personalises] = "nothing"
     only_sgd: ClassVar[str | None] = None
     no_statistics: ClassVar[str | None] = None

@@ -36,6 +36,7 @@ class FedBABU(CutModel[PersonalMemory]):
     """
 
     name: ClassVar[str] = "fedbabu"
+    source: ClassVar[str] = "Oh et al., ICLR 2022"
     personalises: ClassVar[Personalises] = "model"
     newcomer_visits: ClassVar[int | None] = 1
     has_closing_visit: ClassVar[bool] = True

@@ -28,6 +28,7 @@ class FedBN(SharedBody):
     """
 
     name: ClassVar[str] = "fedbn"
+    source: ClassVar[str] = "Li et al., ICLR 2021"
     batch_norm: ClassVar[BatchNorm] = "kept"
 
     weighting: Weighting = "examples"

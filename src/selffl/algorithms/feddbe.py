@@ -78,6 +78,7 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     """
 
     name: ClassVar[str] = "feddbe"
+    source: ClassVar[str] = "Zhang et al., NeurIPS 2023"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
     num_optimisers: ClassVar[int] = 0  # that can be kept

@@ -42,6 +42,7 @@ class FedDPA(FixedLocalSteps, SharedModel[PersonalMemory]):
     """
 
     name: ClassVar[str] = "feddpa"
+    source: ClassVar[str] = "Yang et al., NeurIPS 2024"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None
     num_optimisers: ClassVar[int] = 2

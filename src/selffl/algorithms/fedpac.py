@@ -69,6 +69,7 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
     """
 
     name: ClassVar[str] = "fedpac"
+    source: ClassVar[str] = "Xu et al., ICLR 2023"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None
     num_optimisers: ClassVar[int] = 0  # that can be kept

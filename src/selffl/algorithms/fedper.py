@@ -153,6 +153,7 @@ class FedPer(SharedBody):
     """
 
     name: ClassVar[str] = "fedper"
+    source: ClassVar[str] = "Arivazhagan et al., arXiv 1912.00818, 2019"
 
     head: str = ""
     weighting: Weighting = "examples"

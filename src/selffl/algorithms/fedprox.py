@@ -24,6 +24,7 @@ class FedProx(FedAvg):
     """
 
     name: ClassVar[str] = "fedprox"
+    source: ClassVar[str] = "Li et al., MLSys 2020"
 
     penalty: float = 1.0
 

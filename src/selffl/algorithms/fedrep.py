@@ -28,6 +28,7 @@ class FedRep(FedPer):
     """
 
     name: ClassVar[str] = "fedrep"
+    source: ClassVar[str] = "Collins et al., ICML 2021"
     num_optimisers: ClassVar[int] = 2  # of the head, and of the body
 
     weighting: Weighting = "equal"

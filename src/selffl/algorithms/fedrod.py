@@ -49,6 +49,7 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
     """
 
     name: ClassVar[str] = "fedrod"
+    source: ClassVar[str] = "Chen and Chao, ICLR 2022"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
     num_optimisers: ClassVar[int] = 0  # that can be kept

@@ -37,6 +37,7 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
     """
 
     name: ClassVar[str] = "perfedavg"
+    source: ClassVar[str] = "Fallah et al., NeurIPS 2020"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "its meta-gradient is that of one plain inner step"
     no_bfloat16: ClassVar[str | None] = "it is made of differences of gradients, which bfloat16 is too coarse for"

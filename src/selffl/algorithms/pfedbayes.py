@@ -72,6 +72,7 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
     """
 
     name: ClassVar[str] = "pfedbayes"
+    source: ClassVar[str] = "Zhang et al., ICML 2022"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it takes Adam's steps by itself, at a rate of its own (adam_learning_rate)"
     num_optimisers: ClassVar[int] = 0  # that can be kept

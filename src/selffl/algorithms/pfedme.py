@@ -38,6 +38,7 @@ class PFedMe(FixedLocalSteps, PersonalModelClients):
     """
 
     name: ClassVar[str] = "pfedme"
+    source: ClassVar[str] = "Dinh et al., NeurIPS 2020"
     only_sgd: ClassVar[str | None] = "its outer step is a gradient of the Moreau envelope"
 
     num_inner_steps: int = 5

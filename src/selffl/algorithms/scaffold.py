@@ -61,6 +61,7 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
     """
 
     name: ClassVar[str] = "scaffold"
+    source: ClassVar[str] = "Karimireddy et al., ICML 2020"
     personalises: ClassVar[Personalises] = "nothing"
     only_sgd: ClassVar[str | None] = "its control variates are gradients, read off the way that plain gradient steps go"
 

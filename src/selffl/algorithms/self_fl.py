@@ -194,6 +194,7 @@ class SelfFL(OneModelClients, ClientLevel[SelfFLMemory, SelfFLUpload]):
     """Self-FL; its options are those of its clients."""
 
     name: ClassVar[str] = "self-fl"
+    source: ClassVar[str] = "Chen et al., NeurIPS 2022"
 
     def client_round(
         self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask

@@ -46,6 +46,7 @@ class SelfFLAugmented(ClientLevel[AugmentedMemory, AugmentedUpload]):
     """
 
     name: ClassVar[str] = "self-fl-augmented"
+    source: ClassVar[str] = "Chen et al., NeurIPS 2022"
 
     tolerance: float | None = None
     max_convergence_steps: int = 2000

@@ -49,6 +49,7 @@ class SelfFLCluster(OneModelClients, SingleClients[ClusterServer, SelfFLMemory, 
     """
 
     name: ClassVar[str] = "self-fl-cluster"
+    source: ClassVar[str] = "Chen et al., NeurIPS 2022"
     per_client: ClassVar[tuple[str, ...]] = ("intra_variance", "cluster")
 
     others: Literal["cohort", "all"] = "all"

@@ -16,35 +16,6 @@ app = typer.Typer()
 OWN = "this library"
 PERSONAL = {"model": "whole model", "layers": "some layers", "nothing": "nothing"}  # what a client has of its own
 
-SOURCES = {
-    "self-fl-auto": OWN,
-    "self-fl": "Chen et al., NeurIPS 2022",
-    "self-fl-exact": OWN,
-    "self-fl-augmented": "Chen et al., NeurIPS 2022",
-    "self-fl-cluster": "Chen et al., NeurIPS 2022",
-    "self-fl-sums": OWN,
-    "apfl": "Deng et al., arXiv 2003.13461, 2020",
-    "ditto": "Li et al., ICML 2021",
-    "ditto-equal": "Li et al., ICML 2021",
-    "fedala": "Zhang et al., AAAI 2023",
-    "fedavg": "McMahan et al., AISTATS 2017",
-    "fedavg-equal": "McMahan et al., AISTATS 2017",
-    "fedbabu": "Oh et al., ICLR 2022",
-    "fedbn": "Li et al., ICLR 2021",
-    "feddbe": "Zhang et al., NeurIPS 2023",
-    "feddpa": "Yang et al., NeurIPS 2024",
-    "fedpac": "Xu et al., ICLR 2023",
-    "fedper": "Arivazhagan et al., arXiv 1912.00818, 2019",
-    "fedprox": "Li et al., MLSys 2020",
-    "fedrep": "Collins et al., ICML 2021",
-    "fedrod": "Chen and Chao, ICLR 2022",
-    "local": "each client alone",
-    "perfedavg": "Fallah et al., NeurIPS 2020",
-    "pfedbayes": "Zhang et al., ICML 2022",
-    "pfedme": "Dinh et al., NeurIPS 2020",
-    "scaffold": "Karimireddy et al., ICML 2020",
-}
-
 
 @app.command("methods")
 def methods_command(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
@@ -52,8 +23,14 @@ def methods_command(as_json: Annotated[bool, typer.Option("--json", help="Print 
 
     Example: selffl methods
     """
+    sources = names.sources()
     rows = [
-        {"name": name, "personalises": personalises, "source": SOURCES[name], "is_default": name == names.DEFAULT}
+        {
+            "name": name,
+            "personalises": personalises,
+            "source": sources[name] or OWN,
+            "is_default": name == names.DEFAULT,
+        }
         for name, personalises in names.personalised().items()
     ]
     if as_json:

@@ -31,6 +31,11 @@ def personalised() -> Mapping[str, str]:
     return dict(_NAMES["personalises"])
 
 
+def sources() -> Mapping[str, str]:
+    """Who published a method, where and when; empty: it comes with this library."""
+    return dict(_NAMES["sources"])
+
+
 def algorithm(incomplete: str) -> list[str]:
     """A method."""
     return _starting(_NAMES["algorithms"], incomplete)
