@@ -1,4 +1,4 @@
-"""self-fl-auto against tuned rivals: who is compared, what is chosen on which rows, and what the bar says."""
+"""self-fl-auto against tuned baselines: who is compared, what is chosen on which rows, and what the bar says."""
 
 import re
 from dataclasses import replace
@@ -19,7 +19,7 @@ def result():
     return auto._run(auto.TunedComparison(lambda: SMALL, others=("self-fl",), fine_tune=(2,)), Job(num_seeds=2))
 
 
-def test_everybody_is_in_the_table_and_rivals_say_what_they_chose(result):
+def test_everybody_is_in_the_table_and_baselines_say_what_they_chose(result):
     chosen = {row["method"]: row["chosen"] for row in result.table}
     assert list(chosen) == [
         *("self-fl-auto", "local", "self-fl", "fedavg"),
@@ -30,7 +30,7 @@ def test_everybody_is_in_the_table_and_rivals_say_what_they_chose(result):
         assert first <= int(tried[1]) <= 8
         assert tried[2] is None or tried[1] == "8"
     assert re.fullmatch(r"k = \d+ \(\d tried(; at the edge)?\)", chosen["fedavg, fine-tuned"])
-    assert result.setting.endswith("2 seeds, rivals tuned on 2; baselines may try 8 settings each")
+    assert result.setting.endswith("2 seeds, baselines tuned on 2; baselines may try 8 settings each")
     assert result.config["num_choosing"] == 2
 
 

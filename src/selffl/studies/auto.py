@@ -1,7 +1,7 @@
-"""Self-FL with learned variances against rivals that were tuned for each data set: not in the paper.
+"""Self-FL with learned variances against baselines that were tuned for each data set: not in the paper.
 
-Rivals choose on validation rows, a fifth of each client's training rows, on the first seeds: lambda of DITTO, lambda of
-pFedMe, the steps of fine-tuning.  They are then trained on all training rows, with every seed.  self-fl-auto chooses
+Baselines choose on validation rows, a fifth of each client's training rows, on the first seeds: lambda of DITTO, lambda
+of pFedMe, the steps of fine-tuning.  They are then trained on all training rows, with every seed.  self-fl-auto chooses
 nothing.
 """
 
@@ -63,7 +63,7 @@ class TunedComparison:
 
     problem: Callable[[], Problem]  # what is trained
     others: tuple[str, ...] = ("self-fl", "perfedavg")  # besides self-fl-auto, local, fedavg and those that are tuned
-    num_choosing: int = 2  # seeds on whose validation rows rivals choose
+    num_choosing: int = 2  # seeds on whose validation rows baselines choose
     fine_tune: tuple[int, ...] = STEPS_AFTER  # numbers of steps that fine-tuning may choose from
     rounds: int | None = None  # fewer than the problem's, where that would take hours
     quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
@@ -161,7 +161,7 @@ def _report(
         _claims(outcomes, losing),
         asdict(problem) | {"num_seeds": num_seeds, "num_choosing": num_choosing},
         title=_title(problem),
-        setting=f"{problem.setting}; {num_seeds} seeds, rivals tuned on {num_choosing}; {EQUAL_TRIALS}",
+        setting=f"{problem.setting}; {num_seeds} seeds, baselines tuned on {num_choosing}; {EQUAL_TRIALS}",
         runs=runs_of(outcomes),
         decided_by=OVER_SPLITS,
     )
@@ -295,7 +295,7 @@ READINGS = {
 
 def _title(problem: Problem) -> str:
     """A stand-in is named in every title."""
-    return f"Nothing tuned, rivals tuned: {TITLES[problem.data]}"
+    return f"Nothing tuned, baselines tuned: {TITLES[problem.data]}"
 
 
 def _study(name: str, problem: Problem) -> Study:

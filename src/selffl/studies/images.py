@@ -404,7 +404,7 @@ IMAGES = (
         "section 4.2, figure 1b, table 1",
         f"{LETTERS.setting}; {NUM_SEEDS} seeds",
         lambda job: letters_study(femnist(), job),
-        "On the stand-in figure 1b does not come out: Self-FL is above local training and below all other rivals, "
+        "On the stand-in figure 1b does not come out: Self-FL is above local training and below all other methods, "
         "also at L = 40 and, but for pFedMe, at equal gradients. The cause found is the smoothing average: with C "
         "= 0.1 the global model moves a tenth of the way in each round, and at this learning rate it is still "
         "behind after 200 rounds. Without smoothing Self-FL is level with DITTO and with fine-tuned FedAvg; a "
