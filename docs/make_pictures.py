@@ -39,6 +39,7 @@ SIDECAR = FIGURES / "pictures.json"
 DEMO = "selffl demo --out runs/demo"  # what `make demo` runs
 SPREADS = ("0.05", "0.6", "2.0")  # how far the tutorial's clinics differ; the second is the page's
 TERMINAL_COLUMNS = 88
+SHOWN_FOLDER, TELL_PATH = Path("/home/ana"), cli.console.tell_path  # where pictures say that commands were run
 REPORT_PIXELS, CLIENT_PIXELS = (1280, 1500), (1280, 1060)
 FILM_PIXELS, FILM_WIDTH_PIXELS, FILM_COLOURS = (1280, 900), 800, 64  # as the browser has it, and as it is kept
 FRAME_SECONDS, REPORT_FRAME_SECONDS, LAST_FRAME_SECONDS = 0.4, 1.6, 3.0
@@ -99,6 +100,7 @@ def run_command(command: str) -> Console:
         mock.patch.object(cli.console, "out", printed),
         mock.patch.object(cli.console, "err", quiet),
         mock.patch.object(sys, "argv", shlex.split(command)),
+        mock.patch.object(cli.console, "tell_path", _tell_shown_path),
     ):
         try:
             cli.main()
@@ -106,6 +108,11 @@ def run_command(command: str) -> Console:
             if stopped.code:
                 raise SystemExit(f"{command} ended with {stopped.code}; see above.") from None
     return printed
+
+
+def _tell_shown_path(console: Console, before: str, path: Path, after: str = "") -> None:
+    """A whole path as pictures have it: the folder that they are made in is nobody's."""
+    TELL_PATH(console, before, SHOWN_FOLDER / path, after)
 
 
 @contextmanager
