@@ -29,7 +29,7 @@ class Scenario:
     def __init__(self, folder: Path) -> None:
         self.began = time.monotonic()
         paths = [str(HERE / "hastened"), os.environ.get("PYTHONPATH", str(ROOT / "src"))]
-        self.pause = folder / "pause"  # while it is there apps take as long to begin as they do without haste
+        self.pause = folder / "pause"  # while it is there no client trains
         hastened = {
             "PYTHONPATH": os.pathsep.join(paths),
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",

@@ -5,7 +5,8 @@ A node is taken for dead after 20 seconds instead of 60 (it says itself how ofte
 
 Flower starts a process for every message of a round, and each would spend three seconds on imports.  Here a SuperExec
 has a process that has imported everything and done nothing else, and copies of it, by fork, run the apps.  While the
-file that ``HASTENED_PAUSE`` names is there, a copy begins three seconds later: so long it can be killed at its work.
+file that ``HASTENED_PAUSE`` names is there, no client trains: however busy the machine is, a node can be killed
+between a message and what it does with it.
 """
 
 import importlib
@@ -32,12 +33,27 @@ def _briefly(seconds: float) -> None:
     _sleep(1.0 if seconds == 3 else seconds)
 
 
+def _pause_training() -> None:
+    """Let no message to train reach the client's app while the file is there."""
+    from flwr.clientapp import ClientApp
+
+    answer = ClientApp.__call__
+
+    def answer_later(app, message, context):
+        while message.metadata.message_type.startswith("train") and os.path.exists(
+            os.environ.get("HASTENED_PAUSE", "")
+        ):
+            _sleep(0.1)
+        return answer(app, message, context)
+
+    ClientApp.__call__ = answer_later
+
+
 def _run(words: list[str]) -> None:
     """Be the command, to its end."""
     status = 1
-    if os.path.exists(os.environ.get("HASTENED_PAUSE", "")):
-        _sleep(3.0)
     try:
+        _pause_training()
         sys.argv = sys.orig_argv = words
         module, name = COMMANDS[words[0]]
         status = getattr(importlib.import_module(module), name)() or 0
