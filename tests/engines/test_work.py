@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from selffl.algorithms import algorithm
+from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine
 from selffl.training.flat import FlatModel
@@ -66,3 +67,22 @@ def test_the_work_does_not_depend_on_how_many_clients_there_are(monkeypatch):
     few = work_of_a_round("fedavg")[0].operations.total()
     monkeypatch.setattr(f"{__name__}.NUM_CLIENTS", 24)
     assert work_of_a_round("fedavg")[0].operations.total() == few
+
+
+MOST_A_MINIBATCH = 25  # operations of a minibatch whose images are moved and whose model has dropout
+
+
+def test_random_numbers_of_minibatches_are_drawn_many_at_a_time():
+    """Drawn for one minibatch at a time they are hundreds of operations, and a GPU waits for each."""
+    draw = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(24, 1, 6, 6, generator=draw), torch.zeros(24, dtype=torch.int64)
+    rows = Rows(features, labels, torch.tensor([0, 8, 24]))
+    model = FlatModel(nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(36, 2)))
+    plan = TrainingOptions(augmentation="crop flip")
+    source = ModelSource(Federation(range(2), rows, rows), model, nn.functional.cross_entropy, 0.1, 4, options=plan)
+    task, slots = source.task(torch.arange(2), 1), torch.arange(2)
+    task.batch(0, slots)
+    with Work() as work:
+        for number in range(1, 11):
+            task.batch(number, slots)
+    assert work.operations.total() <= 10 * MOST_A_MINIBATCH, work.operations.most_common(12)

@@ -34,28 +34,34 @@ def check_images(augmentation: str, features: Features) -> None:
         )
 
 
-def augment(
-    features: Tensor, augmentation: str, seed: int, stream: str, round_number: int, keys: Tensor, draw: int
+def draw_moves(
+    augmentation: str, size: int, seed: int, stream: str, round_number: int, keys: Tensor, draws: Tensor
 ) -> Tensor:
-    """Images ``[n, B, C, H, W]`` of minibatch ``draw`` of clients ``keys [n]``, each changed by its own numbers."""
+    """How images are moved: ``[n, draws, B, 3]`` for ``size`` = B images of each minibatch of clients ``keys [n]``.
+
+    The three are whether an image is mirrored, and by how many pixels it goes up and left.
+    """
     kinds = augmentations_of(augmentation)
-    (n, size, _, height, width), device = features.shape, features.device
-    place = torch.arange(size, device=device)
+    image = keys[:, None, None], draws[:, None], torch.arange(size, device=keys.device)
 
     def number(high: int, kind: str, *which: int) -> Tensor:
-        """From 0 to high − 1, for each image ``[n B, 1]``."""
-        found = integers(high, seed, f"{stream} {kind}", round_number, keys.unsqueeze(-1), draw, place, *which)
-        return found.reshape(-1, 1)
+        """From 0 to high − 1, for each image."""
+        if kind not in kinds:
+            return torch.full((len(keys), len(draws), size), (high - 1) // 2, device=keys.device)
+        return integers(high, seed, f"{stream} {kind}", round_number, *image, *which)
 
+    up, left = (number(2 * PADDING + 1, "crop", axis) - PADDING for axis in (0, 1))
+    return torch.stack([number(2, "flip"), up, left], dim=-1)
+
+
+def augment(features: Tensor, moves: Tensor) -> Tensor:
+    """Images ``[n, B, C, H, W]``, each moved by its own ``moves [n, B, 3]``."""
+    images, moved = features.flatten(0, 1), moves.flatten(0, 1)
+    height, width = images.shape[2:]
+    down, across = (torch.arange(side, device=images.device) for side in (height, width))
+    is_mirrored, up, left = moved[:, :, None].unbind(1)  # each [n B, 1]
     # Where each row and column of an image comes from: mirrored last, and so looked up first.
-    rows, columns = (torch.arange(side, device=device).expand(n * size, -1) for side in (height, width))
-    if "flip" in kinds:
-        columns = torch.where(number(2, "flip") == 1, width - 1 - columns, columns)
-    if "crop" in kinds:
-        rows, columns = (
-            where + number(2 * PADDING + 1, "crop", axis) - PADDING for axis, where in enumerate((rows, columns))
-        )
-    images = features.flatten(0, 1)
+    rows, columns = down + up, torch.where(is_mirrored == 1, width - 1 - across, across) + left
     found = images.gather(2, rows.clamp(0, height - 1)[:, None, :, None].expand_as(images))
     found = found.gather(3, columns.clamp(0, width - 1)[:, None, None, :].expand_as(images))
     is_padding = ((rows < 0) | (rows >= height))[:, None, :, None] | ((columns < 0) | (columns >= width))[:, None, None]

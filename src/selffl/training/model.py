@@ -18,7 +18,7 @@ from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
 from selffl.data.named import Features, row_size
 from selffl.randomness import normal, random_bits, uniform
-from selffl.training.augmentation import augment, check_images
+from selffl.training.augmentation import augment, check_images, draw_moves
 from selffl.training.blocks import (
     Gradients,
     Loss,
@@ -36,6 +36,16 @@ from selffl.training.losses import is_squared_error
 
 BATCHES_AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
 HALF_BATCHES_AHEAD = 10  # of halves, which take about half as many
+
+
+@dataclass(frozen=True)
+class BatchesAhead:
+    """What the next minibatches of every slot are made of: drawn one by one, a GPU would wait for them."""
+
+    block: int  # which minibatches: the number of the first over how many there are
+    index: Tensor  # row numbers [slots, minibatches, B]
+    moves: Tensor | None  # of images that are moved [slots, minibatches, B, 3]
+    mask_keys: Tensor | None  # where the model has dropout [slots, minibatches]
 
 
 class ModelTask(FeatureTask):
@@ -62,7 +72,7 @@ class ModelTask(FeatureTask):
         self._begin, self._size = rows.offset[clients], self.num_examples
         self._order: Tensor | None = None
         self._stream, self._num_ahead = "batch", BATCHES_AHEAD
-        self._ahead: tuple[int, Tensor] | None = None
+        self._ahead: BatchesAhead | None = None
         check_images(self.options.augmentation, rows.features)
         self._gradient = gradient_of(model, loss, gradients)
         self._model, self._loss, self._gradients = model, loss, gradients
@@ -73,20 +83,33 @@ class ModelTask(FeatureTask):
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Any, ...]:
         """Features ``[n, B, ...]`` and labels ``[n, B]``; where the model has dropout, keys of its masks ``[n, 1]``."""
-        rows: tuple[Any, Tensor] = self._rows_of(draw, slots)
-        if self.options.augmentation != "none":
-            by = self._seed, self._stream, self._round, self._keys[slots], draw
-            rows = augment(rows[0], self.options.augmentation, *by), rows[1]
-        if not self._model.leaves_out:
-            return rows
-        return *rows, random_bits(self._seed, f"{self._stream} mask", self._round, self._keys[slots], draw)[:, None]
+        ahead, place = self._look_ahead(draw), draw % self._num_ahead
+        features, labels = self._rows_of(draw, slots)
+        if ahead.moves is not None:
+            assert isinstance(features, Tensor)
+            features = augment(features, ahead.moves[slots, place])
+        if ahead.mask_keys is None:
+            return features, labels
+        return features, labels, ahead.mask_keys[slots, place, None]
 
     def _rows_of(self, draw: int, slots: Tensor) -> tuple[Features, Tensor]:
         """Features and labels of a minibatch, as they are."""
+        return rows_at(self._rows, self._look_ahead(draw).index[slots, draw % self._num_ahead])  # [n, B]
+
+    def _look_ahead(self, draw: int) -> BatchesAhead:
+        """What a minibatch and those beside it are made of."""
         block = draw // self._num_ahead
-        if self._ahead is None or self._ahead[0] != block:
-            self._ahead = block, self._index(block)
-        return rows_at(self._rows, self._ahead[1][slots, draw % self._num_ahead])  # [n, B]
+        if self._ahead is None or self._ahead.block != block:
+            keys = self._keys
+            draws = torch.arange(block * self._num_ahead, (block + 1) * self._num_ahead, device=keys.device)
+            moves = masks = None
+            if self.options.augmentation != "none":
+                to_move = self.options.augmentation, self.batch_size, self._seed, self._stream, self._round
+                moves = draw_moves(*to_move, keys, draws)
+            if self._model.leaves_out:
+                masks = random_bits(self._seed, f"{self._stream} mask", self._round, keys[:, None], draws)
+            self._ahead = BatchesAhead(block, self._index(block), moves, masks)
+        return self._ahead
 
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
         """By seed, round, client and minibatch."""
