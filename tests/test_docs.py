@@ -485,7 +485,6 @@ def test_the_tutorial_runs_and_in_python_it_is_the_run_of_its_commands(tmp_path,
 # Studies that take hours on a GPU and have no record yet: the page has no section of a run that was not made.
 NOT_YET_RUN = {f"regimes-{pictures}" for pictures in ("mnist", "cifar10")}
 NOT_YET_RUN |= {
-    "published-cifar10-fedkddc",
     "published-cifar10-fedlmi",
     "published-cifar10-knnper",
     "attacks",

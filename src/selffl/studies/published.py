@@ -120,20 +120,20 @@ class PublishedTable:
             f"global_{self.metric}" if view == "global" else f"{prefix_of(view)}weighted_{self.metric}"
         )
 
+    def setting(self, num_seeds: int) -> str:
+        """What is run how often, and where it was published."""
+        settings = ", ".join(self.problems) if len(self.problems) > 1 else ""
+        first = next(iter(self.problems.values()))
+        return (
+            f"{first.setting}{f' ({settings})' if settings else ''}; round reported of personal models: "
+            f"{ROUNDS[self.chosen]}; {num_seeds} seed{'s' * (num_seeds > 1)}. Published: {self.source}"
+        )
+
     @property
     def study(self) -> Study:
         """The table as something that runs."""
-        settings = ", ".join(self.problems) if len(self.problems) > 1 else ""
-        first = next(iter(self.problems.values()))
-        return Study(
-            self.id,
-            self.title,
-            "not in the paper",
-            f"{first.setting}{f' ({settings})' if settings else ''}; round reported of personal models: "
-            f"{ROUNDS[self.chosen]}; {self.num_seeds} seeds. Published: {self.source}",
-            partial(published_study, self),
-            self.reading,
-        )
+        run = partial(published_study, self)
+        return Study(self.id, self.title, "not in the paper", self.setting(self.num_seeds), run, self.reading)
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,7 @@ def report(table: PublishedTable, found: Mapping[str, Outcomes]) -> StudyResult:
         [*claims_within(cells), *claims_above(cells)],
         asdict(table),
         runs=runs_of(titled),
+        setting=table.setting(max(len(cell.scores) for cell in cells)),
         decided_by=f"{OVER_SPLITS} Published numbers count as exact.",
     )
 
