@@ -92,7 +92,7 @@ def folder(tmp_path_factory):
                 "softmax", load("digits", seed=seed), name, rounds=12, participation=0.5, evaluate_every=3, seed=seed,
                 out=path,
             )  # fmt: skip
-            for file in ("clients.csv", "participation.csv", "partition.csv"):
+            for file in ("clients.csv", "participation.csv", "partition.csv", "answers.csv"):
                 rows = rows_of(path / file)
                 for row in rows:
                     if file == "clients.csv":
@@ -208,8 +208,9 @@ def clients(folder, method, seed):
     return {row["client"]: row for row in rows_of(folder / f"{method}-{seed}" / "clients.csv")}
 
 
-ALL = ["rounds", "clients", "spread", "tails", "gains", "predicted", "variances", "weights", "steps", "histogram",
-       "trajectory", "clusters", "partition"]  # fmt: skip
+ALL = ["rounds", "clients", "spread", "tails", "gains", "predicted", "confusion", "sureness", "variances", "weights",
+       "steps", "histogram", "trajectory", "clusters", "partition"]  # fmt: skip
+MARKED = [name for name in ALL if name not in ("confusion", "sureness")]  # those two show a chosen client alone
 
 
 def test_it_loads_from_disk_without_a_word_and_asks_for_nothing(fresh, file):
@@ -454,7 +455,7 @@ def test_a_click_chooses_a_client_in_every_picture_and_a_second_lets_go(watch, f
     watch.page.mouse.click(*point_of(watch, "clients", client))
     watch.until("document.querySelector('[data-client]').value !== ''")
     assert watch.page.input_value("[data-client]") == client
-    assert selected_everywhere(watch, client) == ALL
+    assert selected_everywhere(watch, client) == MARKED
     assert client in watch.card
     row = clients(folder, "self-fl", 0)[client]
     assert f"{100 * float(row['accuracy']):.1f} %" in watch.card
@@ -473,7 +474,7 @@ def test_the_keyboard_chooses_walks_and_lets_go(watch, folder):
     page.locator("[data-client]").focus()
     page.keyboard.type(busiest(folder))
     page.keyboard.press("Enter")
-    assert selected_everywhere(watch, busiest(folder)) == ALL
+    assert selected_everywhere(watch, busiest(folder)) == MARKED
     assert f"Client {busiest(folder)}: personal model" in page.locator("[data-said]").text_content()
     page.locator("[data-chart=clients]").focus()
     page.keyboard.press("Escape")
@@ -562,7 +563,32 @@ def test_curves_are_drawn_along_what_was_spent_and_for_each_seed(watch, folder):
         100 * float(last[1]["weighted_accuracy"]), rel=1e-4
     )
     page.uncheck("[data-single]")
+    page.select_option("[data-along]", "bytes")
+    assert watch.of("rounds", "line")[0]["x"][-1] == pytest.approx(int(last[0]["bytes_sent"]), rel=1e-4)
     page.select_option("[data-along]", "x")
+    assert watch.said == []
+
+
+@pytest.mark.parametrize("client", [None, "site 7"])
+def test_answers_of_all_clients_and_of_one(watch, folder, client):
+    """Discs are classes and answers, points are tenths of confidence: added up from the run's table."""
+    rows = [row for row in rows_of(folder / f"self-fl-{SEEDS[0]}" / "answers.csv") if client in (None, row["client"])]
+    watch.page.fill("[data-client]", client or "")
+    watch.page.locator("[data-client]").press("Enter")
+    cells = {}
+    for row in rows:
+        cells[row["class"], row["answer"]] = cells.get((row["class"], row["answer"]), 0) + int(row["num_test"])
+    table = watch.page.evaluate("CHARTS.confusion(views[0].state, views[0].colours(), { height: 300 }).table.rows")
+    assert {(held, answer): number for _, held, answer, number in table} == cells
+    right, wrong = (watch.of("confusion", kind)[0] for kind in ("right", "wrong"))
+    assert right["x"] == right["y"]
+    assert len(right["x"]) + len(wrong["x"]) == len(cells)
+    points = watch.page.evaluate("CHARTS.sureness(views[0].state, views[0].colours()).table.rows")
+    assert sum(number for _, number, _, _ in points) == sum(cells.values())
+    right_rows = sum(number for (held, answer), number in cells.items() if held == answer)
+    assert sum(number * share for _, number, _, share in points) == pytest.approx(100 * right_rows, rel=1e-3)
+    watch.page.fill("[data-client]", "")
+    watch.page.locator("[data-client]").press("Enter")
     assert watch.said == []
 
 
@@ -754,7 +780,7 @@ def test_a_thousand_clients_fit_into_six_megabytes(browser, tmp_path):
         assert y == pytest.approx(100 * float(rows[ids[number]]["accuracy"]), rel=1e-4)
     watch.page.fill("[data-client]", "123")
     watch.page.keyboard.press("Enter")
-    assert selected_everywhere(watch, "123") == [n for n in ALL if n not in ("clusters", "predicted")]
+    assert selected_everywhere(watch, "123") == [n for n in MARKED if n not in ("clusters", "predicted")]
     assert watch.said == []
     watch.context.close()
 

@@ -21,7 +21,7 @@ BY_PYTHON = {
     ("Inside", "interval"),
 }  # sentences are made of these
 KINDS = ("Payload", "Entry", "Tables", "SeedTable", "Classes", "ClientColumns", "Losing", "Loser", "Bins", "Curve")
-KINDS += ("Inside", "Bands", "Trajectory")
+KINDS += ("Inside", "Bands", "Trajectory", "AnswerCells")
 VARIABLES = {  # what the scripts call a value, and what it may be
     "payload": ("Payload",),
     "news": ("Payload",),
@@ -29,6 +29,7 @@ VARIABLES = {  # what the scripts call a value, and what it may be
     "data": ("Tables",),
     "seed": ("SeedTable",),
     "classes": ("Classes",),
+    "answers": ("AnswerCells",),
     "own": ("ClientColumns", "Trajectory"),
     "losing": ("Losing",),
     "bins": ("Bins",),

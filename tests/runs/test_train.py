@@ -72,7 +72,28 @@ def test_the_tables_of_a_run(fed):
     assert sum(row["gradient_evaluations"] for row in run.clients) == run.summary["gradient_evaluations"]
     assert sum(row["rounds"] for row in run.clients) == 6 * 6
     assert run.history[-1]["gradient_evaluations"] == run.summary["gradient_evaluations"]
+    assert run.history[-1]["bytes_sent"] == run.summary["bytes_sent"]
     assert len(run.participation) == 36
+
+
+@pytest.mark.parametrize(
+    ("method", "numbers"),
+    [
+        ("fedavg", 2 * 650 + 1),  # the model both ways, and a number of rows
+        ("scaffold", 4 * 650 + 1),  # and control variates
+        ("local", 0),
+    ],
+)
+def test_the_traffic_of_a_run(fed, method, numbers):
+    run = selffl.train("softmax", fed, method, rounds=3, participation=0.5, evaluate_every=0)
+    assert [row["bytes_sent"] for row in run.history] == [4 * 6 * numbers * number for number in (1, 2, 3)]
+
+
+def test_traffic_is_counted_on_after_a_resume(fed, tmp_path):
+    whole = selffl.train("softmax", fed, "fedavg", rounds=3, participation=0.5, evaluate_every=0)
+    selffl.train("softmax", fed, "fedavg", rounds=2, participation=0.5, evaluate_every=0, out=tmp_path / "run")
+    run = selffl.resume(tmp_path / "run", rounds=3)
+    assert [row["bytes_sent"] for row in run.history] == [row["bytes_sent"] for row in whole.history]
 
 
 def test_the_scores_are_those_of_the_models_that_are_handed_out(fed):

@@ -131,6 +131,14 @@ class State {
     if (!classes) return [];
     return classes.client.flatMap((one, i) => (one === client ? [[classes.names[classes.class[i]], classes.rows[i]]] : []));
   }
+  /** Cells of the answers of one client, or of all where none is chosen; null where the page has none. */
+  answersOf(method, client) {
+    const answers = this.of(method)?.answers;
+    if (!answers) return null;
+    const cells = answers.client.flatMap((one, i) => (client === null || one === client ? [{ held: answers.class[i], answer: answers.answer[i], rows: answers.rows[i], confidence: answers.confidence[i] }] : []));
+    return { names: answers.names, cells };
+  }
+  get whose() { return this.client === null ? "all clients" : escaped(shortened(this.clientId, 24)); }
   pathOf(method, client) {
     const path = this.data.paths.find((one) => one.method === method && one.seed === this.seed?.seed);
     if (!path) return null;
@@ -234,9 +242,9 @@ function endLabels(ends, height, range) {
 const CHARTS = {
   rounds(s, c, size) {
     const { data, client } = s;
-    const along = { x: "round", gradients: "gradients evaluated by a run", seconds: "seconds of a run" }[s.along];
+    const along = { x: "round", gradients: "gradients evaluated by a run", bytes: "bytes sent and received by a server", seconds: "seconds of a run" }[s.along];
     const curves = data.rounds[s.part].map((curve) => {
-      const x = curve && { x: curve.x, gradients: curve.gradients, seconds: curve.seconds }[s.along];
+      const x = curve && { x: curve.x, gradients: curve.gradients, bytes: curve.bytes, seconds: curve.seconds }[s.along];
       return x?.every(isNumber) ? { ...curve, x } : null;
     });
     const traces = [];
@@ -494,6 +502,57 @@ const CHARTS = {
       hidden: !one.steps,
       layout: !counts.length ? without(c, "nobody wants a number of steps yet") : layout(c, { bargap: 0.12, xaxis: { title: "steps wanted, before ℓ_max", type: "category", tickfont: { size: 11, color: c.soft } }, yaxis: { title: "client-rounds, %" } }),
       table: { head: ["steps wanted", "client-rounds", "%"], rows: counts.map((n, i) => [names[i], n, (100 * n) / total]) },
+    };
+  },
+
+  confusion(s, c, size) {
+    const seen = s.answersOf(s.focus, s.client);
+    const names = seen?.names ?? [];
+    const counts = new Map();
+    seen?.cells.forEach(({ held, answer, rows }) => counts.set(held * names.length + answer, (counts.get(held * names.length + answer) ?? 0) + rows));
+    const found = [...counts].map(([cell, rows]) => ({ held: Math.floor(cell / names.length), answer: cell % names.length, rows })).sort((a, b) => a.held - b.held || a.answer - b.answer);
+    const there = [...new Set(found.flatMap(({ held, answer }) => [held, answer]))].sort((a, b) => a - b);
+    const place = new Map(there.map((name, i) => [name, i]));
+    const totals = new Map();
+    found.forEach(({ held, rows }) => totals.set(held, (totals.get(held) ?? 0) + rows));
+    const most = Math.max(...found.map(({ rows }) => rows), 1);
+    const widest = Math.max(Math.min(34, (size.height - 90) / Math.max(there.length, 1)), 8);
+    const disc = (isRight) => {
+      const shown = found.filter(({ held, answer }) => (held === answer) === isRight);
+      return {
+        x: shown.map(({ answer }) => place.get(answer)), y: shown.map(({ held }) => place.get(held)), meta: isRight ? "right" : "wrong", name: isRight ? "right" : "wrong", mode: "markers",
+        marker: { symbol: isRight ? "circle" : "square", size: shown.map(({ rows }) => Math.max(widest * Math.sqrt(rows / most), 4)), sizemode: "diameter", color: isRight ? c.methods[s.focus] : c.bad, opacity: 0.85, line: { width: 0 } },
+        hoverinfo: "text", hovertext: shown.map(({ held, answer, rows }) => `class ${escaped(names[held])}, answer ${escaped(names[answer])}: ${plural(rows, "row")}, ${Math.round((100 * rows) / totals.get(held))} % of the class`),
+      };
+    };
+    const ticks = (title) => ({ title, tickvals: there.map((_, i) => i), ticktext: there.map((name) => escaped(shortened(names[name], 10))), range: [-0.7, there.length - 0.3], zeroline: false });
+    const missing = found.length ? "" : "this page has no answers of this client with this method and seed";
+    return {
+      traces: missing ? [] : [disc(true), disc(false)],
+      layout: missing ? without(c, missing) : layout(c, { xaxis: { ...ticks("answer"), showgrid: true }, yaxis: { ...ticks(`class, ${s.whose}`), autorange: false, range: [there.length - 0.3, -0.7] }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 } }),
+      table: { head: ["client", "class", "answer", "rows"], rows: found.map(({ held, answer, rows }) => [s.clientId ?? "all", names[held], names[answer], rows]) },
+    };
+  },
+
+  sureness(s, c) {
+    const seen = s.answersOf(s.focus, s.client);
+    const tenths = new Map();
+    seen?.cells.forEach(({ held, answer, rows, confidence }) => {
+      const key = Math.min(Math.floor(10 * confidence), 9);
+      const bin = tenths.get(key) ?? { rows: 0, right: 0, sum: 0 };
+      tenths.set(key, { rows: bin.rows + rows, right: bin.right + (held === answer ? rows : 0), sum: bin.sum + rows * confidence });
+    });
+    const found = [...tenths].sort((a, b) => a[0] - b[0]).map(([, { rows, right, sum }]) => ({ rows, sure: (100 * sum) / rows, right: (100 * right) / rows }));
+    const most = Math.max(...found.map(({ rows }) => rows), 1);
+    const missing = found.length ? "" : "this page has no answers of this client with this method and seed";
+    const traces = [
+      { x: [0, 100], y: [0, 100], meta: "diagonal", name: "as often right as sure", mode: "lines", line: { color: c.soft, width: 1.2, dash: "dot" }, hoverinfo: "skip" },
+      { x: found.map(({ sure }) => sure), y: found.map(({ right }) => right), meta: "bins", name: "a tenth of confidence", mode: "markers", marker: { symbol: symbolOf(s.focus), color: c.methods[s.focus], size: found.map(({ rows }) => Math.max(18 * Math.sqrt(rows / most), 6)) }, hoverinfo: "text", hovertext: found.map(({ rows, sure, right }) => `${plural(rows, "row")}: ${sure.toFixed(0)} % sure, ${right.toFixed(0)} % right`) },
+    ];
+    return {
+      traces: missing ? [] : traces,
+      layout: missing ? without(c, missing) : layout(c, { xaxis: { title: "probability of the answer by the model, %", range: [0, 103] }, yaxis: { title: `right, %, ${s.whose}`, range: [-4, 106] }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 } }),
+      table: { head: ["client", "rows", "sure, %", "right, %"], rows: found.map(({ rows, sure, right }) => [s.clientId ?? "all", rows, Number(sure.toFixed(2)), Number(right.toFixed(2))]) },
     };
   },
 

@@ -8,7 +8,7 @@ from typing import Literal
 from selffl.reports.client_gains import FEWEST_TEST_ROWS, calibration, gains, losing, predicts
 from selffl.reports.collect import Group, RunData
 from selffl.reports.over_rounds import inside, trajectories
-from selffl.reports.schema import Classes, ClientColumns, SeedTable, Tables
+from selffl.reports.schema import AnswerCells, Classes, ClientColumns, SeedTable, Tables
 from selffl.reports.scores import (
     PARTS,
     all_rounded,
@@ -28,6 +28,7 @@ from selffl.training.metrics import PERCENT, name_of
 # What a page can hold: beyond these it shows fewer seeds or an even choice of clients, and says so.
 MAX_CLIENTS = 2000  # of one seed
 MAX_ROWS = 16_000  # clients of all methods and seeds shown
+MAX_CELLS = 20_000  # of answers, of all methods and seeds shown
 
 
 def shown_seeds(group: Group) -> list[int]:
@@ -112,6 +113,35 @@ def clients_of_seed(group: Group, seed: int) -> SeedTable:
     return table
 
 
+def answer_cells(run: RunData, ids: Sequence[str]) -> AnswerCells | None:
+    """Which classes the rows of clients got, where a run has kept it."""
+    rows = run.records.answers
+    if not rows:
+        return None
+    names = sorted({str(row[name]) for row in rows for name in ("class", "answer")}, key=_as_number)
+    position, number = {client: i for i, client in enumerate(ids)}, {name: i for i, name in enumerate(names)}
+    kept = [row for row in rows if str(row["client"]) in position]
+    return {
+        "names": names,
+        "client": [position[str(row["client"])] for row in kept],
+        "class": [number[str(row["class"])] for row in kept],
+        "answer": [number[str(row["answer"])] for row in kept],
+        "rows": [int(row["num_test"]) for row in kept],
+        "confidence": all_rounded((row["confidence"] for row in kept), 4),
+    }
+
+
+def add_answers(group: Group, seed_tables: Sequence[SeedTable]) -> None:
+    """Add answers to the tables: of the first method and seed, and of more while the page can hold them."""
+    left = MAX_CELLS
+    for table in seed_tables:
+        for run, own in zip(runs_of_seed(group, table["seed"]), table["methods"], strict=True):
+            cells = None if run is None or own is None else answer_cells(run, table["clients"])
+            if own is not None and cells is not None and len(cells["rows"]) <= left:
+                own["answers"] = cells
+                left -= len(cells["rows"])
+
+
 def partition(runs: Sequence[RunData | None], ids: Sequence[str]) -> Classes | None:
     """Training rows by client and class, where a run has noted them; only the cells that are not empty."""
     rows = next((run.partition for run in runs if run is not None and run.partition), None)
@@ -143,6 +173,7 @@ def _as_number(name: str) -> tuple[int, float, str]:
 def tables(group: Group) -> Tables:
     """Everything that the charts of a group are drawn from, as JSON takes it."""
     seed_tables = [clients_of_seed(group, seed) for seed in shown_seeds(group)]
+    add_answers(group, seed_tables)
     return {
         "metric": name_of(group.metric),
         "clientMetric": name_of(group.client_metric),

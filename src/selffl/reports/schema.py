@@ -18,7 +18,8 @@ class Curve(TypedDict):
     x: list[int]
     y: Numbers
     error: Numbers | None  # standard errors over seeds
-    gradients: Numbers  # evaluated up to then, and seconds spent, by a run on average
+    gradients: Numbers  # evaluated up to then, bytes sent and seconds spent, by a run on average
+    bytes: Numbers
     seconds: Numbers
     single: list[Numbers]  # the score of each seed by itself
 
@@ -62,6 +63,19 @@ Classes = TypedDict(
 )
 Classes.__doc__ = "Training rows by client and class; only the cells that are not empty."
 
+AnswerCells = TypedDict(
+    "AnswerCells",
+    {
+        "names": list[str],  # of the classes
+        "client": list[int],  # number of the client, of the true class, of the answer, and how many rows, cell by cell
+        "class": list[int],
+        "answer": list[int],
+        "rows": list[int],
+        "confidence": Numbers,  # the probability of the answer by the model, on average
+    },
+)
+AnswerCells.__doc__ = "Which classes the rows of clients got: a cell for each tenth of confidence that there is."
+
 ClientColumns = TypedDict(
     "ClientColumns",
     {
@@ -75,6 +89,7 @@ ClientColumns = TypedDict(
         "weight": NotRequired[Numbers],
         "losing": NotRequired[Losing],
         "bins": NotRequired[Bins],
+        "answers": NotRequired[AnswerCells],
     },
 )
 ClientColumns.__doc__ = "What one method did for each client of a seed."

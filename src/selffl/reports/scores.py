@@ -212,6 +212,7 @@ def by_round(group: Group, part: str) -> list[Curve | None]:
                 "y": all_rounded(e.mean for e in estimates),
                 "error": all_rounded(e.error for e in estimates) if len(curves) > 1 else None,
                 "gradients": [_mean_spent(spent, number, "gradient_evaluations") for number in rounds],
+                "bytes": [_mean_spent(spent, number, "bytes_sent") for number in rounds],
                 "seconds": [_mean_spent(spent, number, "seconds") for number in rounds],
                 "single": [all_rounded(curve[number] for number in rounds) for curve in curves],
             }

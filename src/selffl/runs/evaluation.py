@@ -23,6 +23,7 @@ from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, RunState
 from selffl.errors import ConfigError, DivergedError, unknown_name
 from selffl.maths.frequencies import class_shifts
+from selffl.runs.class_answers import MOST_ROWS, ClassAnswers
 from selffl.training.answers import LabelScale
 from selffl.training.evaluation import numbers_of_outputs, numbers_of_rows
 from selffl.training.metrics import (
@@ -135,6 +136,7 @@ class Evaluation:
     majority: Majority | None = field(default=None, kw_only=True)  # what the constant answer scores
     own_metrics: Mapping[str, Metric] = field(default_factory=dict, kw_only=True)  # the user's own, by name
     own_numbers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict, kw_only=True)  # view: metric: [M]
+    class_answers: ClassAnswers | None = field(default=None, kw_only=True)  # of personal models, where they are kept
 
     def __repr__(self) -> str:
         """What there is, in a line."""
@@ -284,11 +286,13 @@ def evaluate(
     label_scale: LabelScale | None = None,
     is_over: bool = False,
     evaluated: Tensor | None = None,
+    keep_answers: bool = False,
 ) -> Evaluation:
     """Evaluate all clients on ``rows``, as many at a time as train at a time; all in the user's units.
 
     Where only some are ``evaluated [K]``, by their positions, the rows are theirs alone.  Once training ``is_over``,
-    personal models are those after the clients' closing visit.
+    personal models are those after the clients' closing visit.  Where answers are classes, ``keep_answers`` keeps which
+    class every row got, of as many rows as `MOST_ROWS`.
     """
     scale = label_scale or LabelScale()
     shared = state.server.params
@@ -300,6 +304,9 @@ def evaluate(
     head = None if neighbours is None else check_neighbours(source.model, source.loss, train.sample, neighbours)
     found: dict[str, list[tuple[Tensor, ...]]] = {}
     by_client: dict[str, dict[str, Tensor]] = {}
+    keeps = keep_answers and measure.has_classes and len(rows.labels) <= MOST_ROWS
+    answers = ClassAnswers.of_rows(len(rows.labels)) if keeps else None
+    bounds = rows.offset.tolist()
 
     def note(view: str, own: Rows, params: Tensor | None = None, outputs: Tensor | None = None) -> None:
         values = by_client.setdefault(
@@ -310,8 +317,11 @@ def evaluate(
             client = start + position
             for name, metric in metrics.items():
                 values[name][client] = metric.of_client(name, ids[client], outputs, labels)
+            if has_scores and answers is not None:
+                answers.note(bounds[client], outputs)
 
-        on_client = scale.for_user(measured) if metrics else None
+        has_scores = view == "personal" and answers is not None and "auc" not in measure.metrics
+        on_client = scale.for_user(measured) if metrics or has_scores else None
         if outputs is not None:
             numbers = numbers_of_outputs(outputs, own, measure, on_client)
         else:
@@ -360,6 +370,8 @@ def evaluate(
                 note(f"{kind}+{steps}", own, tuned)
     by_size = train.num_examples[chosen].argsort(descending=True, stable=True)
     numbers = {view: [torch.cat(each) for each in zip(*parts, strict=True)] for view, parts in found.items()}
+    if answers is not None and "auc" in measure.metrics:
+        answers.note_log_odds(numbers["personal"][0])
     return Evaluation(
         measure,
         scale.unscale(rows.labels).cpu(),
@@ -370,6 +382,7 @@ def evaluate(
         majority=Majority.of(measure, train if evaluated is None else train.subset(chosen), rows),
         own_metrics=metrics,
         own_numbers=by_client,
+        class_answers=answers,
     )
 
 

@@ -52,6 +52,7 @@ VERSION = 1
 
 CONFIG, SUMMARY, CHECKPOINT = "config.json", "summary.json", "checkpoint.safetensors"
 HISTORY, PARTICIPATION, CLIENTS, PARTITION = "history.csv", "participation.csv", "clients.csv", "partition.csv"
+ANSWERS = "answers.csv"  # of a run that has ended: which classes its clients' rows got
 FEDERATION, START = "federation.safetensors", "start.safetensors"
 LAYERS, MODULE = "module.safetensors", "module.pt"
 PREPARATION = "preparation.json"
@@ -77,6 +78,7 @@ class Records:
     participation: list[Row] = field(default_factory=list)
     clients: list[Row] = field(default_factory=list)
     summary: Row = field(default_factory=dict)
+    answers: list[Row] = field(default_factory=list)  # of a run that has ended
 
     def up_to(self, round_number: int) -> Records:
         """Without the rounds after that one."""
@@ -86,7 +88,7 @@ class Records:
 
 def history_columns(recipe: Recipe) -> list[str]:
     """Columns of a run's history."""
-    first = ["round", "clients", "gradient_evaluations", "seconds"]
+    first = ["round", "clients", "gradient_evaluations", "bytes_sent", "seconds"]
     return [*first, "num_local_steps", "intra_variance", "inter_variance", *INTERVAL, *score_columns(recipe)]
 
 
@@ -130,6 +132,10 @@ class RunFolder(Observer):
     def add_evaluation(self, records: Records) -> None:
         """The clients and the summary, as of now; of a run that has ended, all tables once more as Parquet."""
         write_csv(self.path / CLIENTS, records.clients)
+        if records.answers:
+            write_csv(self.path / ANSWERS, records.answers)
+        elif (self.path / ANSWERS).is_file():  # of an earlier end, behind which the run has gone on
+            (self.path / ANSWERS).unlink()
         if records.summary.get("status") != "running":
             tables = ((HISTORY, records.history), (PARTICIPATION, records.participation), (CLIENTS, records.clients))
             for name, rows in tables:
@@ -222,6 +228,8 @@ def read_records(path: Path) -> Records:
         found.participation += read_table(path / PARTICIPATION, ("client",), ("round",))
     if (path / CLIENTS).is_file():
         found.clients += read_table(path / CLIENTS, ("client",))
+    if (path / ANSWERS).is_file():
+        found.answers += read_table(path / ANSWERS, ("client", "class", "answer"), ("num_test",))
     if (path / SUMMARY).is_file():
         try:
             summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))

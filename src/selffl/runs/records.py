@@ -11,12 +11,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation
 from selffl.engines.cohort import RunState
 from selffl.engines.rounds import RoundReport
 from selffl.errors import DivergedError
 from selffl.privacy import spent_privacy
 from selffl.runs import folder as files
+from selffl.runs.class_answers import count_answers
 from selffl.runs.evaluation import Evaluation, or_none, prefix_of, score_names
 from selffl.runs.folder import INTERVAL, REPORTED, Records, Row, history_columns, score_columns
 from selffl.runs.gain import gain_scores
@@ -35,6 +37,7 @@ class Evaluated:
     beside: Mapping[str, Evaluation] = field(default_factory=dict)  # the same on other parts of the rows, by name
     cluster: Tensor | None = None  # of each client, [M], where clients have clusters
     clients: Tensor | None = None  # positions of those that were evaluated, [K]; none: all
+    classes: Sequence[Any] | None = None  # their names, where they have some
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Recorder:
         self._method, self._clients, self._observers = method, list(clients), list(observers)
         self._began, self._updated = time.perf_counter() - seconds, time.perf_counter()
         self._held: list[tuple[Row, list[Row]]] = []  # a round that waits for its scores
+        self._visit_bytes: int | None = None
 
     def __enter__(self) -> Self:
         """Tell that training begins."""
@@ -105,10 +109,20 @@ class Recorder:
         found, participants = round_rows(self._method, report, self._clients)
         row = dict.fromkeys(history_columns(self.recipe)) | found
         spent, seconds = int(state.num_gradients.sum()), time.perf_counter() - self._began
-        row |= {"gradient_evaluations": spent, "seconds": round(seconds, 3)}
+        row |= {"gradient_evaluations": spent, "bytes_sent": self._bytes_sent(report), "seconds": round(seconds, 3)}
         self.records.history.append(row)
         self.records.participation.extend(participants)
         self._held.append((row, participants))
+
+    def _bytes_sent(self, report: RoundReport) -> int | None:
+        """Up to this round, both ways; none where earlier rounds have not been counted."""
+        before = self.records.history[-1].get("bytes_sent") if self.records.history else 0
+        number = report.clients.shape[-1]
+        if before is None or number == 0:
+            return before
+        if self._visit_bytes is None:
+            self._visit_bytes = visit_bytes(self._method, report)
+        return int(before) + number * self._visit_bytes
 
     def _add_scores(self, state: RunState, report: Evaluated) -> None:
         self.records.history[-1] |= score_cells(self.recipe, report)
@@ -120,6 +134,7 @@ class Recorder:
             clusters = report.cluster if report.clients is None else report.cluster[report.clients]
             for client, cluster in zip(self.records.clients, clusters.tolist(), strict=True):
                 client["cluster"] = cluster
+        self.records.answers = answer_rows(self.records.clients, report)
         self._publish()
         self._update(state)
 
@@ -138,6 +153,17 @@ class Recorder:
 
     def _summarise(self, status: str) -> None:
         self.records.summary = summary_row(self.recipe, len(self._clients), self.records, status)
+
+
+def visit_bytes(method: Method, report: RoundReport) -> int:
+    """What a client is sent and sends back in a round: every number takes as many bytes as one of the model."""
+    if not method.is_federated:
+        return 0
+    down = tensors_of(method.broadcast(report.server, report.clients[..., :1]))
+    up = tensors_of(report.upload)
+    share = 1 if method.uploads_add else report.clients.shape[-1]
+    number = sum(each.numel() for each in down.values()) + sum(each.numel() for each in up.values()) // share
+    return number * int(report.server.params.element_size())
 
 
 def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:
@@ -229,6 +255,16 @@ def client_rows(
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
+def answer_rows(clients: Sequence[Row], report: Evaluated) -> list[Row]:
+    """How many rows of each class of a client got which answer, where that was kept; ``clients`` are their rows."""
+    found = report.evaluation
+    if found.class_answers is None:
+        return []
+    classes = found.measure.classes_of(found.labels)
+    ids = [row["client"] for row in clients]
+    return count_answers(found.class_answers, classes, found.offset, ids, report.classes)
+
+
 def note_best_rounds(
     recipe: Recipe, clients: Sequence[Row], before: Sequence[Row], validation: Evaluation, round_number: int
 ) -> None:
@@ -286,6 +322,7 @@ def summary_row(recipe: Recipe, num_clients: int, records: Records, status: str)
         **{name: scored.get(name) for name in names},
         **{name: spread.get(name) for name in ("inter_variance", *INTERVAL)},
         "gradient_evaluations": last.get("gradient_evaluations", 0),
+        "bytes_sent": last.get("bytes_sent", 0),
         "seconds": last.get("seconds", 0.0),
         "evaluated_in_round": scored.get("round"),
         "evaluated_on": recipe.evaluate_on,

@@ -53,12 +53,15 @@ class Run:
         clients: One row per client.
         summary: The run in one row.
         participation: One row per client and round it took part in, for methods that choose their steps.
+        answers: Where answers are classes, one row per client, class, answer of its personal model at the end, and
+            tenth of how sure that was: how many test rows (``num_test``), and how sure on average (``confidence``).
     """
 
     history: list[Row]
     clients: list[Row]
     summary: Row
     participation: list[Row]
+    answers: list[Row]
     _session: Session
     _state: RunState
     _known_models: PersonalModels | None = field(default=None, init=False, repr=False, compare=False)
@@ -372,7 +375,7 @@ class Run:
         target = Path(path)
         refuse_if_taken(target)
         self._session = self._session.with_fingerprint()
-        records = Records(self.history, self.participation, self.clients, self.summary)
+        records = Records(self.history, self.participation, self.clients, self.summary, self.answers)
         folder = create_run_folder(target, self._session, self._state, self.summary.get("seconds", 0.0))
         if records.summary:
             folder.add_evaluation(records)
@@ -401,7 +404,8 @@ def train_and_record(
 
 def make_run(session: Session, state: RunState, records: Records) -> Run:
     """Assemble the run that a user gets."""
-    return Run(records.history, records.clients, records.summary, records.participation, session, state)
+    tables = records.history, records.clients, records.summary, records.participation, records.answers
+    return Run(*tables, session, state)
 
 
 def create_run_folder(

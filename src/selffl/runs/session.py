@@ -235,13 +235,15 @@ class Session:
     def evaluate_round(self, state: RunState) -> Evaluated:
         """All that a run records after a round that is evaluated."""
         # Fine-tuning costs as much as training: once, at the end.
-        names = ("fine_tune", "class_frequencies", "neighbours") if self.is_over(state) else ()
+        is_over = self.is_over(state)
+        names = ("fine_tune", "class_frequencies", "neighbours") if is_over else ()
         return Evaluated(
-            self.evaluate(state, **{name: getattr(self.recipe, name) for name in names}),
+            self.evaluate(state, **{name: getattr(self.recipe, name) for name in names}, keep_answers=is_over),
             self.federation.train.num_examples,
             {part: self.evaluate(state, self.source.federation.parts[part]) for part in self.recipe.noted_beside},
             self.federation.cluster,
             self.chosen,
+            self.federation.classes,
         )
 
     def evaluate(
@@ -251,6 +253,7 @@ class Session:
         fine_tune: Sequence[int] = (),
         class_frequencies: bool = False,
         neighbours: int | None = None,
+        keep_answers: bool = False,
     ) -> Evaluation:
         """All clients, or those chosen, on the rows that the run is evaluated on, or on others."""
         found = self.evaluated if rows is None else rows
@@ -267,6 +270,7 @@ class Session:
             self.label_scale,
             self.is_over(state),
             self.chosen,
+            keep_answers,
         )
 
     def train_alone(self) -> tuple[Evaluation, Tensor]:

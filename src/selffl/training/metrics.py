@@ -248,7 +248,7 @@ class Metric:
 # Columns that a run's records have anyway, and how the names of scores begin.
 RESERVED_NAMES = (
     "client", "cluster", "predicted_gain", "realised_gain", "rounds", "round", "clients", "seconds",
-    "gradient_evaluations", "majority_accuracy", "federation_majority_accuracy", "largest_class_share",
+    "gradient_evaluations", "bytes_sent", "majority_accuracy", "federation_majority_accuracy", "largest_class_share",
     "inter_variance_low", "inter_variance_high", "best_round",
 )  # fmt: skip
 PREFIXES = (
