@@ -147,9 +147,9 @@ def test_a_small_demo_is_complete(monkeypatch):
     line = result.figures[0].charts[0].series[1]
     assert (line.name, line.x) == ("ditto", [1, 2, 3, 4])
     assert line.y[-1] == pytest.approx(mean)
-    rivals = set(images.DEMO_COMPARISON.claims) & set(names) - {"self-fl"}
+    baselines = set(images.DEMO_COMPARISON.claims) & set(names) - {"self-fl"}
     assert [claim.text for claim in result.claims] == [
-        text for rival, text in images.DEMO_COMPARISON.claims.items() if rival in rivals
+        text for baseline, text in images.DEMO_COMPARISON.claims.items() if baseline in baselines
     ]
     assert result.config["problem"]["rounds"] == 4
 
@@ -307,7 +307,7 @@ def test_fine_tuning_that_does_not_help_is_not_done(monkeypatch):
 @pytest.mark.slow
 def test_a_tuned_comparison_runs(tmp_path):
     steps = []
-    small = Comparison(SMALL, images._rivals("here"), ("self-fl", "ditto", "fedavg"), num_seeds=2, more_steps=3)
+    small = Comparison(SMALL, images._baselines("here"), ("self-fl", "ditto", "fedavg"), num_seeds=2, more_steps=3)
     result = study(small, Job(folder=tmp_path, progress=lambda *step: steps.append(step)))
     assert steps[-1][0] == steps[-1][1]
     assert [done for done, _, _ in steps] == sorted(done for done, _, _ in steps)
@@ -317,12 +317,12 @@ def test_a_tuned_comparison_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rival", "verdict"), [((0.5, 0.51), "holds"), ((0.95, 0.955), "does not hold"), ((0.6, 0.99), "inconclusive")]
+    ("baseline", "verdict"), [((0.5, 0.51), "holds"), ((0.95, 0.955), "does not hold"), ((0.6, 0.99), "inconclusive")]
 )
-def test_verdicts_follow_the_paired_difference(rival, verdict):
+def test_verdicts_follow_the_paired_difference(baseline, verdict):
     found = {
         "self-fl": [outcome(seed, weighted_accuracy=(0.8, 0.81)[seed]) for seed in (0, 1)],
-        "ditto": [outcome(seed, weighted_accuracy=rival[seed]) for seed in (0, 1)],
+        "ditto": [outcome(seed, weighted_accuracy=baseline[seed]) for seed in (0, 1)],
     }
     assert comparison.better(found, "self-fl", {"ditto": "Better."})[0].verdict == verdict
 

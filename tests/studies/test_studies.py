@@ -194,7 +194,7 @@ NEAR = OURS + WOBBLE / 100  # surely
 
 
 @pytest.mark.parametrize(
-    ("rivals", "verdict"),
+    ("baselines", "verdict"),
     [
         ([FAR_ABOVE], "holds"),
         ([FAR_ABOVE, FAR_ABOVE + 3], "holds"),
@@ -205,8 +205,8 @@ NEAR = OURS + WOBBLE / 100  # surely
         ([LEVEL, FAR_BELOW, FAR_ABOVE], "does not hold"),
     ],
 )
-def test_a_lead_is_over_all_rivals(rivals, verdict):
-    assert lead(OURS, rivals) == verdict
+def test_a_lead_is_over_all_baselines(baselines, verdict):
+    assert lead(OURS, baselines) == verdict
 
 
 def test_a_lead_in_a_single_repeat_is_not_decided():
@@ -246,7 +246,7 @@ def test_insensitive_means_within_a_twentieth_in_both_errors(sparse, verdict):
 
 
 @pytest.mark.parametrize(
-    ("rivals", "perfedavg", "verdicts"),
+    ("baselines", "perfedavg", "verdicts"),
     [
         (FAR_ABOVE, LEVEL, ["holds", "inconclusive"]),  # at full participation the two lead together
         (FAR_ABOVE, FAR_ABOVE + 1, ["holds in part", "holds"]),
@@ -254,9 +254,9 @@ def test_insensitive_means_within_a_twentieth_in_both_errors(sparse, verdict):
         (LEVEL, LEVEL, ["inconclusive", "inconclusive"]),
     ],
 )
-def test_the_homogeneous_claims_compare_with_every_rival(rivals, perfedavg, verdicts):
+def test_the_homogeneous_claims_compare_with_every_baseline(baselines, perfedavg, verdicts):
     values = {"self-fl": OURS, "self-fl-exact": OURS, "perfedavg": perfedavg}
-    values |= dict.fromkeys(("fedavg", "ditto", "pfedme"), rivals)
+    values |= dict.fromkeys(("fedavg", "ditto", "pfedme"), baselines)
     outcomes = {(name, rate): outcome(value, value, value) for name, value in values.items() for rate in (0.1, 1.0)}
     assert [claim.verdict for claim in synthetic.homogeneous_claims(HOMOGENEOUS, outcomes)] == verdicts
 

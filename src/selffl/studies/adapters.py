@@ -47,7 +47,7 @@ BYTES_PER_NUMBER = 4
 NUM_GROUPS = 3  # of clients, by how many rows they have
 OPTIMISERS = ("sgd", "adam")
 FEDAVG, LOCAL = "fedavg, B", "local, B"
-REFERENCES = ("fedavg, everything",)  # what is no adapter, and so no rival
+REFERENCES = ("fedavg, everything",)  # what is no adapter, and so no baseline
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Self-FL beside its rivals on one problem: at the paper's steps, at equal gradients, and with rivals tuned honestly.
+"""Self-FL beside its baselines on one problem: at the paper's steps, at equal gradients, and tuned.
 
-Tuned rivals choose on validation rows, seed by seed (`selffl.studies.tuning`).
+Tuned baselines choose on validation rows, seed by seed (`selffl.studies.tuning`).
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Comparison:
     """What is compared, and what the paper found."""
 
     problem: Problem  # what is trained
-    claims: Mapping[str, str]  # rivals by label, each with the statement that the first method is better
+    claims: Mapping[str, str]  # baselines by label, each with the statement that the first method is better
     methods: tuple[str, ...] = METHODS  # at the problem's own L; the first is held against all others
     paper: Mapping[str, Mapping[str, float]] | None = None  # its numbers, by label and metric, as it prints them
-    more_steps: int | None = None  # L of a further run of the paper's personal rivals, where it reports one
+    more_steps: int | None = None  # L of a further run of the paper's personal baselines, where it reports one
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the first method, by label: to see why
     shows_best_round: bool = False  # whether the table has each run's best round by test rows, as published ones do
-    is_tuned: bool = True  # whether rivals are also tuned, and run at equal gradients
+    is_tuned: bool = True  # whether baselines are also tuned, and run at equal gradients
     num_seeds: int = NUM_SEEDS  # repeats, each with its own split
     quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
 
@@ -173,8 +173,8 @@ def report(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str])
             for part, title in (("weighted", "All clients, by test rows"), ("worst10", "Worst tenth of clients"))
         ],
     )
-    rivals = {label for label in outcomes if label != first}
-    claims = better(outcomes, first, {other: text for other, text in comparison.claims.items() if other in rivals})
+    baselines = {label for label in outcomes if label != first}
+    claims = better(outcomes, first, {other: text for other, text in comparison.claims.items() if other in baselines})
     return StudyResult(
         rows,
         table(comparison, outcomes, notes),

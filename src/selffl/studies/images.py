@@ -42,8 +42,8 @@ from selffl.studies.result import (
 )
 
 
-def _rivals(where: str) -> dict[str, str]:
-    """The paper's claim against each of its rivals, and what it does not compare with."""
+def _baselines(where: str) -> dict[str, str]:
+    """The paper's claim against each of its baselines, and what it does not compare with."""
     paper = {"fedavg": "FedAvg", "perfedavg": "PerFedAvg", "pfedme": "pFedMe", "ditto": "DITTO with λ = 1"}
     claims = {
         label: f"Self-FL has a higher personalised accuracy than {name} ({where})." for label, name in paper.items()
@@ -69,7 +69,7 @@ DEMO_COMPARISON = Comparison(
     DIGITS.algorithms,
     is_tuned=False,
 )
-MNIST_COMPARISON = Comparison(MNIST, _rivals("figure 1a"))
+MNIST_COMPARISON = Comparison(MNIST, _baselines("figure 1a"))
 # Table 1 and the text of section 4.2, in percent.
 FEMNIST_PAPER = {
     "self-fl": {"weighted_accuracy": 76.93, "top10_accuracy": 76.24, "worst10_accuracy": 37.01},
@@ -81,7 +81,7 @@ FEMNIST_PAPER = {
     "pfedme, L = 40": {"weighted_accuracy": 68.87},
     "perfedavg, L = 40": {"weighted_accuracy": 71.08},
 }
-FEMNIST_CLAIMS = _rivals("figure 1b") | {
+FEMNIST_CLAIMS = _baselines("figure 1b") | {
     f"{label}, L = 40": f"The lead over {name} is not one of more local steps: it is there at L = 40 (section 4.2)."
     for label, name in (("ditto", "DITTO"), ("pfedme", "pFedMe"), ("perfedavg", "PerFedAvg"))
 }
@@ -233,14 +233,14 @@ def sparse_study(digits: Problem, job: Job) -> StudyResult:
     claims = []
     ours, others = next(iter(SPARSE)), {"fedavg": "FedAvg", "ditto": "DITTO"}
     for model, metric in (("personal models", "weighted_accuracy"), ("global model", "global_accuracy")):
-        gaps = [difference(half[rival], half[ours], metric) for rival in others]
+        gaps = [difference(half[baseline], half[ours], metric) for baseline in others]
         claims += [
             Claim(
                 f"Smoothed by C = 0.02, Self-FL converges slower than {name} (figure 9; {model}).",
                 verdict,
-                f"In round {half_round}: {rival} − self-fl {gap.signed} points (paired over {len(seeds)} seeds).",
+                f"In round {half_round}: {baseline} − self-fl {gap.signed} points (paired over {len(seeds)} seeds).",
             )
-            for (rival, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True)
+            for (baseline, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True)
         ]
     caption = f"MNIST with C = {problem.participation:g}; mean over {len(seeds)} seeds, bars ± s.e."
     panels = {"weighted_accuracy": "Personal models", "global_accuracy": "Global model"}
@@ -430,7 +430,7 @@ IMAGES = (
         "CIFAR-10 over twenty clients",
         "section 4.2, figure 2a",
         f"{CIFAR10.setting}; {NUM_SEEDS} seeds",
-        partial(study, Comparison(CIFAR10, _rivals("figure 2a"), quick_share=20)),
+        partial(study, Comparison(CIFAR10, _baselines("figure 2a"), quick_share=20)),
         "Self-FL is far above FedAvg's one model, not to be told from PerFedAvg and pFedMe, and below DITTO, "
         "local training and fine-tuned FedAvg: figure 2a does not come out. The paper states neither ℓ_max nor "
         "the number of rounds here (80 and 100 were taken, and accuracies are still rising at the end), so that "

@@ -233,18 +233,18 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
             f"{MAX_GAP_POINTS:g} are missing.",
         )
     ]
-    for rival in found:
-        if rival == OURS:
+    for other in found:
+        if other == OURS:
             continue
         gaps = {
-            count: Estimate.of(found[OURS][count] - found[rival][count], test_per_train=test_per_train)
+            count: Estimate.of(found[OURS][count] - found[other][count], test_per_train=test_per_train)
             for count in found[OURS]
             if count
         }
         said = ", ".join(f"{count}: {gap.signed}" for count, gap in gaps.items())
         claims.append(
             Claim(
-                f"With {min(gaps)} to {max(gaps)} rows a newcomer's model by {OURS} is at least as good as by {rival} "
+                f"With {min(gaps)} to {max(gaps)} rows a newcomer's model by {OURS} is at least as good as by {other} "
                 f"({problem.name}).",
                 in_parts(above_zero([gap.shifted(MAX_GAP_POINTS) for gap in gaps.values()])),
                 f"Points by number of rows, paired over {gap.count} seeds: {said}; each counts as long as less than "

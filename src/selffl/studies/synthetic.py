@@ -266,9 +266,9 @@ def learned_claim(setting: Setting, outcomes: Outcomes, bound: Outcome) -> Claim
 RIVALS = ("fedavg", "ditto", "pfedme", "perfedavg")
 
 
-def lead(ours: Tensor, rivals: Sequence[Tensor]) -> Verdict:
-    """Whether a method is ahead of all rivals on the same repeats: at the 5 % level, undecided, or not."""
-    return all_above_zero([paired(rival, ours) for rival in rivals])
+def lead(ours: Tensor, baselines: Sequence[Tensor]) -> Verdict:
+    """Whether a method is ahead of all baselines on the same repeats: at the 5 % level, undecided, or not."""
+    return all_above_zero([paired(baseline, ours) for baseline in baselines])
 
 
 def _list(outcomes: Outcomes, attribute: str, rate: float, names: Sequence[str]) -> str:

@@ -150,15 +150,15 @@ def _convergence_claims(outcomes: Outcomes) -> list[Claim]:
     claims = []
     others = {"ditto": "DITTO", "pfedme": "pFedMe", "perfedavg": "PerFedAvg"}
     for better, ours in (("self-fl", "Self-FL"), ("fedavg, local models", "FedAvg")):
-        gaps = [difference(outcomes[better], outcomes[rival], "train_accuracy") for rival in others]
-        for (rival, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True):
-            test = difference(outcomes[better], outcomes[rival], "weighted_accuracy")
+        gaps = [difference(outcomes[better], outcomes[baseline], "train_accuracy") for baseline in others]
+        for (baseline, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True):
+            test = difference(outcomes[better], outcomes[baseline], "weighted_accuracy")
             claims.append(
                 Claim(
                     f"{ours} converges better than {name} on training rows (appendix, figure 8).",
                     verdict,
                     f"In the last round: training rows {gap.signed} points, test rows {test.signed} "
-                    f"({better} − {rival}, paired over {gap.count} seeds).",
+                    f"({better} − {baseline}, paired over {gap.count} seeds).",
                 )
             )
     return claims
@@ -171,8 +171,8 @@ def _claims_beyond(outcomes: Outcomes) -> list[Claim]:
         "models trained alone from there": ("local", "weighted_accuracy"),
     }
     gaps = [
-        difference(outcomes["self-fl"], outcomes[rival], "weighted_accuracy", metric)
-        for rival, metric in beyond.values()
+        difference(outcomes["self-fl"], outcomes[baseline], "weighted_accuracy", metric)
+        for baseline, metric in beyond.values()
     ]
     return [
         Claim(
