@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.auto_records import AutoUpload
-from selffl.algorithms.contract import Limit
+from selffl.algorithms.safeguards import Limit
 
 BY_GROUP = ("deviation_squares", "difference_squares", "disagreements", "squared_disagreements")
 MOST_DECIDED = 1.0  # parameters that halves of one client may disagree on and leave undecided, in a noisy sum

@@ -53,12 +53,13 @@ from selffl.algorithms.auto_records import (
     SpreadReport,
 )
 from selffl.algorithms.averaging import FixedLocalSteps, move, row_count, weighted_change
-from selffl.algorithms.contract import Algorithm, Bound, Limit, Personalises
+from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.held_steps import Hold, descend_held
 from selffl.algorithms.layers import by_group, sizes_of
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
+from selffl.algorithms.safeguards import Bound, Limit
 from selffl.algorithms.solver import descend
 from selffl.maths.frequencies import class_shift, class_skew, row_shift, same_class_rate
 from selffl.maths.posterior import local_weight
