@@ -11,7 +11,7 @@ from selffl.data import regimes as data
 from selffl.data.regimes import KINDS, regime
 from selffl.studies import regimes
 from selffl.studies.arms import Outcome
-from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, fine_tuned
+from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, take_fine_tuned
 from selffl.studies.regimes import AUTO, BASELINES, DESIGNS, FEDAVG, LOCAL, OWN_GLOBAL, Cell, CellResult
 from selffl.studies.result import Job
 from selffl.studies.tuning import score_after
@@ -96,9 +96,9 @@ def test_fine_tuning_with_class_frequencies_has_views_of_its_own():
     )
     for start, scores in (("global", (90, 95, 80)), ("global+classes", (70, 75, 78))):
         assert [found.score(score_after(start, steps)) for steps in (0, 5, 20)] == pytest.approx(scores)
-    assert fine_tuned(found, 20, "global+classes").score("weighted_accuracy") == pytest.approx(78)
-    assert fine_tuned(found, 0, "global+classes").score("weighted_accuracy") == pytest.approx(70)
-    assert fine_tuned(found, 0) is found
+    assert take_fine_tuned(found, 20, "global+classes").score("weighted_accuracy") == pytest.approx(78)
+    assert take_fine_tuned(found, 0, "global+classes").score("weighted_accuracy") == pytest.approx(70)
+    assert take_fine_tuned(found, 0) is found
 
 
 # ----------------------------------------------------------------------------------------- verdicts, nothing is trained

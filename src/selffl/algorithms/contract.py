@@ -47,7 +47,7 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
     """A method of federated learning: a frozen dataclass of options, what it is, and what happens in a round."""
 
     name: ClassVar[str]
-    source: ClassVar[str] = ""  # who published it, where and when; empty: it comes with this library
+    source: ClassVar[str] = ""  # who published it, where and when; empty: nobody in particular, or this library
     personalises: ClassVar[Personalises]  # what a client has of its own: nothing, some layers, or the whole model
     has_global_model: ClassVar[bool] = True  # whether the server's model is trained as a whole, and of use by itself
     is_federated: ClassVar[bool] = True  # whether clients learn from each other at all

@@ -210,7 +210,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         the change of the shift since its last visit.  While they train, they have the frequencies of the rows they
         train on in its place.
         """
-        anchor = _scaled(broadcast.params, broadcast.score_factors, task)
+        anchor = _scale_scores(broadcast.params, broadcast.score_factors, task)
         model, halves = memory.model(anchor), memory.half_models(anchor)
         half_anchors = anchor.unsqueeze(-2).expand_as(halves)
         counts = torch.cat([by_half.sum(-2, keepdim=True), by_half], dim=-2)
@@ -222,9 +222,12 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             moved = memory.prior_weight.unsqueeze(-1) * (shift - before)
             of_rows = row_shift(counts, broadcast.frequencies.unsqueeze(-2))
             excess = of_rows - shift.unsqueeze(-2)
-            anchor, half_anchors = bias.added(anchor, of_rows[..., 0, :]), bias.added(half_anchors, of_rows[..., 1:, :])
-            model = bias.added(model, moved + excess[..., 0, :])
-            halves = bias.added(halves, moved.unsqueeze(-2) + excess[..., 1:, :])
+            anchor, half_anchors = (
+                bias.add_shift(anchor, of_rows[..., 0, :]),
+                bias.add_shift(half_anchors, of_rows[..., 1:, :]),
+            )
+            model = bias.add_shift(model, moved + excess[..., 0, :])
+            halves = bias.add_shift(halves, moved.unsqueeze(-2) + excess[..., 1:, :])
         return Arrival(anchor, half_anchors, model, halves, excess)
 
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
@@ -345,11 +348,11 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         They are kept as they predict: with the client's class frequencies, not with those of the rows they trained on.
         """
         if task.class_bias is not None:
-            model = task.class_bias.added(model, -arrival.excess[..., 0, :])
-            halves = task.class_bias.added(halves, -arrival.excess[..., 1:, :])
+            model = task.class_bias.add_shift(model, -arrival.excess[..., 0, :])
+            halves = task.class_bias.add_shift(halves, -arrival.excess[..., 1:, :])
         # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
         prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(model)).nan_to_num(nan=0.0)
-        leans = prior_weight.unsqueeze(-1) * _scaled(broadcast.params, broadcast.score_factors, task)
+        leans = prior_weight.unsqueeze(-1) * _scale_scores(broadcast.params, broadcast.score_factors, task)
         own, first, second = (each - leans for each in (model, *halves.unbind(-2)))
         factors = broadcast.score_factors.clone()
         return AutoMemory(own, first, second, prior_weight, broadcast.class_skew.clone(), factors)
@@ -548,12 +551,12 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 
     def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
         """The client's own part, and as much of the global model as it leans on, as that is now (D10, D17)."""
-        return memory.model(_scaled(global_params.unsqueeze(-2), memory.score_factors, task))
+        return memory.model(_scale_scores(global_params.unsqueeze(-2), memory.score_factors, task))
 
 
-def _scaled(params: Tensor, factors: Tensor, task: RowwiseTask) -> Tensor:
+def _scale_scores(params: Tensor, factors: Tensor, task: RowwiseTask) -> Tensor:
     """``params [..., C, P]`` with scores of classes t times as large, ``factors [..., C, 2]`` being (t, a)."""
-    return params if task.class_bias is None else task.class_bias.scaled(params, factors[..., 0])
+    return params if task.class_bias is None else task.class_bias.scale_scores(params, factors[..., 0])
 
 
 def _disagreements(upload: AutoUpload) -> Tensor:

@@ -106,7 +106,7 @@ def run_command(
     title = f"{name} on {problem.name}, seed {number if begun is None else begun.seed}{ending}"
     if problem.warm_up is not None and begun is None:
         with live.watching(f"warm start on {study}", problem.warm_up.rounds, where, verbose) as on_round:
-            start = problem.warmed_up(number, device=where, on_round=on_round)
+            start = problem.train_warm_up(number, device=where, on_round=on_round)
     try:
         if begun is not None:
             _tell_what_was_edited(place, begun, problem, settings or [])

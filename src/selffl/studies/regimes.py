@@ -35,11 +35,11 @@ from selffl.studies.comparison import (
     TUNED_DITTO,
     TUNED_FEDAVG,
     as_personal,
-    fine_tuned,
     points,
     run_each,
     seeds_of,
-    shortened,
+    shorten_for_look,
+    take_fine_tuned,
 )
 from selffl.studies.regime_problem import RegimeProblem
 from selffl.studies.result import (
@@ -261,7 +261,7 @@ def regimes_study(regimes: Regimes, job: Job) -> StudyResult:
     done, total = 0, (len(regimes.penalties) + 1 + (len(plain) + 2) * len(seeds)) * len(cells)
     results = []
     for cell in cells:
-        problem, _ = shortened(regimes.problem(cell), job)
+        problem, _ = shorten_for_look(regimes.problem(cell), job)
         tuner = Tuner(problem, job, total, done, class_frequencies=True)
         of_ditto = tuner.search("ditto", "penalty", regimes.penalties, seeds[:1])
         of_fedavg = {
@@ -293,7 +293,7 @@ def _cell_result(
     outcomes[FEDAVG_CLASSES] = [as_personal(outcome, WITH_CLASSES) for outcome in outcomes[FEDAVG]]
     for start, label in TUNED_VIEWS.items():
         steps = chosen_value(of_fedavg[start])
-        outcomes[label] = [fine_tuned(outcome, steps, start) for outcome in outcomes[FEDAVG]]
+        outcomes[label] = [take_fine_tuned(outcome, steps, start) for outcome in outcomes[FEDAVG]]
         notes[label] = note("k", [of_fedavg[start]])
     return CellResult(cell, outcomes, precisions, notes)
 
@@ -450,7 +450,7 @@ def _not_below(
     left_out = len(results) - looked_at
     return Claim(
         text,
-        all_above_zero([gap.shifted(margin) for _, _, gap in gaps]),
+        all_above_zero([gap.shift_by(margin) for _, _, gap in gaps]),
         f"The mean is so in {looked_at - len(missed)} of {looked_at} cells; the lowest is {_gap_text(lowest)}, against "
         f"{label} ({results[where].cell})."
         + (f" Left out, since runs of the other diverged: {left_out}." if left_out else ""),
