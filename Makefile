@@ -10,26 +10,28 @@ RUN := OMP_NUM_THREADS=1 $(BIN)
 # rewrites every test file again without it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick lint types check docs names report pictures flower flower-demo results kill-points soak wheel audit clean
+.PHONY: demo test coverage quick lint types check docs names report pictures flower flower-demo results kill-points soak wheel audit clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
 
-# A process per core, which takes over tests from the other when it has none left.  The maths and the methods have to be
-# covered by their own tests.  Those that run lines that others of them run, too, are not traced, which is twice as fast.
+# A process per core, which takes over tests from the other when it has none left.
 PYTEST := $(RUN)/python -m pytest --numprocesses=logical --dist=worksteal
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The site, which some of the last tests look at, is built meanwhile: they wait for the file `built` in it.
+test: $(VENV)/.installed-dev
+	@rm -rf site; { $(SITE) && touch site/built; } & site=$$!; \
+	SELFFL_SITE=$(CURDIR)/site $(PYTEST); tested=$$?; wait $$site && exit $$tested
+
+# The maths and the methods have to be covered by their own tests.  Those that run lines that others of them run, too, are
+# not traced, which is twice as fast.
 SECOND_LOOKS := twins cnn_twins auto kept_optimisers optimisers reductions schedules training_options worked_method
 UNTRACED := $(SECOND_LOOKS:%=tests/algorithms/test_%.py)
 TRACED := $(filter-out $(UNTRACED),$(wildcard tests/maths/test_*.py tests/algorithms/test_*.py))
 
-SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-
-# The site, which some of the rest look at, is built meanwhile; SELFFL_SITE names one that was just built.
-test: $(VENV)/.installed-dev
-	@if [ -n "$$SELFFL_SITE" ]; then true; else $(SITE); fi & site=$$!; \
-	$(PYTEST) $(TRACED) --cov=src/selffl/maths --cov=src/selffl/algorithms --cov-branch --cov-fail-under=95 --cov-report=term:skip-covered; \
-	traced=$$?; wait $$site && exit $$traced
-	SELFFL_SITE="$${SELFFL_SITE:-$(CURDIR)/site}" $(PYTEST) $(TRACED:%=--ignore=%)
+coverage: $(VENV)/.installed-dev
+	$(PYTEST) $(TRACED) -m "not slow" --cov=src/selffl/maths --cov=src/selffl/algorithms --cov-branch --cov-fail-under=95 --cov-report=term:skip-covered
 
 quick: $(VENV)/.installed-dev
 	$(RUN)/python -m pytest -m "not slow" -q
@@ -41,7 +43,7 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types coverage test
 
 docs: $(VENV)/.installed-dev
 	$(SITE)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from selffl.studies.speed import CLOCKS, Case, interleaved, ratios
+from selffl.studies.speed import CLOCKS, Case, ratios, time_interleaved
 
 
 def options(description: str | None, repeats: int) -> argparse.ArgumentParser:
@@ -36,7 +36,7 @@ def threads_of(args: argparse.Namespace) -> list[int]:
 
 def measured(cases: dict[str, Case], args: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each case, as the options have it."""
-    return interleaved(cases, args.repeats, args.device, args.clock)
+    return time_interleaved(cases, args.repeats, args.device, args.clock)
 
 
 def with_threads(cases: dict[str, Case], threads: list[int]) -> dict[str, Case]:

@@ -27,7 +27,7 @@ TINY = {
         "--length", "3", "--rank", "2", "--ways", "auto", "vmap", "loop", "--repeats", "1", "--threads", "1",
     ],
     "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
-    "large_tables": ["--tables", "60x5"],
+    "large_tables": ["--tables", "5x60"],
     "scale": [
         "--clients", "20", "60", "--cohort", "5", "--rows", "4", "--features", "6", "--steps", "2", "--turns", "2",
     ],
@@ -49,7 +49,7 @@ ROWS = {
     "lstm_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
     "adapter_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
     "flower_rounds": ["Flower FedAvg, softmax"],
-    "large_tables": ["60x5"],
+    "large_tables": ["5x60"],
     "memory": ["import torch", "whole run, above it"],
     "scale": ["20 clients", "60 clients"],
     "privacy_attacks": ["{'z': 1.0,", "{'z': 2.0,", "{'z': 4.0,"],

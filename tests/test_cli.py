@@ -115,13 +115,16 @@ def test_methods_are_listed_with_what_is_personal_and_their_source(run):
         page.read_text(encoding="utf-8") for page in (Path(__file__).parents[1] / "docs").glob("methods/*.md")
     )
     for row in listed:
-        assert row["personalises"] == ALGORITHMS[row["name"]]().personalises
-        if "et al." in row["source"] or " and " in row["source"]:  # as the pages have it
+        method = ALGORITHMS[row["name"]]()
+        assert (row["personalises"], row["is_federated"]) == (method.personalises, method.is_federated)
+        assert (row["source"] is None) == (row["name"] == "local")  # which nobody in particular has published
+        if row["source"] and ("et al." in row["source"] or " and " in row["source"]):  # as the pages have it
             first, last = row["source"].split()[0], row["source"].rsplit(", ", 1)[1]
             assert re.search(rf"Source: {first}[^*]*\*[^*]+\*, (arXiv [\d.]+, )?{last}", pages)
     lines = succeed(run("methods")).out.splitlines()
     assert max(map(len, lines[:-1])) <= 80
     assert [line.split()[0] for line in lines[1:-1]] == list(ALGORITHMS)
+    assert [line.split()[0] for line in lines if line.rstrip().endswith("each client alone")] == ["local"]
 
 
 def test_a_method_that_is_misspelt_has_the_nearest_name(run):

@@ -60,6 +60,7 @@ CASES = {
     "PFLlib's pixels": ("pfllib", write_pfllib, (1, 20, 20), {"whole": True}, "network on images (1, 20, 20)"),
     "PFLlib's signals": ("pfllib", write_pfllib, (9, 1, 8), {}, "softmax regression"),
 }
+GO_ON = ("LEAF's rows", "PFLlib's signals")  # of each kind of folder one
 
 
 @pytest.mark.parametrize(
@@ -85,10 +86,11 @@ def test_a_study_of_a_folder_runs_as_it_is_written(case, command_line, tmp_path)
     assert run.federation.train.features.is_floating_point()
     assert run.summary["weighted_accuracy"] > 0.8
     assert sum(len(rows.labels) for rows in run.federation.parts.values()) == 64
-    code, _, err = command_line(
-        "run", "deep/mine", "--out", "out", *few, "--rounds", str(run.summary["rounds"] + 1), "--resume"
-    )
-    assert code == 0, err
+    if case in GO_ON:
+        code, _, err = command_line(
+            "run", "deep/mine", "--out", "out", *few, "--rounds", str(run.summary["rounds"] + 1), "--resume"
+        )
+        assert code == 0, err
 
 
 def test_the_rows_are_those_of_the_folder(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,7 @@ from selffl.runs.recipe import SETTINGS, STUDY_SETTINGS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+BUILD_SECONDS = 300  # that a site may take; it takes half a minute
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'selffl[docs]'")
@@ -301,10 +303,14 @@ def test_there_are_two_notebooks_without_outputs():
 def site(tmp_path_factory):
     """The whole site, built as `make docs` does, notebooks run; a warning is an error.
 
-    ``SELFFL_SITE`` names one that was just built, so that it is not built twice.
+    ``SELFFL_SITE`` names one that is being built, so that it is not built twice: a file ``built`` in it says when.
     """
-    if built := os.environ.get("SELFFL_SITE"):
-        return Path(built)
+    if being_built := os.environ.get("SELFFL_SITE"):
+        ends = time.monotonic() + BUILD_SECONDS
+        while not (Path(being_built) / "built").exists():
+            assert time.monotonic() < ends, f"{being_built} was not built within {BUILD_SECONDS} seconds"
+            time.sleep(0.5)
+        return Path(being_built)
     for package in ("mkdocstrings", "latex2mathml", "nbclient", "ipykernel"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'selffl[dev,docs]'")
     folder = tmp_path_factory.mktemp("site")

@@ -5,7 +5,7 @@ import pytest
 import kill_points
 from kill_points import SCENARIOS, Experiment
 
-SAMPLE = {"train": 4, "resume": 4, "disk": 4, "run": 3}  # how many points of each; what draws takes too long for these
+SAMPLE = {"train": 3, "resume": 2, "disk": 3, "run": 2}  # how many points of each; what draws takes too long for these
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def name_of(path):
     return path.relative_to(SOURCE).as_posix()
 
 
+@cache
 def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 

@@ -24,6 +24,7 @@ def text() -> str:
         "algorithms": {name: [field.name for field in fields(make())] for name, make in ALGORITHMS.items()},  # type: ignore[arg-type]
         "personalises": {name: make().personalises for name, make in ALGORITHMS.items()},
         "sources": {name: make().source for name, make in ALGORITHMS.items()},
+        "alone": [name for name, make in ALGORITHMS.items() if not make().is_federated],
     }
     return json.dumps(names, indent=1) + "\n"
 

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor, nn
 
 from selffl.algorithms import DEFAULT_ALGORITHM
-from selffl.data.columns import column_of, numbered
+from selffl.data.columns import column_of, number_ids
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError, first_few
 from selffl.maths.steps import largest_step
@@ -69,7 +69,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.device = device
         self.random_state = random_state
 
-    def _checked(self, x: Any, *y: Any, **options: Any) -> Any:
+    def _check_rows(self, x: Any, *y: Any, **options: Any) -> Any:
         """Rows as scikit-learn checks them; beyond two axes only for a model of the user's own."""
         return validate_data(self, x, *y, dtype=np.float64, allow_nd=self.model is not None, **options)
 
@@ -115,7 +115,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def _outputs(self, x: Any, client: Any) -> Tensor:
         """Of each row, by its client's model; by the global one for clients that were not there and for none."""
         check_is_fitted(self)
-        checked = self._checked(x, reset=False)
+        checked = self._check_rows(x, reset=False)
         rows = torch.tensor((checked - self.mean_) / self.scale_)
         if client is None:
             params = self._shared if self._has_clients else self._personal[0].double()
@@ -125,7 +125,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         if len(column) != len(rows):
             raise _InputError(f"X has {len(rows)} rows and client {len(column)}; expected as many of each.")
         place = {name: number for number, name in enumerate(self.clients_)}
-        ids, owner = numbered("client", column)
+        ids, owner = number_ids("client", column)
         strangers = [name for name in ids if name not in place]
         if strangers:
             some = first_few(strangers, 3, repr)
@@ -214,7 +214,7 @@ class SelfFLClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, client: npt.ArrayLike | None = None) -> Self:  # noqa: N803 (scikit-learn's name)
         """Train on rows with a label and a client each; without ``client``, as one client's."""
-        x, labels = self._checked(X, y)
+        x, labels = self._check_rows(X, y)
         check_classification_targets(labels)
         self.classes_, number = np.unique(column_or_1d(labels, warn=True), return_inverse=True)
         if len(self.classes_) < 2:
@@ -273,14 +273,14 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         >>> x = np.random.default_rng(0).normal(size=(200, 1))
         >>> client = np.repeat(["anna", "ben"], 100)
         >>> y = 100 + np.where(client == "anna", 3.0, -3.0) * x[:, 0]
-        >>> model = selffl.SelfFLRegressor().fit(x, y, client=client)
+        >>> model = selffl.SelfFLRegressor(rounds=25).fit(x, y, client=client)
         >>> model.predict([[1.0], [1.0]], client=["anna", "ben"]).round(1).tolist()
         [103.0, 97.0]
     """
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, client: npt.ArrayLike | None = None) -> Self:  # noqa: N803
         """Train on rows with a target and a client each; without ``client``, as one client's."""
-        x, target = self._checked(X, y, y_numeric=True)
+        x, target = self._check_rows(X, y, y_numeric=True)
         target = column_or_1d(target, warn=True).astype(np.float64)
         module = self._module(x, 1, _linear)
         self._train(x, torch.from_numpy(target.copy()), client, module, squared_error)

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     """A 64-bit pattern as the signed integer torch stores."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MULTIPLY_1 = _signed(0xBF58476D1CE4E5B9)
-_MULTIPLY_2 = _signed(0x94D049BB133111EB)
+_GOLDEN = _to_signed(0x9E3779B97F4A7C15)
+_MULTIPLY_1 = _to_signed(0xBF58476D1CE4E5B9)
+_MULTIPLY_2 = _to_signed(0x94D049BB133111EB)
 _ALL_BITS = (1 << 64) - 1
 _BLOCK = 1 << 15  # numbers that are made at once where few of many are wanted
 _KEPT_BLOCKS = 64  # of mixed keys, 16 MB
@@ -51,7 +51,7 @@ def _mix_number(bits: int) -> int:
     bits &= _ALL_BITS
     bits = (bits ^ bits >> 30) * _MULTIPLY_1 & _ALL_BITS
     bits = (bits ^ bits >> 27) * _MULTIPLY_2 & _ALL_BITS
-    return _signed(bits ^ bits >> 31)
+    return _to_signed(bits ^ bits >> 31)
 
 
 def random_bits(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from selffl.algorithms import Layer, held_steps, self_fl_auto
+from selffl.algorithms import Layer, auto_spread, held_steps, self_fl_auto
 from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine
@@ -29,15 +29,15 @@ AUTO = {
     "learning": self_fl_auto.VARIANCE_RATE,
     "first": self_fl_auto.FIRST_PRECISION,
     "skipped": held_steps.BURN_IN,
-    "change": self_fl_auto.MOST_CHANGE,
-    "least": self_fl_auto.LEAST_DECIDED,
+    "change": auto_spread.MOST_CHANGE,
+    "least": auto_spread.LEAST_DECIDED,
     "per_whole": self_fl_auto.STEPS_PER_WHOLE,
-    "prior_decided": self_fl_auto.PRIOR_DECIDED,
+    "prior_decided": auto_spread.PRIOR_DECIDED,
     "factor_step": score_scale.MAX_STEP,
     "least_score_factor": score_scale.MIN_SCORE_FACTOR,
     "most_frequency_weight": score_scale.MAX_FREQUENCY_WEIGHT,
     "least_skew": self_fl_auto.LEAST_SKEW,
-    "least_disagreement": self_fl_auto.LEAST_DISAGREEMENT,
+    "least_disagreement": auto_spread.LEAST_DISAGREEMENT,
     "closing_passes": self_fl_auto.CLOSING_PASSES,
     "least_visits": self_fl_auto.LEAST_CLOSING_VISITS,
 }

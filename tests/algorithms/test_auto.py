@@ -60,8 +60,8 @@ def posterior_means(estimate, variance, inter):
 # of √(2/600) = 6 %; of a quarter of the clients the last few rounds' are remembered.
 GAUSSIAN = {
     "estimates": (False, (3, 40), 1.0, 80, 0.15, 0.1),
-    "estimates of few rows": (False, (1, 5), 1.0, 160, 0.15, 0.1),
-    "estimates, a quarter of the clients": (False, (3, 40), 0.25, 160, 0.2, 0.12),
+    "estimates of few rows": (False, (1, 5), 1.0, 100, 0.15, 0.1),
+    "estimates, a quarter of the clients": (False, (3, 40), 0.25, 110, 0.2, 0.12),
     "many rows": (True, (30, 80), 1.0, 80, 0.15, 0.1),
     "few rows": (True, (3, 40), 1.0, 80, 0.15, 0.1),
 }
@@ -171,7 +171,7 @@ def test_a_random_intercept_is_that_of_statsmodels(spread):
     values, client = levels(spread)
     fit = sm.MixedLM(values, np.ones((len(values), 1)), groups=client).fit(reml=False)
     between = float(np.asarray(fit.cov_re)[0, 0])
-    server, personal = regression(Intercept(), np.zeros((len(values), 1)), values, client, batch_size=20, rounds=60)
+    server, personal = regression(Intercept(), np.zeros((len(values), 1)), values, client, batch_size=20, rounds=48)
     assert 2 * fit.scale * server.inter_variance.item() == pytest.approx(between, rel=0.1)
     assert server.prior_rows.item() == pytest.approx(fit.scale / between, rel=0.35)
     assert server.params.item() == pytest.approx(fit.fe_params[0], abs=0.3 * fit.bse_fe[0])

@@ -95,7 +95,13 @@ class RatesOfRounds(list):
         return list.__getitem__(self, min(self.t, len(self) - 1))
 
 
-HAVE_A_RATE = [case for case in CASES if case != "pfedbayes"]  # whose rate is an option of its own
+# Methods whose equations have the rate in them, or that train on an objective of their own; of those that merely take
+# steps by `descend`, which has the rate of its task, two are enough.
+HAVE_A_RATE = [
+    *("self-fl", "self-fl-exact", "self-fl-augmented", "self-fl-cluster", "self-fl-sums"),
+    *("self-fl-auto", "self-fl-auto, longer", "scaffold", "pfedme", "perfedavg", "perfedavg, hessian-free"),
+    *("apfl", "fedala", "fedpac", "feddbe", "fedrod", "fedavg", "ditto"),
+]
 WITHOUT_AN_END = ("fedavg", "scaffold", "self-fl", "self-fl-auto")  # enough for a schedule that others cannot tell
 
 

@@ -401,9 +401,17 @@ def assert_sums_equal_their_twin(options, setting, told, privacy=NOT_PRIVATE):
 AUTO_KINDS = [(is_grouped, with_rows, 4) for is_grouped in (False, True) for with_rows in (False, True)]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+# How many steps there are and who takes part have nothing to do with each other: three settings are enough for that.
+OTHER_STEPS = [
+    (*kind, setting)
+    for kind in ((True, True, 1), (True, True, 7), (False, False, 1))
+    for setting in ("all take part", "one at a time", "rates differ, data drawn anew")
+]
+
+
 @pytest.mark.parametrize(
-    ("is_grouped", "with_rows", "num_local_steps"), [*AUTO_KINDS, (True, True, 1), (True, True, 7), (False, False, 1)]
+    ("is_grouped", "with_rows", "num_local_steps", "setting"),
+    [*((*kind, setting) for kind in AUTO_KINDS for setting in SETTINGS), *OTHER_STEPS],
 )
 def test_self_fl_auto_equals_its_twin(is_grouped, with_rows, num_local_steps, setting):
     options, name = {"num_local_steps": num_local_steps}, "self-fl-auto"

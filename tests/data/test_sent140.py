@@ -57,7 +57,7 @@ def leaf(users, order, fraction, more_than):
 def test_the_sample_is_leafs(small, seed, fraction, more_than):
     _, users = small
     order = np.unique(users)[np.random.default_rng(seed).permutation(len(SIZES))]
-    assert module.sampled(users, fraction, more_than, seed).tolist() == leaf(users, order, fraction, more_than)
+    assert module.sample_tweets(users, fraction, more_than, seed).tolist() == leaf(users, order, fraction, more_than)
 
 
 def test_tweets_go_to_their_users_by_hand(small):

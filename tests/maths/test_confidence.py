@@ -14,7 +14,7 @@ from selffl.maths.confidence import (
     left_out,
     log_odds,
     log_odds_variance,
-    moderated,
+    moderate,
 )
 
 
@@ -42,7 +42,7 @@ def test_a_moderated_answer_is_the_mean_answer_over_the_posterior(mean, precisio
     samples = np.random.default_rng(1).multivariate_normal(np.zeros(20), dense, size=200_000) @ others[0] + mean
     products = (torch.from_numpy(a) for a in ((others[:1] ** 2).sum(1), own @ others[:1].T, own @ own.T, weights))
     variance = log_odds_variance(*products, precision)
-    found = moderated(torch.tensor([[0.0, mean]], dtype=torch.float64), variance).softmax(-1)[0, 1]
+    found = moderate(torch.tensor([[0.0, mean]], dtype=torch.float64), variance).softmax(-1)[0, 1]
     assert float(found) == pytest.approx(np.mean(1 / (1 + np.exp(-samples))), abs=0.02)  # as good as the probit is
     if precision == 0.2 and mean == 4.0:
         assert abs(float(found) - 1 / (1 + np.exp(-mean))) > 0.05  # which is far from the answer at the mode
@@ -89,7 +89,7 @@ def test_the_information_runs_from_the_empirical_to_the_expected():
 )
 def test_moderation_keeps_the_order_of_classes(logits, variance, scale, share):
     given = torch.tensor(logits, dtype=torch.float64)
-    found = moderated(given, torch.tensor(variance, dtype=torch.float64), Moderation(scale, share))
+    found = moderate(given, torch.tensor(variance, dtype=torch.float64), Moderation(scale, share))
     assert torch.equal(found.argsort(stable=True), given.argsort(stable=True))
 
 
@@ -107,8 +107,8 @@ def test_the_moderation_that_labels_follow_is_found(scale, share):
     found = learned_moderation(*labelled(10_000, scale, share))
     variance = torch.tensor([0.0, 20.0, 200.0], dtype=torch.float64)
     one = torch.ones(3, 1, dtype=torch.float64)
-    wanted = moderated(one, variance, Moderation(scale, share))
-    torch.testing.assert_close(moderated(one, variance, found), wanted, rtol=0.12, atol=0.0)
+    wanted = moderate(one, variance, Moderation(scale, share))
+    torch.testing.assert_close(moderate(one, variance, found), wanted, rtol=0.12, atol=0.0)
 
 
 def test_a_row_far_off_is_a_slip():

@@ -147,7 +147,7 @@ def test_several_things_have_names_of_their_own(folder, tmp_path):
     ],
 )
 def test_latex_takes_text_as_it_is(text, expected):
-    assert tables.escaped(text) == expected
+    assert tables.escape_latex(text) == expected
 
 
 def test_a_latex_table():

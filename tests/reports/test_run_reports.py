@@ -252,8 +252,8 @@ def test_a_lead_that_only_the_plain_t_test_sees_is_inconclusive(group):
 def test_runs_that_have_not_recorded_their_rows_are_told_so(group):
     found = made_up(group, GAPS, clients=[{"client": "a", "num_train": None, "num_test": None}])
     assert scores.lines(found)[1].p_value == pytest.approx(0.070, abs=0.001)
-    assert "a tenth of them taken to be test rows" in sentences.tested_by(found)
-    assert "a tenth of them" not in sentences.tested_by(made_up(group, GAPS))
+    assert "a tenth of them taken to be test rows" in sentences.name_test(found)
+    assert "a tenth of them" not in sentences.name_test(made_up(group, GAPS))
 
 
 def test_seeds_of_one_split_are_told_so(group):
@@ -265,8 +265,8 @@ def test_seeds_of_one_split_are_told_so(group):
         )
         for m in found.methods
     ]
-    assert "share one split" in sentences.tested_by(Group(tuple(same)))
-    assert "share one split" not in sentences.tested_by(found)
+    assert "share one split" in sentences.name_test(Group(tuple(same)))
+    assert "share one split" not in sentences.name_test(found)
 
 
 def test_by_round_has_the_evaluated_rounds_of_the_records(folder, group):
@@ -477,7 +477,7 @@ def test_who_wants_infinitely_many_steps_is_in_the_last_bin(folder, tmp_path):
     [(0.123456789, 0.12346), (123456.7, 123460), (0.0, 0), (2.0, 2), (math.nan, None), (None, None)],
 )
 def test_rounding(value, expected):
-    found = scores.rounded(value)
+    found = scores.round_digits(value)
     assert found == expected
     assert not (isinstance(found, float) and found.is_integer())  # 2, not 2.0: a page holds many of them
 
@@ -489,7 +489,7 @@ def test_the_headline_says_what_the_tests_say(group):
     text = sentences.headline(group)
     score = scores.lines(group)[0].scores["weighted"].mean
     assert text.startswith(f"self-fl reaches {score:.1f} % accuracy on digits: ")
-    assert sentences.tested_by(group) == (
+    assert sentences.name_test(group) == (
         "Paired over 3 seeds; corrected resampled t test (Nadeau and Bengio 2003), Holm over 3 comparisons, 5 % level."
     )
     assert text.count(".") == text.count(f"{score:.1f}") + 1  # one sentence
@@ -505,7 +505,7 @@ def test_one_seed_is_not_tested(folder):
     first, second = (line.scores["weighted"].mean for line in scores.lines(found))
     relation = "above" if first > second else "below" if first < second else "level with"
     assert text.endswith(f": {relation} fedavg (one seed: nothing is tested).")
-    assert sentences.tested_by(found) == ""
+    assert sentences.name_test(found) == ""
 
 
 def test_a_single_run_is_told_by_itself(folder):
@@ -649,7 +649,7 @@ def test_a_run_that_diverged_in_its_first_round_is_not_left_out(tmp_path):
     assert rows_of(tmp_path / "fedavg" / "history.csv") == []
     (found,) = collect([tmp_path]).groups
     assert [method.label for method in found.methods] == ["self-fl", "fedavg"]
-    assert sentences.headline(found).endswith("on the user's own rows; fedavg diverged (NaN or infinity).")
+    assert sentences.headline(found).endswith("on your own rows; fedavg diverged (NaN or infinity).")
     assert "diverged" in [cell["text"] for cell in page._table(found)[0][1][1:]]
     page.render(collect([tmp_path]))
     (alone,) = collect([tmp_path / "fedavg"]).groups
@@ -663,7 +663,7 @@ def test_the_headline_counts_the_pairs_and_not_the_seeds_of_the_first(folder, tm
     path = tmp_path / "ditto-3" / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "diverged"}), encoding="utf-8")
     (found,) = collect([tmp_path]).groups
-    assert sentences.tested_by(found) == (
+    assert sentences.name_test(found) == (
         "Paired over 2 seeds; corrected resampled t test (Nadeau and Bengio 2003), 5 % level."
     )
 

@@ -6,7 +6,7 @@ import torch
 
 import selffl
 from selffl.budget import BUDGETS, Budget
-from selffl.runs.personal import PersonalModels
+from selffl.runs.personal import PersonalModelCache
 from selffl.runs.session import Session
 
 
@@ -55,7 +55,7 @@ def test_who_alters_a_model_alters_no_other(made):
 def test_no_more_are_kept_than_fit(made, monkeypatch):
     run = trained()
     monkeypatch.setitem(BUDGETS, "cpu", Budget(evaluated_numbers=2 * 8))
-    models = PersonalModels(run._session, run._state)
+    models = PersonalModelCache(run._session, run._state)
     made.clear()
     for position in (0, 1, 0, 1, 2, 1, 0):
         assert torch.equal(models[position], run._session.engine.personal(

@@ -301,7 +301,7 @@ def test_fine_tuning_that_does_not_help_is_not_done(monkeypatch):
     found, _ = tuner(monkeypatch, lambda arm, seed, key: 0.9 if key == 0 else 0.1)
     assert tuning.chosen_value(found.search("fedavg", "fine_tune", (0, 5, 20), (0,))) == 0
     plain = outcome(global_accuracy=0.9)
-    assert comparison.fine_tuned(plain, 0) is plain
+    assert comparison.take_fine_tuned(plain, 0) is plain
 
 
 @pytest.mark.slow

@@ -9,10 +9,12 @@ import pytest
 
 from selffl.data import regimes as data
 from selffl.data.regimes import KINDS, regime
-from selffl.studies import regimes
+from selffl.studies import regime_results, regimes
 from selffl.studies.arms import Outcome
-from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, fine_tuned
-from selffl.studies.regimes import AUTO, BASELINES, DESIGNS, FEDAVG, LOCAL, OWN_GLOBAL, Cell, CellResult
+from selffl.studies.auto import AUTO
+from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, take_fine_tuned
+from selffl.studies.regime_results import BASELINES, FEDAVG, LOCAL, OWN_GLOBAL, Cell, CellResult
+from selffl.studies.regimes import DESIGNS
 from selffl.studies.result import Job
 from selffl.studies.tuning import score_after
 
@@ -96,9 +98,9 @@ def test_fine_tuning_with_class_frequencies_has_views_of_its_own():
     )
     for start, scores in (("global", (90, 95, 80)), ("global+classes", (70, 75, 78))):
         assert [found.score(score_after(start, steps)) for steps in (0, 5, 20)] == pytest.approx(scores)
-    assert fine_tuned(found, 20, "global+classes").score("weighted_accuracy") == pytest.approx(78)
-    assert fine_tuned(found, 0, "global+classes").score("weighted_accuracy") == pytest.approx(70)
-    assert fine_tuned(found, 0) is found
+    assert take_fine_tuned(found, 20, "global+classes").score("weighted_accuracy") == pytest.approx(78)
+    assert take_fine_tuned(found, 0, "global+classes").score("weighted_accuracy") == pytest.approx(70)
+    assert take_fine_tuned(found, 0) is found
 
 
 # ----------------------------------------------------------------------------------------- verdicts, nothing is trained
@@ -129,16 +131,16 @@ def made(ours=0.0, own_global=-5.0, grid=(-3.0, -2.0), kind="alike", clients=(),
     """A cell where everybody is so many points above the usual level; baselines are far below unless said otherwise."""
     names = dict(zip(("fedavg", "classes", "tuned", "tuned_classes", "ditto", "local"), BASELINES, strict=True))
     outcomes = {AUTO: runs(plus(ours, noise), precision=50.0, clients=clients), OWN_GLOBAL: runs(plus(own_global))}
-    outcomes |= {regimes.at_precision(10.0**n): runs(plus(value)) for n, value in enumerate(grid)}
+    outcomes |= {regime_results.at_precision(10.0**n): runs(plus(value)) for n, value in enumerate(grid)}
     outcomes |= {label: runs(plus(others.get(name, -9.0))) for name, label in names.items()}
     if alone:
         outcomes[LOCAL] = runs(plus(-9.0), clients=alone)
-    precisions = {regimes.at_precision(10.0**n): 10.0**n for n in range(len(grid))}
+    precisions = {regime_results.at_precision(10.0**n): 10.0**n for n in range(len(grid))}
     return CellResult(Cell(kind, "softmax", "even", 0.1, 5), outcomes, precisions, {TUNED_DITTO: "λ = 1"})
 
 
 def verdicts(*results):
-    return [claim.verdict for claim in regimes.claims_of(results)]
+    return [claim.verdict for claim in regime_results.claims_of(results)]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def verdicts(*results):
 )
 def test_the_own_global_model_may_be_missed_by_a_fifth_of_a_point(gap, noise, verdict):
     results = made(1.0, own_global=0.0), made(gap, own_global=0.0, grid=(-9.0,), kind="few", noise=noise)
-    claim = regimes.claims_of(results)[0]
+    claim = regime_results.claims_of(results)[0]
     assert claim.verdict == verdict
     assert f"{'−' if gap < 0 else '+'}{abs(gap):.2f} ±" in claim.evidence
     assert "(few, softmax, even sizes, C = 0.1)" in claim.evidence
@@ -161,8 +163,8 @@ def test_the_own_global_model_may_be_missed_by_a_fifth_of_a_point(gap, noise, ve
 @pytest.mark.parametrize(("gap", "verdict"), [(-0.3, "holds"), (-0.5, "does not hold")])
 def test_the_oracle_may_be_missed_by_two_fifths_and_is_the_best_of_the_grid(gap, verdict):
     results = made(gap, own_global=-9.0, grid=(-1.0, 0.0, -2.0)), made(2.0)
-    assert results[0].oracle == regimes.at_precision(10.0)
-    claim = regimes.claims_of(results)[1]
+    assert results[0].oracle == regime_results.at_precision(10.0)
+    claim = regime_results.claims_of(results)[1]
     assert claim.verdict == verdict
     assert f"−{abs(gap):.2f} ± 0.00 points, against {results[0].oracle} (alike" in claim.evidence
 
@@ -180,7 +182,7 @@ def test_the_oracle_may_be_missed_by_two_fifths_and_is_the_best_of_the_grid(gap,
 def test_every_baseline_may_be_missed_by_half_a_point(missed, by, noise, verdict):
     results = [made(0.0, ditto=by, kind="tiny", noise=noise) for _ in range(missed)]
     results += [made(0.0, fedavg=-0.1) for _ in range(10 - missed)]
-    claim = regimes.claims_of(results)[2]
+    claim = regime_results.claims_of(results)[2]
     assert claim.verdict == verdict
     assert claim.text == "Target: in every cell at least every baseline, less 0.5 points."
     assert claim.evidence.startswith(f"The mean is so in {10 - missed * (by > 0.5)} of 10 cells")
@@ -196,24 +198,24 @@ def test_one_seed_has_no_standard_error_and_decides_nothing():
 def test_runs_that_diverged_are_neither_the_best_nor_overlooked():
     found = made(0.0, grid=(-1.0, 5.0), fedavg=-1.0, ditto=5.0)
     lost = runs([0.9, None, 0.9, 0.9, 0.9])
-    found = replace(found, outcomes=found.outcomes | {TUNED_DITTO: lost, regimes.at_precision(10.0): lost})
-    assert found.oracle == regimes.at_precision(1.0)
+    found = replace(found, outcomes=found.outcomes | {TUNED_DITTO: lost, regime_results.at_precision(10.0): lost})
+    assert found.oracle == regime_results.at_precision(1.0)
     assert found.baseline == FEDAVG
     assert TUNED_DITTO not in found.baseline_gaps
     assert verdicts(found)[:3] == ["holds"] * 3
     # Ours in one of ten cells: nothing is met.
     ours = replace(found, outcomes=found.outcomes | {AUTO: lost})
     assert verdicts(ours, *[made()] * 9)[:3] == ["inconclusive"] * 3
-    assert regimes.claims_of([ours, *[made()] * 9])[2].evidence.startswith("The mean is so in 9 of 10 cells")
-    assert "self-fl-auto, which diverged, against" in regimes.claims_of([ours])[0].evidence
-    line = regimes.table_line(1, ours)
+    assert regime_results.claims_of([ours, *[made()] * 9])[2].evidence.startswith("The mean is so in 9 of 10 cells")
+    assert "self-fl-auto, which diverged, against" in regime_results.claims_of([ours])[0].evidence
+    line = regime_results.table_line(1, ours)
     assert (line[AUTO], line["above the oracle"]) == ("diverged", "–")
     no_grid = replace(found, outcomes=found.outcomes | dict.fromkeys(found.precisions, lost))
-    claim = regimes.claims_of([no_grid, made()])[1]
+    claim = regime_results.claims_of([no_grid, made()])[1]
     assert (claim.verdict, claim.evidence[-12:]) == ("holds", "diverged: 1.")
     nobody = replace(found, outcomes=dict.fromkeys(found.outcomes, lost))
     assert verdicts(nobody)[:3] == ["inconclusive"] * 3
-    assert regimes.table_line(1, nobody)["which"] == "–"
+    assert regime_results.table_line(1, nobody)["which"] == "–"
 
 
 def order(predicted, gained, num_test=30):
@@ -233,14 +235,14 @@ def test_the_predicted_gain_is_held_against_what_is_gained_over_local_training()
     # Whose gain is the same for all cannot be ordered, and is left out.
     same = made(clients=order([2.0] * 4, [0.1, 0.2, 0.3, 0.4]), alone=alone[:4], kind="few")
     assert same.rank_correlations == [None] * 5
-    claim = regimes.claims_of([found, same])[3]
+    claim = regime_results.claims_of([found, same])[3]
     assert claim.verdict == "holds"
     assert "+0.40 ± 0.00, the mean of 1 of 2 cells" in claim.evidence
     backwards = made(clients=order([1.0, 2.0, 3.0], [0.3, 0.2, 0.1]), alone=alone[:3], kind="tiny")
-    claim = regimes.claims_of([backwards, found])[3]
+    claim = regime_results.claims_of([backwards, found])[3]
     assert claim.verdict == "does not hold"
     assert "the lowest is −1.00 (tiny" in claim.evidence
-    assert regimes.claims_of([same])[3].verdict == "inconclusive"
+    assert regime_results.claims_of([same])[3].verdict == "inconclusive"
 
 
 def test_a_table_has_a_line_for_each_cell_and_the_long_one_every_arm():
@@ -253,7 +255,7 @@ def test_a_table_has_a_line_for_each_cell_and_the_long_one_every_arm():
     assert (line["above the oracle"], line["above best baseline"]) == ("−0.50 ± 0.00", "+0.25 ± 0.00")
     assert line["above own global model"] == "+0.50 ± 0.00"
     assert len(found.rows) == 2 * 5 * (2 + 2 + len(BASELINES))
-    assert {row["method"] for row in found.rows if row["is_oracle"]} == {regimes.at_precision(10.0)}
+    assert {row["method"] for row in found.rows if row["is_oracle"]} == {regime_results.at_precision(10.0)}
     first, second = found.figures[0].charts
     assert (first.kind, second.kind) == ("points", "points")
     assert [len(series.x) for chart in (first, second) for series in chart.series] == [2] * 5
@@ -279,12 +281,12 @@ def test_a_quick_look_trains_two_cells_with_two_seeds(small):
     assert [(line["clients"], line["model"]) for line in result.table] == [("alike", "softmax"), ("shifted", "softmax")]
     assert [claim.verdict for claim in result.claims]
     each = {(row["cell"], row["method"], row["seed"]) for row in result.rows}
-    methods = {AUTO, OWN_GLOBAL, *BASELINES, regimes.at_precision(10.0), regimes.at_precision(1e3)}
+    methods = {AUTO, OWN_GLOBAL, *BASELINES, regime_results.at_precision(10.0), regime_results.at_precision(1e3)}
     assert each == {(cell, method, seed) for cell in (1, 2) for method in methods for seed in (0, 1)}
     assert len(each) == len(result.rows)
     assert all(0 < row["accuracy"] <= 100 for row in result.rows)
     by = {(row["method"], row["seed"]): row for row in result.rows if row["cell"] == 1}
-    assert by[regimes.at_precision(1e3), 0]["precision"] == pytest.approx(1e3)
+    assert by[regime_results.at_precision(1e3), 0]["precision"] == pytest.approx(1e3)
     assert math.isfinite(by[AUTO, 0]["precision"])
     assert by[TUNED_DITTO, 0]["chosen"] in ("λ = 0.1 (2 tried; at the edge)", "λ = 1 (2 tried; at the edge)")
     assert by[TUNED_FEDAVG, 0]["chosen"] in ("k = 0 (2 tried)", "k = 2 (2 tried; at the edge)")

@@ -115,7 +115,7 @@ def test_an_estimate_that_does_not_say_what_repeats_share_cannot_be_tested():
     with pytest.raises(ValueError, match="expected test_per_train"):
         _ = Estimate(2.8, 1.0, 5).p_value
     # Shifted or scaled, it is still the same repeats.
-    assert Estimate(1.0, 1.0, 5, 0.25).shifted(1.0).scaled(2.0) == Estimate(4.0, 2.0, 5, 0.25)
+    assert Estimate(1.0, 1.0, 5, 0.25).shift_by(1.0).scale_by(2.0) == Estimate(4.0, 2.0, 5, 0.25)
 
 
 def test_several_differences_are_decided_together():

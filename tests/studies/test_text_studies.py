@@ -132,7 +132,7 @@ def test_without_a_folder_nothing_is_left_behind(small, tmp_path):
 
 def test_a_problem_without_a_warm_start_has_none_to_train(small):
     with pytest.raises(ConfigError, match=r"^sent140 has no warm start"):
-        replace(small, warm_up=None).warmed_up(0)
+        replace(small, warm_up=None).train_warm_up(0)
 
 
 def test_the_second_stage_shows_fedavgs_local_models_and_its_own(small):
@@ -173,7 +173,7 @@ def test_the_first_stage_is_fedavg_from_scratch(small):
 
 
 def test_a_quick_look_is_smaller(small):
-    problem, warm_up = module.settled(replace(small, rounds=40, warm_up=WarmUp(rounds=20)), Job(quick=True))
+    problem, warm_up = module.settle_problem(replace(small, rounds=40, warm_up=WarmUp(rounds=20)), Job(quick=True))
     assert problem.model_options["hidden"] == 32
     assert (problem.rounds, warm_up.rounds) == (2, 1)
     assert problem.warm_up is warm_up

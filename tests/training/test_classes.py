@@ -178,7 +178,7 @@ def test_a_layer_that_is_partly_frozen_makes_no_scores_of_its_own(part):
 def test_scores_are_made_larger_and_nothing_else_is():
     model = FlatModel(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)))
     before = model.params
-    after = model.class_bias.scaled(before, torch.tensor([2.0, 0.5]))
+    after = model.class_bias.scale_scores(before, torch.tensor([2.0, 0.5]))
     for params, factor in zip(after, (2.0, 0.5), strict=True):
         torch.testing.assert_close(model(params, FEATURES), factor * model(before, FEATURES))
         torch.testing.assert_close(params[:20], before[:20], rtol=0, atol=0)
@@ -189,7 +189,7 @@ def test_a_shift_is_put_on_the_scores_and_nowhere_else():
     for width, shift in ((3, [1.0, -2.0, 0.5]), (1, [0.25, 1.0])):
         model = FlatModel(nn.Linear(4, width))
         before = model.params
-        after = model.class_bias.added(before.expand(2, -1), torch.tensor([shift, shift]))
+        after = model.class_bias.add_shift(before.expand(2, -1), torch.tensor([shift, shift]))
         more = model(after[1], FEATURES) - model(before, FEATURES)
         expected = torch.tensor(shift) if width > 1 else torch.tensor([0.75])
         torch.testing.assert_close(more, expected.expand(14, -1))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.auto_records import AutoUpload
-from selffl.algorithms.contract import Limit
+from selffl.algorithms.safeguards import Limit
 
 BY_GROUP = ("deviation_squares", "difference_squares", "disagreements", "squared_disagreements")
 MOST_DECIDED = 1.0  # parameters that halves of one client may disagree on and leave undecided, in a noisy sum
@@ -60,7 +60,7 @@ def totals_and_rows(upload: AutoUpload) -> AutoUpload:
         weight=weight * factor,
         class_weights=upload.class_weights * factor.unsqueeze(-1),
         weight_with_classes=upload.weight_with_classes * factor,
-        **{name: _shared_out(getattr(upload, name)) for name in BY_GROUP},
+        **{name: _share_out(getattr(upload, name)) for name in BY_GROUP},
     )
 
 
@@ -100,6 +100,6 @@ def beyond_noise(vector: Tensor, noise: float) -> Tensor:
     return vector * torch.where(is_seen, left / square.clamp(min=torch.finfo(square.dtype).tiny), 0.0).sqrt()
 
 
-def _shared_out(by_group: Tensor) -> Tensor:
+def _share_out(by_group: Tensor) -> Tensor:
     """The same for every group ``[..., G]``, in all as much as before."""
     return by_group.mean(-1, keepdim=True).expand_as(by_group)

@@ -12,10 +12,11 @@ from typing import ClassVar, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, Bound, Memory, Personalises
+from selffl.algorithms.contract import Algorithm, Memory, Personalises
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_choice, check_integer
 from selffl.algorithms.population import Population
+from selffl.algorithms.safeguards import Bound
 
 Weighting = Literal["examples", "equal"]
 

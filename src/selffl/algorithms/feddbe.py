@@ -27,11 +27,12 @@ from selffl.algorithms.averaging import (
     Weighting,
     check_weighting,
 )
-from selffl.algorithms.contract import Bound, Limit, Personalises
+from selffl.algorithms.contract import Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
 from selffl.algorithms.layers import names_of
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
+from selffl.algorithms.safeguards import Bound, Limit
 from selffl.algorithms.solver import descend, iterate
 from selffl.errors import ConfigError
 

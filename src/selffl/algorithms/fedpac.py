@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, PersonalMemory, move, row_count
-from selffl.algorithms.contract import Algorithm, Bound, Personalises
+from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, require_head
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
+from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
 from selffl.maths.combination import combination_weights, feature_noise

@@ -103,12 +103,12 @@ class SharedBody(CutModel[HeadMemory]):
         self, broadcast: HeadBroadcast, memory: HeadMemory, task: LocalTask
     ) -> tuple[ModelUpload, HeadMemory]:
         """Train from the received body with the client's own head; the body goes back, the head stays."""
-        trained = self.trained(memory.model(broadcast.params), broadcast.is_head, task)
+        trained = self.train_locally(memory.model(broadcast.params), broadcast.is_head, task)
         body = torch.where(broadcast.is_head, broadcast.params, trained)
         kept = HeadMemory(trained.masked_fill(~broadcast.is_head, 0.0), broadcast.is_head)
         return self.upload(body, broadcast.params, task), kept
 
-    def trained(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
+    def train_locally(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
         """L steps of the whole model."""
         return descend(task, start, self.steps(task))
 

@@ -38,7 +38,7 @@ class FedRep(FedPer):
         super().__post_init__()
         check_integer("head_steps", self.head_steps, 1)
 
-    def trained(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
+    def train_locally(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
         """tau steps of the head under the received body, then L steps of the body under that head."""
         fitted = descend(task, start, self.head_steps, frozen=~is_head)
         return descend(task, fitted, self.steps(task), frozen=is_head, first_draw=self.head_steps)

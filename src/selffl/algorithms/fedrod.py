@@ -85,7 +85,7 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
                 "scores. Change loss or model, or use another method, such as fedper."
             )
         size, place, own_head = head.stop - head.start, slice(head.start, head.stop), head._replace(start=0)
-        log_counts = bias.shifted(task.class_counts(bias.num_classes).to(broadcast.params).log().clamp(min=ABSENT))
+        log_counts = bias.to_scores(task.class_counts(bias.num_classes).to(broadcast.params).log().clamp(min=ABSENT))
 
         def objective(rows: FeatureRows, own: Tensor, log_counts: Tensor) -> Tensor:
             generic, own_scores = rows.scores, own_head.scores(own, rows.features.detach())

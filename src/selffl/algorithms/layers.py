@@ -42,17 +42,17 @@ class ClassBias(NamedTuple):
         """Whether a single score tells two classes apart."""
         return self.stop - self.start == 1
 
-    def shifted(self, shift: Tensor) -> Tensor:
+    def to_scores(self, shift: Tensor) -> Tensor:
         """What ``shift [..., K]`` of the log-odds of classes adds to the scores: of two, to the second's one score."""
         return shift[..., 1:] - shift[..., :1] if self.is_single else shift
 
-    def added(self, params: Tensor, shift: Tensor) -> Tensor:
+    def add_shift(self, params: Tensor, shift: Tensor) -> Tensor:
         """``params [..., P]`` with ``shift [..., K]`` on top of the scores; they are not changed themselves."""
         found = params.clone()
-        found[..., self.start : self.stop] += self.shifted(shift)
+        found[..., self.start : self.stop] += self.to_scores(shift)
         return found
 
-    def scaled(self, params: Tensor, factor: Tensor) -> Tensor:
+    def scale_scores(self, params: Tensor, factor: Tensor) -> Tensor:
         """``params [..., P]`` whose scores are ``factor [...]`` times as large; they are not changed themselves."""
         head = params[..., self.weights_start : self.stop] * factor.unsqueeze(-1)
         found = params.expand(*head.shape[:-1], -1).clone()

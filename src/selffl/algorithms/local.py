@@ -30,7 +30,6 @@ class Local(FixedLocalSteps, PersonalModelClients):
     """
 
     name: ClassVar[str] = "local"
-    source: ClassVar[str] = "each client alone"
     has_global_model: ClassVar[bool] = False  # it stays as it was
     is_federated: ClassVar[bool] = False
     only_sgd: ClassVar[str | None] = None

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, PersonalMemory, move
-from selffl.algorithms.contract import Algorithm, Bound, Personalises
+from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.optimisers import Adam
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
+from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.solver import iterate, per_slot, rate_of, take_step
 from selffl.maths.divergence import rho_of, slope_of_first, slope_of_second
 

@@ -54,7 +54,7 @@ class RowwiseTask(LocalTask):
         terms, and whatever its minibatches hold does not count.  Gradients are counted by client, as everywhere.
         """
 
-    def _halved(self) -> Self:
+    def _copy_for_halves(self) -> Self:
         """A copy with the shape, the counts and the rates of a task of halves; whose rows are whose is for `halves`."""
         task = copy(self)
         task.shape, task.slots_per_client = torch.Size((*self.shape, 2)), 2

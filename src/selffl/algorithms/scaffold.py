@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, move
-from selffl.algorithms.contract import Algorithm, Bound, Personalises
+from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
+from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.solver import iterate, rate_of
 
 

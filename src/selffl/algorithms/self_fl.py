@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import row_count
-from selffl.algorithms.contract import Algorithm, Bound
+from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import ADDED_LATER
+from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.self_fl_clients import OneModelClients, PlanningClients, SelfFLBroadcast, SelfFLMemory
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError

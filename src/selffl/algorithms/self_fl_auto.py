@@ -49,44 +49,34 @@ from selffl.algorithms.auto_records import (
     AutoMemory,
     AutoServer,
     AutoUpload,
-    Spread,
     SpreadReport,
 )
+from selffl.algorithms.auto_spread import learn_spread, sum_disagreements
 from selffl.algorithms.averaging import FixedLocalSteps, move, row_count, weighted_change
-from selffl.algorithms.contract import Algorithm, Bound, Limit, Personalises
+from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.held_steps import Hold, descend_held
 from selffl.algorithms.layers import by_group, sizes_of
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
+from selffl.algorithms.safeguards import Bound, Limit
 from selffl.algorithms.solver import descend
 from selffl.maths.frequencies import class_shift, class_skew, row_shift, same_class_rate
 from selffl.maths.posterior import local_weight
 from selffl.maths.score_scale import Derivatives, derivatives, next_factors
-from selffl.maths.split_half import (
-    HalvesOfClients,
-    centred_products,
-    common_square,
-    ratio_error,
-    ratio_interval,
-    spread_products,
-)
+from selffl.maths.split_half import HalvesOfClients, ratio_error, ratio_interval, spread_products
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
 FIRST_MOMENTUM = 0.9  # of the steps of halves in the first round
 LAST_MOMENTUM = 0.5  # of those in late rounds, when noise counts for more than speed
 FIRST_PRECISION = 10.0  # c before anybody has reported
-MOST_CHANGE = 2.0  # times what it was before a round that c is after it, at most; and one over it, at least
 VARIANCE_RATE = 0.2  # share of the way that log n_0 moves in a round
 AVERAGING_POWER = 8.0  # round t weighs as t^8 in the running means of the shared model and of what halves agree on
 CLOSING_PASSES = 50  # over its own rows that a client makes once training is over, in the time of a power of two visits
 LEAST_CLOSING_VISITS = 4  # that these take, at least
-LEAST_DECIDED = 1e-4  # parameters that an average client decides, below which c grows no further
-LEAST_DISAGREEMENT = 0.1  # of the squared form of what halves disagree on, which is at least what they do
 LEAST_SKEW = 0.01  # rho: a client that has met one class alone believes so, a little, whatever others have met
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
 NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree
-PRIOR_DECIDED = 10.0  # parameters that the one variance counts for beside those of a group that clients have decided
 TINY = 1e-12  # of a curvature: below that a float has lost digits
 STEPS_PER_WHOLE = 10  # of the steps of a visit, one in so many is on all rows; the others are on halves
 
@@ -209,7 +199,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         the change of the shift since its last visit.  While they train, they have the frequencies of the rows they
         train on in its place.
         """
-        anchor = _scaled(broadcast.params, broadcast.score_factors, task)
+        anchor = _scale_scores(broadcast.params, broadcast.score_factors, task)
         model, halves = memory.model(anchor), memory.half_models(anchor)
         half_anchors = anchor.unsqueeze(-2).expand_as(halves)
         counts = torch.cat([by_half.sum(-2, keepdim=True), by_half], dim=-2)
@@ -221,9 +211,12 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             moved = memory.prior_weight.unsqueeze(-1) * (shift - before)
             of_rows = row_shift(counts, broadcast.frequencies.unsqueeze(-2))
             excess = of_rows - shift.unsqueeze(-2)
-            anchor, half_anchors = bias.added(anchor, of_rows[..., 0, :]), bias.added(half_anchors, of_rows[..., 1:, :])
-            model = bias.added(model, moved + excess[..., 0, :])
-            halves = bias.added(halves, moved.unsqueeze(-2) + excess[..., 1:, :])
+            anchor, half_anchors = (
+                bias.add_shift(anchor, of_rows[..., 0, :]),
+                bias.add_shift(half_anchors, of_rows[..., 1:, :]),
+            )
+            model = bias.add_shift(model, moved + excess[..., 0, :])
+            halves = bias.add_shift(halves, moved.unsqueeze(-2) + excess[..., 1:, :])
         return Arrival(anchor, half_anchors, model, halves, excess)
 
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
@@ -344,11 +337,11 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         They are kept as they predict: with the client's class frequencies, not with those of the rows they trained on.
         """
         if task.class_bias is not None:
-            model = task.class_bias.added(model, -arrival.excess[..., 0, :])
-            halves = task.class_bias.added(halves, -arrival.excess[..., 1:, :])
+            model = task.class_bias.add_shift(model, -arrival.excess[..., 0, :])
+            halves = task.class_bias.add_shift(halves, -arrival.excess[..., 1:, :])
         # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
         prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(model)).nan_to_num(nan=0.0)
-        leans = prior_weight.unsqueeze(-1) * _scaled(broadcast.params, broadcast.score_factors, task)
+        leans = prior_weight.unsqueeze(-1) * _scale_scores(broadcast.params, broadcast.score_factors, task)
         own, first, second = (each - leans for each in (model, *halves.unbind(-2)))
         factors = broadcast.score_factors.clone()
         return AutoMemory(own, first, second, prior_weight, broadcast.class_skew.clone(), factors)
@@ -359,7 +352,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         latest, clock = move(server.latest, upload.change, upload.weight), server.clock + 1
         share = _newness(clock)
         # k = N/(N + n_0) of an average client; where rows decide nearly everything, by what they leave undecided.
-        disagreement = _disagreements(upload).sum(-1)
+        disagreement = sum_disagreements(upload).sum(-1)
         decided = (disagreement + upload.undecided) / upload.temperature / upload.change.shape[-1]
         odds = torch.maximum(1.0 / decided - 1.0, upload.undecided / disagreement)
         prior_rows = upload.num_examples / number * odds.clamp(min=LEAST_UNDECIDED)
@@ -368,7 +361,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         # Means over all rounds; the guess that frequencies began from counts as one.
         frequencies = upload.class_weights / upload.weight_with_classes.unsqueeze(-1)
         same_class = upload.same_class_rate / upload.has_pairs
-        spread = self.spread_round(server, upload, share, number)
+        spread = learn_spread(server, upload, share, number, is_fixed=self.prior_precision is not None)
         return AutoServer(
             torch.lerp(server.params, latest, share.unsqueeze(-1)),
             latest,
@@ -397,73 +390,6 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         pulls = torch.lerp(server.factor_pull.to(pull), pull, weight.to(pull))
         factors = next_factors(old, curvatures / weight.unsqueeze(-1), pulls / weight)
         return tuple(each.to(server.params) for each in (factors, curvatures, pulls))  # type: ignore[return-value]
-
-    def spread_round(self, server: AutoServer, upload: AutoUpload, share: Tensor, cohort: int) -> Spread:
-        """The variances and what they are learned from, after one more ``cohort``, which weighs ``share [...]`` of all.
-
-        How much halves agree and disagree on shrinks as c grows, as c^-2 at most, both alike.  Each round is measured
-        in a unit that follows what they disagree on, no faster than that: rounds under one c and under another count
-        the same, and so does one whose few clients hardly disagree.
-        """
-        pairs, sizes = upload.has_halves.unsqueeze(-1), sizes_of(server.group_sizes)
-        common = common_square(by_group(upload.deviation.square(), sizes), upload.deviation_squares, pairs)
-        agreements = (upload.deviation_squares - upload.difference_squares) / pairs - common
-        disagreements = _disagreements(upload) / pairs
-        total = disagreements.sum(-1)
-        unit = torch.where(server.unit.isnan() & (total > 0), total, server.unit.to(total))
-        is_usable = agreements.isfinite().all(-1) & disagreements.isfinite().all(-1) & unit.isfinite()
-        means = [
-            torch.where(
-                is_usable.unsqueeze(-1),
-                torch.lerp(old.to(new), new / unit.unsqueeze(-1), share.to(new).unsqueeze(-1)),
-                old,
-            )
-            for old, new in ((server.agreements, agreements), (server.disagreements, disagreements))
-        ]
-        in_nats = (unit * upload.has_halves / upload.temperature).unsqueeze(-1)  # as parameters are counted
-        number = torch.minimum(upload.has_halves / share, server.num_clients)  # who comes again says nothing new
-        both = upload.disagreements.sum(-1) / upload.has_halves
-        products = centred_products(
-            upload.spread_products / pairs, agreements.sum(-1) + common.sum(-1), both, common.sum(-1)
-        )
-        products = products / unit.square().unsqueeze(-1)
-        old = server.spread_products.to(products)
-        products = torch.lerp(old.where(~old.isnan(), products), products, share.to(products).unsqueeze(-1))
-        # Where halves hardly disagree, what they agree on is beyond numbers: nobody knows then how sure the ratio is.
-        kept = products.to(server.spread_products)
-        kept = kept.masked_fill(~kept.isfinite().all(-1, keepdim=True), torch.nan)
-        with_halves = server.num_clients * upload.has_halves / cohort  # among all clients, if as many as here
-        found = self.variances(server, means[0] * in_nats, means[1] * in_nats, number)
-        is_learned = is_usable & (means[1].sum(-1) > 0) & (self.prior_precision is None)
-        follows = total.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
-        return Spread(
-            torch.where(is_learned, found[0], server.inter_variance).to(server.inter_variance),
-            torch.where(is_learned.unsqueeze(-1), found[1], server.variance_ratios).to(server.variance_ratios),
-            means[0].to(server.agreements),
-            means[1].to(server.disagreements),
-            torch.where(is_usable.unsqueeze(-1), kept, server.spread_products),
-            torch.where(is_usable, number.minimum(with_halves), server.num_reporting).to(server.num_reporting),
-            torch.where(is_usable, follows, unit).to(server.unit),
-        )
-
-    def variances(
-        self, server: AutoServer, agreements: Tensor, disagreements: Tensor, number: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The one variance ``[...]``, and the ratios of the groups' own to it ``[..., G]``.
-
-        What halves of an average client disagree on ``[..., G]``, in nats, is how many parameters of a group it
-        decides.  Times the ``number [...]`` of clients that this is a mean of, it is what the logarithm of a group's
-        own variance counts for beside that of the one of all.
-        """
-        old = server.inter_variance.to(agreements)
-        total = disagreements.sum(-1)
-        one = _within(old, agreements.sum(-1) / total)
-        # Where clients decide next to nothing, nothing is gained by holding them harder.
-        one = torch.where(total < LEAST_DECIDED, one.maximum(old), one)
-        before = old.unsqueeze(-1) * server.variance_ratios.to(agreements)
-        own = _within(before, agreements / disagreements)
-        decided = disagreements.clamp(min=0.0) * number.unsqueeze(-1)
-        return one, (own / one.unsqueeze(-1)) ** (decided / (decided + PRIOR_DECIDED))
 
     def inter_variance(self, server: AutoServer) -> Tensor:
         """sigma_0^2, as learned."""
@@ -547,24 +473,12 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 
     def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
         """The client's own part, and as much of the global model as it leans on, as that is now (D10, D17)."""
-        return memory.model(_scaled(global_params.unsqueeze(-2), memory.score_factors, task))
+        return memory.model(_scale_scores(global_params.unsqueeze(-2), memory.score_factors, task))
 
 
-def _scaled(params: Tensor, factors: Tensor, task: RowwiseTask) -> Tensor:
+def _scale_scores(params: Tensor, factors: Tensor, task: RowwiseTask) -> Tensor:
     """``params [..., C, P]`` with scores of classes t times as large, ``factors [..., C, 2]`` being (t, a)."""
-    return params if task.class_bias is None else task.class_bias.scaled(params, factors[..., 0])
-
-
-def _disagreements(upload: AutoUpload) -> Tensor:
-    """What halves disagree on ``[..., G]``, summed over clients; in all, no less than a share of its squared form."""
-    least = LEAST_DISAGREEMENT * upload.squared_disagreements
-    is_less = upload.disagreements.sum(-1, keepdim=True) < least.sum(-1, keepdim=True)
-    return torch.where(is_less, least, upload.disagreements)
-
-
-def _within(old: Tensor, new: Tensor) -> Tensor:
-    """A variance after a round: no more than so many times what it was, nor less than one over that."""
-    return torch.where(new.isfinite(), new, old).clamp(min=old / MOST_CHANGE, max=old * MOST_CHANGE)
+    return params if task.class_bias is None else task.class_bias.scale_scores(params, factors[..., 0])
 
 
 def _newness(clock: Tensor) -> Tensor:

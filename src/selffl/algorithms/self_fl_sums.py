@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.averaging import move
-from selffl.algorithms.contract import Algorithm, Bound, Limit
+from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
+from selffl.algorithms.safeguards import Bound, Limit
 from selffl.algorithms.self_fl_clients import OneModelClients, SelfFLBroadcast, SelfFLMemory
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError

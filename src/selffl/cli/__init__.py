@@ -29,6 +29,7 @@ from selffl.cli import (
     report,
     run,
     studies,
+    tune,
     usage,
 )
 from selffl.errors import SelfFLError
@@ -59,7 +60,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (studies, run, init, methods, report, posterior, export, predict, new_client, bench):
+for part in (studies, run, tune, init, methods, report, posterior, export, predict, new_client, bench):
     app.add_typer(part.app)
 app.add_typer(data.data_app, name="data")
 app.add_typer(flower.flower_app, name="flower")

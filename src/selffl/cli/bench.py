@@ -44,7 +44,7 @@ def bench_command(
 
     from selffl.data import load
     from selffl.runs.environment import check_device
-    from selffl.studies.speed import LEARNING_RATE, Spread, cohort_rounds, interleaved, plain_loop, ratios
+    from selffl.studies.speed import LEARNING_RATE, Spread, cohort_rounds, plain_loop, ratios, time_interleaved
 
     check_device(device)
     fed = load("digits", num_clients=clients)
@@ -53,7 +53,7 @@ def bench_command(
         LOOP: plain_loop(rows, num_classes, cohort=clients, steps=STEPS, batch=BATCH),
         OURS: cohort_rounds(rows, num_classes, cohort=clients, steps=STEPS, batch=BATCH, chunk_size=50),
     }
-    seconds = interleaved(cases, repeats, device)
+    seconds = time_interleaved(cases, repeats, device)
     faster = {OURS: Spread.of(ratios(seconds, LOOP, OURS))}
     missing = []
     for peer, needed in NEEDS.items() if peers else ():

@@ -56,7 +56,7 @@ def flower_resume(
     is_over = last == wanted and model.is_file() and load_tensors(model)[1].get("round") == last
     if last > wanted or is_over:
         raise ConfigError(f"the run in {run} has done {last} of {wanted} rounds; give more by --rounds to go on.")
-    declared = _declared(app)
+    declared = _list_declared(app)
     command = _flwr()
     # What the run was made with, whatever the app's configuration says today.
     content = config.to_json()
@@ -85,7 +85,7 @@ def flower_resume(
         raise ConfigError(f"`flwr run` ended with {code}; the run in {run} is as it was. Its own words are above.")
 
 
-def _declared(app: Path) -> set[str]:
+def _list_declared(app: Path) -> set[str]:
     """Names that an app's run configuration has."""
     path = app / "pyproject.toml"
     if not path.is_file():

@@ -142,7 +142,7 @@ def _choose_features(
     if features is not None:
         return candidates, left_out
     for name in [*unnamed, *candidates]:
-        reason = _reason_against(name, table.interpreted(name), missing)
+        reason = _reason_against(name, table.interpret_column(name), missing)
         if reason is not None:
             left_out[name] = reason
     chosen = [name for name in candidates if name not in left_out]
@@ -211,7 +211,7 @@ def _settle_label(table: Table, name: str, task: Task | None, can_ask: bool) -> 
 
     from selffl.data.labels import label_of
 
-    kind, values = table.interpreted(name)
+    kind, values = table.interpret_column(name)
     num_distinct = pc.count_distinct(values).as_py()
     if num_distinct < 2:
         raise DataError(f"{table.place}: {name} is {values[0].as_py()!r} in every row; expected something to predict.")

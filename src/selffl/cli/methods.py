@@ -14,6 +14,7 @@ from selffl.cli import console, names
 app = typer.Typer()
 
 OWN = "this library"
+ALONE = "each client alone"  # in place of a source, where there is nothing federated to publish
 PERSONAL = {"model": "whole model", "layers": "some layers", "nothing": "nothing"}  # what a client has of its own
 
 
@@ -28,10 +29,11 @@ def methods_command(as_json: Annotated[bool, typer.Option("--json", help="Print 
         {
             "name": name,
             "personalises": personalises,
-            "source": sources[name] or OWN,
+            "source": sources[name] or (OWN if names.is_federated(name) else None),
+            "is_federated": names.is_federated(name),
             "is_default": name == names.DEFAULT,
         }
-        for name, personalises in names.personalised().items()
+        for name, personalises in names.read_personalised().items()
     ]
     if as_json:
         print(json.dumps(rows, ensure_ascii=False))
@@ -41,7 +43,7 @@ def methods_command(as_json: Annotated[bool, typer.Option("--json", help="Print 
         table.add_column(heading, no_wrap=True)
     for row in rows:
         style = "bold" if row["is_default"] else ""
-        source = f"{row['source']}, the default" if row["is_default"] else str(row["source"])
+        source = f"{row['source'] or ALONE}{', the default' if row['is_default'] else ''}"
         table.add_row(Text(str(row["name"]), style=style), PERSONAL[str(row["personalises"])], source)
     console.out.print(table, highlight=False)
     console.tell(console.out, "Train with one: selffl run digits --algorithm NAME. Several: selffl compare digits.")

@@ -26,14 +26,19 @@ def _starting(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def personalised() -> Mapping[str, str]:
+def read_personalised() -> Mapping[str, str]:
     """What a client has of its own, by method: nothing, layers or the model."""
     return dict(_NAMES["personalises"])
 
 
 def sources() -> Mapping[str, str]:
-    """Who published a method, where and when; empty: it comes with this library."""
+    """Who published a method, where and when; empty: nobody in particular, or this library."""
     return dict(_NAMES["sources"])
+
+
+def is_federated(name: str) -> bool:
+    """Whether clients of a method learn from each other."""
+    return name not in _NAMES["alone"]
 
 
 def algorithm(incomplete: str) -> list[str]:

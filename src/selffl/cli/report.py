@@ -47,7 +47,7 @@ def print_verdict(folder: Path) -> None:
             sentences.verdict(group),
             sentences.headline(group),
             sentences.majority(group),
-            sentences.tested_by(group),
+            sentences.name_test(group),
         ):
             if text:
                 console.tell(console.out, text)

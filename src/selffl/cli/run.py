@@ -1,4 +1,4 @@
-"""`selffl run`, `selffl tune` and `selffl compare`: train one method, choose its options, or train several."""
+"""`selffl run` and `selffl compare`: train one method, or several with several seeds."""
 
 from __future__ import annotations
 
@@ -15,21 +15,15 @@ import typer
 from selffl.cli import console, live, names
 from selffl.cli.report import print_verdict, write_report
 from selffl.cli.studies import print_record, print_table
+from selffl.cli.training import Study, Verbose, find_problem, print_gains, print_summary, settle
 from selffl.errors import ConfigError, DataError, unknown_name
 from selffl.runs.recipe import STUDY_SETTINGS
 
 if TYPE_CHECKING:
     from selffl.runs.recipe import Recipe
-    from selffl.runs.run import Run
     from selffl.studies.problems import Problem
 
 app = typer.Typer()
-
-NUM_NAMED_CLIENTS = 5
-
-STUDY_HELP = f"What to train: {', '.join(names.PROBLEMS)}; or a folder that `selffl init` has made, or its study file."
-Study = Annotated[str, typer.Argument(help=STUDY_HELP, metavar="STUDY", autocompletion=names.study)]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each evaluation.")]
 
 
 @app.command("run")
@@ -82,7 +76,7 @@ def run_command(
     from selffl.runs.folder import CONFIG, read_config
     from selffl.runs.recipe import check_settings
 
-    problem = _problem(study)
+    problem = find_problem(study)
     number = 0 if seed is None else seed
     place = folder or Path("runs") / f"{problem.name}-{algorithm or problem.algorithm}-{number}"
     console.check_folder(place)
@@ -94,7 +88,7 @@ def run_command(
     elif resume:
         console.tell(console.err, f"Nothing to go on with in {place}: a new run begins there.")
     name = algorithm or problem.algorithm if begun is None else begun.algorithm
-    problem, options = _settle(problem, name, settings or [])
+    problem, options = settle(problem, name, settings or [])
     if rounds is not None:
         problem = replace(problem, rounds=rounds)
     method = problem.method(name, **options)  # refuse what cannot work before anything is loaded
@@ -106,7 +100,7 @@ def run_command(
     title = f"{name} on {problem.name}, seed {number if begun is None else begun.seed}{ending}"
     if problem.warm_up is not None and begun is None:
         with live.watching(f"warm start on {study}", problem.warm_up.rounds, where, verbose) as on_round:
-            start = problem.warmed_up(number, device=where, on_round=on_round)
+            start = problem.train_warm_up(number, device=where, on_round=on_round)
     try:
         if begun is not None:
             _tell_what_was_edited(place, begun, problem, settings or [])
@@ -134,130 +128,9 @@ def run_command(
     if as_json:
         print(json.dumps(run.summary, ensure_ascii=False))
         return
-    _print_summary(run, problem.name, place)
+    print_summary(run, problem.name, place)
     if run.config.gain:
-        _print_gains(run)
-
-
-@app.command("tune")
-def tune_command(
-    study: Study,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            "--algorithm", "-a", help="The method; without it, the study's own.", autocompletion=names.algorithm
-        ),
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--grid",
-            metavar="KEY=VALUE,VALUE",
-            help="Values to choose from, of an option of the method, of fine_tune, or of "
-            f"{', '.join(STUDY_SETTINGS[1:])}; without it, the method's own grid.",
-            autocompletion=names.setting,
-        ),
-    ] = None,
-    max_trials: Annotated[
-        int | None, typer.Option(min=1, help="Settings to try at most, those of the grid among them; without it, 8.")
-    ] = None,
-    validation_fraction: Annotated[
-        float, typer.Option(help="Share of each client's training rows to choose on.")
-    ] = 0.2,
-    metric: Annotated[
-        str | None, typer.Option(help="What to choose by; without it, what the rows are told by first.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split, the cohorts and the minibatches.")] = 0,
-    rounds: Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help=f"An option of the method that stays as it is, or {', '.join(STUDY_SETTINGS[1:])}.",
-            autocompletion=names.setting,
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=names.device)] = "cpu",
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the last run; without it, runs/STUDY-ALGORITHM-tuned-SEED.")
-    ] = None,
-    gain: Annotated[
-        bool,
-        typer.Option("--gain", help="At the end, train every client alone as well: who loses by joining, and why."),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was tried and the summary as JSON.")] = False,
-    verbose: Verbose = False,
-) -> None:
-    """Choose a method's options on validation rows, then train with them on all training rows.
-
-    Validation rows are each client's own, and never test rows. Where the best value is the last of its grid, the next
-    one beyond it is tried as well.
-
-    Example: selffl tune digits --algorithm ditto --grid penalty=0.1,0.3,1
-    """
-    from selffl.runs.environment import check_device
-    from selffl.runs.recipe import check_settings
-    from selffl.runs.run import refuse_if_taken
-    from selffl.runs.search import describe
-    from selffl.runs.tune import MAX_TRIALS, TUNING
-    from selffl.training.metrics import plain_number
-
-    problem = _problem(study)
-    name = algorithm or problem.algorithm
-    place = folder or Path("runs") / f"{problem.name}-{name}-tuned-{seed}"
-    console.check_folder(place)
-    refuse_if_taken(place)
-    problem, options = _settle(problem, name, settings or [])
-    if rounds is not None:
-        problem = replace(problem, rounds=rounds)
-    problem.method(name, **options)
-    check_settings(problem.settings | {"seed": seed})
-    check_device(device)
-    values = _values_of_grid(grid or [])
-
-    def on_trial(setting: dict[str, Any], score: float | None) -> None:
-        if verbose or console.err.is_terminal:
-            said = "diverged" if score is None else plain_number(score)
-            console.tell(console.err, f"  {describe(setting)}: {said} on validation rows")
-
-    tuning = problem.tune(
-        name,
-        options,
-        seed,
-        values or None,
-        validation_fraction,
-        device,
-        metric=metric,
-        max_trials=max_trials or MAX_TRIALS,
-        out=place,
-        on_trial=on_trial,
-        gain=gain,
-    )
-    if as_json:
-        print(json.dumps(tuning.summary | {"summary": tuning.run.summary}, ensure_ascii=False))
-        return
-    console.tell(console.out, str(tuning))
-    _print_summary(tuning.run, problem.name, place)
-    steps = tuning.chosen.get("fine_tune")
-    if steps:
-        tuned = tuning.run.summary[f"personal_after_{steps}_weighted_{tuning.metric}"]
-        console.tell(console.out, f"After {steps} steps of fine-tuning: {live.score(tuning.metric, tuned)}")
-    console.tell_path(console.out, "All settings tried: ", place / TUNING)
-    if gain:
-        _print_gains(tuning.run)
-
-
-def _values_of_grid(grid: list[str]) -> dict[str, list[Any]]:
-    """The values of each KEY=VALUE,VALUE."""
-    found: dict[str, list[Any]] = {}
-    for text in grid:
-        key, _, values = text.partition("=")
-        parts = [part.strip() for part in values.split(",")]
-        if not key or not all(parts) or key in found:
-            raise ConfigError(f"--grid is {text!r}; expected KEY=VALUE,VALUE, each key once, such as penalty=0.1,1.")
-        found[key] = [_value(part) for part in parts]
-    return found
+        print_gains(run)
 
 
 @app.command("compare")
@@ -306,7 +179,7 @@ def compare_command(
     from selffl.studies.comparison import Comparison, study_of
     from selffl.studies.result import Job
 
-    problem = _problem(study)
+    problem = find_problem(study)
     if rounds is not None:
         problem = replace(problem, rounds=rounds)
     methods = list(problem.algorithms)
@@ -365,48 +238,6 @@ def compare_command(
         print_record(record, place / "report.html")
 
 
-def _problem(name: str) -> Problem:
-    """One of the package's by its name, or the user's own by its folder or file."""
-    from selffl.studies.own import FILE, read_study
-    from selffl.studies.problems import PROBLEMS
-
-    if name in PROBLEMS:
-        return PROBLEMS[name]()
-    path = Path(name)
-    if path.suffix == ".toml" or path.is_dir():
-        return read_study(path)
-    own = [file.parent.name for file in sorted(Path().glob(f"*/{FILE}"))]
-    raise unknown_name("study to train", name, (*PROBLEMS, *own))
-
-
-def _settle(problem: Problem, algorithm: str, settings: list[str]) -> tuple[Problem, dict[str, Any]]:
-    """The problem and the method's options with every KEY=VALUE in its place."""
-    from dataclasses import fields
-
-    known = [f.name for f in fields(problem.method(algorithm))]  # type: ignore[arg-type]
-    options: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--set is {setting!r}; expected KEY=VALUE, such as max_local_steps=20.")
-        value = _value(text)
-        if key in STUDY_SETTINGS:
-            problem = replace(problem, **{key: value})
-        elif key in known:
-            options[key] = value
-        else:
-            raise unknown_name(f"key in --set for {algorithm}", key, (*known, *STUDY_SETTINGS))
-    return problem, options
-
-
-def _value(text: str) -> Any:
-    """A value as it is written on the command line: a number, true or false, or a word."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text.strip()
-
-
 def _refuse_other_settings(
     place: Path,
     recipe: Recipe,
@@ -420,7 +251,7 @@ def _refuse_other_settings(
     given_once = {"algorithm": algorithm, "seed": seed, "gain": gain or None}
     asked: dict[str, Any] = {key: value for key, value in given_once.items() if value is not None}
     begun = {key: getattr(recipe, key) for key in given_once} | _begun_with(recipe)
-    changed, options = _settle(problem, recipe.algorithm, settings)
+    changed, options = settle(problem, recipe.algorithm, settings)
     asked |= options
     given = {setting.partition("=")[0] for setting in settings} - {"rounds"}
     asked |= {key: value for key, value in changed.settings.items() if key in given}
@@ -464,61 +295,3 @@ def _tell_what_was_edited(place: Path, recipe: Recipe, problem: Problem, setting
     for path in code_files(problem) if kept else ():
         if path.stat().st_mtime > kept[0].stat().st_mtime:
             console.tell(console.err, f"{path} was changed after the run in {place} began, which goes on with it.")
-
-
-def _print_gains(run: Run) -> None:
-    """How many lose by joining, and the worst of them with the reasons."""
-    from selffl.runs.gain import losers
-
-    metric = run.config.metrics[0]
-    known = [row for row in run.gains() if row["realised_gain"] is not None]
-    losing = losers(known)
-    tested = [row for row in losing if row["is_within_chance"] is not None]
-    clear = sum(not row["is_within_chance"] for row in tested)
-    beyond = f", {clear} of them beyond chance" if tested else ""
-    mean = run.summary["mean_realised_gain"]
-    console.tell(
-        console.out,
-        f"{len(losing):,} of {len(known):,} clients lose by joining ({100 * len(losing) / len(known):.1f} %){beyond}; "
-        f"the mean gain over training alone is {live.difference(metric, mean)}.",
-    )
-    for row in losing[:NUM_NAMED_CLIENTS]:
-        scores = f"{live.score(metric, row['alone'])} alone, {live.score(metric, row['personal'])} joined"
-        lost = live.difference(metric, row["realised_gain"])
-        console.tell(console.out, f"  {row['client']}: {lost} ({scores}): {row['why']}")
-
-
-def _print_summary(run: Run, name: str, place: Path) -> None:
-    """What came of a run, a short line for each number; what matters most for such rows comes first."""
-    from selffl.runs.evaluation import majority_sentence
-    from selffl.training.metrics import name_of
-
-    found, metric = run.summary, live.metric_of(run.summary)
-    rounds = f"{found['rounds']} {'round' if found['rounds'] == 1 else 'rounds'}"
-    title = f"{found['algorithm']} on {name}, seed {found['seed']}"
-    console.tell(console.out, f"{title}: {rounds}, {found['clients']:,} clients")
-    lines = [(name_of(metric), live.score(metric, found.get(f"weighted_{metric}")))]
-    if found.get("pooled_auc") is not None:
-        lines.append(("AUC", live.score("auc", found["pooled_auc"])))
-    if metric == "balanced_accuracy":
-        lines.append(("accuracy", live.score("accuracy", found["weighted_accuracy"])))
-    lines += [
-        (text, live.score(metric, found.get(f"{part}_{metric}")))
-        for part, text in (("top10", "top tenth by size"), ("worst10", "worst tenth"), ("global", "global model"))
-    ]
-    if found.get("majority_accuracy") is not None:
-        lines.append(("majority class", live.score("accuracy", found["majority_accuracy"])))
-    lines += [("gradients", f"{found['gradient_evaluations']:,}"), ("seconds", f"{found['seconds']:.1f}")]
-    wide, right = (max(len(line[part].removesuffix(" %")) for line in lines) for part in (0, 1))
-    for text, value in lines:
-        number = value.removesuffix(" %")
-        console.tell(console.out, f"  {text:<{wide}}  {number:>{right}}{value[len(number) :]}")
-    if said := majority_sentence([found]):
-        console.tell(console.out, said)
-    if found.get("inter_variance_high") is not None:
-        inter, low, high = (f"{found[f'inter_variance{end}']:.3g}" for end in ("", "_low", "_high"))
-        said = f"Variance between clients: σ₀² = {inter}, between {low} and {high} with 95 % confidence."
-        console.tell(console.out, said)
-    if found.get("delta") is not None:
-        console.tell(console.out, live.privacy_sentence(found))
-    console.tell_path(console.out, "Records and models: ", place)

@@ -25,7 +25,7 @@ def column_of(client: Any) -> npt.NDArray[Any]:
     return column
 
 
-def numbered(name: str, column: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArray[np.int64]]:
+def number_ids(name: str, column: npt.NDArray[Any]) -> tuple[list[Any], npt.NDArray[np.int64]]:
     """The sorted different values of a column of ids, and the number of each row's."""
     if column.dtype.kind not in "biufUSTO":
         raise DataError(f"the {name} column is of type {column.dtype}; expected numbers or strings.")
@@ -51,7 +51,7 @@ def cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any]
     column = np.asarray(cluster)
     if column.shape != owner.shape:
         raise DataError(f"cluster has shape {column.shape}; expected one label for each of {len(owner)} rows.")
-    labels, number = numbered("cluster", column)
+    labels, number = number_ids("cluster", column)
     cluster_of = np.zeros(len(ids), dtype=np.int64)
     cluster_of[owner] = number
     wrong = np.flatnonzero(cluster_of[owner] != number)
@@ -65,7 +65,7 @@ def cluster_of_client(cluster: Any, owner: npt.NDArray[np.int64], ids: list[Any]
     return torch.from_numpy(cluster_of)
 
 
-def checked_rows(x: Any, y: Any, client: npt.NDArray[Any] | None = None) -> tuple[Features, Tensor]:
+def check_arrays(x: Any, y: Any, client: npt.NDArray[Any] | None = None) -> tuple[Features, Tensor]:
     """Features and labels, as many of each (and of ``client``), all of them finite."""
     if is_named(y):
         raise DataError(

@@ -71,7 +71,7 @@ def _read_mat(path: Path) -> list[tuple[Bytes, Bytes]]:
     return [(images.reshape(-1, 28, 28), labels) for images, labels in stored]
 
 
-def _stored() -> Iterator[tuple[Bytes, Bytes]]:
+def _read_stored() -> Iterator[tuple[Bytes, Bytes]]:
     """Images and labels of the training part, then of the test part."""
     every = files()
     if len(every) == 1:
@@ -94,7 +94,7 @@ def images_and_labels() -> tuple[Bytes, Bytes]:
     """
     images, classes = [], []
     seen = np.zeros(10, dtype=np.int64)
-    for pictures, labels in _stored():
+    for pictures, labels in _read_stored():
         for letter in range(10):
             rows = np.flatnonzero(labels == FIRST_LETTER + letter)[: MAX_IMAGES_PER_LETTER - seen[letter]]
             seen[letter] += len(rows)

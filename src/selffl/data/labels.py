@@ -36,7 +36,7 @@ def label_of(table: Table, name: str, task: Task | None) -> Label:
     """
     if task is not None:
         known_task(task)
-    kind, values = table.interpreted(name)
+    kind, values = table.interpret_column(name)
     if kind in ("date", "time"):
         raise DataError(f"{table.place}: the label {name!r} holds {PLURAL[kind]}; expected classes or numbers.")
     if kind == "words":
@@ -102,7 +102,7 @@ def encode_label(table: Table, label: Label) -> Array:
         )
     if label.task != "classes":
         return table.numbers(name)
-    values = table.interpreted(name).values
+    values = table.interpret_column(name).values
     is_words = any(isinstance(each, str) for each in label.classes)
     known = {each: number for number, each in enumerate(label.classes)}
     encoded = (table.words(name) if is_words else values).dictionary_encode()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from selffl.data.dataset import DataSet, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile, read_checked
-from selffl.data.mnist import standardised
+from selffl.data.mnist import standardise
 from selffl.data.partition import five_of_ten_letters
 from selffl.data.split import Split
 from selffl.errors import ConfigError, DataError
@@ -75,7 +75,7 @@ def letters(
     used = client >= 0
     pixels = pictures.astype(np.float32)
     if scale == "standard":
-        pixels = standardised(pixels)
+        pixels = standardise(pixels)
     return Federation.from_arrays(pixels[used], classes[used], client[used], **split.options)
 
 

@@ -97,7 +97,7 @@ def images_and_labels() -> tuple[Bytes, Bytes]:
     return np.concatenate([images, more_images]), np.concatenate([labels, more_labels])
 
 
-def standardised(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def standardise(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Each pixel with mean 0 and standard deviation 1 over all pictures ``[pictures, pixels]``, as FedProx does it."""
     scaled: npt.NDArray[np.float32] = (pixels - pixels.mean(0)) / (pixels.std(0) + 0.001)
     return scaled
@@ -121,7 +121,7 @@ def mnist(split: Split, partition: str = "two-digits") -> Federation:
     images, labels = images_and_labels()
     pixels = images.reshape(len(images), -1).astype(np.float32)
     if partition == "two-digits":
-        client, pixels = two_digits_by_power_law(labels, split.seed), standardised(pixels)
+        client, pixels = two_digits_by_power_law(labels, split.seed), standardise(pixels)
     else:
         client, pixels = class_blocks(labels, split.seed, 10, num_held=5, rows_each=1000), pixels / 127.5 - 1
     used = client >= 0

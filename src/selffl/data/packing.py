@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selffl.data.columns import checked_rows, cluster_of_client, column_of, numbered
+from selffl.data.columns import check_arrays, cluster_of_client, column_of, number_ids
 from selffl.data.labels import Label, Task, encode_label, label_of
 from selffl.data.named import Features
 from selffl.data.parts import SplitRows
@@ -39,10 +39,10 @@ class Packed:
 def pack_arrays(x: Any, y: Any, client: Any, split: Split, cluster: Any = None, standardise: bool = False) -> Packed:
     """Rows of arrays with one client id each; the arguments are those of `selffl.Federation.from_arrays`."""
     column = column_of(client)
-    features, labels = checked_rows(x, y, column)
+    features, labels = check_arrays(x, y, column)
     if len(column) == 0:
         raise DataError("there are no rows; expected at least one.")
-    ids, owner = numbered("client", column)
+    ids, owner = number_ids("client", column)
     parts = split.rows_of_parts(owner, labels)
     preparation = None
     if standardise:
@@ -88,7 +88,7 @@ def pack_table(
     labels = torch.from_numpy(encode_label(table, label).copy())
     column = table.ids(str(roles.client)) if ids is None else np.asarray(ids, dtype=object)
     column = column if ids is None else column[table.rows_of_source()]
-    names, owner = numbered("client", column)
+    names, owner = number_ids("client", column)
     parts = split.rows_of_parts(owner, labels)
     groups = None if roles.cluster is None else cluster_of_client(table.ids(str(roles.cluster)), owner, names)
     # Classes that are numbered from 0 are their own names.
@@ -125,7 +125,7 @@ def pack_parts(rows: SplitRows, split: Split) -> Packed:
         parts["train"], parts["validation"] = set_validation_aside(parts["train"], split)
     cluster = None
     if rows.cluster is not None:
-        cluster = torch.from_numpy(numbered("cluster", column_of(rows.cluster))[1])
+        cluster = torch.from_numpy(number_ids("cluster", column_of(rows.cluster))[1])
     return Packed(rows.ids, cluster=cluster, classes=rows.classes, **parts)
 
 

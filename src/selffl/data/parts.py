@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.columns import checked_rows
+from selffl.data.columns import check_arrays
 from selffl.errors import ConfigError, DataError, unknown_name
 
 Array = npt.NDArray[Any]
@@ -86,7 +86,7 @@ def join_parts(
         row = 0
         for rows in chosen:
             end = row + len(rows.y)
-            x[row:end], y[row:end] = _checked(rows, names, feature_type, label_type)
+            x[row:end], y[row:end] = _check_client(rows, names, feature_type, label_type)
             row = end
         sizes = [len(clients[client].y) if client in clients else 0 for client in ids]
         joined[part] = PartRows(x, y, np.asarray(sizes, dtype=np.int64))
@@ -155,7 +155,7 @@ def _is_whole(y: Array) -> bool:
     return y.dtype.kind in "biu" or bool(((np.abs(y) < LARGEST_WHOLE) & (np.trunc(y) == y)).all())
 
 
-def _checked(rows: ClientRows, names: list[str] | None, feature_type: Any, label_type: Any) -> tuple[Array, Array]:
+def _check_client(rows: ClientRows, names: list[str] | None, feature_type: Any, label_type: Any) -> tuple[Array, Array]:
     """One client's features and labels, finite and of these types."""
     y = rows.y
     if names is not None:
@@ -164,7 +164,7 @@ def _checked(rows: ClientRows, names: list[str] | None, feature_type: Any, label
     with np.errstate(over="ignore"):  # beyond float32 is infinity, which is refused
         x, y = rows.x.astype(feature_type, copy=False), y.astype(label_type)
     try:
-        checked_rows(x, y)
+        check_arrays(x, y)
     except DataError as error:
         raise DataError(f"{rows.place}: {error}") from None
     return x, y

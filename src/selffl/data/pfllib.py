@@ -125,7 +125,7 @@ def _read(path: Path) -> ClientRows:
             if names != ["data.npy"]:
                 raise DataError(f"{path} holds {', '.join(names) or 'nothing'}; {FORM}.")
             with archive.open("data.npy") as file:
-                content = _unpickled(path, file)
+                content = _unpickle(path, file)
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
         raise DataError(f"{path} cannot be read ({one_line(error)}); {FORM}.") from None
     if not isinstance(content, np.ndarray) or content.shape != () or not isinstance(content.item(), dict):
@@ -140,7 +140,7 @@ def _read(path: Path) -> ClientRows:
     return ClientRows(str(path), x, _classes(path, y))
 
 
-def _unpickled(path: Path, file: IO[bytes]) -> Any:
+def _unpickle(path: Path, file: IO[bytes]) -> Any:
     """The object that a .npy file holds."""
     version = np.lib.format.read_magic(file)
     if version != (1, 0):

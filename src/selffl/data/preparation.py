@@ -169,7 +169,7 @@ class Preparation:
             indices = pc.index_in(table.words(column.name), value_set=words).fill_null(-1).to_numpy()
             yield from ((indices == number).astype(np.float32) for number in range(len(column.words)))
         else:
-            kind = table.interpreted(column.name).kind
+            kind = table.interpret_column(column.name).kind
             if kind != column.kind and not is_missing.all():
                 raise DataError(
                     f"{table.place}: column {column.name!r} holds {PLURAL[kind]}; expected {PLURAL[column.kind]}, as "

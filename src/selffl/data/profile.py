@@ -263,7 +263,7 @@ class Profile:
 
 def profile_column(table: Table, name: str, rows: Array | None = None) -> ColumnProfile:
     """What has to be known of one column, over ``rows`` (their numbers) or all rows."""
-    kind, values = table.interpreted(name)
+    kind, values = table.interpret_column(name)
     if rows is not None:
         values = values.take(pa.array(rows))
     num_missing = values.null_count

@@ -114,7 +114,7 @@ def cut(
     )
     features, labels = features[rows], labels[rows].astype(np.int64)
     if kind.is_shifted:
-        features = _shifted(features, client, len(wanted), rng)
+        features = _shift_pictures(features, client, len(wanted), rng)
     if kind.is_exchanged:
         is_exchanged = rng.permutation(len(wanted)) < EXCHANGED_SHARE * len(wanted)
         partner = np.minimum(np.arange(num_classes) ^ 1, num_classes - 1)
@@ -133,7 +133,7 @@ def _read(pictures: str) -> tuple[Floats, Labels]:
         return (images / 8.0 - 1.0).astype(np.float32), labels
     if pictures == "letters":
         bits, labels = letters.letters_of(letters.FREQUENT)
-        return mnist.standardised(bits.astype(np.float32)), labels
+        return mnist.standardise(bits.astype(np.float32)), labels
     if pictures == "mnist":
         images, labels = mnist.images_and_labels()
         scaled = images.astype(np.float32)
@@ -184,7 +184,7 @@ def _deal(
     return np.concatenate(rows), np.arange(len(wanted)).repeat((ends - starts).sum(1))
 
 
-def _shifted(features: Floats, client: Integers, number: int, rng: np.random.Generator) -> Floats:
+def _shift_pictures(features: Floats, client: Integers, number: int, rng: np.random.Generator) -> Floats:
     """Pictures as each client's camera takes them."""
     pixel = float(features.std())
     shape = (-1, *[1] * (features.ndim - 1))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from selffl.data.columns import checked_rows
+from selffl.data.columns import check_arrays
 from selffl.data.named import Features, map_entries
 from selffl.errors import DataError
 
@@ -57,7 +57,7 @@ class Rows:
     @classmethod
     def single_client(cls, x: Any, y: Any) -> Rows:
         """The rows of a single client, in the order given; the rest as in `Federation.from_arrays`."""
-        features, labels = checked_rows(x, y)
+        features, labels = check_arrays(x, y)
         return cls(features, labels, torch.tensor([0, len(labels)]))
 
     @property

@@ -62,7 +62,7 @@ def read_tweets(path: Path) -> Tweets:
     return np.frombuffer(labels, dtype=np.uint8), users, texts
 
 
-def sampled(users: Sequence[str], fraction: float, more_than: int, seed: int) -> npt.NDArray[np.int64]:
+def sample_tweets(users: Sequence[str], fraction: float, more_than: int, seed: int) -> npt.NDArray[np.int64]:
     """Positions of the tweets that LEAF's sample keeps, given the user of each.
 
     Args:
@@ -96,7 +96,7 @@ def sent140(
 ) -> Federation:
     """Tweets over their users; rows are the numbers of their first words (`text.encode`), class 1 is positive.
 
-    Users are those with ``more_than`` 30 tweets in a ``fraction`` of 30 % (`sampled`), whom the seed chooses too.
+    Users are those with ``more_than`` 30 tweets in a ``fraction`` of 30 % (`sample_tweets`), whom the seed chooses too.
     Tweets without a word are left out after that.
     """
     if not 0 < fraction <= 1:
@@ -107,7 +107,7 @@ def sent140(
     path = table.find()
     vectors = read_embeddings(embeddings)  # before the table, which takes longer
     labels, users, texts = table.read(path)
-    chosen = sampled(users, fraction, more_than, split.seed)
+    chosen = sample_tweets(users, fraction, more_than, split.seed)
     ids = encode([texts[row] for row in chosen], vectors, num_tokens)
     chosen, ids = chosen[has_token(ids)], ids[has_token(ids)]
     if not len(chosen):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selffl.data.columns import checked_rows
+from selffl.data.columns import check_arrays
 from selffl.data.on_demand import check_labels
 from selffl.data.rows import Rows
 from selffl.errors import DataError, one_line
@@ -83,7 +83,7 @@ class StoredRows:
         for client in clients.tolist():
             parts += self._parts(int(self._offset[client]), int(self._offset[client + 1]))
         x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
-        features, labels = checked_rows(x, y)
+        features, labels = check_arrays(x, y)
         check_labels(labels, self.num_classes, str(self.path))
         sizes = self.num_examples[clients]
         return Rows(features, labels, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))

@@ -128,7 +128,7 @@ class Table:
         """Where a column has no value, ``[rows]``."""
         return as_numpy(self.columns[name].is_null())
 
-    def interpreted(self, name: str) -> Interpreted:
+    def interpret_column(self, name: str) -> Interpreted:
         """What the cells of a column mean."""
         if name not in self._known:
             self._known[name] = self._interpret(name)
@@ -145,7 +145,7 @@ class Table:
 
     def numbers(self, name: str) -> Array:
         """A column of numbers or dates as float64, NaN where a value is missing; words are refused."""
-        kind, values = self.interpreted(name)
+        kind, values = self.interpret_column(name)
         if kind == "words":
             raise DataError(
                 f"{self.place}: column {name!r} holds words, such as {_example(values)!r}; expected numbers."
@@ -279,7 +279,7 @@ def join_tables(where: str, tables: Sequence[Table]) -> Table:
 
 def _join_interpreted(name: str, tables: Sequence[Table]) -> Interpreted:
     """A column of several tables, which has to mean the same in all of them; where it is all missing, it may be any."""
-    columns = [table.interpreted(name) for table in tables]
+    columns = [table.interpret_column(name) for table in tables]
     sure = [index for index, (_, values) in enumerate(columns) if values.null_count < len(values)] or [0]
     kind = columns[sure[0]].kind
     odd = next((index for index in sure if columns[index].kind != kind), None)

@@ -40,7 +40,7 @@ from selffl.data.federation import Federation, Rows
 from selffl.data.locate import cache
 from selffl.data.spectrogram import features
 from selffl.data.split import check_seed, check_share
-from selffl.data.wakeword_rows import STATES, TEST, TRAIN, WAKE_WORD, cells, deal, shared_out, takes_of
+from selffl.data.wakeword_rows import STATES, TEST, TRAIN, WAKE_WORD, cells, deal, share_out, takes_of
 from selffl.errors import CheckpointError, ConfigError
 from selffl.state.checkpoint import load_tensors, save_tensors
 
@@ -124,7 +124,7 @@ def wakeword(
     clients = list(DEVICES)
     if clients_per_type > 1:
         clients = [f"{name}-{number}" for name in DEVICES for number in range(1, clients_per_type + 1)]
-    bytes_of = _rendered(index, seed, scale)
+    bytes_of = _render(index, seed, scale)
     parts = {}
     for name, (rows, offset) in plan.layout.items():
         part = TEST if name == "test" else TRAIN
@@ -207,7 +207,7 @@ def _clients(
             )
         mixed = rng.permutation(len(names))
         owner = np.empty(len(names), dtype=np.int64)
-        owner[mixed] = shared_out(size[mixed], np.ones(clients_per_type))
+        owner[mixed] = share_out(size[mixed], np.ones(clients_per_type))
         client[rows] += owner[member]
         if part == TRAIN and fraction:
             aside = np.zeros(len(names), dtype=bool)
@@ -218,7 +218,7 @@ def _clients(
     return client, is_validation
 
 
-def _rendered(index: Index, seed: int, scale: float) -> tuple[Tensor, Tensor]:
+def _render(index: Index, seed: int, scale: float) -> tuple[Tensor, Tensor]:
     """The rows of training and test in bytes, from the cache where it has them whole."""
     dealt = deal(index, seed)
     sound: tuple[Clips, npt.NDArray[np.float64]] | None = None
@@ -227,7 +227,7 @@ def _rendered(index: Index, seed: int, scale: float) -> tuple[Tensor, Tensor]:
         every = [takes_of(index, dealt, seed, cell, part, scale) for cell in cells()]
         key = _key(seed, part, every)
         path = cache() / "wakeword" / f"{key}.safetensors"
-        codes = _cached(path, key, sum(map(len, every)))
+        codes = _read_cached(path, key, sum(map(len, every)))
         if codes is None:
             if sound is None:
                 clips = audio.load_clips()[1]
@@ -252,7 +252,7 @@ def _key(seed: int, part: int, every: Sequence[Takes]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _cached(path: Path, key: str, num_rows: int) -> Tensor | None:
+def _read_cached(path: Path, key: str, num_rows: int) -> Tensor | None:
     """Rows that were kept; none where there are none, or the file is not what it should be."""
     try:
         tensors, about = load_tensors(path)

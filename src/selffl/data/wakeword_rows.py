@@ -92,11 +92,11 @@ def deal(index: Index, seed: int) -> Deal:
             (TRAIN, members[num_test:], shares.astype(float)),
         ):
             part[some] = number
-            device[some] = shared_out(size[some], share)
+            device[some] = share_out(size[some], share)
     return Deal(part[group], device[group], group, kind)
 
 
-def shared_out(sizes: Integers, shares: npt.NDArray[np.float64]) -> Integers:
+def share_out(sizes: Integers, shares: npt.NDArray[np.float64]) -> Integers:
     """To whom each thing goes for the sums of sizes to be near to the shares; largest first, to who lacks most."""
     lacking = shares / shares.sum() * sizes.sum()
     lacking[shares == 0] = -np.inf

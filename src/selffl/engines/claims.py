@@ -88,7 +88,7 @@ class Claims:
             numbers = self._by_client(value)
             low, high = (self._end(end, value) for end in bound[:2])
             if numbers.shape[-1]:
-                is_outside = (numbers < _rounded(low, -1.0)) | (numbers > _rounded(high, 1.0))  # NaN is neither
+                is_outside = (numbers < _widen(low, -1.0)) | (numbers > _widen(high, 1.0))  # NaN is neither
                 yield ~is_outside.any(-1), partial(_outside, name, numbers, is_outside, low, high)
 
     def _end(self, end: float | Tensor, value: Tensor) -> float | Tensor:
@@ -117,7 +117,7 @@ def _negative(name: str, least: Tensor) -> str:
     return f"{name} is {float(least.min()):g}; expected 0 or more."
 
 
-def _rounded(end: float | Tensor, side: float) -> float | Tensor:
+def _widen(end: float | Tensor, side: float) -> float | Tensor:
     """A little beyond an end of a bound, on the ``side`` -1 or 1."""
     if isinstance(end, Tensor):
         return torch.where(end * side >= 0, end * ROUNDED, end / ROUNDED)

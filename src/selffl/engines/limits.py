@@ -27,9 +27,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from selffl.algorithms.contract import Algorithm, Bound, Limit
+from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.options import check_number
 from selffl.algorithms.records import tensors_of
+from selffl.algorithms.safeguards import Bound, Limit
 from selffl.errors import ConfigError
 
 Method = Algorithm[Any, Any, Any, Any]

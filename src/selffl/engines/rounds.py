@@ -133,7 +133,7 @@ class GatheredUploads:
                 found[name] = self._sum(shaped * numbers)
         return replace(total, **found)
 
-    def recorded(self) -> dict[str, Tensor]:
+    def collect_recorded(self) -> dict[str, Tensor]:
         """The recorded fields, client by client."""
         return {name: self._join(parts) for name, parts in self._recorded.items()}
 
@@ -159,7 +159,7 @@ def finish_round(
     else:
         after = algorithm.server_round(server, clients, upload)
     check_finite(algorithm, after, round_number)
-    return RoundReport(round_number, clients, upload, gathered.recorded(), after, num_gradients)
+    return RoundReport(round_number, clients, upload, gathered.collect_recorded(), after, num_gradients)
 
 
 def check_finite(algorithm: Method, server: Any, round_number: int) -> None:

@@ -82,11 +82,11 @@ def left_out(gram: Tensor, weights: Tensor, chance: Tensor, precision: float) ->
     return LeftOut((1.0 - chance) * without, without)
 
 
-def moderated(logits: Tensor, variance: Tensor, moderation: Moderation = AS_IT_STANDS) -> Tensor:
+def moderate(logits: Tensor, variance: Tensor, moderation: Moderation = AS_IT_STANDS) -> Tensor:
     """Logits ``[..., K]`` of probabilities that allow for the variance s^2 ``[...]``; the order of classes is kept.
 
     >>> import torch
-    >>> moderated(torch.tensor([0.0, 4.0]), torch.tensor(8.0 / torch.pi * 3.0)).tolist()
+    >>> moderate(torch.tensor([0.0, 4.0]), torch.tensor(8.0 / torch.pi * 3.0)).tolist()
     [0.0, 2.0]
     """
     factor = moderation.scale / (1.0 + moderation.share * PROBIT * variance).sqrt()
@@ -102,7 +102,7 @@ def learned_moderation(logits: Tensor, labels: Tensor, variance: Tensor) -> Mode
     row = torch.arange(len(labels), device=labels.device)
     likeliest, smallest_loss = AS_IT_STANDS, math.inf
     for share in VARIANCE_SHARES:
-        held = moderated(logits, variance, Moderation(share=share))
+        held = moderate(logits, variance, Moderation(share=share))
 
         def loss(step: int, held: Tensor = held) -> float:
             chance = (held * SCALES[step]).softmax(-1)[row, labels]

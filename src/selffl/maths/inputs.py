@@ -49,7 +49,7 @@ def finite_number(name: str, value: Any, expected: str) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{name} is {_shortened(value)}; expected {expected}.") from None
+        raise ConfigError(f"{name} is {_shorten(value)}; expected {expected}.") from None
     if not math.isfinite(number):
         raise ConfigError(f"{name} is {number}; expected {expected}.")
     return number
@@ -63,7 +63,7 @@ def probability(name: str, value: Any) -> float:
     return number
 
 
-def _shortened(value: Any) -> str:
+def _shorten(value: Any) -> str:
     """What was given, in few characters: a whole number can have more digits than Python prints."""
     if isinstance(value, int):
         return f"a whole number of {value.bit_length()} bits"

@@ -192,7 +192,7 @@ def meta_analysis(
         **personal,
         num_clients=clients.num_clients,
         level=level,
-        prediction_interval=None if prediction is None else _carried(clients, prediction),
+        prediction_interval=None if prediction is None else _carry(clients, prediction),
         new_variance=own,
         new_covariate=clients.covariate_centre + clients.covariate_unit * position if clients.has_covariate else None,
         gain_probability=gain_probability(clients, posterior_of_spread, fit, position, scaled_own)
@@ -238,7 +238,7 @@ def _new_place(clients: Hierarchy, covariate: Any, new_covariate: Any) -> float:
     return (number - clients.covariate_centre) / clients.covariate_unit
 
 
-def _carried(clients: Hierarchy, interval: Interval) -> Interval:
+def _carry(clients: Hierarchy, interval: Interval) -> Interval:
     return Interval(*(float(clients.carry_back(end)) for end in interval))
 
 
@@ -278,7 +278,7 @@ def _centre(clients: Hierarchy, fit: CentreFit, level: float) -> dict[str, Any]:
     if clients.degrees_of_freedom >= 1:
         adjusted = hartung_knapp(clients, fit, mean, variance, level)
         result["mean_standard_error"] = adjusted.standard_error * clients.unit
-        result["mean_interval"] = _carried(clients, adjusted.interval)
+        result["mean_interval"] = _carry(clients, adjusted.interval)
         if clients.has_covariate:
             unit = clients.unit / clients.covariate_unit
             slope = hartung_knapp(clients, fit, fit.slope, fit.slope_variance, level)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from selffl.maths.significance import LEVEL
 from selffl.reports.collect import Group
 from selffl.reports.schema import Bins, Losing, SeedTable
-from selffl.reports.scores import all_rounded, alone, over_seeds, runs_of_seed, scale_of, scaled
+from selffl.reports.scores import alone, over_seeds, round_all, runs_of_seed, scale_of, to_unit
 from selffl.runs.folder import Row
 from selffl.runs.gain import gain_rows, losers, rank_correlation
 from selffl.studies.result import Estimate
@@ -52,12 +52,12 @@ def is_counted(num_test: int | None) -> bool:
     return num_test is not None and num_test >= FEWEST_TEST_ROWS
 
 
-def counted(rows: Sequence[Row]) -> list[Row]:
+def select_counted(rows: Sequence[Row]) -> list[Row]:
     """Clients whose gains count; all of them where none has rows enough."""
     return [row for row in rows if is_counted(row.get("num_test"))] or list(rows)
 
 
-def joined(group: Group, seed: int, method: int) -> list[Row]:
+def join_alone(group: Group, seed: int, method: int) -> list[Row]:
     """A method's clients with what each had alone, as `selffl.runs.gain` takes them; none where that is not known."""
     runs, base, metric = runs_of_seed(group, seed), alone(group), group.client_metric
     run = runs[method]
@@ -78,7 +78,7 @@ def joined(group: Group, seed: int, method: int) -> list[Row]:
 def joining(group: Group, seed: int, method: int) -> list[Row]:
     """Who gains and who loses, worst first, as `selffl.Run.gains` has it."""
     has_global = group.methods[method].has_global_model
-    return gain_rows(joined(group, seed, method), group.client_metric, has_global=has_global)
+    return gain_rows(join_alone(group, seed, method), group.client_metric, has_global=has_global)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def by_joining(group: Group) -> list[Joining]:
     for number, method in enumerate(group.methods):
         shares, beyond, means, correlations = [], [], [], []
         for seed in group.seeds:
-            rows = counted([row for row in joining(group, seed, number) if row["realised_gain"] is not None])
+            rows = select_counted([row for row in joining(group, seed, number) if row["realised_gain"] is not None])
             if not rows:
                 continue
             down = [row for row in rows if row["realised_gain"] < 0]
@@ -124,7 +124,7 @@ def by_joining(group: Group) -> list[Joining]:
 
 def prediction(group: Group, method: int) -> tuple[float, float, int] | None:
     """Rank correlation of predicted and realised gains in the first seed, its p-value, and over how many clients."""
-    rows = counted(joining(group, group.seeds[0], method))  # whose numbers are not rounded as the page's are
+    rows = select_counted(joining(group, group.seeds[0], method))  # whose numbers are not rounded as the page's are
     return rank_correlation(*([row[name] for row in rows] for name in ("predicted_gain", "realised_gain")))
 
 
@@ -146,7 +146,7 @@ def losing(group: Group, seed: int, method: int) -> Losing | None:
         "most": [
             {
                 "client": str(row["client"]),
-                "gain": scaled(row["realised_gain"], scale_of(group.client_metric)),
+                "gain": to_unit(row["realised_gain"], scale_of(group.client_metric)),
                 "train": row["num_train"],
                 "test": row["num_test"],
                 "why": row["why"],
@@ -173,8 +173,8 @@ def calibration(predicted: Sequence[float | None], realised: Sequence[float | No
         bins.setdefault(bisect_right(edges, pair[0]), []).append(pair)
     means = [over_seeds([gain for _, gain in own]) for own in bins.values()]
     return {
-        "x": all_rounded(math.exp(sum(math.log(x) for x, _ in own) / len(own)) for own in bins.values()),
-        "y": all_rounded(each.mean for each in means),
-        "error": all_rounded(each.error for each in means),
+        "x": round_all(math.exp(sum(math.log(x) for x, _ in own) / len(own)) for own in bins.values()),
+        "y": round_all(each.mean for each in means),
+        "error": round_all(each.error for each in means),
         "count": [len(own) for own in bins.values()],
     }

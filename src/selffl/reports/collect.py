@@ -111,7 +111,7 @@ class Group:
     @property
     def data(self) -> str:
         """What was trained on, in words."""
-        named = {"remote": "rows of the sites", "arrays": "the user's own rows"}
+        named = {"remote": "rows of the sites", "arrays": "your own rows"}
         return named.get(self.config.data, self.config.data)
 
     @property
@@ -195,7 +195,7 @@ def collect(folders: Iterable[Path], *, may_wait: bool = False) -> Collection:
                 loose.append(run)
             else:
                 collection.waiting.append(path)
-    collection.groups.extend(_grouped(loose))
+    collection.groups.extend(_group_runs(loose))
     if not collection.groups and not collection.studies and not may_wait and collection.waiting:
         raise DataError(
             f"{collection.waiting[0] / files.HISTORY} has no rounds yet; expected at least one. Wait for the first, or "
@@ -221,7 +221,7 @@ def _in_order(methods: Mapping[str, Sequence[RunData]]) -> tuple[Method, ...]:
     return tuple(Method(label, tuple(sorted(runs, key=lambda run: run.config.seed))) for label, runs in methods.items())
 
 
-def _grouped(runs: Sequence[RunData]) -> list[Group]:
+def _group_runs(runs: Sequence[RunData]) -> list[Group]:
     """Runs on the same data by the same metric together, Self-FL first, then as they were found."""
     comparable: dict[str, list[RunData]] = {}
     for run in sorted(runs, key=lambda run: not run.records.clients):

@@ -11,16 +11,16 @@ from selffl.reports.over_rounds import inside, trajectories
 from selffl.reports.schema import AnswerCells, Classes, ClientColumns, SeedTable, Tables
 from selffl.reports.scores import (
     PARTS,
-    all_rounded,
     alone,
     by_round,
     evenly_chosen,
+    find_shared_method,
     lines,
-    rounded,
+    round_all,
+    round_digits,
     runs_of_seed,
     scale_of,
-    scaled,
-    shared,
+    to_unit,
 )
 from selffl.runs.folder import Row
 from selffl.training.metrics import PERCENT, name_of
@@ -79,18 +79,18 @@ def clients_of_seed(group: Group, seed: int) -> SeedTable:
         rows = {str(row["client"]): row for row in run.records.clients}
         for client, row in rows.items():
             sizes.setdefault(client, row)
-        columns: ClientColumns = {"personal": [scaled(rows.get(c, {}).get(metric), scale) for c in ids]}
+        columns: ClientColumns = {"personal": [to_unit(rows.get(c, {}).get(metric), scale) for c in ids]}
         if method.has_global_model:
-            columns["global"] = [scaled(rows.get(c, {}).get(f"global_{metric}"), scale) for c in ids]
+            columns["global"] = [to_unit(rows.get(c, {}).get(f"global_{metric}"), scale) for c in ids]
         if any(row.get("realised_gain") is not None for row in run.records.clients):
-            columns["alone"] = [scaled(rows.get(c, {}).get(f"alone_{metric}"), scale) for c in ids]
+            columns["alone"] = [to_unit(rows.get(c, {}).get(f"alone_{metric}"), scale) for c in ids]
         for name, column in COLUMNS.items():
             values = [rows.get(client, {}).get(column) for client in ids]
             if any(value is not None for value in values):
-                columns[name] = all_rounded(values)
+                columns[name] = round_all(values)
         last = {str(row["client"]): row.get("weight") for row in run.records.participation}
         if any(value is not None for value in last.values()):
-            columns["weight"] = all_rounded((last.get(client) for client in ids), 4)
+            columns["weight"] = round_all((last.get(client) for client in ids), 4)
         methods.append(columns)
     clusters = [sizes[client].get("cluster") for client in ids]
     table: SeedTable = {
@@ -184,9 +184,10 @@ def tables(group: Group) -> Tables:
         "fewest": FEWEST_TEST_ROWS,
         "predicts": [predicts(group, number) for number in range(len(group.methods))],
         "alone": alone(group),
-        "shared": shared(group),
+        "shared": find_shared_method(group),
         "scores": [
-            {part: [rounded(e.mean), rounded(e.error)] for part, e in line.scores.items()} for line in lines(group)
+            {part: [round_digits(e.mean), round_digits(e.error)] for part, e in line.scores.items()}
+            for line in lines(group)
         ],
         "rounds": {part: by_round(group, part) for part in PARTS},
         "seeds": seed_tables,

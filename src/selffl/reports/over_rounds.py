@@ -10,7 +10,7 @@ import numpy as np
 
 from selffl.reports.collect import Group, RunData
 from selffl.reports.schema import Bands, Inside, SeedTable, Trajectory
-from selffl.reports.scores import all_rounded, evenly_chosen, rounded, runs_of_seed
+from selffl.reports.scores import evenly_chosen, round_all, round_digits, runs_of_seed
 from selffl.runs.folder import INTERVAL, Row
 
 # What a page can hold: beyond these it shows fewer rounds.
@@ -54,7 +54,7 @@ def inside(group: Group, number: int) -> Inside | None:
         "intra": [_mean_of(values) for values in zip(*curves["intra"], strict=True)],
         "steps": _bands(steps, rounds),
         "weight": _bands(weights, rounds),
-        "equal": rounded(1 / (sum(cohort) / len(cohort))) if cohort and sum(cohort) else None,
+        "equal": round_digits(1 / (sum(cohort) / len(cohort))) if cohort and sum(cohort) else None,
         "bins": list(STEP_BINS),
         "counts": counts if wanted else None,
         "most": options.get("max_local_steps") if options.get("num_local_epochs") is None else None,
@@ -68,7 +68,7 @@ def _mean(history: Sequence[Row], column: str, rounds: Sequence[int]) -> list[fl
 
 def _mean_of(values: Iterable[float | None]) -> float | int | None:
     known = [value for value in values if value is not None]
-    return rounded(sum(known) / len(known)) if known else None
+    return round_digits(sum(known) / len(known)) if known else None
 
 
 def _by_round(runs: Sequence[RunData], column: str) -> dict[int, list[float]]:
@@ -86,7 +86,7 @@ def _bands(values: dict[int, list[float]], rounds: Sequence[int]) -> Bands | Non
     if not kept:
         return None
     low, middle, high = zip(*(np.quantile(values[number], [0.1, 0.5, 0.9]) for number in kept), strict=True)
-    return {"x": kept, "low": all_rounded(low, 4), "middle": all_rounded(middle, 4), "high": all_rounded(high, 4)}
+    return {"x": kept, "low": round_all(low, 4), "middle": round_all(middle, 4), "high": round_all(high, 4)}
 
 
 def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Trajectory]:
@@ -117,9 +117,9 @@ def trajectories(group: Group, seed_tables: Sequence[SeedTable]) -> list[Traject
                     "client": [position[str(row["client"])] for row in kept],
                     "round": [row["round"] for row in kept],
                     "steps": [row.get("num_local_steps") for row in kept],
-                    "wanted": all_rounded((row.get("wanted_steps") for row in kept), 3),
-                    "variance": all_rounded((row.get("intra_variance") for row in kept), 3),
-                    "weight": all_rounded((row.get("weight") for row in kept), 3),
+                    "wanted": round_all((row.get("wanted_steps") for row in kept), 3),
+                    "variance": round_all((row.get("intra_variance") for row in kept), 3),
+                    "weight": round_all((row.get("weight") for row in kept), 3),
                 }
             )
     return paths

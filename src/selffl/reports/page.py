@@ -56,7 +56,7 @@ def render(collection: Collection, title: str = TITLE, *, tag: str | None = None
             "config": json.dumps(record.config, indent=1, ensure_ascii=False),
             "reading": reading(record),
         }
-        for folder, record, anchor in _anchored(collection.studies)
+        for folder, record, anchor in _anchor(collection.studies)
     ]
     groups = _views(collection)
     scripts = [
@@ -127,7 +127,7 @@ def payload(groups: Sequence[dict[str, Any]], num_studies: int, num_waiting: int
     }
 
 
-def _anchored(studies: Recorded) -> list[tuple[Path, StudyRecord, str]]:
+def _anchor(studies: Recorded) -> list[tuple[Path, StudyRecord, str]]:
     """Each with an id of its own: the same study may be there twice, say from two folders."""
     anchored = []
     for number, (folder, record) in enumerate(studies):
@@ -209,7 +209,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "verdict": sentences.verdict(group),
         "headline": sentences.headline(group),
         "majority": sentences.majority(group),
-        "test": sentences.tested_by(group),
+        "test": sentences.name_test(group),
     }
     text |= {"facts": _facts(group, tables), "seeds": _seeds(tables)}
     return {
@@ -383,7 +383,7 @@ def caption(group: Group) -> str:
     unit = " in %" if group.metric in PERCENT else ""
     text = f"{capfirst(name_of(group.metric))}{unit}, {on}" + ("; mean ± standard error over seeds" if many else "")
     if len(group.methods) > 1:
-        test = sentences.tested_by(group)
+        test = sentences.name_test(group)
         text += f". Better and worse: statistically significant. {test}" if test else ". Differences are not tested."
     return text.removesuffix(".") + ". Gradients: evaluations per client and round, in training."
 

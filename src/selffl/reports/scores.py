@@ -41,7 +41,7 @@ def scale_of(metric: str) -> float:
     return 100.0 if metric in PERCENT else 1.0
 
 
-def rounded(value: float | None, digits: int = SIGNIFICANT_DIGITS) -> float | int | None:
+def round_digits(value: float | None, digits: int = SIGNIFICANT_DIGITS) -> float | int | None:
     """To so many significant digits; what is no number is None, and whole numbers have no point."""
     if value is None or not math.isfinite(value):
         return None
@@ -57,14 +57,14 @@ def evenly_chosen(number: int, most: int) -> list[int]:
     return list(dict.fromkeys(places))
 
 
-def all_rounded(values: Iterable[float | None], digits: int = SIGNIFICANT_DIGITS) -> list[float | int | None]:
+def round_all(values: Iterable[float | None], digits: int = SIGNIFICANT_DIGITS) -> list[float | int | None]:
     """Each of them."""
-    return [rounded(value, digits) for value in values]
+    return [round_digits(value, digits) for value in values]
 
 
-def scaled(value: float | None, scale: float) -> float | int | None:
+def to_unit(value: float | None, scale: float) -> float | int | None:
     """In the reader's unit."""
-    return None if value is None else rounded(scale * value)
+    return None if value is None else round_digits(scale * value)
 
 
 @dataclass(frozen=True)
@@ -209,12 +209,12 @@ def by_round(group: Group, part: str) -> list[Curve | None]:
         scores.append(
             {
                 "x": rounds,
-                "y": all_rounded(e.mean for e in estimates),
-                "error": all_rounded(e.error for e in estimates) if len(curves) > 1 else None,
+                "y": round_all(e.mean for e in estimates),
+                "error": round_all(e.error for e in estimates) if len(curves) > 1 else None,
                 "gradients": [_mean_spent(spent, number, "gradient_evaluations") for number in rounds],
                 "bytes": [_mean_spent(spent, number, "bytes_sent") for number in rounds],
                 "seconds": [_mean_spent(spent, number, "seconds") for number in rounds],
-                "single": [all_rounded(curve[number] for number in rounds) for curve in curves],
+                "single": [round_all(curve[number] for number in rounds) for curve in curves],
             }
             if rounds
             else None
@@ -226,7 +226,7 @@ def _mean_spent(spent: Sequence[Mapping[int, Row]], number: int, column: str) ->
     """What runs had spent by a round, on average; none where one of them has not recorded it."""
     values = [rows[number].get(column) for rows in spent]
     known = [float(value) for value in values if value is not None]
-    return rounded(sum(known) / len(known)) if known and len(known) == len(values) else None
+    return round_digits(sum(known) / len(known)) if known and len(known) == len(values) else None
 
 
 def runs_of_seed(group: Group, seed: int) -> list[RunData | None]:
@@ -239,7 +239,7 @@ def alone(group: Group) -> int | None:
     return next((i for i, method in enumerate(group.methods) if not method.runs[0].config.is_federated), None)
 
 
-def shared(group: Group) -> int | None:
+def find_shared_method(group: Group) -> int | None:
     """Which method is the first that gives all clients one model, if there is one."""
     names = [method.runs[0].config.algorithm for method in group.methods]
     known = [ALGORITHMS[name]().personalises if name in ALGORITHMS else None for name in names]

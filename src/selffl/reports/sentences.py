@@ -19,7 +19,7 @@ from selffl.training.losses import OWN_LOSSES
 from selffl.training.metrics import PERCENT, name_of, plain_number
 
 
-def listed(names: Sequence[str]) -> str:
+def list_words(names: Sequence[str]) -> str:
     """With commas, and an and before the last."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
@@ -74,7 +74,7 @@ def headline(group: Group) -> str:
         # The row says how the other method does against the first; the sentence is about the first.
         by.setdefault(row.verdict, []).append(row.method)
     parts = [
-        text.format(listed(by[key]))
+        text.format(list_words(by[key]))
         for key, text in (
             ("worse", "better than {} (statistically significant)"),
             ("better", "worse than {} (statistically significant)"),
@@ -86,11 +86,11 @@ def headline(group: Group) -> str:
         if key in by
     ]
     lost = [row.method for row in rows[1:] if row.num_diverged and "weighted" not in row.scores]
-    end = f"; {listed(lost)} diverged (NaN or infinity)." if lost else "."
+    end = f"; {list_words(lost)} diverged (NaN or infinity)." if lost else "."
     if not parts:
         return reached + end
     ground = "" if any(row.p_value is not None for row in rows) else " (one seed: nothing is tested)"
-    return f"{reached}: {_joined(parts)}{ground}{end}"
+    return f"{reached}: {_join_parts(parts)}{ground}{end}"
 
 
 def verdict(group: Group) -> str:
@@ -111,7 +111,7 @@ def verdict(group: Group) -> str:
     text = f"{start}: with {first.method}, clients reach {name}{shown(first.scores['weighted'].mean, metric)} "
     text += f"{name_of(metric) + ' ' if metric in PERCENT else ''}on their own {group.config.evaluate_on} rows, "
     text += f"against {shown(alone.scores['weighted'].mean, metric)} alone"
-    one = scores.shared(group)
+    one = scores.find_shared_method(group)
     if one not in (None, 0) and "weighted" in rows[one or 0].scores:
         text += f" and {shown(rows[one or 0].scores['weighted'].mean, metric)} with one shared model"
     return text.replace(" %", "\N{NO-BREAK SPACE}%") + "."
@@ -122,7 +122,7 @@ def majority(group: Group) -> str:
     return majority_sentence([run.records.summary for run in group.runs])
 
 
-def tested_by(group: Group) -> str:
+def name_test(group: Group) -> str:
     """The test behind the verdict, in small print; nothing where nothing is tested."""
     tested = [row for row in scores.lines(group) if row.p_value is not None]
     if not tested:
@@ -141,7 +141,7 @@ def tested_by(group: Group) -> str:
     return text + "."
 
 
-def _joined(parts: Sequence[str]) -> str:
+def _join_parts(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{'; '.join(parts[:-1])}; and {parts[-1]}"
 
 
@@ -165,7 +165,7 @@ def takeaways(group: Group, tables: Tables) -> dict[str, str]:
         takeaway["partition"] = _of_partition(table)
         takeaway["clusters"] = _of_clusters(table)
     if tables["inside"]:
-        takeaway["inside"] = " ".join(filter(None, (_of_inside(group, tables["inside"][0]), _thinned(group, tables))))
+        takeaway["inside"] = " ".join(filter(None, (_of_inside(group, tables["inside"][0]), _tell_cut(group, tables))))
     return takeaway
 
 
@@ -300,7 +300,7 @@ def _of_inside(group: Group, inside: Inside) -> str:
     return f"{'; '.join(parts)}." if parts else ""
 
 
-def _thinned(group: Group, tables: Tables) -> str:
+def _tell_cut(group: Group, tables: Tables) -> str:
     """What of the rounds and of the client-rounds a page does not hold."""
     parts = []
     total = max(one["totalRounds"] for one in tables["inside"])
@@ -317,7 +317,7 @@ def _thinned(group: Group, tables: Tables) -> str:
         if run is not None and run.records.participation and (table["seed"], number) not in held
     ]
     if absent:
-        parts.append(f"rounds of single clients are left out for {listed(absent)}")
+        parts.append(f"rounds of single clients are left out for {list_words(absent)}")
     return f"To keep the page small, {'; '.join(parts)}." if parts else ""
 
 

@@ -82,7 +82,7 @@ def latex(rows: Sequence[Mapping[str, str]], caption: str = "") -> str:
         "% needs \\usepackage{booktabs}",
         "\\begin{table}",
         "  \\centering",
-        *([f"  \\caption{{{escaped(caption)}}}"] if caption else []),
+        *([f"  \\caption{{{escape_latex(caption)}}}"] if caption else []),
         f"  \\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
         "    \\toprule",
         f"    {_row(columns)}",
@@ -95,13 +95,13 @@ def latex(rows: Sequence[Mapping[str, str]], caption: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def escaped(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Text as LaTeX sets it: its special signs as signs, the paper's symbols as formulas."""
     return _SPECIAL.sub(lambda match: LATEX[match.group()], " ".join(text.split()))
 
 
 def _row(cells: Sequence[str]) -> str:
-    first, *rest = (escaped(cell) for cell in cells)
+    first, *rest = (escape_latex(cell) for cell in cells)
     # A row that begins with [ would be read as an option of the line break before it.
     first = f"{{{first}}}" if first.startswith(("[", "*")) else first
     return " & ".join([first, *rest]) + r" \\"

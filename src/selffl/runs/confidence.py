@@ -27,12 +27,12 @@ from selffl.maths.confidence import (
     left_out,
     log_odds,
     log_odds_variance,
-    moderated,
+    moderate,
 )
 from selffl.randomness import uniform
 from selffl.runs.evaluation import of_clients
 from selffl.runs.folder import Row
-from selffl.runs.personal import PersonalModels
+from selffl.runs.personal import PersonalModelCache
 from selffl.training.tangents import Tangents, check_classifies, class_labels
 
 MAX_ROWS = 200  # of a client's training rows that its posterior is made of
@@ -51,7 +51,7 @@ class _Own(NamedTuple):
 class Confidence:
     """What the models of a run say of rows, as probabilities; ``moderation`` is learned where it is not given."""
 
-    def __init__(self, models: PersonalModels, moderation: Moderation | None = None) -> None:
+    def __init__(self, models: PersonalModelCache, moderation: Moderation | None = None) -> None:
         session = models.session
         check_classifies(session.measure, session.source.loss)
         self._models, self._session, self._state = models, session, models.state
@@ -72,7 +72,7 @@ class Confidence:
                 f"{DEFAULT_ALGORITHM}, which learns how much clients differ. Train with it, or ask for moderated=False."
             )
         if self._moderation is None:
-            self._moderation = self._learned()
+            self._moderation = self._learn_moderation()
         return self._moderation
 
     def tangents(self, position: int | None) -> Tangents:
@@ -89,7 +89,7 @@ class Confidence:
         logits = own.logits(features)
         if moderation is None or position is None or not len(features):
             return logits
-        return moderated(logits, self._variance(position, own, features, logits.argmax(-1)), moderation)
+        return moderate(logits, self._variance(position, own, features, logits.argmax(-1)), moderation)
 
     def _precision(self) -> float:
         """c of all parameters; products of gradients know how much more or less each varies."""
@@ -123,7 +123,7 @@ class Confidence:
         num = len(own.classes)
         return log_odds_variance(squares[num:], products[:, num:], products[:, :num], own.weights, self._precision())
 
-    def _learned(self) -> Moderation:
+    def _learn_moderation(self) -> Moderation:
         """From the rows of clients that have trained, some of them by lot if they are many."""
         trained = self._state.num_rounds.cpu().nonzero().flatten()
         lots = uniform(self._session.recipe.seed, "confidence", trained)

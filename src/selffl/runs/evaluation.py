@@ -165,8 +165,8 @@ class Evaluation:
             pairs = zip(self.numbers[view].split(sizes), self.labels.split(sizes), strict=True)  # type: ignore[no-untyped-call]
             return torch.tensor([auc(scores, labels) for scores, labels in pairs], dtype=torch.float64)
         if metric == "balanced_accuracy":
-            return self._balanced(view, self._owner, len(self.num_rows))
-        return _rooted(metric, self._totals(metric, view) / self.num_rows)
+            return self._balanced_accuracy(view, self._owner, len(self.num_rows))
+        return _take_root(metric, self._totals(metric, view) / self.num_rows)
 
     @property
     def _owner(self) -> Tensor:
@@ -178,7 +178,7 @@ class Evaluation:
         log_losses = [self.log_losses[view]] if view in self.log_losses else []
         return self.measure.averaged(metric, [self.numbers[view], *log_losses], self.labels)
 
-    def _balanced(self, view: str, group: Tensor, num_groups: int, rows: Tensor | None = None) -> Tensor:
+    def _balanced_accuracy(self, view: str, group: Tensor, num_groups: int, rows: Tensor | None = None) -> Tensor:
         """Balanced accuracy of each group of rows, or of some of the rows."""
         chosen = slice(None) if rows is None else rows
         is_right, classes = self.of_rows("balanced_accuracy", view), self.measure.classes_of(self.labels)
@@ -194,14 +194,14 @@ class Evaluation:
         chosen = slice(None) if clients is None else clients
         if metric == "balanced_accuracy":
             is_chosen = None if clients is None else torch.isin(self._owner, clients)
-            return float(self._balanced(view, torch.zeros_like(self._owner), 1, is_chosen))
+            return float(self._balanced_accuracy(view, torch.zeros_like(self._owner), 1, is_chosen))
         rows, by_client = self.num_rows[chosen], self.of_clients(metric, view)
         # Defined within a client: between clients scores need not be comparable.
         if metric == "auc" or metric in self.own_metrics:
             found = by_client[chosen]
             is_there = ~found.isnan()
             return float((found * rows)[is_there].sum() / rows[is_there].sum())
-        return float(_rooted(metric, self._totals(metric, view)[chosen].sum() / rows.sum()))
+        return float(_take_root(metric, self._totals(metric, view)[chosen].sum() / rows.sum()))
 
     def top(self, metric: str, view: str) -> float:
         """The same over the tenth of clients with the most training rows."""
@@ -248,7 +248,7 @@ def or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _rooted(metric: str, mean: Tensor) -> Tensor:
+def _take_root(metric: str, mean: Tensor) -> Tensor:
     """An error is the root of a mean square: in the unit of the targets."""
     return mean.sqrt() if metric == "error" else mean
 
@@ -348,7 +348,7 @@ def evaluate(
         starts = {"personal": personal, "global": shared.expand(len(clients), -1)}
         if of_classes is not None:
             bias, shifts = of_classes
-            starts[WITH_CLASSES] = bias.added(starts["global"], shifts[clients])
+            starts[WITH_CLASSES] = bias.add_shift(starts["global"], shifts[clients])
             note(WITH_CLASSES, own, starts[WITH_CLASSES])
         if neighbours is not None and head is not None:
             theirs = of_clients(train, start, stop) if evaluated is None else train.subset(clients)

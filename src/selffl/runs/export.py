@@ -193,7 +193,7 @@ class PersonalModels:
         rows, table = self._tensors[f"rows.{name}"][low:high], _as_rows(entry)
         where = self._tensors[f"where.{name}"][low:high].long() if f"where.{name}" in self._tensors else slice(None)
         if high > low:
-            table[where] = _restored(table[where], rows, self._scale[name]) if name in self._scale else rows
+            table[where] = _restore(table[where], rows, self._scale[name]) if name in self._scale else rows
         return entry
 
 
@@ -235,8 +235,8 @@ def write_personal(
             continue
         if precision != "exact":
             common = _as_rows(state[name])[where]
-            scale[name], stored = _shortened(rows, common, getattr(torch, precision))
-            errors.append(float((_restored(common, stored, scale[name]).double() - rows.double()).abs().max()))
+            scale[name], stored = _shorten(rows, common, getattr(torch, precision))
+            errors.append(float((_restore(common, stored, scale[name]).double() - rows.double()).abs().max()))
             rows = stored
         tensors[f"rows.{name}"], tensors[f"offset.{name}"] = rows, sizes.cumsum(0)
         if set(sizes.tolist()) - {0, len(_as_rows(state[name]))}:
@@ -337,12 +337,12 @@ def _bits(table: Tensor) -> Tensor:
     return table.contiguous().view(torch.uint8)
 
 
-def _shortened(rows: Tensor, common: Tensor, dtype: torch.dtype) -> tuple[float, Tensor]:
+def _shorten(rows: Tensor, common: Tensor, dtype: torch.dtype) -> tuple[float, Tensor]:
     """Differences in units of the largest, which neither overflow nor vanish in a short type; the unit first."""
     difference = rows.double() - common.double()
     scale = float(difference.abs().max()) or 1.0
     return scale, (difference / scale).to(dtype)
 
 
-def _restored(common: Tensor, stored: Tensor, scale: float) -> Tensor:
+def _restore(common: Tensor, stored: Tensor, scale: float) -> Tensor:
     return (common.double() + scale * stored.double()).to(common.dtype)

@@ -27,7 +27,7 @@ from selffl.engines.defence import Robust, check_defence
 from selffl.engines.flower.answers import Alone, EvaluationSums
 from selffl.engines.flower.client import VIEWS, algorithm_of
 from selffl.engines.flower.secure import check_secure_sums
-from selffl.engines.flower.server import Server, numbered
+from selffl.engines.flower.server import Server, number_ids
 from selffl.engines.flower.settings import Answers, Network
 from selffl.engines.limits import PrivacyOptions
 from selffl.engines.rounds import RoundReport
@@ -59,7 +59,7 @@ class ReportedEvaluation(Evaluation):
         return self.totals[f"{view}.{metric}"]
 
 
-def reported(
+def make_evaluation(
     scores: Mapping[int, EvaluationSums], num_clients: int, own: Mapping[str, Metric] | None = None
 ) -> ReportedEvaluation:
     """The evaluation of those clients that have answered; the others count as clients without rows."""
@@ -136,7 +136,7 @@ class RemoteRecorder(Recorder):
         scores = {client: found for client, found in report.items() if isinstance(found, EvaluationSums)}
         alone = {client: found for client, found in report.items() if isinstance(found, Alone)}
         if scores:
-            self._joined = found = reported(scores, len(self._clients), self._own)
+            self._joined = found = make_evaluation(scores, len(self._clients), self._own)
             self.metrics = found.metrics
             self.recipe = replace(self.recipe, metrics=self.metrics)
             heard = [scores.get(client) for client in range(len(self._clients))]
@@ -282,7 +282,7 @@ def server_app(
     """
     given = {name: value for name, value in locals().items() if name in KINDS}
     given["out"] = None if out is None else str(out)
-    ids, own = numbered(clients), own_metrics(metrics)
+    ids, own = number_ids(clients), own_metrics(metrics)
     module = copy.deepcopy(model).to(dtype)
 
     def server_of(run_config: Mapping[str, Any]) -> tuple[Server, Recipe]:

@@ -85,7 +85,7 @@ def _features_and_labels(session: Session, rows: Any) -> tuple[Any, Any]:
         features = rows.train.features
         if preparation is not None and rows.preparation is None:
             features = session.inputs_of(features)
-        return features, _numbered(labels, federation.classes)
+        return features, _number_classes(labels, federation.classes)
     if is_table(rows):
         features = session.inputs_of(rows)  # which refuses a run without names of columns
         assert preparation is not None
@@ -101,7 +101,7 @@ def _features_and_labels(session: Session, rows: Any) -> tuple[Any, Any]:
         ) from None
     if preparation is not None and len(features):
         features = session.inputs_of(features)
-    return features, _numbered(labels, federation.classes)
+    return features, _number_classes(labels, federation.classes)
 
 
 def _check_one_client(table: Table, name: str | None) -> None:
@@ -116,7 +116,7 @@ def _check_one_client(table: Table, name: str | None) -> None:
         )
 
 
-def _numbered(labels: Any, classes: Sequence[Any] | None) -> Any:
+def _number_classes(labels: Any, classes: Sequence[Any] | None) -> Any:
     """Classes as the user writes them as their numbers; where classes have names, numbers are taken as they are."""
     if classes is None:
         return labels

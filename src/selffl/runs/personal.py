@@ -9,7 +9,7 @@ from selffl.engines.cohort import RunState
 from selffl.runs.session import Session
 
 
-class PersonalModels:
+class PersonalModelCache:
     """Those of a state that no longer changes, by the places of clients: the latest asked for, as many as fit."""
 
     def __init__(self, session: Session, state: RunState) -> None:

@@ -66,7 +66,7 @@ def resume(
     place = Path(path)
     trackers = remembered_trackers(place) if tracker is None else trackers_of(tracker)
     given = _Given(model, loss, algorithm, federation, metrics, trusted)
-    session = _restored(place, given, rounds, device)
+    session = _restore_session(place, given, rounds, device)
     recipe = session.recipe
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
@@ -112,7 +112,7 @@ def load(
     """
     place = Path(path)
     given = _Given(model, loss, algorithm, federation, metrics, trusted)
-    session = _restored(place, given, None, device)
+    session = _restore_session(place, given, None, device)
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(
             f"{place} holds records but no models, as runs of a comparison do; expected a run with checkpoint_every "
@@ -147,7 +147,7 @@ class _Given:
     trusted: bool = False
 
 
-def _restored(path: Path, given: _Given, rounds: int | None, device: str | None) -> Session:
+def _restore_session(path: Path, given: _Given, rounds: int | None, device: str | None) -> Session:
     """The session of a saved run."""
     recipe = files.read_config(path)
     if rounds is not None:

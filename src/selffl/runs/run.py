@@ -33,7 +33,7 @@ from selffl.runs.folder import Checkpoints, Records, Row, RunFolder
 from selffl.runs.gain import gain_rows
 from selffl.runs.new_client import make_new_client_models, rows_of_new_client
 from selffl.runs.observers import Observer
-from selffl.runs.personal import PersonalModels
+from selffl.runs.personal import PersonalModelCache
 from selffl.runs.predict import Predictor
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Recorder, partition_rows
@@ -64,7 +64,7 @@ class Run:
     answers: list[Row]
     _session: Session
     _state: RunState
-    _known_models: PersonalModels | None = field(default=None, init=False, repr=False, compare=False)
+    _known_models: PersonalModelCache | None = field(default=None, init=False, repr=False, compare=False)
     _known_confidence: Confidence | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -359,9 +359,9 @@ class Run:
             self._known_confidence = Confidence(self._personal())
         return self._known_confidence
 
-    def _personal(self) -> PersonalModels:
+    def _personal(self) -> PersonalModelCache:
         if self._known_models is None:
-            self._known_models = PersonalModels(self._session, self._state)
+            self._known_models = PersonalModelCache(self._session, self._state)
         return self._known_models
 
     def __repr__(self) -> str:

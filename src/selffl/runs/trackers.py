@@ -123,7 +123,7 @@ class MLflow:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             place = (Path("mlruns") if folder is None else folder / "mlflow").resolve().as_uri()
         self._client = import_module("mlflow.tracking").MlflowClient(tracking_uri=place)
-        earlier = _remembered(folder).get("mlflow", {})
+        earlier = _read_remembered(folder).get("mlflow", {})
         if earlier:
             self._run = earlier["run"]
             self._client.update_run(self._run, status="RUNNING")
@@ -173,7 +173,7 @@ class WandB:
         """Make a run, or another part of the one of before."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         wandb = import_module("wandb")
-        earlier = _remembered(folder).get("wandb", {})
+        earlier = _read_remembered(folder).get("wandb", {})
         settings = wandb.Settings(
             mode=os.environ.get("WANDB_MODE", "offline"),
             root_dir=str(Path.cwd() if folder is None else folder.resolve()),
@@ -218,15 +218,15 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflo
 def trackers_of(choice: Choice | None) -> list[Tracker]:
     """The trackers that were asked for, by name or as objects; refused while there is nothing to lose."""
     chosen: Sequence[Any] = [] if choice is None else choice if isinstance(choice, list | tuple) else [choice]
-    return [_named(each) if isinstance(each, str) else _checked(each) for each in chosen]
+    return [_find_tracker(each) if isinstance(each, str) else _check_tracker(each) for each in chosen]
 
 
 def remembered_trackers(folder: Path) -> list[Tracker]:
     """The trackers that follow the run in a folder already; one whose package has gone is left out, with a warning."""
     found: list[Tracker] = []
-    for name in _remembered(folder):
+    for name in _read_remembered(folder):
         try:
-            found.append(_named(name))
+            found.append(_find_tracker(name))
         except ConfigError as error:
             warnings.warn(f"{error} The run goes on without it.", stacklevel=3)
     return found
@@ -269,7 +269,7 @@ class TrackerObserver(Observer):
             )
 
 
-def _named(name: str) -> Tracker:
+def _find_tracker(name: str) -> Tracker:
     if name not in TRACKERS:
         raise unknown_name("tracker", name, TRACKERS)
     if find_spec(name) is None:
@@ -279,7 +279,7 @@ def _named(name: str) -> Tracker:
     return TRACKERS[name]()
 
 
-def _checked(given: Any) -> Tracker:
+def _check_tracker(given: Any) -> Tracker:
     if isinstance(given, type) or not isinstance(given, Tracker):
         raise ConfigError(
             f"tracker is {given!r}; expected {', '.join(map(repr, TRACKERS))}, or an object with begin, log and end."
@@ -287,7 +287,7 @@ def _checked(given: Any) -> Tracker:
     return given
 
 
-def _remembered(folder: Path | None) -> dict[str, Any]:
+def _read_remembered(folder: Path | None) -> dict[str, Any]:
     if folder is None or not (folder / FILE).is_file():
         return {}
     try:
@@ -299,7 +299,7 @@ def _remembered(folder: Path | None) -> dict[str, Any]:
 
 def _remember(folder: Path | None, name: str, about: Row) -> None:
     if folder is not None:
-        write_json(folder / FILE, _remembered(folder) | {name: about})
+        write_json(folder / FILE, _read_remembered(folder) | {name: about})
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

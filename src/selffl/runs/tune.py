@@ -254,7 +254,7 @@ def tune_runs(
             f"training diverged with all of {len(found.trials)} settings of the grid; expected one that does not. "
             "Lower the learning rate, or give another grid."
         )
-    options, settings, steps = _divided(found.chosen.setting, make({}))
+    options, settings, steps = _divide_setting(found.chosen.setting, make({}))
     more: dict[str, Any] = {FINE_TUNE: (steps,)} if steps else {}
     final = run(make(options), settings, is_trial=False, out=out, **more, **last)
     tuning = Tuning(
@@ -307,7 +307,7 @@ def _check_values(grid: Mapping[str, Sequence[Any]], make: Callable[[Setting], M
 
 
 def _check_setting(setting: Setting, make: Callable[[Setting], Method], beside: Setting) -> None:
-    options, settings, steps = _divided(setting, make({}))
+    options, settings, steps = _divide_setting(setting, make({}))
     check_integer(FINE_TUNE, steps, 0)
     check_settings({**beside, **settings})
     make(options)
@@ -322,7 +322,7 @@ def is_allowed(setting: Setting, make: Callable[[Setting], Method], beside: Sett
     return True
 
 
-def _divided(setting: Setting, method: Method) -> tuple[Setting, Setting, Any]:
+def _divide_setting(setting: Setting, method: Method) -> tuple[Setting, Setting, Any]:
     """A setting's options of the method, settings of training, and steps of fine-tuning."""
     names = [field.name for field in fields(method)]  # type: ignore[arg-type]
     options = {name: value for name, value in setting.items() if name in names}
@@ -354,18 +354,18 @@ class _Scorer:
         return [self._score(setting) for setting in settings]
 
     def _score(self, setting: Setting) -> float:
-        options, training, steps = _divided(setting, self._make({}))
-        run = self._trained(options, training)
+        options, training, steps = _divide_setting(setting, self._make({}))
+        run = self._train_setting(options, training)
         score = -math.inf
         if run is not None:
-            score = self._measured(run, steps)
+            score = self._measure_setting(run, steps)
         if self._on_trial is not None:
             self._on_trial(
                 setting, None if run is None or not math.isfinite(score) else _sign(str(self.metric), run) * score
             )
         return score
 
-    def _trained(self, options: Setting, training: Setting) -> Run | None:
+    def _train_setting(self, options: Setting, training: Setting) -> Run | None:
         """None where it diverged, or where a value beyond the grid is one that the model does not allow."""
         key = repr(sorted((options | training).items()))
         if key in self._runs:
@@ -386,7 +386,7 @@ class _Scorer:
             self._runs[key] = run
         return run
 
-    def _measured(self, run: Run, steps: int) -> float:
+    def _measure_setting(self, run: Run, steps: int) -> float:
         if self.metric is None:
             self.metric = leading_metric([run.summary])
         metrics = run.config.metrics

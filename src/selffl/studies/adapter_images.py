@@ -81,7 +81,7 @@ def halves() -> tuple[tuple[Floats, Labels], tuple[Floats, Labels]]:
 
 
 @lru_cache(maxsize=2)
-def trained(is_small: bool = False) -> PictureNetwork:
+def train_network(is_small: bool = False) -> PictureNetwork:
     """The residual network, trained on the other half of the pictures."""
     features, labels = halves()[0]
     found = draw_network(lambda: PictureNetwork((4, 8, 8) if is_small else WIDTHS))
@@ -91,7 +91,7 @@ def trained(is_small: bool = False) -> PictureNetwork:
 
 def network(is_small: bool = False) -> nn.Module:
     """Its last block and head, which clients adapt."""
-    return trained(is_small).cut()[1]
+    return train_network(is_small).cut()[1]
 
 
 @lru_cache(maxsize=2)  # seeds follow each other
@@ -99,7 +99,7 @@ def rows(seed: int, is_small: bool = False) -> Rows:
     """Clients of a seed, their pictures as the last block is given them."""
     rng = np.random.default_rng([seed, *b"cameras"])
     found = Rows(*cut(CAMERAS, SMALL_PLAN if is_small else PLAN, "lognormal", *halves()[1], rng))
-    frozen, _ = trained(is_small).cut()
+    frozen, _ = train_network(is_small).cut()
     with torch.no_grad():
         states = torch.cat([frozen(part) for part in torch.split(torch.from_numpy(found.features), 256)])
     return found._replace(features=states.numpy())

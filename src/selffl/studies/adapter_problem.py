@@ -37,9 +37,9 @@ class AdapterProblem(Problem):
     rank: int = 8
     is_small: bool = False
 
-    def shortened(self, share: int, model_options: Mapping[str, Any] | None = None) -> Self:
+    def shorten(self, share: int, model_options: Mapping[str, Any] | None = None) -> Self:
         """For a quick look: fewer rounds, a smaller network and fewer clients."""
-        return replace(super().shortened(share, model_options), is_small=True, rank=min(self.rank, 2))
+        return replace(super().shorten(share, model_options), is_small=True, rank=min(self.rank, 2))
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
         """The clients of one seed."""

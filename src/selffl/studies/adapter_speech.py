@@ -89,7 +89,7 @@ def louder(sound: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def encoded() -> Rows:
+def encode_clips() -> Rows:
     """Every clip of a speaker with enough of them: its hidden state, its word, its speaker."""
     index, clips = load_clips()
     named = (index.source == "speech_commands_v0.02_test") & (index.speaker != "")
@@ -122,7 +122,7 @@ class WordNetwork(nn.Sequential):
 def network(is_small: bool = False) -> nn.Module:
     """What clients adapt: the linear layer as it was trained for speakers, and a head drawn anew."""
     del is_small
-    found = draw_network(lambda: WordNetwork(int(encoded().labels.max()) + 1))
+    found = draw_network(lambda: WordNetwork(int(encode_clips().labels.max()) + 1))
     weights = read_weights(weights_file())
     found.get_submodule("linear").load_state_dict({name: weights[f"linear.{name}"] for name in ("weight", "bias")})
     return found.requires_grad_(False)
@@ -131,7 +131,7 @@ def network(is_small: bool = False) -> nn.Module:
 def rows(seed: int, is_small: bool = False) -> Rows:
     """The same for all seeds, which split them; of twenty speakers for a quick look."""
     del seed
-    return of_some_clients(encoded(), NUM_SMALL) if is_small else encoded()
+    return of_some_clients(encode_clips(), NUM_SMALL) if is_small else encode_clips()
 
 
 SPEECH = Benchmark(rows, network)

@@ -95,15 +95,15 @@ def as_bytes(texts: list[str]) -> npt.NDArray[np.int64]:
 def halves() -> tuple[Rows, Rows]:
     """Rows that the network is trained on before, and those of the clients, who have enough of them."""
     path = files()[0].find()
-    known = rated(path, WITH_AUTHOR)
+    known = read_rated(path, WITH_AUTHOR)
     names, owner, count = np.unique(known.client, return_inverse=True, return_counts=True)
     is_client = np.random.default_rng(0).permutation(len(names)) % 2 == 1
     chosen = is_client[owner] & (count[owner] >= MIN_ROWS)
-    others = [Rows(*(each[~is_client[owner]] for each in known)), rated(path, WITHOUT_AUTHOR)]
+    others = [Rows(*(each[~is_client[owner]] for each in known)), read_rated(path, WITHOUT_AUTHOR)]
     return Rows(*map(np.concatenate, zip(*others, strict=True))), Rows(*(each[chosen] for each in known))
 
 
-def rated(path: Path, sources: tuple[str, ...]) -> Rows:
+def read_rated(path: Path, sources: tuple[str, ...]) -> Rows:
     """Snippets of some sources, but for those with ratings near 0; class 1 is a rating above it."""
     documents, scores, texts = read_snippets(path, sources)
     is_used = np.abs(scores) >= THRESHOLD
@@ -111,7 +111,7 @@ def rated(path: Path, sources: tuple[str, ...]) -> Rows:
 
 
 @lru_cache(maxsize=2)
-def trained(is_small: bool = False) -> ByteNetwork:
+def train_transformer(is_small: bool = False) -> ByteNetwork:
     """The transformer, trained on what is no client's."""
     before, _ = halves()
     found = draw_network(lambda: ByteNetwork(WIDTH // 4 if is_small else WIDTH))
@@ -121,16 +121,16 @@ def trained(is_small: bool = False) -> ByteNetwork:
 
 def network(is_small: bool = False) -> nn.Module:
     """Its last layer and head, which clients adapt."""
-    return trained(is_small).last
+    return train_transformer(is_small).last
 
 
 @lru_cache(maxsize=2)
-def encoded(is_small: bool = False) -> Rows:
+def encode_rows(is_small: bool = False) -> Rows:
     """Rows of the clients as the last layer is given them; of thirty clients for a quick look."""
     found = of_some_clients(halves()[1], NUM_SMALL) if is_small else halves()[1]
     with torch.no_grad():
         states = torch.cat(
-            [trained(is_small).states(part) for part in torch.split(torch.from_numpy(found.features), 256)]
+            [train_transformer(is_small).states(part) for part in torch.split(torch.from_numpy(found.features), 256)]
         )
     return found._replace(features=states.numpy())
 
@@ -138,7 +138,7 @@ def encoded(is_small: bool = False) -> Rows:
 def rows(seed: int, is_small: bool = False) -> Rows:
     """The same for all seeds, which split them."""
     del seed
-    return encoded(is_small)
+    return encode_rows(is_small)
 
 
 TEXT = Benchmark(rows, network)

@@ -107,7 +107,7 @@ class Adapters:
         rates = {optimiser: each[1:2] for optimiser, each in self.rates.items()}
         return replace(
             self,
-            problem=self.problem.shortened(self.quick_share),
+            problem=self.problem.shorten(self.quick_share),
             rates=rates,
             fine_tune=self.fine_tune[:1],
             num_seeds=2,

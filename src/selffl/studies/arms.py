@@ -157,7 +157,7 @@ def run_arms(problem: Problem, work: Iterable[tuple[Arm, int]], job: Job, done: 
         _announce(folder, problem, {places[arm.label, seed]: (arm, seed) for arm, seed in pairs}, is_first=done == 0)
         for arm, seed in pairs:
             place = places[arm.label, seed]
-            records = _finished(place)
+            records = _read_finished(place)
             is_diverged = records is not None and records.summary["status"] == "diverged"
             is_whole = not arm.keep_scores or is_diverged or (place / SCORES).is_file()
             if records is not None and is_whole:
@@ -277,9 +277,9 @@ def _for_warm_up(problem: Problem) -> Problem:
 
 def _warm_up(problem: Problem, seed: int, validation_fraction: float, place: Path, device: str) -> None:
     """The model that the arms of a seed start from, as a run in ``place``."""
-    if _finished(place) is None or not (place / SCORES).is_file():
-        _emptied(place)
-        run = problem.warmed_up(seed, validation_fraction, device=device, out=place, keep_rows=False)
+    if _read_finished(place) is None or not (place / SCORES).is_file():
+        _empty_folder(place)
+        run = problem.train_warm_up(seed, validation_fraction, device=device, out=place, keep_rows=False)
         save_tensors(place / SCORES, run.evaluate().numbers, {})
 
 
@@ -287,7 +287,7 @@ def run_arm(
     problem: Problem, arm: Arm, seed: int, place: Path, device: str = "cpu", start: Path | None = None
 ) -> Outcome:
     """One arm with one seed, recorded in ``place``; it starts from the run in ``start``, if there is one."""
-    _emptied(place)
+    _empty_folder(place)
     try:
         run = replace(problem, **arm.settings).run(
             arm.algorithm,
@@ -316,7 +316,7 @@ def run_arm(
     return _outcome(place, read_records(place), seed)  # as whoever comes later finds it
 
 
-def _emptied(place: Path) -> None:
+def _empty_folder(place: Path) -> None:
     """Without what a run that was interrupted has left: no checkpoints are kept here."""
     if place.exists():
         for file in place.iterdir():
@@ -333,7 +333,7 @@ def _outcome(place: Path, records: Records, seed: int) -> Outcome:
     )
 
 
-def _finished(place: Path) -> Records | None:
+def _read_finished(place: Path) -> Records | None:
     if not (place / "summary.json").is_file():
         return None
     records = read_records(place)

@@ -148,7 +148,7 @@ LYING: Mapping[type, Any] = {
 }  # by the method itself
 
 
-def attacked(method: Method, attack: str, liars: tuple[int, ...]) -> Method:
+def attack_method(method: Method, attack: str, liars: tuple[int, ...]) -> Method:
     """The method, with clients that lie about what they send."""
     found: Method = LYING[type(method)](**vars(method), attack=attack, liars=liars)
     return found
@@ -169,5 +169,5 @@ class AttackedProblem(Problem):
 
     def _train(self, method: Method, seed: int, validation_fraction: float, **training: Any) -> Any:
         if self.attack != "none":
-            method = attacked(method, self.attack, self.liars(seed))
+            method = attack_method(method, self.attack, self.liars(seed))
         return super()._train(method, seed, validation_fraction, **training)

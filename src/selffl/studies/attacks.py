@@ -104,7 +104,7 @@ def loss(
 
 def attacks_study(whole: AttackedProblem, job: Job, shares: Sequence[float] = SHARES) -> StudyResult:
     """Every method, attack, share and defence."""
-    problem = whole.shortened(5) if job.quick else whole
+    problem = whole.shorten(5) if job.quick else whole
     seeds = seeds_of(job)
     arms = arms_of(shares)
     outcomes = run_each(problem, arms, seeds, job)

@@ -243,7 +243,7 @@ def global_study(problem: Problem, job: Job) -> StudyResult:
     claims = _fewer(found, results, "self-fl", texts)
     gaps = {label: found.tested(average(results[label], NORMAL)) for label in views}
     is_worse = {label: label in ("fedavg-w", "ditto-w") for label in views}
-    verdicts = above_zero([gap.scaled(1 if is_worse[label] else -1) for label, gap in gaps.items()])
+    verdicts = above_zero([gap.scale_by(1 if is_worse[label] else -1) for label, gap in gaps.items()])
     for (label, gap), verdict in zip(gaps.items(), verdicts, strict=True):
         direction = "worse" if is_worse[label] else "better"
         claims.append(

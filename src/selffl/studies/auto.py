@@ -27,13 +27,13 @@ from selffl.studies.comparison import (
     NUM_SEEDS,
     TUNED_FEDAVG,
     by_round,
-    fine_tuned,
     history,
     mean_gradients,
     points,
     run_each,
     runs_of,
     seeds_of,
+    take_fine_tuned,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, WAKEWORD, Problem, femnist, sent140
 from selffl.studies.result import (
@@ -76,7 +76,7 @@ class TunedComparison:
 
     def quick(self) -> Problem:
         """The same, shorter."""
-        return self.found().shortened(self.quick_share, self.quick_model)
+        return self.found().shorten(self.quick_share, self.quick_model)
 
 
 FIELDS = {
@@ -118,7 +118,7 @@ def _run(entry: TunedComparison, job: Job) -> StudyResult:
     tuned = [Arm(chosen_label(name), name, dict(found.chosen.setting)) for name, found in searches.items()]
     fedavg = Arm("fedavg", "fedavg", {}, (steps,) if steps else ())
     outcomes = run_each(problem, [*plain, fedavg, *tuned], seeds, job, tuner.num_done, tuner.num_planned)
-    outcomes[TUNED_FEDAVG] = [fine_tuned(outcome, steps) for outcome in outcomes["fedavg"]]
+    outcomes[TUNED_FEDAVG] = [take_fine_tuned(outcome, steps) for outcome in outcomes["fedavg"]]
     notes = {chosen_label(name): note("λ", [found]) for name, found in searches.items()}
     notes[TUNED_FEDAVG] = note("k", [of_fedavg])
     job.progress(tuner.num_planned, tuner.num_planned, "done")

@@ -71,7 +71,7 @@ class Comparison:
 
     def quick(self) -> Comparison:
         """A first look: two seeds, part of the rounds, the methods as they are: not tuned, nor at equal gradients."""
-        return replace(self, num_seeds=2, problem=self.problem.shortened(self.quick_share), is_tuned=False)
+        return replace(self, num_seeds=2, problem=self.problem.shorten(self.quick_share), is_tuned=False)
 
 
 def _same_steps(label: str) -> str:
@@ -123,7 +123,7 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     spending = {name: max(round(budget / GRADIENTS_PER_STEP[name]), 1) for name in equal}
     second = [(Arm(_same_steps(name), name, {"num_local_steps": spending[name]}), s) for s in seeds for name in equal]
     found = run_arms(problem, second, job, tuner.num_done + len(first), tuner.num_planned)
-    outcomes[TUNED_FEDAVG] = [fine_tuned(outcomes["fedavg"][seed], steps[seed]) for seed in seeds]
+    outcomes[TUNED_FEDAVG] = [take_fine_tuned(outcomes["fedavg"][seed], steps[seed]) for seed in seeds]
     outcomes |= found
     notes = {
         TUNED_DITTO: note("λ", of_ditto),
@@ -134,7 +134,7 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     return outcomes, notes
 
 
-def fine_tuned(outcome: Outcome, steps: int, start: str = "global") -> Outcome:
+def take_fine_tuned(outcome: Outcome, steps: int, start: str = "global") -> Outcome:
     """FedAvg's outcome with its global model, fine-tuned from the view ``start``, as everybody's personal model."""
     is_as_it_is = steps == 0 and start == "global"
     # Gradients are those of training, for every method; these steps, once per client, come on top (see `chosen`).
@@ -314,9 +314,9 @@ def seeds_of(job: Job) -> range:
     return range(job.num_seeds or (2 if job.quick else NUM_SEEDS))
 
 
-def shortened(problem: Problem, job: Job) -> tuple[Problem, range]:
+def shorten_for_look(problem: Problem, job: Job) -> tuple[Problem, range]:
     """The problem and the seeds: for a quick look two seeds and a fifth of the rounds."""
-    return problem.shortened(5) if job.quick else problem, seeds_of(job)
+    return problem.shorten(5) if job.quick else problem, seeds_of(job)
 
 
 def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Claim]:
@@ -333,7 +333,7 @@ def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Cla
         for other in outcomes
         if other != first
     }
-    verdicts = dict(zip(gaps, above_zero([gap["weighted"].scaled(direction) for gap in gaps.values()]), strict=True))
+    verdicts = dict(zip(gaps, above_zero([gap["weighted"].scale_by(direction) for gap in gaps.values()]), strict=True))
     return [
         Claim(
             text,

@@ -21,7 +21,7 @@ from selffl.studies.comparison import (
     result_of,
     run_each,
     score_lines,
-    shortened,
+    shorten_for_look,
     study,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, Problem, femnist
@@ -96,10 +96,10 @@ def letters_study(problem: Problem, job: Job) -> StudyResult:
         more_steps=40,
         variants={"self-fl, no smoothing": {"smoothing": 1.0}, "self-fl, ℓ_max = 400": {"max_local_steps": 400}},
     )
-    return _named(study(comparison, job), f"Letters over two hundred clients{_source(problem)}", problem)
+    return _name_data(study(comparison, job), f"Letters over two hundred clients{_source(problem)}", problem)
 
 
-def _named(result: StudyResult, title: str, problem: Problem) -> StudyResult:
+def _name_data(result: StudyResult, title: str, problem: Problem) -> StudyResult:
     """With a title and a setting that say which data were found."""
     return replace(result, title=title, setting=f"{problem.setting}; {result.config['num_seeds']} seeds")
 
@@ -122,7 +122,7 @@ ABLATION = {
 
 def ablation_study(whole: Problem, job: Job) -> StudyResult:
     """Figure 2b: one component of Self-FL at a time."""
-    problem, seeds = shortened(whole, job)
+    problem, seeds = shorten_for_look(whole, job)
     outcomes = run_each(problem, [Arm(label, "self-fl", options) for label, options in ABLATION.items()], seeds, job)
     columns = {
         "global model": "global_accuracy",
@@ -142,7 +142,7 @@ def ablation_study(whole: Problem, job: Job) -> StudyResult:
     panels = {"global_accuracy": "Global model", "weighted_accuracy": "Personal models"}
     table = score_lines(outcomes, columns, "components")
     result = result_of(outcomes, table, [claim], problem, caption, panels)
-    return _named(result, f"One component of Self-FL at a time{_source(whole)}", whole)
+    return _name_data(result, f"One component of Self-FL at a time{_source(whole)}", whole)
 
 
 # ----------------------------------------------------------------------------------------------- Algorithms 1 and 2
@@ -157,8 +157,8 @@ def augmented_study(
     digits: Problem, letters: Problem, job: Job, *, max_convergence_steps: int = MAX_CONVERGENCE_STEPS
 ) -> StudyResult:
     """Figure 6: Algorithm 1 against Algorithm 2, on two problems."""
-    problems = [shortened(problem, job)[0] for problem in (digits, letters)]
-    seeds = shortened(digits, job)[1]
+    problems = [shorten_for_look(problem, job)[0] for problem in (digits, letters)]
+    seeds = shorten_for_look(digits, job)[1]
     arms = [
         Arm("Algorithm 1", "self-fl", evaluate_train=True),
         Arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": max_convergence_steps}, evaluate_train=True),
@@ -215,7 +215,7 @@ SPARSE = {
 
 def sparse_study(digits: Problem, job: Job) -> StudyResult:
     """Figure 9: few clients a round."""
-    problem, seeds = shortened(replace(digits, participation=0.02), job)
+    problem, seeds = shorten_for_look(replace(digits, participation=0.02), job)
     arms = [Arm(label, name, options) for label, (name, options) in SPARSE.items()]
     outcomes = run_each(problem, arms, seeds, job)
     half_round = problem.rounds // 2
@@ -255,7 +255,7 @@ BINS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)  # lower ends
 
 def _steps(digits: Problem, job: Job) -> tuple[Problem, Outcomes]:
     """Self-FL on MNIST in both forms: the steps that each client wants, before ℓ_max."""
-    problem, seeds = shortened(digits, job)
+    problem, seeds = shorten_for_look(digits, job)
     outcomes = run_each(problem, [Arm("self-fl", "self-fl"), Arm("self-fl-exact", "self-fl-exact")], seeds, job)
     for label, group in outcomes.items():
         for outcome in group:
@@ -306,7 +306,7 @@ def histogram_study(digits: Problem, job: Job) -> StudyResult:
         )
     claims = []
     for label, share in beyond.items():
-        verdict = sign(share.shifted(-50.0).scaled(-1))
+        verdict = sign(share.shift_by(-50.0).scale_by(-1))
         claims.append(
             Claim(
                 f"Not in the paper: the uncertainty, not ℓ_max, decides the steps of most active clients ({label}).",
@@ -360,7 +360,7 @@ def trajectory_study(digits: Problem, job: Job) -> StudyResult:
         table.append(
             {"form": label, f"mean slope after round {late}, steps a round": f"{trend.mean:.3g} ± {trend.error:.2g}"}
         )
-        verdict = sign(trend.scaled(-1))
+        verdict = sign(trend.scale_by(-1))
         claims.append(
             Claim(
                 f"The number of steps has a decreasing trend after round {late} ({label}; figure 11 shows one client).",

@@ -15,7 +15,7 @@ from selffl.data.federation import Federation, Rows
 from selffl.runs.new_client import make_new_client_models
 from selffl.runs.run import Run
 from selffl.studies.arms import Arm, Outcomes, ratio_of, values
-from selffl.studies.comparison import NUM_SEEDS, points, run_each, seeds_of, shortened
+from selffl.studies.comparison import NUM_SEEDS, points, run_each, seeds_of, shorten_for_look
 from selffl.studies.problems import DIGITS, LETTERS, MNIST, Problem, femnist
 from selffl.studies.result import (
     OVER_SPLITS,
@@ -90,13 +90,13 @@ class WithNewcomers(Problem):
             models = {view("welcome", count): make_new_client_models(training, state, rows)}
             for steps in fine_tune:
                 start = shared.expand(len(everyone), -1)
-                tuned = self._tuned(run, rows, everyone, start, steps) if count else start
+                tuned = self._fine_tune(run, rows, everyone, start, steps) if count else start
                 models[view(f"{steps} steps", count)] = tuned
             for name, params in models.items():
                 found[name] = numbers_of_rows(training.model, params, late.test, training.measure)[0].cpu()
         return found
 
-    def _tuned(self, run: Run, rows: Rows, everyone: Tensor, start: Tensor, steps: int) -> Tensor:
+    def _fine_tune(self, run: Run, rows: Rows, everyone: Tensor, start: Tensor, steps: int) -> Tensor:
         """The global model after some steps of each newcomer's own, in minibatches as in training."""
         own = Federation(everyone.tolist(), rows, rows)
         task = replace(run._session.source, federation=own).task(everyone, run._state.round_number + 1)
@@ -141,7 +141,7 @@ def lines_of(problem: Problem) -> dict[str, Line]:
 
 def newcomers_study(whole: Sequence[Problem], job: Job, *, counts: tuple[int, ...] = COUNTS) -> StudyResult:
     """Accuracy of newcomers against the number of their rows."""
-    problems, seeds = [shortened(problem, job)[0] for problem in whole], seeds_of(job)
+    problems, seeds = [shorten_for_look(problem, job)[0] for problem in whole], seeds_of(job)
     rows, table, charts, claims = [], [], [], []
     config: dict[str, Any] = {"counts": counts, "num_seeds": len(seeds)}
     total, done = len(problems) * 4 * len(seeds), 0
@@ -228,7 +228,7 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
     claims = [
         Claim(
             f"Before a newcomer has any row, {OURS}'s global model is at least as good as FedAvg's ({problem.name}).",
-            sign(gap.shifted(MAX_GAP_POINTS)),
+            sign(gap.shift_by(MAX_GAP_POINTS)),
             f"{gap.signed} points, paired over {gap.count} seeds; counts as long as less than "
             f"{MAX_GAP_POINTS:g} are missing.",
         )
@@ -246,7 +246,7 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
             Claim(
                 f"With {min(gaps)} to {max(gaps)} rows a newcomer's model by {OURS} is at least as good as by {other} "
                 f"({problem.name}).",
-                in_parts(above_zero([gap.shifted(MAX_GAP_POINTS) for gap in gaps.values()])),
+                in_parts(above_zero([gap.shift_by(MAX_GAP_POINTS) for gap in gaps.values()])),
                 f"Points by number of rows, paired over {gap.count} seeds: {said}; each counts as long as less than "
                 f"{MAX_GAP_POINTS:g} are missing.",
             )

@@ -330,10 +330,10 @@ def _federation(folder: str, where: str, seed: int, digest: str) -> Federation:
 def code_files(problem: OwnProblem) -> list[Path]:
     """All code that was loaded from a study's folder."""
     root = Path(problem.folder).resolve()
-    found = {_resolved(path) for module in list(sys.modules.values()) if (path := getattr(module, "__file__", ""))}
+    found = {_resolve(path) for module in list(sys.modules.values()) if (path := getattr(module, "__file__", ""))}
     return sorted(path for path in found if path.is_relative_to(root) and path.suffix == ".py" and path.is_file())
 
 
 @cache  # thousands of modules, asked for again with every run
-def _resolved(path: str) -> Path:
+def _resolve(path: str) -> Path:
     return Path(path).resolve()

@@ -76,7 +76,7 @@ class Problem:
         """Those of `selffl.train` that a study has, by name."""
         return {name: getattr(self, name) for name in STUDY_SETTINGS}
 
-    def shortened(self, share: int, model_options: Mapping[str, Any] | None = None) -> Self:
+    def shorten(self, share: int, model_options: Mapping[str, Any] | None = None) -> Self:
         """For a quick look: one in ``share`` of the rounds, those of the warm start too, and perhaps another model."""
         warm = self.warm_up
         return replace(
@@ -128,7 +128,7 @@ class Problem:
     ) -> Run:
         """Train one method; ``training`` goes to `selffl.train`."""
         if self.warm_up is not None and training.get("start") is None:
-            training["start"] = self.warmed_up(seed, validation_fraction, device=training.get("device", "cpu"))
+            training["start"] = self.train_warm_up(seed, validation_fraction, device=training.get("device", "cpu"))
         return self._train(self.method(name, **options), seed, validation_fraction, **training)
 
     def _train(self, method: Method, seed: int, validation_fraction: float, **training: Any) -> Run:
@@ -152,7 +152,7 @@ class Problem:
             share = validation_fraction if is_trial else 0.0
             if self.warm_up is not None:
                 if share not in starts:  # which no setting changes
-                    starts[share] = self.warmed_up(seed, share, device=device)
+                    starts[share] = self.train_warm_up(seed, share, device=device)
                 training["start"] = starts[share]
             return replace(self, **settings)._train(method, seed, share, device=device, **training)
 
@@ -163,7 +163,7 @@ class Problem:
         """What is kept of a run where its arm keeps scores: a number for every row evaluated, by view."""
         return run.evaluate(fine_tune=fine_tune, class_frequencies=run.config.class_frequencies).numbers
 
-    def warmed_up(self, seed: int, validation_fraction: float = 0.0, **training: Any) -> Run:
+    def train_warm_up(self, seed: int, validation_fraction: float = 0.0, **training: Any) -> Run:
         """The run that every method of that seed starts from."""
         warm = self.warm_up
         if warm is None:

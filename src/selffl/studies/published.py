@@ -163,7 +163,7 @@ def published_study(table: PublishedTable, job: Job) -> StudyResult:
     found: dict[str, Outcomes] = {}
     done = 0
     for setting, whole in table.problems.items():
-        problem = whole.shortened(table.quick_share) if job.quick else whole
+        problem = whole.shorten(table.quick_share) if job.quick else whole
         found[setting] = {}
         for most in dict.fromkeys(trained.most_seeds for trained in methods):
             arms = [table.arm(each, problem.rounds) for each in methods if each.most_seeds == most]

@@ -205,11 +205,11 @@ class Estimate:
         """As a difference in points: two decimals with their sign, and the standard error."""
         return f"{self.mean:+.2f} ± {self.error:.2f}"
 
-    def shifted(self, by: float) -> Estimate:
+    def shift_by(self, by: float) -> Estimate:
         """Of the same numbers plus a constant."""
         return replace(self, mean=self.mean + by)
 
-    def scaled(self, by: float) -> Estimate:
+    def scale_by(self, by: float) -> Estimate:
         """Of the same numbers in another unit."""
         return replace(self, mean=self.mean * by, error=self.error * abs(by))
 
@@ -254,7 +254,7 @@ def sign(gap: Estimate) -> Verdict:
 
 def within(gap: Estimate, bound: float) -> Verdict:
     """Whether a difference is within a bound: its 95 % interval inside, outside, or across."""
-    inside, outside = gap.shifted(-bound), gap.shifted(bound)
+    inside, outside = gap.shift_by(-bound), gap.shift_by(bound)
     if inside.is_significant and inside.mean < 0 and outside.is_significant and outside.mean > 0:
         return "holds"
     if (inside.is_significant and inside.mean > 0) or (outside.is_significant and outside.mean < 0):

@@ -26,7 +26,7 @@ CLOCKS: Mapping[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": t
 LEARNING_RATE = 0.03
 
 
-def interleaved(
+def time_interleaved(
     cases: Mapping[str, Case], repeats: int, device: str = "cpu", clock: str = "wall"
 ) -> dict[str, list[float]]:
     """Seconds of each case: all once to warm up, then A B C, A B C, ... so that a slow minute is everybody's."""

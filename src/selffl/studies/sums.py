@@ -16,7 +16,7 @@ from selffl.studies.comparison import (
     history,
     run_each,
     score_lines,
-    shortened,
+    shorten_for_look,
 )
 from selffl.studies.problems import MNIST, Problem, femnist
 from selffl.studies.result import (
@@ -52,8 +52,8 @@ def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
     """Plain against summed, on two problems."""
     rows, table, charts, claims = [], [], [], []
     config: dict[str, Any] = {}
-    problems = [shortened(problem, job)[0] for problem in (digits, letters)]
-    seeds = shortened(digits, job)[1]
+    problems = [shorten_for_look(problem, job)[0] for problem in (digits, letters)]
+    seeds = shorten_for_look(digits, job)[1]
     total, done = len(problems) * 2 * len(PAIRS) * len(seeds), 0
     for problem in problems:
         arms = [Arm(name + ending, name, options) for ending, options in PAIRS.items() for name in _METHODS]
@@ -74,7 +74,7 @@ def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
 
 def noise_study(whole: Problem, job: Job) -> StudyResult:
     """What clipping and noise cost."""
-    problem, seeds = shortened(whole, job)
+    problem, seeds = shorten_for_look(whole, job)
     bounds = {"clip": CLIP, "max_weight": MAX_WEIGHT}
     free, bounded = "self-fl-sums", "bounded, no noise"
     arms = [Arm(free, "self-fl-sums"), Arm(bounded, "self-fl-sums", settings=bounds), Arm("local", "local")]

@@ -47,9 +47,9 @@ UNCHANGED_POINTS = 2.0
 PANELS = {"train_accuracy": "Training rows", "weighted_accuracy": "Test rows"}
 
 
-def settled(found: Problem, job: Job) -> tuple[Problem, WarmUp]:
+def settle_problem(found: Problem, job: Job) -> tuple[Problem, WarmUp]:
     """The problem as it is run and its warm start: a quick look takes an LSTM of 32 and a twentieth of the rounds."""
-    problem = found.shortened(20, {"hidden": 32}) if job.quick else found
+    problem = found.shorten(20, {"hidden": 32}) if job.quick else found
     assert problem.warm_up is not None
     return problem, problem.warm_up
 
@@ -65,7 +65,7 @@ def _arms(chosen: Mapping[str, tuple[str, Mapping[str, Any]]], job: Job, num_eva
     return [Arm(label, *method, evaluate_train=True, num_evaluations=every) for label, method in chosen.items()]
 
 
-def _evaluated(outcomes: Outcomes) -> set[int]:
+def _evaluated_rounds(outcomes: Outcomes) -> set[int]:
     """Rounds that some run was evaluated in."""
     return {int(row["round"]) for group in outcomes.values() for outcome in group for row in outcome.history}
 
@@ -78,7 +78,7 @@ def _table(outcomes: Outcomes) -> list[dict[str, str]]:
             "test rows": points(estimate(group, "weighted_accuracy")),
             "top 10 % by size": points(estimate(group, "top10_accuracy")),
             "worst 10 %": points(estimate(group, "worst10_accuracy")),
-            "AUC, clients with both classes": points(estimate(group, "weighted_auc").scaled(100)),
+            "AUC, clients with both classes": points(estimate(group, "weighted_auc").scale_by(100)),
             "global model": "–" if label == "local" else points(estimate(group, "global_accuracy")),
             "gradients": f"{mean_gradients(group):.1f}",
         }
@@ -86,7 +86,7 @@ def _table(outcomes: Outcomes) -> list[dict[str, str]]:
     ]
 
 
-def _named(problem: Problem) -> str:
+def _name_data(problem: Problem) -> str:
     return "a stand-in for Sent140" if problem.data == SENTIMENT.data else "Sent140"
 
 
@@ -98,10 +98,12 @@ def _unchanged(outcomes: Outcomes, label: str, since: int, bound: float) -> tupl
 
 def warm_start_study(found: Problem, job: Job) -> StudyResult:
     """Figure 7: FedAvg from scratch."""
-    (problem, warm_up), seeds = settled(found, job), seeds_of(job)
+    (problem, warm_up), seeds = settle_problem(found, job), seeds_of(job)
     scratch = replace(problem, rounds=warm_up.rounds, warm_up=None)
     outcomes = run_each(scratch, _arms(FROM_SCRATCH, job, 20), seeds, job)
-    late = max((number for number in _evaluated(outcomes) if number <= scratch.rounds * 3 // 4), default=scratch.rounds)
+    late = max(
+        (number for number in _evaluated_rounds(outcomes) if number <= scratch.rounds * 3 // 4), default=scratch.rounds
+    )
     claims = []
     for label in outcomes:
         verdict, change = _unchanged(outcomes, label, late, SATURATED_POINTS)
@@ -112,19 +114,19 @@ def warm_start_study(found: Problem, job: Job) -> StudyResult:
                 f"From round {late} to {scratch.rounds} {change}read as saturated if within {SATURATED_POINTS:g}).",
             )
         )
-    caption = f"FedAvg from scratch, {_named(found)}; mean over {len(seeds)} seeds, bars ± s.e."
+    caption = f"FedAvg from scratch, {_name_data(found)}; mean over {len(seeds)} seeds, bars ± s.e."
     return replace(
         result_of(outcomes, _table(outcomes), claims, scratch, caption, PANELS),
-        title=f"FedAvg from scratch on sentiment ({_named(found)})",
+        title=f"FedAvg from scratch on sentiment ({_name_data(found)})",
         setting=f"{scratch.setting}; {len(seeds)} seeds",
     )
 
 
 def methods_study(found: Problem, job: Job) -> StudyResult:
     """Figure 8: every method from one warm start."""
-    (problem, warm_up), seeds = settled(found, job), seeds_of(job)
+    (problem, warm_up), seeds = settle_problem(found, job), seeds_of(job)
     outcomes = run_each(problem, _arms(ARMS, job, 10), seeds, job)
-    warm, first = warm_up.rounds, min(_evaluated(outcomes), default=problem.rounds)
+    warm, first = warm_up.rounds, min(_evaluated_rounds(outcomes), default=problem.rounds)
     claims = _convergence_claims(outcomes)
     for label in list(ARMS)[:-1]:
         verdict, change = _unchanged(outcomes, label, first, UNCHANGED_POINTS)
@@ -137,10 +139,10 @@ def methods_study(found: Problem, job: Job) -> StudyResult:
             )
         )
     claims += _claims_beyond(outcomes)
-    caption = f"Every method from FedAvg's model of round {warm}, {_named(found)}; mean over {len(seeds)} seeds."
+    caption = f"Every method from FedAvg's model of round {warm}, {_name_data(found)}; mean over {len(seeds)} seeds."
     return replace(
         result_of(outcomes, _table(outcomes), claims, problem, caption, PANELS, first=warm),
-        title=f"Every method from one warm start on sentiment ({_named(found)})",
+        title=f"Every method from one warm start on sentiment ({_name_data(found)})",
         setting=f"{problem.setting}; pFedMe with λ = {PFEDME_PENALTY:g}; {len(seeds)} seeds",
     )
 

@@ -26,10 +26,10 @@ def guard_embeddings(module: nn.Module) -> None:
     """Make the trained embeddings of a module, in place, give NaN for numbers that they do not have."""
     for part in module.modules():
         if is_trained(part):
-            part.forward = partial(looked_up, part.forward, part.num_embeddings)  # type: ignore[method-assign]
+            part.forward = partial(look_up, part.forward, part.num_embeddings)  # type: ignore[method-assign]
 
 
-def looked_up(forward: Callable[[Tensor], Tensor], num_embeddings: int, numbers: Tensor) -> Tensor:
+def look_up(forward: Callable[[Tensor], Tensor], num_embeddings: int, numbers: Tensor) -> Tensor:
     """Rows of the table for ``numbers``, those within it."""
     is_there = (numbers >= 0) & (numbers < num_embeddings)
     vectors = forward(torch.where(is_there, numbers, 0))

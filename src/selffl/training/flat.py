@@ -202,7 +202,7 @@ class FlatModel:
                 before = self(params, features)
                 shifted, doubled = (
                     self(params + more, features),
-                    self(bias.scaled(params, params.new_tensor(2.0)), features),
+                    self(bias.scale_scores(params, params.new_tensor(2.0)), features),
                 )
             added = more[bias.start : bias.stop].expand(len(features), -1)
             is_same = before.shape == added.shape
@@ -279,18 +279,18 @@ class FlatModel:
     ) -> tuple[Tensor, Tensor | None]:
         module, through = self._training
         if module is self.module:  # nothing in it is other than when it answers
-            with self._attention(), self._mixed(features):
+            with self._attention(), self._half_products(features):
                 return self._precise(forward(self.protect_rows(features))), None
         through.begin({name: parts[name] for name in self._statistics}, key)
         try:
-            with self._attention(), self._mixed(features), say_what_one_row_lacks():
+            with self._attention(), self._half_products(features), say_what_one_row_lacks():
                 outputs = self._precise(forward(self.protect_rows(features)))
             left = [through.statistics[name].reshape(-1) for name in self._statistics]
         finally:
             through.begin({}, None)
         return outputs, torch.cat(left) if left else None
 
-    def _mixed(self, features: Features) -> AbstractContextManager[Any]:
+    def _half_products(self, features: Features) -> AbstractContextManager[Any]:
         """Where torch takes products in half precision, if asked to; nothing of them is kept for another client."""
         if self.precision == "full":
             return nullcontext()
@@ -420,14 +420,14 @@ class FlatModel:
         for name, entry in state.items():
             if name in self._shapes or name.rpartition(".")[2] == COUNT:
                 continue
-            if not torch.equal(entry.to(own[name]), self._expected(name, state, own)):
+            if not torch.equal(entry.to(own[name]), self._expected_entry(name, state, own)):
                 raise ConfigError(
                     f"{name!r} is not trained, and that state_dict has other values for it than the module; expected "
                     "the same. Load the state_dict into the module first."
                 )
         return torch.cat([state[name].detach().to(own[name]).reshape(-1) for name in self._shapes])
 
-    def _expected(self, name: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
+    def _expected_entry(self, name: str, state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
         """What an entry that is no trained parameter has to be: its twin if it is tied to one, else the module's."""
         twin = next((other for other in self._trained if own[other].data_ptr() == own[name].data_ptr()), None)
         return own[name] if twin is None else state[twin].to(own[name])

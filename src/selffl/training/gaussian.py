@@ -62,7 +62,7 @@ class GaussianTask(RowwiseTask):
         """A half's loss is (theta - z)^2 / (2 sigma_m^2) with its own estimate z, and counts by its share."""
         if self._half_estimates is None:
             raise ConfigError("this task was given one estimate a client; expected estimates of two halves beside it.")
-        task = self._halved()
+        task = self._copy_for_halves()
         task._shares = self._half_shares
         task._estimate = self._half_estimates.reshape(-1, self._half_estimates.shape[-1])
         task._key = torch.stack([2 * self._key, 2 * self._key + 1], dim=1).flatten(0, 1)

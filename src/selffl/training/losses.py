@@ -132,7 +132,7 @@ def default_loss(outputs: Tensor, labels: Tensor) -> Loss:
     elif is_single and bool(((labels == 0) | (labels == 1)).all()):
         return logistic_loss
     raise ConfigError(
-        f"no loss follows from {_described(outputs, labels)}; expected whole numbers and one output for each class, "
+        f"no loss follows from {_describe(outputs, labels)}; expected whole numbers and one output for each class, "
         "labels 0 and 1 and one output, or floating-point labels of the outputs' shape. Change labels or model, or "
         "pass loss=, such as torch.nn.functional.poisson_nll_loss for counts."
     )
@@ -140,7 +140,7 @@ def default_loss(outputs: Tensor, labels: Tensor) -> Loss:
 
 def check_fit(loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     """Refuse a loss of torch's that computes something else than is meant, of outputs for a few rows and all labels."""
-    task, name = _described(outputs, labels), getattr(loss, "__name__", type(loss).__name__)
+    task, name = _describe(outputs, labels), getattr(loss, "__name__", type(loss).__name__)
     is_float = labels.is_floating_point()
     if is_cross_entropy(loss):
         if outputs.ndim < 2 or outputs.shape[1] < 2:
@@ -177,7 +177,7 @@ def _are_probabilities(labels: Tensor) -> bool:
     return bool((labels >= 0).all() and ((labels.sum(1) - 1.0).abs() <= SUM_TOLERANCE).all())
 
 
-def _described(outputs: Tensor, labels: Tensor) -> str:
+def _describe(outputs: Tensor, labels: Tensor) -> str:
     """What labels and outputs are, for a message."""
     kind = str(labels.dtype).removeprefix("torch.")
     span = f"from {labels.min().item():g} to {labels.max().item():g}"

@@ -212,7 +212,7 @@ class Metric:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                value = self._computed(client, outputs, labels)
+                value = self._compute(client, outputs, labels)
             except Exception as error:  # a metric is the user's code
                 raise ConfigError(
                     f"metric {name!r} fails for client {client!r} ({type(error).__name__}: {one_line(error)}); "
@@ -230,7 +230,7 @@ class Metric:
                 f"metric {name!r} of client {client!r} is {what}; expected one number of {shapes}. Average it."
             ) from None
 
-    def _computed(self, client: Hashable, outputs: Tensor, labels: Tensor) -> Any:
+    def _compute(self, client: Hashable, outputs: Tensor, labels: Tensor) -> Any:
         if hasattr(self.function, "for_client"):
             return self.function.for_client(client)(outputs, labels)
         if not self._is_stateful:

@@ -145,7 +145,7 @@ class ModelTask(FeatureTask):
         begin = size.cumsum(0) - size
         row = torch.arange(len(owner), device=size.device) - begin[owner]
         by_lot = uniform(self._seed, "half", keys[owner], row).argsort(stable=True)
-        task = self._halved()
+        task = self._copy_for_halves()
         parts = task.num_examples
         task._order = (self._begin[owner] + row)[by_lot[owner[by_lot].argsort(stable=True)]]
         task._begin = torch.stack([begin, begin + parts[:, 0] * (parts[:, 1] > 0)], dim=-1).reshape(-1)

@@ -51,7 +51,7 @@ class TrainingPass:
         return lots >= share
 
 
-def normalised(layer: nn.BatchNorm1d, own: TrainingPass, name: str, inputs: Tensor) -> Tensor:
+def normalise(layer: nn.BatchNorm1d, own: TrainingPass, name: str, inputs: Tensor) -> Tensor:
     """What BatchNorm makes of a minibatch in training; the running statistics go through the pass, if it has any."""
     layer._check_input_dim(inputs)
     names = [f"{name}.{kind}".removeprefix(".") for kind in STATISTICS]
@@ -66,7 +66,7 @@ def normalised(layer: nn.BatchNorm1d, own: TrainingPass, name: str, inputs: Tens
     return found
 
 
-def thinned(layer: nn.Dropout, own: TrainingPass, inputs: Tensor) -> Tensor:
+def drop_out(layer: nn.Dropout, own: TrainingPass, inputs: Tensor) -> Tensor:
     """What dropout makes of a minibatch in training: whole channels are left out where that is its kind."""
     shape = inputs.shape
     if not isinstance(layer, nn.Dropout):
@@ -140,9 +140,9 @@ def make_training_copy(module: nn.Module) -> tuple[nn.Module, TrainingPass]:
     twin = share_copy(module)
     for name, part in twin.named_modules():
         if is_normalising(part):
-            part.forward = partial(normalised, part, own, name)  # type: ignore[method-assign]
+            part.forward = partial(normalise, part, own, name)  # type: ignore[method-assign]
         elif leaves_out(part):
-            part.forward = partial(thinned, part, own)  # type: ignore[method-assign]
+            part.forward = partial(drop_out, part, own)  # type: ignore[method-assign]
     return twin, own
 
 

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 
 def unfold_convolutions(module: nn.Module) -> None:
-    """Have the module's plain two-dimensional convolutions computed by `convolved`; the function is the same."""
+    """Have the module's plain two-dimensional convolutions computed by `convolve`; the function is the same."""
     for part in module.modules():
         # Padding by name ("same") may pad one side more than the other: left as it is, as are groups.
         if type(part) is nn.Conv2d and part.groups == 1 and part.padding_mode == "zeros" and part.padding != "same":
-            part.forward = partial(convolved, part)  # type: ignore[method-assign]
+            part.forward = partial(convolve, part)  # type: ignore[method-assign]
 
 
-def convolved(layer: nn.Conv2d, images: Tensor) -> Tensor:
+def convolve(layer: nn.Conv2d, images: Tensor) -> Tensor:
     """What ``layer`` makes of ``images [B, C, H, W]``: weights [O, C k k] times all patches [C k k, B h w]."""
     if images.ndim == 3:
-        return convolved(layer, images.unsqueeze(0)).squeeze(0)
+        return convolve(layer, images.unsqueeze(0)).squeeze(0)
     pad_y, pad_x = (0, 0) if layer.padding == "valid" else map(int, layer.padding)
     images = nn.functional.pad(images, (pad_x, pad_x, pad_y, pad_y)) if pad_x or pad_y else images
     # Shifted copies, first by row and then by column.  F.unfold launches a kernel per image, and the slope of

@@ -23,7 +23,7 @@ from selffl.data import load
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.engines.flower.client import client_app, client_of, personal_model
-from selffl.engines.flower.server import Server, numbered
+from selffl.engines.flower.server import Server, number_ids
 from selffl.engines.flower.settings import Network
 from selffl.errors import ConfigError, QuorumError, RefusedError
 from selffl.runs.recipe import SETTINGS as RECIPE_SETTINGS
@@ -82,7 +82,7 @@ class Setting:
         network = Network(**{name: value for name, value in usual.items() if name in Network.__annotations__})
         settings = SETTINGS | {"evaluate_every": 1} | {name: usual[name] for name in usual if name in RECIPE_SETTINGS}
         recipe = Recipe(algorithm=self.method.name, options={}, rounds=rounds, **settings)
-        server = Server(FlatModel(self.module), self.method, numbered(range(NUM_CLIENTS)), recipe, network, **of_run)
+        server = Server(FlatModel(self.module), self.method, number_ids(range(NUM_CLIENTS)), recipe, network, **of_run)
         self.ended = server.run(grid)
         return self.ended.state
 
@@ -565,12 +565,12 @@ def test_strangers_and_pretenders_are_left_out(federation, tmp_path, heard):
 @pytest.mark.parametrize("clients", [[], ["a", "a"], [1, "1"], ["a", 1]])
 def test_ids_that_cannot_number_clients_are_refused(clients):
     with pytest.raises(ConfigError):
-        numbered(clients)
+        number_ids(clients)
 
 
 def test_numbers_follow_the_sorted_ids_as_numbers_or_as_text():
-    assert numbered([10, 9, 1]) == [1, 9, 10]
-    assert numbered(["10", "9", "1"]) == ["1", "10", "9"]
+    assert number_ids([10, 9, 1]) == [1, 9, 10]
+    assert number_ids(["10", "9", "1"]) == ["1", "10", "9"]
 
 
 def test_a_node_says_which_client_it_is_by_name_or_by_number():

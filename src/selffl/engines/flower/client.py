@@ -181,7 +181,7 @@ class Site:
         memory.keep(order.round_number, before, after)
         spent = int(task.num_gradients.sum())
         if is_secure:
-            hidden = self.secure_site(client, order.experiment).masked(content, method, upload, spent)
+            hidden = self.secure_site(client, order.experiment).mask_answer(content, method, upload, spent)
             return Answer(order.experiment, order.round_number, order.client, 0), hidden
         return Answer(order.experiment, order.round_number, order.client, spent), pack(upload)
 
@@ -194,12 +194,12 @@ class Site:
         """Sums over the test rows after a round, with the personal and with the global model."""
         self._check(client, order)
         own = self._rows(client)
-        sent = unpack(self._shared(order), arrays)
+        sent = unpack(self._read_shared(order), arrays)
         personal = self._personal(own, order, sent)
         self._keep_model(order, personal[0], own)
         found: dict[str, int | float] = {"num_train": len(own.train.labels), "num_test": len(own.test.labels)}
         for view, params in zip(VIEWS, (personal, sent.params), strict=True):
-            found |= self._measured(client, own, view, params)[0]
+            found |= self._measure_model(client, own, view, params)[0]
         return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
 
     def train_alone(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, MetricRecord]:
@@ -209,7 +209,7 @@ class Site:
         """
         self._check(client, order)
         own, method = self._rows(client), self._keeping(order, training_alone(self.algorithm))
-        sent = unpack(self._shared(order), arrays)
+        sent = unpack(self._read_shared(order), arrays)
         assert sent.first is not None
         server = method.start(sent.first, Population(1))
         broadcast = method.broadcast(server, torch.zeros(1, dtype=torch.int64))
@@ -218,11 +218,11 @@ class Site:
             _, memory = method.client_round(broadcast, memory, self._task(own, order, number))
         params = method.personal(sent.first, memory, self._task(own, order, order.round_number + 1))
         is_lost = not is_finite(params)
-        found, numbers = self._measured(client, own, "alone", torch.zeros_like(params) if is_lost else params)
+        found, numbers = self._measure_model(client, own, "alone", torch.zeros_like(params) if is_lost else params)
         found = dict.fromkeys(found, math.nan) if is_lost else found
         found |= {"num_test": len(own.test.labels), "num_won": 0, "num_lost": 0}
         if own.measure.metrics[0] == "accuracy" and not is_lost:
-            _, joined = self._measured(client, own, "personal", self._personal(own, order, sent))
+            _, joined = self._measure_model(client, own, "personal", self._personal(own, order, sent))
             ours, theirs = (
                 own.measure.averaged("accuracy", each, own.test.labels).bool() for each in (joined, numbers)
             )
@@ -249,7 +249,7 @@ class Site:
             )
         return personal
 
-    def _measured(
+    def _measure_model(
         self, client: Hashable, own: OwnRows, view: str, params: Tensor
     ) -> tuple[dict[str, int | float], tuple[Tensor, ...]]:
         """What a model comes to on the test rows: a number for each metric, and the numbers of each row."""
@@ -271,7 +271,7 @@ class Site:
         }
         return of_task | found, numbers
 
-    def _shared(self, order: Order) -> Shared:
+    def _read_shared(self, order: Order) -> Shared:
         """What comes with an order to evaluate: names, shapes and types."""
         has_visit = order.is_over and self.algorithm.has_closing_visit
         broadcast = templates(self.algorithm, self.model).broadcast if has_visit else None

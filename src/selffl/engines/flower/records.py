@@ -44,7 +44,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 def pack(record: Any) -> ArrayRecord:
     """The tensors of a record by name."""
-    return ArrayRecord({name: _array(name, tensor) for name, tensor in _joined(tensors_of(record)).items()})
+    return ArrayRecord({name: _array(name, tensor) for name, tensor in _join_numbers(tensors_of(record)).items()})
 
 
 def of_place(record: Record, place: int) -> Record:
@@ -52,7 +52,7 @@ def of_place(record: Record, place: int) -> Record:
     return map_tensors(lambda tensor: tensor.narrow(0, place, 1), record)
 
 
-def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _join_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, with single numbers in one vector for each type: Flower stores and sends every array by itself.
 
     An array costs two objects, 400 bytes and two requests, however short it is.
@@ -66,7 +66,7 @@ def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _apart(template: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `_joined`."""
+    """The inverse of `_join_numbers`."""
     numbers = {name: iter(tensor) for name, tensor in found.items() if name.startswith(f"{NUMBERS}.")}
     return {
         name: next(numbers[f"{NUMBERS}.{str(wanted.dtype).removeprefix('torch.')}"]).reshape(wanted.shape)
@@ -78,7 +78,7 @@ def _apart(template: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[
 
 def unpack(template: Record, arrays: ArrayRecord) -> Record:
     """The record of ``template``'s names, shapes and types that ``arrays`` hold; anything else is an error."""
-    expected = _joined(tensors_of(template))
+    expected = _join_numbers(tensors_of(template))
     for what, names in (("lacks", expected.keys() - arrays.keys()), ("also has", arrays.keys() - expected.keys())):
         if names:
             raise DataError(
@@ -164,7 +164,7 @@ class _Idle(FeatureTask):
 
     def halves(self) -> Self:
         """The one row, and none."""
-        return self._halved()
+        return self._copy_for_halves()
 
 
 class Templates(NamedTuple):

@@ -164,7 +164,7 @@ class SecureRound:
         """What goes with a client's order to train."""
         return {SESSION: write(self._about(client)), BOOK: _write_book(self.book)}
 
-    def unmasked(self, masked: Mapping[int, Ring]) -> Ring | None:
+    def unmask_sum(self, masked: Mapping[int, Ring]) -> Ring | None:
         """The sum of these clients' answers; none where too few help to read it."""
         if len(masked) < max(self._threshold, LEAST_CLIENTS):
             return None
@@ -283,7 +283,7 @@ class SecureSite:
         parts = {number: share.to_bytes(SHARE_BYTES, "big") for number, share in shares.items()}
         return self._reply(REVEALED, _write_bytes(parts))
 
-    def masked(
+    def mask_answer(
         self, content: RecordDict, method: Algorithm[Any, Any, Any, Any], upload: Any, num_gradients: int
     ) -> ArrayRecord:
         """What it has to send, masked."""

@@ -78,7 +78,7 @@ class Checkpoint:
         return time.perf_counter() - self._began
 
 
-def numbered(clients: Sequence[Hashable]) -> list[Hashable]:
+def number_ids(clients: Sequence[Hashable]) -> list[Hashable]:
     """The ids in the order that numbers them: sorted, as a federation's are."""
     try:
         ids: list[Hashable] = sorted(clients)  # type: ignore[type-var]
@@ -109,7 +109,7 @@ class Server:
     Attributes:
         model: The module with the first values of its parameters, flat.
         algorithm: The method; the clients have to have the same.
-        clients: The ids of all clients, whether they take part today or not, as `numbered` gives them.
+        clients: The ids of all clients, whether they take part today or not, as `number_ids` gives them.
         recipe: What all rounds have in common.
         network: How clients are dealt with that are slow, silent or wrong.
         out: Folder for the checkpoint, written after every round; none: nothing is written.

@@ -113,7 +113,7 @@ class SelfFLStrategy(Strategy):
         """One message for each client of the cohort that is connected.  A list: Flower goes through it twice."""
         number, self._reasons = self.state.round_number + 1, []
         self._cohort = sample_cohort(self.names.cohort_seed, number, len(self.ids), self._recipe.participation)
-        nodes = self._connected(grid, self._cohort.tolist())
+        nodes = self._find_connected(grid, self._cohort.tolist())
         for client in self._cohort.tolist():
             if client not in nodes:
                 self._reject(number, client, "it is not connected")
@@ -138,7 +138,7 @@ class SelfFLStrategy(Strategy):
         self._secure.agree({client: nodes[client] for client in self._cohort.tolist() if client in nodes})
         return {client: nodes[client] for client in self._secure.book}
 
-    def _connected(self, grid: Grid, cohort: Sequence[int]) -> dict[int, int]:
+    def _find_connected(self, grid: Grid, cohort: Sequence[int]) -> dict[int, int]:
         """Node of each client that is there, once there are enough of the cohort or the time is over."""
         end = time.monotonic() + self._network.round_seconds
         while True:
@@ -189,7 +189,7 @@ class SelfFLStrategy(Strategy):
 
     def _gather(self, number: int, replies: Iterable[Message]) -> tuple[GatheredUploads, Tensor]:
         """The uploads that count, and what each has cost ``[C]``, in ascending order of clients."""
-        found = self._accepted(number, replies, self._bounds.upload)
+        found = self._accept(number, replies, self._bounds.upload)
         rows = self._at(self.roster.rows(self._network.max_examples))
         claims = Claims(self._algorithm, self.state.server, rows, 0, self._limits)
         gathered = GatheredUploads(self._algorithm, 0, claims, self._recipe.robust, self._limits)
@@ -204,8 +204,8 @@ class SelfFLStrategy(Strategy):
         """The sum of the uploads, and what they have cost on average, in whole gradients, as each client's cost."""
         assert self._secure is not None
         template = self._bounds.template
-        masked = self._accepted(number, replies, partial(read_masked, template=template, method=self._algorithm))
-        total = self._secure.unmasked(masked)
+        masked = self._accept(number, replies, partial(read_masked, template=template, method=self._algorithm))
+        total = self._secure.unmask_sum(masked)
         if total is None:
             self._reasons.append("too few clients have stayed for the sum to be read")
             return GatheredUploads(self._algorithm, 0), self._at([])
@@ -247,7 +247,7 @@ class SelfFLStrategy(Strategy):
         """What the clients found, averaged over their rows for Flower's own log."""
         if not self._is_evaluated():
             return None
-        found = self._agreeing(self._accepted(self.state.round_number, replies, self._bounds.scores))
+        found = self._agreeing(self._accept(self.state.round_number, replies, self._bounds.scores))
         if not found:
             _log.warning("round %d: nobody has said how it does.", self.state.round_number)
         self._report(found)
@@ -287,7 +287,7 @@ class SelfFLStrategy(Strategy):
             alone = [n for n, cohort in cohorts.items() if client in cohort]
             self._sent[client] = self._message(MessageType.EVALUATE, number, client, node, arrays, alone)
         replies = grid.send_and_receive(list(self._sent.values()), timeout=self._network.round_seconds)
-        self._report(self._agreeing(self._accepted(number, replies, self._bounds.alone)))
+        self._report(self._agreeing(self._accept(number, replies, self._bounds.alone)))
 
     def summary(self) -> None:
         """Say what is run."""
@@ -302,7 +302,7 @@ class SelfFLStrategy(Strategy):
 
     # ------------------------------------------------------------------------------------------------------ answers
 
-    def _accepted(
+    def _accept(
         self, number: int, replies: Iterable[Message], reading: Callable[[RecordDict], Found]
     ) -> dict[int, Found]:
         """What the replies say, by client's number; those that cannot be used are logged and left out."""

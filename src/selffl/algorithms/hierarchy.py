@@ -1,0 +1,44 @@
+"""What a method of a two-level model has learned of it: variances between and within clients, weights, gains.
+
+Methods without such a model leave everything as it stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+Server = TypeVar("Server")
+Upload = TypeVar("Upload")
+
+
+class Hierarchy(Generic[Server, Upload]):
+    """What is known of the two levels, where a method learns it; None where it does not."""
+
+    information_balance: ClassVar[float | None] = None  # of a row, in the personal posterior; None: there is none
+
+    def inter_variance(self, server: Server) -> Tensor | None:
+        """σ₀² ``[...]``, as the server has learned it; None: the method has none."""
+        return None
+
+    def inter_variance_interval(self, server: Server) -> tuple[Tensor, Tensor] | None:
+        """Between what σ₀² lies with 95 % confidence ``[...]``, NaN where unknown; None: the method does not say."""
+        return None
+
+    def group_variances(self, server: Server) -> Tensor | None:
+        """σ₀² of each group of the population's parameters ``[..., G]``; None: the method has one for all, or none."""
+        return None
+
+    def intra_variance(self, server: Server, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor | None:
+        """σₘ² of ``clients [..., C]``, of whom so much is recorded, NaN where unknown; None: the method has none."""
+        return None
+
+    def weights(self, server: Server, clients: Tensor, upload: Upload) -> Tensor | None:
+        """What each client of the cohort weighs ``[..., C]``, where the server weighs them, relative to each other."""
+        return None
+
+    def gains(self, server: Server, num_examples: Tensor) -> Tensor | None:
+        """Factor by which the others shrink each client's variance, ``[..., M]``; NaN where unknown."""
+        return None
