@@ -273,9 +273,16 @@ def diverge_and_try_again(rank, folder):
     raise selffl.SelfFLError(f"{run.summary['weighted_accuracy']}")
 
 
+def train_frozen(seed, **more):
+    """A model of which half stays as it is, and is no part of what travels."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    module[0].requires_grad_(False)
+    return selffl.train(module, federation(), few("ditto"), rounds=1, participation=1.0, **more)
+
+
 def train_unseeded(rank, folder):
-    torch.manual_seed(rank)
-    run = selffl.train(nn.Linear(64, 10), federation(), few("ditto"), rounds=1, participation=1.0)
+    run = train_frozen(seed=rank)
     if rank == 0:
         torch.save(found_of(run), folder / "unseeded.pt")
 
@@ -313,9 +320,7 @@ def test_a_rank_that_does_not_answer_in_time_is_named(tmp_path):
 
 def test_a_model_has_the_weights_that_rank_0_has_given_it(tmp_path):
     assert on_ranks(2, say_error, tmp_path, train_unseeded) == [0, 0]
-    torch.manual_seed(0)
-    run = selffl.train(nn.Linear(64, 10), federation(), few("ditto"), rounds=1, participation=1.0, shards=2)
-    assert_same(torch.load(tmp_path / "unseeded.pt"), found_of(run))
+    assert_same(torch.load(tmp_path / "unseeded.pt"), found_of(train_frozen(seed=0, shards=2)))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from selffl.engines.cohort import CohortEngine, RoundOrder, RunState, ShardRound
 from selffl.engines.ranks import Ranks
 from selffl.engines.shards import Shards
 from selffl.state.disk import DiskMemory
-from selffl.state.memory import ShardMemory, SpreadMemory, memories_of, store_of
+from selffl.state.memory import MemoryStore, ShardMemory, SpreadMemory, Store, memories_of, store_of
 
 Found = TypeVar("Found")
 
@@ -97,10 +97,13 @@ class RankTraining:
         self._engine, self._shards = engine, ranks.own_shards(engine.shards.number)
         num_clients = engine.source.population.num_clients
         first, stop = clients_of(engine.shards, ranks, ranks.number, num_clients)
-        params = order.params
-        own = engine.algorithm.newcomer(params.expand(max(stop - first, 1) if not is_on_disk else 1, -1))
-        kept = DiskMemory.begin(own, max(stop - first, 1), None) if is_on_disk else own
-        self._memory = ShardMemory(store_of(kept, ()), first) if not is_on_disk else ShardMemory(kept, first)
+        params, number = order.params, max(stop - first, 1)  # a rank without clients has room for one
+        if is_on_disk:
+            fresh = engine.algorithm.newcomer(params.unsqueeze(0))
+            store: Store = DiskMemory.begin(fresh, number, None)
+        else:
+            store = MemoryStore(engine.algorithm.newcomer(params.expand(number, -1)), ())
+        self._memory = ShardMemory(store, first)
         self.state = RunState(
             round_number=0,
             server=engine.algorithm.start(params, engine.source.population),
