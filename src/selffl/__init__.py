@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         DataError,
         DivergedError,
         QuorumError,
+        RankError,
         RefusedError,
         SelfFLError,
     )
@@ -48,6 +49,7 @@ else:
             "DataError",
             "DivergedError",
             "QuorumError",
+            "RankError",
             "RefusedError",
             "SelfFLError",
         ),
@@ -97,6 +99,7 @@ __all__ = [
     "PreparedModel",
     "Profile",
     "QuorumError",
+    "RankError",
     "RefusedError",
     "Run",
     "SelfFLClassifier",

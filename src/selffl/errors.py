@@ -6,7 +6,8 @@ SelfFLError
 ├── CheckpointError   a saved run that is damaged, incomplete or of another version
 ├── DivergedError     training left the finite numbers
 ├── RefusedError      an order over the network that a client does not follow
-└── QuorumError       too few clients answered in a round over the network
+├── QuorumError       too few clients answered in a round over the network
+└── RankError         a process of a run over several was lost, or has failed
 
 Every message says what was found, what was expected, and what to do, in one line.
 """
@@ -43,6 +44,10 @@ class RefusedError(SelfFLError):
 
 class QuorumError(SelfFLError):
     """Too few clients answered in a round over the network."""
+
+
+class RankError(SelfFLError):
+    """A process of a run over several was lost, or has failed."""
 
 
 def unknown_name(kind: str, found: object, known: Iterable[str]) -> ConfigError:

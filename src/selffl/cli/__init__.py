@@ -26,6 +26,7 @@ from selffl.cli import (
     new_client,
     posterior,
     predict,
+    ranks,
     report,
     run,
     studies,
@@ -84,11 +85,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
     """Options that every command has."""
+    ranks.refuse_other_commands(context.invoked_subcommand)
 
 
 def main() -> None:
@@ -100,11 +103,13 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without σ shows a question mark, not a traceback
     warnings.showwarning = _warn
+    ranks.silence()
     try:
         code = app(standalone_mode=False, prog_name="selffl")
         if code == INTERRUPTED:  # newer versions of the command-line library take the interruption for themselves
             _say(STOPPED)
     except SelfFLError as error:
+        ranks.speak_up(error)
         _say(str(error))
         code = 2
     except BrokenPipeError:
@@ -132,6 +137,8 @@ def main() -> None:
         code = 0 if type(error).__name__ == "NoArgsIsHelpError" else 2
         if code:
             _say(usage.message(error))
+    if code:
+        ranks.wait_for_first()
     sys.exit(code if isinstance(code, int) else 0)
 
 

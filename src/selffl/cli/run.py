@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from selffl.cli import console, live, names
+from selffl.cli import console, live, names, ranks
 from selffl.cli.report import print_verdict, write_report
 from selffl.cli.studies import print_record, print_table
 from selffl.cli.training import Study, Verbose, find_problem, print_gains, print_summary, settle
-from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.errors import ConfigError, DataError, RankError, unknown_name
 from selffl.runs.recipe import STUDY_SETTINGS
 
 if TYPE_CHECKING:
@@ -64,25 +64,33 @@ def run_command(
         bool,
         typer.Option("--gain", help="At the end, train every client alone as well: who loses by joining, and why."),
     ] = False,
+    rank_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Under torchrun: how long a process waits for another; without it, 1800 s."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Train one method; records and checkpoints are written as it goes.
 
+    Started by torchrun, the processes share out the clients: torchrun --nproc-per-node 2 -m selffl run digits
+
     Example: selffl run digits --algorithm ditto --set penalty=0.1 --out runs/my-ditto
     """
     from selffl.algorithms.local import training_alone
     from selffl.runs import reopen
-    from selffl.runs.folder import CONFIG, read_config
+    from selffl.runs.folder import CONFIG
     from selffl.runs.recipe import check_settings
 
+    if rank_timeout is not None:
+        os.environ["SELFFL_RANK_TIMEOUT"] = str(rank_timeout)
     problem = find_problem(study)
     number = 0 if seed is None else seed
     place = folder or Path("runs") / f"{problem.name}-{algorithm or problem.algorithm}-{number}"
     console.check_folder(place)
-    begun = read_config(place) if (place / CONFIG).is_file() else None
-    if begun is not None and not resume:
-        raise ConfigError(f"{place} already holds a run; go on with it by --resume, or give another --out.")
+    begun = _read_begun(place, resume)
     if begun is not None:
         _refuse_other_settings(place, begun, problem, algorithm, seed, settings or [], gain)
     elif resume:
@@ -120,9 +128,9 @@ def run_command(
                     tracker=tracker,
                     gain=gain,
                 )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RankError):
         if (place / CONFIG).is_file():
-            again = ["selffl", "run", study, "--out", str(place), "--resume"]
+            again = ranks.again(["selffl", "run", study, "--out", str(place), "--resume"])
             console.tell_command(console.err, "The run is kept up to its last checkpoint. To go on: ", again)
         raise
     if as_json:
@@ -131,6 +139,21 @@ def run_command(
     print_summary(run, problem.name, place)
     if run.config.gain:
         print_gains(run)
+
+
+def _read_begun(place: Path, resume: bool) -> Recipe | None:
+    """The recipe of a run that is to go on, or none where one begins; of several processes rank 0 looks."""
+    from selffl.engines.ranks import joined
+    from selffl.runs.folder import CONFIG, read_config
+
+    def found() -> Recipe | None:
+        begun = read_config(place) if (place / CONFIG).is_file() else None
+        if begun is not None and not resume:
+            raise ConfigError(f"{place} already holds a run; go on with it by --resume, or give another --out.")
+        return begun
+
+    with joined() as ranks_of_run:
+        return ranks_of_run.share(found)
 
 
 @app.command("compare")

@@ -19,11 +19,12 @@ from selffl.algorithms.records import map_tensors
 from selffl.engines.claims import Claims
 from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions, SumLimits
 from selffl.engines.noise import seeded_noise
-from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
+from selffl.engines.rounds import GatheredUploads, RoundReport, Uploads, finish_round
+from selffl.engines.shards import ONE_SHARD, Shards
 from selffl.errors import DivergedError
 from selffl.randomness import smallest_uniforms, uniform
 from selffl.state.disk import DiskMemory
-from selffl.state.memory import MemoryStore, memories_of, store_of
+from selffl.state.memory import MemoryStore, Store, memories_of, store_of
 
 # Makes a store of the memory of one client that has not taken part, fields [1, ...], and the number of clients.
 Keep = Callable[[Any, int], DiskMemory[Any]]
@@ -60,6 +61,22 @@ class RunState:
     memory: Any  # of all clients, fields [..., M, ...]; or a `DiskMemory`
     num_gradients: Tensor  # evaluations so far, [..., M]
     num_rounds: Tensor  # that a client took part in, [..., M]
+
+
+@dataclass(frozen=True)
+class RoundOrder:
+    """What a process has to be told to train its shards' part of a round."""
+
+    round_number: int
+    server: Any
+
+
+@dataclass(frozen=True)
+class ShardRound:
+    """What the clients of one shard have sent in a round, and the gradients that each of them took ``[..., C]``."""
+
+    uploads: Uploads
+    num_gradients: Tensor
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,7 @@ class CohortEngine:
         names: Of the clients, in messages; none: their numbers.
         robust: The defence against hostile clients (`selffl.engines.defence`).
         privacy: What bounds each client's part of the sums, and the noise on them (`selffl.engines.limits`).
+        shards: Parts of the clients that train apart, and who does it (`selffl.engines.shards`).
     """
 
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -133,6 +151,7 @@ class CohortEngine:
     names: Sequence[Hashable] | None = None
     robust: str = "none"
     privacy: PrivacyOptions = NOT_PRIVATE
+    shards: Shards = ONE_SHARD
 
     def start(self, params: Tensor, keep: Keep | None = None) -> RunState:
         """Before the first round, from the initial model ``params [..., P]``.
@@ -165,32 +184,20 @@ class CohortEngine:
 
         Consumed, its memories are written into: half the room, where many clients keep a large model.
         """
-        num_clients, shape = self.source.population.num_clients, tuple(self.source.shape)
-        device = state.num_gradients.device
+        shape = tuple(self.source.shape)
         server, store = state.server, store_of(state.memory, shape, copied=not consume)
         counts = MemoryStore(Counts(state.num_gradients, state.num_rounds), shape, copied=not consume)
-        # Place of a client in the stores: federation by federation, client by client.
-        offset = num_clients * torch.arange(math.prod(shape), device=device).reshape(*shape, 1) if shape else 0
         for number in range(state.round_number + 1, state.round_number + num_rounds + 1):
-            # Drawn on the CPU: who takes part is the same on every device.
-            clients = sample_cohort(self.seed, number, num_clients, self.participation).to(device)
-            broadcast = self.algorithm.broadcast(server, clients)
-            gathered, spent = self._gathering(server, device), []
-            for part in _slices(clients.shape[-1], self.chunk_size or clients.shape[-1]):
-                chunk = clients[..., part]
-                task = self.source.task(chunk, number)
-                of_chunk = partial(torch.narrow, dim=len(shape), start=part.start, length=chunk.shape[-1])
-                sent = map_tensors(of_chunk, broadcast)
-                places = chunk + offset
-                upload, memory = self.algorithm.client_round(sent, store.read(places), task)
-                store.write(places, memory)
-                spent.append(task.num_gradients.reshape(chunk.shape))
-                counts.write(places, counts.read(places).plus(spent[-1]))
-                gathered.add(chunk, upload if gathered.limits is None else gathered.limits.bound(upload))
-            rest = self._rest(number, clients, gathered)
-            noise, num_gradients = seeded_noise(self.seed, number), torch.cat(spent, dim=-1)
-            num_gradients = num_gradients if rest is None else num_gradients[rest]
-            report = finish_round(self.algorithm, server, number, gathered, num_gradients, noise)
+            work = self.shard_rounds(number, server, store, state.num_gradients.device)
+            found = self.shards.map(RoundOrder(number, server), work.train)
+            gathered = self._gathering(server, work.clients.device)
+            for each in found:
+                gathered.found.join(each.uploads)
+            spent = torch.cat([each.num_gradients for each in found], dim=-1)
+            counts.write(work.places, counts.read(work.places).plus(spent))
+            rest = self._rest(number, work.clients, gathered)
+            spent = spent if rest is None else spent[rest]
+            report = finish_round(self.algorithm, server, number, gathered, spent, seeded_noise(self.seed, number))
             # Honest clients are at times that far from others, too: worth a line, not a warning.
             self._say(number, gathered.held_back, "is held back", logging.INFO)
             server = report.server
@@ -200,6 +207,10 @@ class CohortEngine:
         return RunState(
             state.round_number + num_rounds, server, store.contents(), counted.num_gradients, counted.num_rounds
         )
+
+    def shard_rounds(self, number: int, server: Any, store: Store, device: torch.device) -> ShardRounds:
+        """The clients' half of a round that begins with this ``server``, to be done shard by shard."""
+        return ShardRounds(self, number, server, store, device)
 
     def _gathering(self, server: Any, device: torch.device) -> GatheredUploads:
         """Where the uploads of a round go that begins with this state."""
@@ -243,7 +254,7 @@ class CohortEngine:
         """
         everyone = torch.arange(self.source.population.num_clients, device=state.num_gradients.device)
         chosen = everyone.expand(*self.source.shape, -1) if clients is None else clients
-        whole = clients is None and not isinstance(state.memory, DiskMemory)
+        whole = clients is None and not isinstance(state.memory, Store)
         memory = state.memory if whole else memories_of(state.memory, chosen)
         if is_over and self.algorithm.has_closing_visit:
             closed = self._close(state, chosen, memory)
@@ -262,6 +273,41 @@ class CohortEngine:
             sent, task = self.algorithm.broadcast(state.server, some), self.source.task(some, state.round_number + 1)
             parts.append(self.algorithm.closing_visit(sent, own, task, state.round_number))
         return map_tensors(lambda *tensors: torch.cat(tensors, dim=axis), *parts)
+
+
+class ShardRounds:
+    """The clients' half of one round: who takes part, what they are sent, and their training, shard by shard."""
+
+    def __init__(self, engine: CohortEngine, number: int, server: Any, store: Store, device: torch.device) -> None:
+        self._engine, self._number, self._server, self._store = engine, number, server, store
+        num_clients, shape = engine.source.population.num_clients, tuple(engine.source.shape)
+        # Drawn on the CPU: who takes part is the same on every device.
+        drawn = sample_cohort(engine.seed, number, num_clients, engine.participation)
+        self.clients = drawn.to(device)
+        # Place of a client in the stores: federation by federation, client by client.
+        offset = num_clients * torch.arange(math.prod(shape), device=device).reshape(*shape, 1) if shape else 0
+        self.places = self.clients + offset
+        self._parts = engine.shards.slices(drawn, num_clients)
+        self._broadcast = engine.algorithm.broadcast(server, self.clients)  # which may depend on the whole cohort
+
+    def train(self, shard: int) -> ShardRound:
+        """Train the clients of one shard, and keep what they keep."""
+        engine, axis = self._engine, len(self._engine.source.shape)
+        gathered, spent = engine._gathering(self._server, self.clients.device), []
+        whole = self._parts[shard]
+        size = engine.chunk_size or max(whole.stop - whole.start, 1)
+        for start in range(whole.start, whole.stop, size):
+            part = slice(start, min(start + size, whole.stop))
+            chunk, places = self.clients[..., part], self.places[..., part]
+            task = engine.source.task(chunk, self._number)
+            of_chunk = partial(torch.narrow, dim=axis, start=part.start, length=chunk.shape[-1])
+            sent = map_tensors(of_chunk, self._broadcast)
+            upload, memory = engine.algorithm.client_round(sent, self._store.read(places), task)
+            self._store.write(places, memory)
+            spent.append(task.num_gradients.reshape(chunk.shape))
+            gathered.add(chunk, upload if gathered.limits is None else gathered.limits.bound(upload))
+        nothing = self.clients[..., :0]
+        return ShardRound(gathered.found, torch.cat(spent, dim=-1) if spent else nothing)
 
 
 def _slices(number: int, size: int) -> list[slice]:

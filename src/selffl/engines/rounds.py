@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -32,6 +32,31 @@ class RoundReport:
     num_gradients: Tensor  # evaluations in this round, [..., C]
 
 
+@dataclass
+class Uploads:
+    """What some clients of a cohort have sent: what can be sent on, and joined with that of others."""
+
+    total: Any = None  # the sum, where uploads add
+    parts: list[Any] = field(default_factory=list)  # else all of them, part by part
+    clients: list[Tensor] = field(default_factory=list)
+    recorded: dict[str, list[Tensor]] = field(default_factory=dict)
+    capped: dict[str, list[Tensor]] = field(default_factory=dict)
+    left_out: dict[int, str] = field(default_factory=dict)
+
+    def join(self, other: Uploads) -> None:
+        """Take in what clients after these have sent; sums are added in the order in which they come."""
+        if self.total is None:
+            self.total = other.total
+        elif other.total is not None:
+            self.total = map_tensors(Tensor.add_, self.total, other.total)
+        self.parts += other.parts
+        self.clients += other.clients
+        for own, theirs in ((self.recorded, other.recorded), (self.capped, other.capped)):
+            for name, found in theirs.items():
+                own[name] += found
+        self.left_out |= other.left_out
+
+
 class GatheredUploads:
     """The uploads of a cohort, part by part: their sum where the method's uploads add, else all of them.
 
@@ -50,21 +75,24 @@ class GatheredUploads:
     ) -> None:
         self._algorithm, self._axis, self._claims = algorithm, axis, claims  # the axis of the clients
         self._robust, self.limits = robust, limits
-        self._total: Any = None
-        self._parts: list[Any] = []
-        self._clients: list[Tensor] = []
-        self._recorded: dict[str, list[Tensor]] = {name: [] for name in algorithm.recorded}
-        self._capped: dict[str, list[Tensor]] = {name: [] for name in algorithm.capped if limits is None}
-        self.left_out: dict[int, str] = {}  # by client's number, and why
-        self.held_back: dict[int, str] = {}  # likewise, who counts for less than it says
+        self.found = Uploads(
+            recorded={name: [] for name in algorithm.recorded},
+            capped={name: [] for name in algorithm.capped if limits is None},
+        )
+        self.held_back: dict[int, str] = {}  # by client's number, and why: who counts for less than it says
 
     @classmethod
     def of_sum(cls, algorithm: Method, clients: Tensor, total: Any, limits: SumLimits | None = None) -> Self:
         """Of ``clients [C]`` of whom nothing but the sum of their uploads is known: none can be checked or recorded."""
-        found = cls(algorithm, 0, limits=limits)
-        found._total, found._clients, found._capped = total, [clients], {}
-        found._recorded = {name: [torch.full(clients.shape, torch.nan)] for name in algorithm.recorded}
-        return found
+        gathered = cls(algorithm, 0, limits=limits)
+        recorded = {name: [torch.full(clients.shape, torch.nan)] for name in algorithm.recorded}
+        gathered.found = Uploads(total, clients=[clients], recorded=recorded)
+        return gathered
+
+    @property
+    def left_out(self) -> dict[int, str]:
+        """By client's number, and why."""
+        return self.found.left_out
 
     def add(self, clients: Tensor, upload: Any) -> None:
         """Take in the upload of some more ``clients [..., C]``."""
@@ -72,15 +100,16 @@ class GatheredUploads:
             clients, upload = self._possible(self._claims, clients, upload)
         if not clients.shape[-1]:
             return
-        self._clients.append(clients)
-        for fields in (self._recorded, self._capped):
-            for name, parts in fields.items():
-                parts.append(getattr(upload, name))
+        found = Uploads(
+            clients=[clients],
+            recorded={name: [getattr(upload, name)] for name in self.found.recorded},
+            capped={name: [getattr(upload, name)] for name in self.found.capped},
+        )
         if self._robust != "none" or not self._algorithm.uploads_add:
-            self._parts.append(upload)
-            return
-        part = map_tensors(self._sum, upload)
-        self._total = part if self._total is None else map_tensors(Tensor.add_, self._total, part)
+            found.parts.append(upload)
+        else:
+            found.total = map_tensors(self._sum, upload)
+        self.found.join(found)
 
     def _possible(self, claims: Claims, clients: Tensor, upload: Any) -> tuple[Tensor, Any]:
         """Those clients, and their uploads, who can have sent what they have."""
@@ -107,20 +136,22 @@ class GatheredUploads:
     @property
     def clients(self) -> Tensor:
         """Those whose uploads count, ``[..., C]``."""
-        return torch.cat(self._clients, dim=-1)
+        return torch.cat(self.found.clients, dim=-1)
 
     def upload(self) -> Any:
         """What the server's step is given."""
         if self._robust != "none":
             assert self._claims is not None
-            joined = defend(self._robust, self._algorithm, self._claims.server, self.clients, self._join(self._parts))
+            joined = defend(
+                self._robust, self._algorithm, self._claims.server, self.clients, self._join(self.found.parts)
+            )
             return self._held_back(map_tensors(self._sum, joined)) if self._algorithm.uploads_add else joined
-        return self._held_back(self._total) if self._algorithm.uploads_add else self._join(self._parts)
+        return self._held_back(self.found.total) if self._algorithm.uploads_add else self._join(self.found.parts)
 
     def _held_back(self, total: Any) -> Any:
         """The sums, where no client's numbers count for more than the method allows beside the others'."""
         capped, found = self._algorithm.capped, {}
-        fields: dict[str, Tensor] = {name: self._join(parts) for name, parts in self._capped.items()}
+        fields: dict[str, Tensor] = {name: self._join(parts) for name, parts in self.found.capped.items()}
         times = [capped[name] for name in fields]
         factors = capped_factors(list(fields.values()), times, self._axis) if fields else None
         if factors is None or not bool((factors < 1).any()):
@@ -135,7 +166,7 @@ class GatheredUploads:
 
     def collect_recorded(self) -> dict[str, Tensor]:
         """The recorded fields, client by client."""
-        return {name: self._join(parts) for name, parts in self._recorded.items()}
+        return {name: self._join(parts) for name, parts in self.found.recorded.items()}
 
     def _join(self, parts: list[Any]) -> Any:
         return map_tensors(lambda *tensors: torch.cat(tensors, dim=self._axis), *parts)

@@ -127,7 +127,7 @@ def answer_cells(run: RunData, ids: Sequence[str]) -> AnswerCells | None:
         "class": [number[str(row["class"])] for row in kept],
         "answer": [number[str(row["answer"])] for row in kept],
         "rows": [int(row["num_test"]) for row in kept],
-        "confidence": all_rounded((row["confidence"] for row in kept), 4),
+        "confidence": round_all((row["confidence"] for row in kept), 4),
     }
 
 

@@ -25,6 +25,13 @@ class ClassAnswers:
         """Of so many rows, none of which has an answer yet."""
         return cls(torch.full((number,), -1), torch.full((number,), torch.nan, dtype=torch.float64))
 
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self | None:
+        """Of the rows of all parts, in their order; none where there are no parts."""
+        if not parts:
+            return None
+        return cls(torch.cat([each.classes for each in parts]), torch.cat([each.confidence for each in parts]))
+
     def note(self, start: int, outputs: Tensor) -> None:
         """Take the scores of classes ``[n, K]`` of the rows from ``start`` on."""
         best = outputs.double().softmax(-1).max(-1)

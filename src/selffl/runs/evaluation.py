@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -273,117 +274,185 @@ def class_shifts_of(source: ModelSource) -> tuple[ClassBias, Tensor]:
     )
 
 
-def evaluate(
-    engine: CohortEngine,
-    source: ModelSource,
-    state: RunState,
-    rows: Rows,
-    measure: Measure,
-    fine_tune: Sequence[int] = (),
-    class_frequencies: bool = False,
-    neighbours: int | None = None,
-    own_metrics: Mapping[str, Metric] | None = None,
-    label_scale: LabelScale | None = None,
-    is_over: bool = False,
-    evaluated: Tensor | None = None,
-    keep_answers: bool = False,
-) -> Evaluation:
-    """Evaluate all clients on ``rows``, as many at a time as train at a time; all in the user's units.
+@dataclass(frozen=True)
+class Views:
+    """What of the models is evaluated, and on which rows.
 
-    Where only some are ``evaluated [K]``, by their positions, the rows are theirs alone.  Once training ``is_over``,
-    personal models are those after the clients' closing visit.  Where answers are classes, ``keep_answers`` keeps which
-    class every row got, of as many rows as `MOST_ROWS`.
+    Attributes:
+        part: Of the rows: ``train``, ``test`` or ``validation``.
+        fine_tune: Numbers of local steps after which models are evaluated once more.
+        class_frequencies: Whether the global model is, with each client's class frequencies.
+        neighbours: k, where the global model is, with each client's nearest training rows.
+        is_over: Whether training is, so that personal models are those after the clients' closing visit.
+        keep_answers: Whether it is kept which class every row got, where answers are classes; of at most `MOST_ROWS`.
     """
-    scale = label_scale or LabelScale()
-    shared = state.server.params
-    metrics, train = own_metrics or {}, source.federation.train
-    everyone = torch.arange(source.federation.num_clients, device=shared.device)
-    chosen = everyone if evaluated is None else evaluated.to(shared.device)
-    num_clients, ids = len(chosen), [source.federation.clients[client] for client in chosen.tolist()]
-    of_classes = class_shifts_of(source) if class_frequencies else None
-    head = None if neighbours is None else check_neighbours(source.model, source.loss, train.sample, neighbours)
-    found: dict[str, list[tuple[Tensor, ...]]] = {}
-    by_client: dict[str, dict[str, Tensor]] = {}
-    keeps = keep_answers and measure.has_classes and len(rows.labels) <= MOST_ROWS
-    answers = ClassAnswers.of_rows(len(rows.labels)) if keeps else None
-    bounds = rows.offset.tolist()
 
-    def note(view: str, own: Rows, params: Tensor | None = None, outputs: Tensor | None = None) -> None:
-        values = by_client.setdefault(
-            view, {name: torch.full((num_clients,), torch.nan, dtype=torch.float64) for name in metrics}
-        )
+    part: str
+    fine_tune: tuple[int, ...] = ()
+    class_frequencies: bool = False
+    neighbours: int | None = None
+    is_over: bool = False
+    keep_answers: bool = False
 
-        def measured(position: int, outputs: Tensor, labels: Tensor) -> None:
-            client = start + position
-            for name, metric in metrics.items():
-                values[name][client] = metric.of_client(name, ids[client], outputs, labels)
-            if has_scores and answers is not None:
-                answers.note(bounds[client], outputs)
 
-        has_scores = view == "personal" and answers is not None and "auc" not in measure.metrics
-        on_client = scale.for_user(measured) if metrics or has_scores else None
-        if outputs is not None:
-            numbers = numbers_of_outputs(outputs, own, measure, on_client)
-        else:
-            assert params is not None
-            numbers = numbers_of_rows(source.model, params, own, measure, source.gradients, on_client)
-        found.setdefault(view, []).append(tuple(each.cpu() for each in numbers))
+@dataclass(frozen=True)
+class EvaluationOrder:
+    """What a process has to be told to evaluate the clients of its shards."""
 
-    size = engine.chunk_size or num_clients
-    for start in range(0, num_clients, size):
-        stop = min(start + size, num_clients)
-        clients = chosen[start:stop]
-        own = of_clients(rows, start, stop)
-        personal = engine.personal(state, clients, is_over=is_over)
-        if not personal.isfinite().all():
-            lost = (~personal.isfinite().all(-1)).nonzero().flatten().tolist()
-            first = start + lost[0]
-            raise DivergedError(
-                f"the personal models of {len(lost)} clients of {engine.algorithm.name} are not finite after round "
-                f"{state.round_number} (the first is client {first if engine.names is None else engine.names[first]}); "
-                "expected finite numbers. Lower the learning rate or the penalty."
-            )
-        note("personal", own, personal)
-        note("global", own, shared)
+    views: Views
+    round_number: int
+    server: Any
+
+
+@dataclass
+class Measured:
+    """What is found of the clients of a shard, by view."""
+
+    numbers: dict[str, list[tuple[Tensor, ...]]] = field(default_factory=dict)  # of their rows, chunk by chunk
+    own: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # the user's own metrics, by client
+    answers: list[ClassAnswers] = field(default_factory=list)  # of personal models, where they are kept, chunk by chunk
+
+
+@dataclass(frozen=True)
+class ShardEvaluations:
+    """Evaluates clients on ``rows``, shard by shard, as many at a time as train at a time; in the user's units.
+
+    Where only some are ``evaluated [K]``, by their positions, the rows are theirs alone.
+    """
+
+    engine: CohortEngine
+    source: ModelSource
+    state: RunState
+    rows: Rows
+    measure: Measure
+    views: Views
+    own_metrics: Mapping[str, Metric]
+    label_scale: LabelScale
+    evaluated: Tensor | None = None
+
+    @property
+    def chosen(self) -> Tensor:
+        """The clients that are evaluated, by their positions, ascending."""
+        device = self.state.server.params.device
+        everyone = torch.arange(self.source.federation.num_clients, device=device)
+        return everyone if self.evaluated is None else self.evaluated.to(device)
+
+    @cached_property
+    def _class_shifts(self) -> tuple[ClassBias, Tensor]:
+        return class_shifts_of(self.source)
+
+    def measure_shard(self, shard: int) -> Measured:
+        """The clients of one shard."""
+        found, chosen = Measured(), self.chosen
+        part = self.engine.shards.slices(chosen.cpu(), self.source.federation.num_clients)[shard]
+        size = self.engine.chunk_size or max(part.stop - part.start, 1)
+        for start in range(part.start, part.stop, size):
+            self._measure_chunk(found, chosen, start, min(start + size, part.stop))
+        return found
+
+    def _measure_chunk(self, found: Measured, chosen: Tensor, start: int, stop: int) -> None:
+        """Add what is found of the clients in places ``start`` to ``stop`` of the chosen."""
+        source, state, views, shared = self.source, self.state, self.views, self.state.server.params
+        clients, own, train = chosen[start:stop], of_clients(self.rows, start, stop), self.source.federation.train
+        personal = self.engine.personal(state, clients, is_over=views.is_over)
+        self._check_finite(personal, clients)
+        note = partial(self._note, found, clients, own)
+        note("personal", personal)
+        note("global", shared)
         starts = {"personal": personal, "global": shared.expand(len(clients), -1)}
-        if of_classes is not None:
-            bias, shifts = of_classes
+        if views.class_frequencies:
+            bias, shifts = self._class_shifts
             starts[WITH_CLASSES] = bias.add_shift(starts["global"], shifts[clients])
-            note(WITH_CLASSES, own, starts[WITH_CLASSES])
-        if neighbours is not None and head is not None:
-            theirs = of_clients(train, start, stop) if evaluated is None else train.subset(clients)
-            mixed = outputs_with_neighbours(source.model, head, shared, theirs, own, neighbours)
-            note(WITH_NEIGHBOURS, own, outputs=mixed)
+            note(WITH_CLASSES, starts[WITH_CLASSES])
+        if views.neighbours is not None:
+            head = check_neighbours(source.model, source.loss, train.sample, views.neighbours)
+            theirs = of_clients(train, start, stop) if self.evaluated is None else train.subset(clients)
+            mixed = outputs_with_neighbours(source.model, head, shared, theirs, own, views.neighbours)
+            note(WITH_NEIGHBOURS, outputs=mixed)
         is_shared = personal.data_ptr() == shared.data_ptr()  # one model for everybody, expanded: no need to tune twice
         for kind, params in starts.items():
             task, done = source.task(clients, state.round_number + 1), 0
             tuned = params
-            for steps in sorted(fine_tune):
+            for steps in sorted(views.fine_tune):
                 if kind == "global" and is_shared:
-                    found.setdefault(f"global+{steps}", []).append(found[f"personal+{steps}"][-1])
-                    by_client[f"global+{steps}"] = by_client[f"personal+{steps}"]
+                    found.numbers[f"global+{steps}"] = found.numbers[f"personal+{steps}"]
+                    found.own[f"global+{steps}"] = found.own[f"personal+{steps}"]
                     continue
                 # Going on from where it was would lose what an optimiser remembers of the steps before.
                 first = 0 if task.optimiser.num_states else done
                 tuned = descend(task, tuned if first else params, steps - first, first_draw=first)
                 done = steps
-                note(f"{kind}+{steps}", own, tuned)
-    by_size = train.num_examples[chosen].argsort(descending=True, stable=True)
-    numbers = {view: [torch.cat(each) for each in zip(*parts, strict=True)] for view, parts in found.items()}
-    if answers is not None and "auc" in measure.metrics:
-        answers.note_log_odds(numbers["personal"][0])
-    return Evaluation(
-        measure,
-        scale.unscale(rows.labels).cpu(),
-        rows.offset.cpu(),
-        {view: each[0] for view, each in numbers.items()},
-        by_size.cpu(),
-        log_losses={view: each[1] for view, each in numbers.items() if len(each) > 1},
-        majority=Majority.of(measure, train if evaluated is None else train.subset(chosen), rows),
-        own_metrics=metrics,
-        own_numbers=by_client,
-        class_answers=answers,
-    )
+                note(f"{kind}+{steps}", tuned)
+
+    def _note(
+        self, found: Measured, clients: Tensor, own: Rows, view: str, params: Tensor | None = None,
+        outputs: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Add what models, or their outputs, come to on the rows of some clients."""
+        values = {name: torch.full((len(clients),), torch.nan, dtype=torch.float64) for name in self.own_metrics}
+        answers = ClassAnswers.of_rows(len(own.labels)) if view == "personal" and self._keeps_answers else None
+        has_log_odds, bounds = "auc" in self.measure.metrics, own.offset.tolist()
+
+        def measured(position: int, outputs: Tensor, labels: Tensor) -> None:
+            client = self.source.federation.clients[int(clients[position])]
+            for name, metric in self.own_metrics.items():
+                values[name][position] = metric.of_client(name, client, outputs, labels)
+            if answers is not None and not has_log_odds:
+                answers.note(bounds[position], outputs)
+
+        is_wanted = bool(self.own_metrics) or (answers is not None and not has_log_odds)
+        on_client = self.label_scale.for_user(measured) if is_wanted else None
+        if outputs is not None:
+            numbers = numbers_of_outputs(outputs, own, self.measure, on_client)
+        else:
+            assert params is not None
+            numbers = numbers_of_rows(self.source.model, params, own, self.measure, self.source.gradients, on_client)
+        found.numbers.setdefault(view, []).append(tuple(each.cpu() for each in numbers))
+        if answers is not None:
+            found.answers.append(answers)
+            if has_log_odds:
+                answers.note_log_odds(numbers[0])
+        before = found.own.setdefault(view, {})
+        for name, value in values.items():
+            before[name] = torch.cat([before[name], value]) if name in before else value
+
+    @property
+    def _keeps_answers(self) -> bool:
+        return self.views.keep_answers and self.measure.has_classes and len(self.rows.labels) <= MOST_ROWS
+
+    def _check_finite(self, personal: Tensor, clients: Tensor) -> None:
+        if personal.isfinite().all():
+            return
+        lost = clients[~personal.isfinite().all(-1)].tolist()
+        names = self.engine.names
+        raise DivergedError(
+            f"the personal models of {len(lost)} clients of {self.engine.algorithm.name} are not finite after round "
+            f"{self.state.round_number} (the first is client {lost[0] if names is None else names[lost[0]]}); "
+            "expected finite numbers. Lower the learning rate or the penalty."
+        )
+
+    def join(self, shards: Sequence[Measured]) -> Evaluation:
+        """All clients, of what was found of each shard, in their order."""
+        rows, chosen, train = self.rows, self.chosen, self.source.federation.train
+        views = list(next((each.numbers for each in shards if each.numbers), {}))
+        found = {view: [part for each in shards for part in each.numbers.get(view, ())] for view in views}
+        own = {view: [each.own[view] for each in shards if view in each.own] for view in views}
+        numbers = {view: [torch.cat(each) for each in zip(*parts, strict=True)] for view, parts in found.items()}
+        return Evaluation(
+            self.measure,
+            self.label_scale.unscale(rows.labels).cpu(),
+            rows.offset.cpu(),
+            {view: each[0] for view, each in numbers.items()},
+            train.num_examples[chosen].argsort(descending=True, stable=True).cpu(),
+            log_losses={view: each[1] for view, each in numbers.items() if len(each) > 1},
+            majority=Majority.of(self.measure, train if self.evaluated is None else train.subset(chosen), rows),
+            own_metrics=self.own_metrics,
+            own_numbers={
+                view: {name: torch.cat([each[name] for each in parts]) for name in self.own_metrics}
+                for view, parts in own.items()
+            },
+            class_answers=ClassAnswers.join([part for each in shards for part in each.answers]),
+        )
 
 
 def of_clients(rows: Rows, start: int, stop: int) -> Rows:

@@ -47,6 +47,7 @@ from selffl.runs.recipe import Recipe
 from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
 from selffl.state.disk import DiskMemory
 from selffl.state.files import append_csv, atomic_write, read_csv, sweep, write_csv, write_json, write_parquet
+from selffl.state.memory import whole_memory
 
 VERSION = 1
 
@@ -145,6 +146,7 @@ class RunFolder(Observer):
     def add_checkpoint(self, state: RunState, seconds: float) -> None:
         """Everything training needs to go on from here."""
         about = {"round": state.round_number, "seconds": seconds}
+        state = replace(state, memory=whole_memory(state.memory))
         if not isinstance(state.memory, DiskMemory):
             save_tensors(self.path / CHECKPOINT, tensors_of(state), about)
             return

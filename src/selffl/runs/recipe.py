@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 MAX_BATCH_SIZE = (1 << 31) - 1  # rows
 REMOTE = "remote"  # the device of a run whose clients compute at their own sites
 WITH_SERIAL = ("auto", "loop")  # gradients that the serial engine can be asked for
-LEAST_VALUES = {"evaluate_every": 0, "evaluate_clients": 1, "checkpoint_every": 0, "chunk_size": 1, "neighbours": 1}
+LEAST_VALUES = {
+    "evaluate_every": 0,
+    "evaluate_clients": 1,
+    "checkpoint_every": 0,
+    "chunk_size": 1,
+    "neighbours": 1,
+    "shards": 1,
+}
 NUM_EVALUATIONS = 20  # of a run, where nobody has said how many rounds lie between them
 
 
@@ -102,6 +109,9 @@ class Recipe:
             repeated.
         engine: ``cohort`` trains many clients at once; ``serial`` one at a time, and an error says which client, in
             which round and at which stage: slow, for finding mistakes.
+        shards: Parts of the clients that train and are summed apart.  The numbers have the same bits whoever trains
+            them: one process, or several that torchrun has started, of which each takes some.  There are at least as
+            many as processes; none: as many.
 
         algorithm: Name of the method.
         options: Of the method, by name.
@@ -151,6 +161,7 @@ class Recipe:
     max_weight: float | None = field(default=None, metadata=EVERYWHERE)
     noise_multiplier: float = field(default=0.0, metadata=EVERYWHERE)
     engine: Literal["cohort", "serial"] = field(default="cohort", metadata=HERE)
+    shards: int | None = field(default=None, metadata=HERE)
 
     # Facts, beside the settings.
     algorithm: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,18 @@ from selffl.algorithms import algorithm as method_of
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation
 from selffl.data.registry import load as load_data
+from selffl.engines.ranks import Ranks, joined
 from selffl.errors import CheckpointError, ConfigError
 from selffl.models import build
 from selffl.runs import folder as files
 from selffl.runs.environment import check_device
 from selffl.runs.folder import Records, RunFolder
 from selffl.runs.methods import Method
-from selffl.runs.observers import RoundCallback
+from selffl.runs.observers import Observer, RoundCallback
+from selffl.runs.ranks import dismiss, follow, for_ranks, shared_module, train_over
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import forget_closing_scores, score_cells, summary_row
-from selffl.runs.run import Run, make_run, train_and_record, write_facts
+from selffl.runs.run import Run, make_run, write_facts
 from selffl.runs.session import Session, single_thread
 from selffl.runs.trackers import Choice, observers_of, remembered_trackers, trackers_of
 from selffl.state.checkpoint import load_tensors
@@ -66,7 +68,15 @@ def resume(
     place = Path(path)
     trackers = remembered_trackers(place) if tracker is None else trackers_of(tracker)
     given = _Given(model, loss, algorithm, federation, metrics, trusted)
-    session = _restore_session(place, given, rounds, device)
+    with joined() as ranks:
+        session = _restore_session(place, given, rounds, device, ranks)
+        if ranks.number:
+            return follow(session, ranks)
+        return _go_on(place, session, ranks, observers_of(trackers, on_round, place))
+
+
+def _go_on(place: Path, session: Session, ranks: Ranks, observers: Sequence[Observer]) -> Run:
+    """The run in a folder, from its checkpoint to its last round."""
     recipe = session.recipe
     if not (place / files.CHECKPOINT).is_file():
         raise CheckpointError(f"{place} holds no checkpoint; expected a run with checkpoint_every above 0.")
@@ -79,8 +89,7 @@ def resume(
     records = found.up_to(state.round_number)
     files.check_complete(place, records, state.round_number, session.method, session.evaluated_ids)
     if state.round_number == recipe.rounds and found.summary.get("status") == "finished":
-        return make_run(session, state, found)
-    observers = observers_of(trackers, on_round, place)
+        return dismiss(ranks, make_run(session, state, found))
     with locked(place):
         write_facts(place, session)
         if session.is_over(state) and not recipe.gain:  # and its summary is not there, which nothing else makes again
@@ -90,7 +99,7 @@ def resume(
         if is_reopened and recipe.is_evaluated(state.round_number):
             with single_thread(session), deterministic_cudnn():
                 records.history[-1] |= score_cells(recipe, session.evaluate_round(state))
-        return train_and_record(session, state, records, RunFolder(place), seconds, observers)
+        return train_over(ranks, session, state, records, RunFolder(place), seconds, observers)
 
 
 def load(
@@ -147,8 +156,10 @@ class _Given:
     trusted: bool = False
 
 
-def _restore_session(path: Path, given: _Given, rounds: int | None, device: str | None) -> Session:
-    """The session of a saved run."""
+def _restore_session(
+    path: Path, given: _Given, rounds: int | None, device: str | None, ranks: Ranks | None = None
+) -> Session:
+    """The session of a saved run; where it is to go on, for these ranks."""
     recipe = files.read_config(path)
     if rounds is not None:
         TrainingOptions.of(recipe).check_rounds(rounds)
@@ -160,6 +171,8 @@ def _restore_session(path: Path, given: _Given, rounds: int | None, device: str 
         client_memory=recipe.client_memory or "memory",  # where it was in earlier versions, which did not say
     )
     check_device(recipe.device)
+    if ranks is not None:
+        recipe = for_ranks(recipe, ranks)
     parts: dict[str, Any] = {}
     has_layers = (path / files.LAYERS).is_file()
     needed = {
@@ -187,6 +200,7 @@ def _restore_session(path: Path, given: _Given, rounds: int | None, device: str 
     metrics = _metrics(path, recipe, parts.get("metrics") if given.metrics is None else given.metrics)
     federation = _federation(path, recipe, given.federation)
     first = partial(_first_model, path=path) if recipe.gain else None
+    module = module if ranks is None else shared_module(module, ranks)
     return Session.open(recipe, method, module, loss, federation, metrics, first)
 
 

@@ -29,15 +29,17 @@ from selffl.engines.defence import check_defence
 from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions
 from selffl.engines.rounds import RoundReport
 from selffl.engines.serial import serial_engine
+from selffl.engines.shards import Shards
 from selffl.errors import ConfigError, DataError
 from selffl.randomness import smallest_uniforms
-from selffl.runs.evaluation import Evaluation, class_shifts_of, evaluate
+from selffl.runs.evaluation import Evaluation, EvaluationOrder, ShardEvaluations, Views, class_shifts_of
 from selffl.runs.gain import gain_columns
 from selffl.runs.methods import Method
 from selffl.runs.predict import as_known, inputs_of_rows
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Evaluated, Report, TrainedAlone
 from selffl.state.disk import DiskMemory, bytes_of_client
+from selffl.state.memory import whole_memory
 from selffl.training.answers import LabelScale, present_model
 from selffl.training.blocks import Gradients, Loss, deterministic_cudnn
 from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
@@ -140,6 +142,7 @@ class Session:
             rows.clients,
             recipe.robust,
             privacy,
+            Shards(min(recipe.shards or 1, rows.num_clients)),
         )
         if recipe.engine == "serial":
             engine = serial_engine(engine, rows.clients)
@@ -230,7 +233,9 @@ class Session:
             if self.recipe.is_evaluated(state.round_number):
                 yield state, self.evaluate_round(state)
         if self.recipe.gain:
-            yield state, TrainedAlone(gain_columns(self.evaluate(state), *self.train_alone()))
+            joined = self.evaluate(state)
+            state = replace(state, memory=whole_memory(state.memory))  # other processes forget what they have of it
+            yield state, TrainedAlone(gain_columns(joined, *self.train_alone()))
 
     def evaluate_round(self, state: RunState) -> Evaluated:
         """All that a run records after a round that is evaluated."""
@@ -240,7 +245,7 @@ class Session:
         return Evaluated(
             self.evaluate(state, **{name: getattr(self.recipe, name) for name in names}, keep_answers=is_over),
             self.federation.train.num_examples,
-            {part: self.evaluate(state, self.source.federation.parts[part]) for part in self.recipe.noted_beside},
+            {part: self.evaluate(state, part) for part in self.recipe.noted_beside},
             self.federation.cluster,
             self.chosen,
             self.federation.classes,
@@ -249,42 +254,55 @@ class Session:
     def evaluate(
         self,
         state: RunState,
-        rows: Rows | None = None,
+        part: str | None = None,
         fine_tune: Sequence[int] = (),
         class_frequencies: bool = False,
         neighbours: int | None = None,
         keep_answers: bool = False,
     ) -> Evaluation:
-        """All clients, or those chosen, on the rows that the run is evaluated on, or on others."""
-        found = self.evaluated if rows is None else rows
-        return evaluate(
+        """All clients, or those chosen, on the rows that the run is evaluated on, or on another part of them."""
+        tested, is_over = part or self.recipe.evaluate_on, self.is_over(state)
+        views = Views(tested, tuple(fine_tune), class_frequencies, neighbours, is_over, keep_answers)
+        work = self.shard_evaluations(state, views)
+        order = EvaluationOrder(views, state.round_number, state.server)
+        return work.join(self.engine.shards.map(order, work.measure_shard))
+
+    def shard_evaluations(self, state: RunState, views: Views) -> ShardEvaluations:
+        """An evaluation, to be done shard by shard."""
+        rows = self.evaluated if views.part == self.recipe.evaluate_on else self.source.federation.parts[views.part]
+        chosen = rows if self.chosen is None else rows.subset(self.chosen.to(rows.offset.device))
+        return ShardEvaluations(
             self.engine,
             self.source,
             state,
-            found if self.chosen is None else found.subset(self.chosen.to(found.offset.device)),
+            chosen,
             self.measure,
-            fine_tune,
-            class_frequencies,
-            neighbours,
+            views,
             self.metrics,
             self.label_scale,
-            self.is_over(state),
             self.chosen,
-            keep_answers,
         )
+
+    def alone(self) -> Self:
+        """The session in which every client trains by itself; the same first model, cohorts, minibatches, optimiser."""
+        method = self.keeping(training_alone(self.method))
+        return replace(self, engine=replace(self.engine, algorithm=method, robust="none", privacy=NOT_PRIVATE))
 
     def train_alone(self) -> tuple[Evaluation, Tensor]:
         """All clients on the same rows after as many rounds by themselves, and whose models were lost ``[M]``.
 
-        The same first model, cohorts, minibatches and optimiser; nothing of it counts as work of the run.
+        Nothing of it counts as work of the run.
         """
-        method = self.keeping(training_alone(self.method))
-        alone = replace(self, engine=replace(self.engine, algorithm=method, robust="none", privacy=NOT_PRIVATE))
-        state = alone.engine.advance(alone.start(), self.recipe.rounds, consume=True)
-        found = tensors_of(state.memory).values()
+        alone = self.alone()
+        state = alone.engine.shards.spread(alone.start(), self.first, is_alone=True)
+        state = alone.engine.advance(state, self.recipe.rounds, consume=True)
+        memory = whole_memory(state.memory)
+        found = tensors_of(memory).values()
         lost = ~torch.stack([each.isfinite().reshape(len(each), -1).all(1) for each in found]).all(0)
-        kept = map_tensors(lambda tensor: tensor.masked_fill(lost.view(-1, *[1] * (tensor.ndim - 1)), 0), state.memory)
+        kept = map_tensors(lambda tensor: tensor.masked_fill(lost.view(-1, *[1] * (tensor.ndim - 1)), 0), memory)
         lost = lost.cpu()
+        # Here, whoever has trained: others have the models that were lost as they are.
+        alone = replace(alone, engine=replace(alone.engine, shards=Shards(alone.engine.shards.number)))
         return alone.evaluate(replace(state, memory=kept)), lost if self.chosen is None else lost[self.chosen]
 
     def present(self, params: Tensor) -> nn.Module:

@@ -16,6 +16,7 @@ from selffl.algorithms.norms import BatchNorm
 from selffl.algorithms.optimisers import Optimiser
 from selffl.data.federation import Federation
 from selffl.engines.defence import Robust
+from selffl.engines.ranks import joined
 from selffl.errors import ConfigError
 from selffl.models import build
 from selffl.runs import folder as files
@@ -23,8 +24,9 @@ from selffl.runs.environment import check_device
 from selffl.runs.folder import Records
 from selffl.runs.methods import Method, method_facts, named_method
 from selffl.runs.observers import RoundCallback
+from selffl.runs.ranks import follow, for_ranks, shared_module, train_over
 from selffl.runs.recipe import SETTINGS, Recipe
-from selffl.runs.run import Run, create_run_folder, refuse_if_taken, train_and_record
+from selffl.runs.run import Run, create_run_folder, refuse_if_taken
 from selffl.runs.session import Session
 from selffl.runs.trackers import Choice, observers_of, trackers_of
 from selffl.state.checkpoint import load_tensors
@@ -84,6 +86,7 @@ def train(
     max_weight: float | None = None,
     noise_multiplier: float = 0.0,
     engine: Literal["cohort", "serial"] = "cohort",
+    shards: int | None = None,
 ) -> Run:
     """Train one model per client.
 
@@ -171,6 +174,9 @@ def train(
             repeated.
         engine: ``cohort`` trains many clients at once; ``serial`` one at a time, and an error says which client, in
             which round and at which stage: slow, for finding mistakes.
+        shards: Parts of the clients that train and are summed apart.  The numbers have the same bits whoever trains
+            them: one process, or several that torchrun has started, of which each takes some.  There are at least as
+            many as processes; none: as many.
 
     Returns:
         The run.
@@ -195,19 +201,23 @@ def train(
         is_warm=start is not None,
     )
     check_device(recipe.device)
-    module, built = _module(model, federation, seed, model_options or {})
-    recipe = replace(recipe, model=built)
-    session = Session.open(recipe, method, module, loss, federation, measured, partial(first_model, start=start))
-    path = None if out is None else Path(out)
-    state = session.start(None if path is None else path / files.CLIENT_MEMORY)  # which writes nothing yet
-    observers = observers_of(trackers, on_round, path)
-    if path is None:
-        return train_and_record(session, state, Records(), None, 0.0, observers)
-    refuse_if_taken(path)
-    with locked(path):
-        session = session.with_fingerprint()
-        folder = create_run_folder(path, session, state, keep_rows=keep_rows)
-        return train_and_record(session, state, Records(), folder, 0.0, observers)
+    with joined() as ranks:
+        recipe = for_ranks(recipe, ranks)
+        module, built = _module(model, federation, seed, model_options or {})
+        module, recipe = shared_module(module, ranks), replace(recipe, model=built)
+        session = Session.open(recipe, method, module, loss, federation, measured, partial(first_model, start=start))
+        if ranks.number:
+            return follow(session, ranks)
+        path = None if out is None else Path(out)
+        state = session.start(None if path is None else path / files.CLIENT_MEMORY)  # which writes nothing yet
+        observers = observers_of(trackers, on_round, path)
+        if path is None:
+            return train_over(ranks, session, state, Records(), None, 0.0, observers)
+        refuse_if_taken(path)
+        with locked(path):
+            session = session.with_fingerprint()
+            folder = create_run_folder(path, session, state, keep_rows=keep_rows)
+            return train_over(ranks, session, state, Records(), folder, 0.0, observers)
 
 
 def _check_parts(federation: Any, loss: Any, model_options: Any, on_round: Any, out: Any) -> None:

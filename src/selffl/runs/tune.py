@@ -20,6 +20,7 @@ from selffl.algorithms import DEFAULT_ALGORITHM
 from selffl.algorithms.grids import FINE_TUNE, GRIDS, Grid
 from selffl.algorithms.options import check_integer
 from selffl.data.federation import Federation
+from selffl.engines.ranks import num_ranks
 from selffl.errors import ConfigError, DataError, DivergedError, pluralise, unknown_name
 from selffl.runs.evaluation import leading_metric
 from selffl.runs.methods import Method, named_method
@@ -242,6 +243,11 @@ def tune_runs(
         on_trial: As in `tune`.
         last: Further keywords of `selffl.train` for the last run.
     """
+    if num_ranks() > 1:
+        raise ConfigError(
+            f"there are {num_ranks()} processes (WORLD_SIZE), and settings are tried by one; expected one process. "
+            "Tune without torchrun, then train with what was chosen over several."
+        )
     if grid is None:
         grid = default_grid(name)
     check_grid(grid)
