@@ -77,6 +77,8 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     num_optimisers: ClassVar[int] = 1  # how often a client trains in a round, by `selffl.algorithms.solver.descend`
     no_weight_decay: ClassVar[str | None] = None  # why the loss that it trains on cannot have a term more; None: it can
     no_clipping: ClassVar[str | None] = None  # why its gradients cannot be shortened; None: they can
+    # Why noise on gradients does not hide rows in all that a client sends; None: it is made of nothing else of rows.
+    no_row_privacy: ClassVar[str | None] = "it does not say, by no_row_privacy = None, that it sends nothing else"
     no_bfloat16: ClassVar[str | None] = None  # why gradients need all their digits; None: two or three are enough
     # Why models with running statistics are beyond the method; None: it leaves them to training passes and averages.
     no_statistics: ClassVar[str | None] = "it does not say, by no_statistics = None, that it can"
@@ -136,6 +138,13 @@ class Algorithm(ABC, Generic[Server, Broadcast, Memory, Upload]):
     def local_work(self) -> tuple[int, int | None] | None:
         """Steps, and epochs instead of them, of a client that trains alone for as long; None: nothing to compare."""
         return None
+
+    def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
+        """The most gradients in a visit that what is sent is made of, for clients of so many minibatches ``[...]``.
+
+        For methods whose rows noise can hide (``no_row_privacy``): each is of a minibatch of its own.
+        """
+        raise NotImplementedError
 
     def inter_variance(self, server: Server) -> Tensor | None:
         """σ₀² ``[...]``, as the server has learned it; None: the method has none."""

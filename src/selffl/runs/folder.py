@@ -87,7 +87,8 @@ class Records:
 def history_columns(recipe: Recipe) -> list[str]:
     """Columns of a run's history."""
     first = ["round", "clients", "gradient_evaluations", "seconds"]
-    return [*first, "num_local_steps", "intra_variance", "inter_variance", *INTERVAL, *score_columns(recipe)]
+    spent = ["row_epsilon", "row_delta"] if recipe.row_noise_multiplier else []
+    return [*first, "num_local_steps", "intra_variance", "inter_variance", *INTERVAL, *spent, *score_columns(recipe)]
 
 
 def score_columns(recipe: Recipe) -> list[str]:

@@ -275,7 +275,9 @@ class Session:
         The same first model, cohorts, minibatches and optimiser; nothing of it counts as work of the run.
         """
         method = self.keeping(training_alone(self.method))
-        alone = replace(self, engine=replace(self.engine, algorithm=method, robust="none", privacy=NOT_PRIVATE))
+        source = replace(self.source, options=self.source.options.at_home())
+        engine = replace(self.engine, algorithm=method, source=source, robust="none", privacy=NOT_PRIVATE)
+        alone = replace(self, source=source, engine=engine)
         state = alone.engine.advance(alone.start(), self.recipe.rounds, consume=True)
         found = tensors_of(state.memory).values()
         lost = ~torch.stack([each.isfinite().reshape(len(each), -1).all(1) for each in found]).all(0)
