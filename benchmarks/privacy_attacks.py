@@ -3,6 +3,7 @@
 ``membership``: was a row in a client's training rows?  By the loss of the model alone, and by the likelihood ratio of
 Carlini et al. (2022) from federations that had the row and federations that had not; on personal and global models.
 ``rows``: the same where noise hides rows, at three ε, beside the accuracy that it costs.
+``many-rows``: that accuracy where clients have 3,000 rows of MNIST each.
 ``audit``: which of two clients took part?  The strongest attacker that the guarantee speaks of, who knows all but one
 client's rows and sees every round's model; the ε that its hits prove (Clopper and Pearson, 95 %) beside the ε promised.
 ``inversion``: what did a row look like?  The rows of one client from what it sends after a single step (Zhu, Liu and
@@ -29,6 +30,8 @@ import selffl
 from selffl.algorithms import algorithm
 from selffl.data.digits import images_and_labels
 from selffl.data.federation import Federation, Rows
+from selffl.data.mnist import images_and_labels as mnist_images
+from selffl.data.mnist import standardised
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.limits import PrivacyOptions
 from selffl.privacy import epsilon, row_noise_for
@@ -110,6 +113,32 @@ def rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 private = {"row_clip": 2.0, "row_noise_multiplier": multiplier}
             about = {"method": name, "z": multiplier, "row epsilon": wanted}
             found += attacked(x, y, algorithm(name, **options), arguments.federations, settings | private, about)
+    return found
+
+
+def many_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """What noise on rows costs clients that have many: ten with 3,000 of MNIST each, a step on 300 of them a round.
+
+    MNIST has to be there (`selffl data fetch mnist`).  No attack: the noise is the same at the same ε.
+    """
+    settings = {"rounds": 40, "participation": 1.0, "learning_rate": 0.3, "batch_size": 300}
+    sizes = {"num_examples": 3000, "batch_size": 300, "num_gradients": 40}
+    images, labels = mnist_images()
+    found = []
+    for wanted in (1.0, 3.0, 8.0, None):
+        multiplier = None if wanted is None else row_noise_for(wanted, **sizes, delta=DELTA)
+        private = {} if multiplier is None else {"row_clip": 2.0, "row_noise_multiplier": multiplier}
+        accuracy = []
+        for seed in range(arguments.seeds):
+            order = np.random.default_rng(seed).permutation(len(labels))[:36_000]  # a sixth of them to test on
+            x = standardised(images[order].reshape(len(order), -1).astype(np.float32))
+            rows = Federation.from_arrays(x, labels[order].astype(int), np.arange(len(order)) % 10, 1 / 6, seed)
+            method = algorithm("fedavg", num_local_steps=1)
+            run = selffl.train("softmax", rows, method, evaluate_every=0, seed=seed, **settings, **private)
+            accuracy.append(run.summary["weighted_accuracy"])
+        line = {"method": "fedavg", "z": multiplier, "row epsilon": wanted, "accuracy": mean_and_error(accuracy)}
+        found.append(line)
+        print(line, flush=True)
     return found
 
 
@@ -313,9 +342,10 @@ def matched(ours: Tensor, theirs: Tensor) -> float:
 def main() -> None:
     """Measure what is asked for, and write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"membership": membership, "rows": rows, "audit": audit, "inversion": inversion}
+    parts = {"membership": membership, "rows": rows, "many-rows": many_rows, "audit": audit, "inversion": inversion}
     parser.add_argument("--part", choices=[*parts, "all"], default="all")
     parser.add_argument("--federations", type=int, default=16, help="that rows are in or out of, for membership")
+    parser.add_argument("--seeds", type=int, default=3, help="of runs on many rows")
     parser.add_argument("--repeats", type=int, default=1000, help="noisy runs of each world, for the audit")
     parser.add_argument("--images", type=int, default=20, help="clients whose rows are rebuilt")
     parser.add_argument("--json", type=Path, help="where the numbers go")

@@ -81,10 +81,10 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory]):
 
         def step(draw: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             shared, own, mixing = states
-            rate = rate_of(task, slots)
+            rate, batch = rate_of(task, slots), task.batch(draw, slots)
             gap = own - shared
-            slope = home.gradient(shared + mixing * gap, home.batch(draw, slots), slots)
-            shared = shared - rate * task.gradient(shared, task.batch(draw, slots), slots)
+            slope = home.gradient(shared + mixing * gap, batch if home is task else home.batch(draw, slots), slots)
+            shared = shared - rate * task.gradient(shared, batch, slots)
             own = own - rate * mixing * slope
             if self.adaptive and draw == 0:
                 mixing = (mixing - rate * (gap * slope).sum(-1, keepdim=True)).clamp(0.0, 1.0)

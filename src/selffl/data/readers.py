@@ -251,9 +251,9 @@ def read_parquet(path: Path, as_text: frozenset[str] = frozenset(), decimals: De
     try:
         _check_footer(path, parquet.read_metadata(path))
         table = parquet.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        names = list(table.schema.names)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({one_line(error)}); expected a Parquet file.") from None
-    names = list(table.schema.names)
     check_names(str(path), names)
     return Table(str(path), LazyColumns(names, lambda name: with_nulls(table.column(name))), decimals=decimals)
 
