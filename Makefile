@@ -10,7 +10,7 @@ RUN := OMP_NUM_THREADS=1 $(BIN)
 # rewrites every test file again without it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test coverage quick lint types check docs names report pictures flower flower-demo results kill-points soak wheel audit clean
+.PHONY: demo test coverage quick lint types check docs names report pictures flower flower-demo results kill-points soak fuzz wheel audit clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -90,6 +90,11 @@ kill-points: $(VENV)/.installed-dev
 soak: $(VENV)/.installed-dev
 	$(RUN)/python tests/soak.py
 
+# Every parser is fuzzed, coverage-guided, so many minutes each, one after the other: make fuzz MINUTES=60.
+MINUTES ?= 60
+fuzz: .venv-fuzz/.installed
+	FLWR_TELEMETRY_ENABLED=0 OMP_NUM_THREADS=1 .venv-fuzz/bin/python tests/fuzz/fuzz.py --minutes $(MINUTES)
+
 # A wheel whose bytes depend on the commit alone: it is built twice, and both have to be the same.
 wheel: $(VENV)/.installed
 	@rm -rf dist build; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); \
@@ -104,7 +109,7 @@ audit: $(VENV)/.installed-dev
 	.venv-audit/bin/pip-licenses --python=$(BIN)/python --partial-match --fail-on="GNU General;GNU Affero;GPL-2;GPL-3;AGPL"
 
 clean:
-	rm -rf $(VENV) .venv-flower .venv-audit site dist build sbom.json runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-flower .venv-fuzz .venv-audit site dist build sbom.json runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -120,4 +125,9 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 .venv-flower/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
 	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower,simulation]" pytest pytest-xdist hypothesis
+	@touch $@
+
+.venv-fuzz/.installed: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower]" atheris==3.0.0
 	@touch $@

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 import selffl
@@ -65,3 +67,20 @@ def test_what_other_code_says_is_one_line_of_bounded_length_and_never_empty():
     assert one_line(ValueError("two\n  lines")) == "two lines"
     assert len(one_line(ValueError("x" * 1000))) == 200
     assert one_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_quoted_neither_ends_the_line_nor_reaches_the_terminal(name):
+    """File names, cells and keys of somebody else's files are quoted as they are."""
+    found = str(getattr(errors, name)("column 'a\nb\x1dc\x1b[2J\u2028\u202e\ud800é\u00a0'; expected x."))
+    assert found == "column 'a\\nb\\x1dc\\x1b[2J\\u2028\\u202e\\ud800é\u00a0'; expected x."
+    assert len(found.splitlines()) == 1
+    long = str(getattr(errors, name)("begin " + 10**6 * "x" + " end."))
+    assert len(long) < 2100
+    assert long.startswith("begin x")
+    assert long.endswith("x end.")
+
+
+def test_an_error_that_is_sent_between_processes_stays_what_it_is():
+    error = ConfigError("a\nb")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) == "a\\nb"

@@ -8,7 +8,7 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
 from selffl.errors import ConfigError
-from selffl.privacy import epsilon, noise_for
+from selffl.privacy import epsilon, noise_for, row_epsilon, row_noise_for
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install 'selffl[privacy]'")
 
@@ -73,3 +73,39 @@ def test_without_the_library_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ConfigError, match=r"selffl\[privacy\]"):
         epsilon(1.0, **RUN)
+
+
+ROWS = {"num_examples": 500, "batch_size": 20, "num_gradients": 300, "delta": 1e-5}
+
+
+@pytest.mark.parametrize(("multiplier", "gradients"), [(2.0, 1), (5.0, 20), (30.0, 200)])
+def test_gradients_of_all_rows_are_the_normal_mechanism(multiplier, gradients):
+    found = row_epsilon(multiplier, num_examples=20, batch_size=50, num_gradients=gradients, delta=1e-5)
+    exact = exact_epsilon(multiplier, gradients, 1e-5)
+    assert exact <= found <= 1.25 * exact
+
+
+def test_rows_are_counted_as_clients_are():
+    """Drawing 20 of 500 rows 300 times is drawing 20 of 500 clients 300 times."""
+    by_rounds = epsilon(2.0, num_clients=500, participation=0.04, rounds=300, delta=1e-5)
+    assert row_epsilon(2.0, **ROWS) == pytest.approx(by_rounds, rel=1e-9)
+
+
+def test_a_draw_of_nearly_all_rows_never_costs_more_than_all_of_them():
+    whole = row_epsilon(1.0, **ROWS | {"num_examples": 20})
+    assert row_epsilon(1.0, **ROWS | {"num_examples": 21}) <= whole
+    assert row_epsilon(1.0, **ROWS) < 0.3 * whole
+    assert row_epsilon(1.0, **ROWS | {"num_gradients": 0}) == 0.0
+    assert row_epsilon(0.0, **ROWS) == math.inf
+
+
+def test_the_noise_for_rows_gives_their_epsilon():
+    multiplier = row_noise_for(3.0, **ROWS)
+    assert 2.98 < row_epsilon(multiplier, **ROWS) <= 3.0
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_makes_no_sense_of_rows_is_refused(name):
+    wrong = -1.0 if name == "delta" else -1
+    with pytest.raises(ConfigError, match=f"{name} is {wrong}"):
+        row_epsilon(1.0, **ROWS | {name: wrong})

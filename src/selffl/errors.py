@@ -15,11 +15,22 @@ Every message says what was found, what was expected, and what to do, in one lin
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+
+MOST_CHARACTERS = 2_000  # of a message
+UNSHOWN = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # categories that end a line, or that a terminal acts on
 
 
 class SelfFLError(Exception):
-    """Root of all errors a user can cause; the command line turns it into one line and exit code 2."""
+    """Root of all errors a user can cause; the command line turns it into one line and exit code 2.
+
+    What a message quotes may come from a file of somebody else: whatever would end the line, or make a terminal do
+    something, is spelt out, and the middle of a message without end is left out.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_shown(str(message)))
 
 
 class ConfigError(SelfFLError):
@@ -48,6 +59,15 @@ class QuorumError(SelfFLError):
 
 class RankError(SelfFLError):
     """A process of a run over several was lost, or has failed."""
+
+
+def _shown(text: str) -> str:
+    """A text in one line of bounded length."""
+    if len(text) > MOST_CHARACTERS:
+        text = f"{text[: MOST_CHARACTERS // 2]} … {text[-MOST_CHARACTERS // 2 :]}"
+    if text.isprintable():
+        return text
+    return "".join(ascii(each)[1:-1] if unicodedata.category(each) in UNSHOWN else each for each in text)
 
 
 def unknown_name(kind: str, found: object, known: Iterable[str]) -> ConfigError:

@@ -1,18 +1,26 @@
-"""How much noise protects: the (ε, δ) of a run with ``noise_multiplier``.  Needs ``selffl[privacy]``.
+"""How much noise protects: (ε, δ) of whole clients and of single rows.  Needs ``selffl[privacy]``.
 
 One client more or less known about: two federations are neighbours if they differ in one client, data and all
 (*replace-one*).  Each round draws a fixed number of clients without replacement, in secret, and publishes sums with
 normal noise of ``noise_multiplier`` times their joint sensitivity, whatever the method sends: `selffl.engines.limits`
 counts all fields of an upload together, so that a round is one Gaussian mechanism.  The rounds are composed by Rényi's
 divergence in Google's ``dp-accounting`` (Wang, Balle and Kasiviswanathan, AISTATS 2019, for the draw).
+
+One row more or less known about (``row_noise_multiplier``): two clients are neighbours if they have as many rows and
+differ in one.  Each noisy gradient draws min(B, N) of a client's N rows without replacement, in secret, and is a
+Gaussian mechanism; whatever is sent is made of them, in all rounds that the client takes part in.  So ε is each
+client's own.
 docs/privacy.md says what the guarantee covers, and what it does not.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
+
+import numpy as np
 
 from selffl.algorithms.options import check_integer, check_number
 from selffl.engines.cohort import cohort_size
@@ -53,9 +61,63 @@ def noise_for(epsilon: float, *, num_clients: int, participation: float, rounds:
     return float(found)
 
 
-def usual_delta(num_clients: int) -> float:
-    """δ that a run's ε is stated at: 10⁻⁵, or a tenth of one client where there are more than ten thousand."""
-    return min(1e-5, 0.1 / num_clients)
+def row_epsilon(
+    row_noise_multiplier: float, *, num_examples: int, batch_size: int, num_gradients: int, delta: float
+) -> float:
+    """ε at ``delta`` of all that a client sends, for replacing one of its rows; infinite without noise.
+
+    Args:
+        row_noise_multiplier: z of the run, as `selffl.train` has it.
+        num_examples: N, the client's training rows.
+        batch_size: B, of which a gradient is made, if the client has as many.
+        num_gradients: Noisy gradients in all rounds that it takes part in: for most methods rounds times local steps.
+        delta: δ, well below 1/N.
+    """
+    check_integer("num_examples", num_examples, 1)
+    check_integer("batch_size", batch_size, 1)
+    check_integer("num_gradients", num_gradients, 0)
+    _check_delta(delta, "num_examples")
+    check_number("row_noise_multiplier", row_noise_multiplier, at_least=0.0)
+    if not num_gradients:
+        return 0.0
+    if row_noise_multiplier == 0:
+        return math.inf
+    orders, each = _divergences(float(row_noise_multiplier), num_examples, min(batch_size, num_examples))
+    return float(_library().rdp.compute_epsilon(orders, num_gradients * each, delta)[0])
+
+
+def row_noise_for(epsilon: float, *, num_examples: int, batch_size: int, num_gradients: int, delta: float) -> float:
+    """The least ``row_noise_multiplier`` that keeps a client's rows within ``epsilon`` at ``delta``."""
+    check_number("epsilon", epsilon, above=0.0)
+    check_integer("num_gradients", num_gradients, 1)
+    sizes = {"num_examples": num_examples, "batch_size": batch_size, "num_gradients": num_gradients}
+    low, high = 0.0, 1.0
+    while row_epsilon(high, **sizes, delta=delta) > epsilon:
+        low, high = high, 2.0 * high
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if row_epsilon(middle, **sizes, delta=delta) > epsilon else (low, middle)
+    return high
+
+
+@cache
+def _divergences(multiplier: float, num_examples: int, sample_size: int) -> tuple[Any, Any]:
+    """Rényi's divergences of one noisy gradient, and their orders.
+
+    Both bounds hold, with the draw and without it: of few rows the latter may be the smaller.
+    """
+    library, found = _library(), []
+    plain = library.GaussianDpEvent(multiplier)
+    for event in (plain, library.SampledWithoutReplacementDpEvent(num_examples, sample_size, plain)):
+        accountant = _accountant()
+        accountant.compose(event)
+        found.append(accountant.rdp)
+    return accountant.orders, np.minimum(*found)
+
+
+def usual_delta(number: int) -> float:
+    """δ that a run's ε is stated at: 10⁻⁵, or a tenth of one client, or row, of more than ten thousand."""
+    return min(1e-5, 0.1 / number)
 
 
 def spent_privacy(noise_multiplier: float, num_clients: int, participation: float, rounds: int) -> dict[str, Any]:
@@ -73,6 +135,24 @@ def spent_privacy(noise_multiplier: float, num_clients: int, participation: floa
     return {"epsilon": found, "delta": delta}
 
 
+def spent_row_privacy(
+    row_noise_multiplier: float, batch_size: int, num_examples: Sequence[int], num_gradients: Sequence[int]
+) -> tuple[list[float | None], float]:
+    """ε of each client with so many rows and noisy gradients, none where the accountant is not installed, and its δ."""
+    delta = usual_delta(max(num_examples, default=1))
+    try:
+        _library()
+    except ConfigError:
+        return [None] * len(num_examples), delta
+    found: list[float | None] = [
+        row_epsilon(
+            row_noise_multiplier, num_examples=max(rows, 1), batch_size=batch_size, num_gradients=count, delta=delta
+        )
+        for rows, count in zip(num_examples, num_gradients, strict=True)
+    ]
+    return found, delta
+
+
 @cache
 def _cached_epsilon(
     noise_multiplier: float, num_clients: int, participation: float, rounds: int, delta: float
@@ -84,9 +164,13 @@ def _check(num_clients: int, participation: float, rounds: int, delta: float) ->
     check_integer("num_clients", num_clients, 1)
     check_number("participation", participation, above=0.0, at_most=1.0)
     check_integer("rounds", rounds, 1)
+    _check_delta(delta, "num_clients")
+
+
+def _check_delta(delta: float, number: str) -> None:
     check_number("delta", delta, above=0.0)
     if delta >= 1:
-        raise ConfigError(f"delta is {delta!r}; expected a number below 1, and well below 1 / num_clients.")
+        raise ConfigError(f"delta is {delta!r}; expected a number below 1, and well below 1 / {number}.")
 
 
 def _library() -> Any:

@@ -12,6 +12,7 @@ generators"), applied once per key.
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from functools import lru_cache
 
@@ -137,6 +138,14 @@ def _mix_array(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def normal(seed: int | Tensor, stream: str, *keys: int | Tensor) -> Tensor:
     """Standard normal numbers, float64, one per combination of the broadcast keys."""
     quantiles: Tensor = torch.special.ndtri(uniform(seed, stream, *keys))
+    return quantiles
+
+
+def secret_normal(shape: torch.Size) -> Tensor:
+    """Standard normal numbers from the operating system's generator, float64, which nobody can repeat."""
+    words = np.frombuffer(os.urandom(8 * shape.numel()), dtype=np.uint64) >> np.uint64(12)
+    draws = (torch.from_numpy(words.astype(np.float64)) + 0.5) * 2.0**-52
+    quantiles: Tensor = torch.special.ndtri(draws).reshape(shape)
     return quantiles
 
 

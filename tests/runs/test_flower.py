@@ -465,6 +465,27 @@ def test_noise_and_cohorts_cannot_be_repeated_by_who_knows_the_seed(federation, 
     assert not first["server.params"].equal(expected._state.server.params)
 
 
+def test_rows_are_clipped_as_in_train(federation, tmp_path):
+    """With minibatches of all rows, which leave nothing to draw, and no noise."""
+    given = {"row_clip": 0.1, "batch_size": 1000, "gain": True}
+    found = run(federation, tmp_path, DITTO, **given)
+    selffl.train(linear(), federation, DITTO, out=tmp_path / "train", **SETTINGS | given)
+    assert_same_records(found, files.read_records(tmp_path / "train"))
+
+
+def test_noise_that_hides_rows_is_the_clients_secret(federation, tmp_path):
+    given = {"row_clip": 0.1, "row_noise_multiplier": 1.0}
+    models = []
+    for name in ("first", "second"):
+        found = run(federation, tmp_path / name, "fedavg", **given)
+        models.append(load_tensors(tmp_path / name / "run" / files.CHECKPOINT)[0]["server.params"])
+        assert found.summary["row_delta"] == 1e-5
+        assert all("row_epsilon" in row for row in found.clients)
+    assert not models[0].equal(models[1])
+    with pytest.raises(ConfigError, match=r"row_clip is 0\.1, and fedpac cannot have it"):
+        server_app(linear(), "fedpac", range(8), **given)
+
+
 def test_a_run_with_noise_goes_on_with_the_cohorts_it_began_with(federation, tmp_path):
     run(federation, tmp_path, "self-fl-sums", rounds=2, **NOISE)
     _, before = load_tensors(tmp_path / "run" / files.CHECKPOINT)

@@ -82,6 +82,7 @@ def test_a_study_has_the_settings_that_a_recipe_says():
         "batch_norm": None, "weight_decay": 0.0, "max_gradient_norm": None, "learning_rate_schedule": "constant",
         "keep_optimiser": False, "augmentation": "none", "robust": "none",
         "clip": None, "max_weight": None, "noise_multiplier": 0.0,
+        "row_clip": None, "row_noise_multiplier": 0.0,
     }  # fmt: skip
 
 

@@ -49,6 +49,7 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory]):
     source: ClassVar[str] = "Deng et al., arXiv 2003.13461, 2020"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "the share alpha scales the own model's steps, and moves by a gradient step itself"
+    no_row_privacy: ClassVar[str | None] = None
 
     mixing: float = 0.5
     adaptive: bool = True
@@ -76,12 +77,13 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory]):
         shared = broadcast.params.reshape(-1, shape[-1])  # w
         own = memory.own.model(broadcast.params).reshape_as(shared)  # v
         mixing = memory.mixing.reshape(-1, 1)  # alpha
+        home = task.at_home()  # v and alpha stay there
 
         def step(draw: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             shared, own, mixing = states
             rate, batch = rate_of(task, slots), task.batch(draw, slots)
             gap = own - shared
-            slope = task.gradient(shared + mixing * gap, batch, slots)
+            slope = home.gradient(shared + mixing * gap, batch if home is task else home.batch(draw, slots), slots)
             shared = shared - rate * task.gradient(shared, batch, slots)
             own = own - rate * mixing * slope
             if self.adaptive and draw == 0:

@@ -94,6 +94,10 @@ class FixedLocalSteps:
         epochs = self.num_local_epochs
         return self.num_local_steps if epochs is None else epochs * task.steps_per_epoch
 
+    def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
+        """One for each step, unless the method takes more or fewer."""
+        return self.num_local_steps if self.num_local_epochs is None else self.num_local_epochs * steps_per_epoch
+
     def local_work(self) -> tuple[int, int | None]:
         """What a client would do alone: as many steps, or epochs."""
         return self.num_local_steps, self.num_local_epochs

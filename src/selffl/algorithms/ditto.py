@@ -37,6 +37,7 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
     only_sgd: ClassVar[str | None] = None
     num_optimisers: ClassVar[int] = 2
     no_statistics: ClassVar[str | None] = None
+    no_row_privacy: ClassVar[str | None] = None
 
     penalty: float = 1.0
     weighting: Weighting = "examples"
@@ -49,10 +50,10 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
     ) -> tuple[ModelUpload, PersonalMemory]:
-        """On the same minibatches: w_k <- w_k - eta g(w_k) and v <- v - eta (g(v) + lambda (v - w))."""
+        """On the same minibatches: w_k <- w_k - eta g(w_k) and v <- v - eta (g(v) + lambda (v - w)), which stays."""
         trained = descend(task, broadcast.params, self.steps(task))
         personal = descend(
-            task,
+            task.at_home(),
             memory.model(broadcast.params),
             self.steps(task),
             penalty=self.penalty,

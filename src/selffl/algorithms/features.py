@@ -87,10 +87,11 @@ class ObjectiveTask(LocalTask):
         self.is_full_batch, self.optimiser = task.is_full_batch, task.optimiser
         self.num_statistics, self.num_gradients = task.num_statistics, task.num_gradients
         self._task, self._objective, self._num_extra = task, objective, num_extra
-        if task.weight_decay or task.max_gradient_norm is not None or task.remembered is not None:
+        options = (task.max_gradient_norm, task.row_clip, task.remembered)
+        if task.weight_decay or any(option is not None for option in options):
             raise ConfigError(
                 "the method trains on an objective of its own, beside which there is no weight_decay, no "
-                "max_gradient_norm and no keep_optimiser yet; expected none of them. Leave them out."
+                "max_gradient_norm, no row_clip and no keep_optimiser yet; expected none of them. Leave them out."
             )
         self._constants = [each.flatten(0, len(task.shape) - 1) for each in constants]  # by slot
 

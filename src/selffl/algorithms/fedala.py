@@ -73,6 +73,9 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
     source: ClassVar[str] = "Zhang et al., AAAI 2023"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
+    no_row_privacy: ClassVar[str | None] = (
+        "its clients learn their mixtures on the minibatches that they train on, and noise hides each once"
+    )
     no_statistics: ClassVar[str | None] = None
 
     mixed_layers: int = 1

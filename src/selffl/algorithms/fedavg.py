@@ -39,6 +39,7 @@ class FedAvg(FixedLocalSteps, StatelessClients):
     personalises: ClassVar[Personalises] = "nothing"
     only_sgd: ClassVar[str | None] = None
     no_statistics: ClassVar[str | None] = None
+    no_row_privacy: ClassVar[str | None] = None
 
     weighting: Weighting = "examples"
 

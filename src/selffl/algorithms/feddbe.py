@@ -82,6 +82,9 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     source: ClassVar[str] = "Zhang et al., NeurIPS 2023"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
+    no_row_privacy: ClassVar[str | None] = (
+        "its clients send the mean feature of their rows, and train on an objective of its own"
+    )
     num_optimisers: ClassVar[int] = 0  # that can be kept
     no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
     no_clipping: ClassVar[str | None] = OWN_OBJECTIVE

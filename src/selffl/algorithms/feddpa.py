@@ -46,6 +46,7 @@ class FedDPA(FixedLocalSteps, SharedModel[PersonalMemory]):
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None
     num_optimisers: ClassVar[int] = 2
+    no_row_privacy: ClassVar[str | None] = None
 
     mixing: float = 0.5
     weighting: Weighting = "examples"
@@ -64,9 +65,8 @@ class FedDPA(FixedLocalSteps, SharedModel[PersonalMemory]):
     ) -> tuple[ModelUpload, PersonalMemory]:
         """w_k <- w_k - eta g(w_k), and v <- v - eta a g(a v + (1 - a) w) on the same minibatches."""
         trained = descend(task, broadcast.params, self.steps(task))
-        own = descend(
-            task, memory.model(broadcast.params), self.steps(task), anchor=broadcast.params, share=self.mixing
-        )
+        home, own = task.at_home(), memory.model(broadcast.params)
+        own = descend(home, own, self.steps(task), anchor=broadcast.params, share=self.mixing)
         return self.upload(trained, broadcast.params, task), memory.keep(own)
 
     def weighting_of_clients(self) -> Weighting:

@@ -73,6 +73,9 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
     source: ClassVar[str] = "Xu et al., ICLR 2023"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None
+    no_row_privacy: ClassVar[str | None] = (
+        "its clients send how many rows of each class they have, and these rows' mean features"
+    )
     num_optimisers: ClassVar[int] = 0  # that can be kept
     no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
     no_clipping: ClassVar[str | None] = OWN_OBJECTIVE

@@ -65,6 +65,7 @@ class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory]
 
     only_sgd: ClassVar[str | None] = None
     no_statistics: ClassVar[str | None] = None
+    no_row_privacy: ClassVar[str | None] = None
 
     @abstractmethod
     def kept(self, population: Population) -> Sequence[Layer]:

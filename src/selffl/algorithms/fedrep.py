@@ -38,6 +38,10 @@ class FedRep(FedPer):
         super().__post_init__()
         check_integer("head_steps", self.head_steps, 1)
 
+    def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
+        """The head's steps, too: the body trains under it."""
+        return self.head_steps + super().sent_gradients(steps_per_epoch)
+
     def train_locally(self, start: Tensor, is_head: Tensor, task: LocalTask) -> Tensor:
         """tau steps of the head under the received body, then L steps of the body under that head."""
         fitted = descend(task, start, self.head_steps, frozen=~is_head)

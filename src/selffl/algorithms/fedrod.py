@@ -52,6 +52,9 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
     source: ClassVar[str] = "Chen and Chao, ICLR 2022"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
+    no_row_privacy: ClassVar[str | None] = (
+        "its clients train on an objective made of their class frequencies, which no noise hides"
+    )
     num_optimisers: ClassVar[int] = 0  # that can be kept
     no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
     no_clipping: ClassVar[str | None] = OWN_OBJECTIVE

@@ -33,6 +33,7 @@ class Local(FixedLocalSteps, PersonalModelClients):
     has_global_model: ClassVar[bool] = False  # it stays as it was
     is_federated: ClassVar[bool] = False
     only_sgd: ClassVar[str | None] = None
+    no_row_privacy: ClassVar[str | None] = "its clients send nothing"
     no_statistics: ClassVar[str | None] = None
 
     def client_round(

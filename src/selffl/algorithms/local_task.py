@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from selffl.algorithms.optimisers import SGD, Optimiser, RememberedSteps
+from selffl.errors import ConfigError
 
 CLIPPING_EPS = 1e-6  # that torch adds to a gradient's length
 
@@ -25,6 +26,7 @@ class LocalTask(ABC):
     remembered: RememberedSteps | None = None  # where clients keep their optimisers: what these remember
     weight_decay: float = 0.0  # of each gradient of a minibatch, and how long it may be; likewise
     max_gradient_norm: float | None = None
+    row_clip: float | None = None  # R, the most that a row's gradient may measure, where noise is to hide rows
     slots_per_client: int = 1  # 2 where each half of a client's rows has a slot of its own
     num_statistics: int = 0  # coordinates of a model, the last ones, that are no parameters but running statistics
 
@@ -37,6 +39,9 @@ class LocalTask(ABC):
         self.is_full_batch = batch_size is None
         self.batch_size = 1 if batch_size is None else batch_size  # B
         self.num_gradients = torch.zeros(shape.numel(), dtype=torch.int64, device=num_examples.device)  # spent, by slot
+        self.num_noisy = torch.zeros_like(
+            self.num_gradients
+        )  # of these, what hides rows: all that may leave the client
 
     @property
     def steps_per_epoch(self) -> Tensor:
@@ -55,6 +60,25 @@ class LocalTask(ABC):
         In the place of statistics are those that the pass over the minibatch leaves.
         """
 
+    def noisy_gradient(self, params: Tensor, batch: Any, slots: Tensor) -> Tensor:
+        """The mean of row gradients, each shortened to ``row_clip``, with noise that hides any one of them.
+
+        A minibatch can be asked for once: what protects a row is how seldom it is met.
+        """
+        raise NotImplementedError
+
+    def at_home(self) -> Self:
+        """The same work without noise for rows, for what stays with the client and moves nothing that it sends."""
+        return self
+
+    def check_noisy_gradients(self, name: str, most: int | Tensor) -> None:
+        """Refuse what the method called ``name`` has taken if it is more than it says that it takes, by client."""
+        if bool((self.num_noisy.reshape(self.shape) > most).any()):
+            raise ConfigError(
+                f"{name} took {int(self.num_noisy.max())} noisy gradients in a visit, more than it says "
+                "(Algorithm.sent_gradients), so that ε would be too small; expected no more. Correct the method."
+            )
+
     def gradient(self, params: Tensor, batch: Any, slots: Tensor, frozen: Tensor | None = None) -> Tensor:
         """The gradient of a minibatch, counted: what a method spends is measured here, not reported by the method.
 
@@ -63,7 +87,11 @@ class LocalTask(ABC):
         ``frozen`` do not count), then weight decay is added (as ``torch.optim`` does, but for AdamW).
         """
         self.num_gradients.index_add_(0, slots // self.slots_per_client, torch.ones_like(slots))
-        found = self.batch_gradient(params, batch)
+        if self.row_clip is None:
+            found = self.batch_gradient(params, batch)
+        else:
+            found = self.noisy_gradient(params, batch, slots)
+            self.num_noisy.index_add_(0, slots, torch.ones_like(slots))
         if self.num_statistics:
             params[:, -self.num_statistics :] = found[:, -self.num_statistics :]
             found[:, -self.num_statistics :] = 0.0

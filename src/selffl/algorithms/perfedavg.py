@@ -43,6 +43,7 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
     no_bfloat16: ClassVar[str | None] = "it is made of differences of gradients, which bfloat16 is too coarse for"
     no_clipping: ClassVar[str | None] = "its meta-gradient is made of whole gradients and of their differences"
     no_statistics: ClassVar[str | None] = None
+    no_row_privacy: ClassVar[str | None] = None
 
     order: Literal["first", "hessian-free"] = "first"
     inner_learning_rate: float | None = None
@@ -70,6 +71,10 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
 
         (params,) = iterate(task, self.steps(task), step, params)
         return self.upload(params.reshape(broadcast.params.shape), broadcast.params, task), memory
+
+    def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
+        """Two for each step; of a Hessian-free step the last two share a minibatch, which noise cannot have."""
+        return 2 * super().sent_gradients(steps_per_epoch)
 
     def meta_gradient(self, params: Tensor, task: LocalTask, slots: Tensor, draw: int) -> Tensor:
         """Gradient of f(w - alpha g(w)) with respect to w, on minibatches ``draw``, ``draw + 1`` (and ``draw + 2``)."""

@@ -76,6 +76,7 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
     source: ClassVar[str] = "Zhang et al., ICML 2022"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it takes Adam's steps by itself, at a rate of its own (adam_learning_rate)"
+    no_row_privacy: ClassVar[str | None] = "its clients take several steps on one minibatch, and noise hides each once"
     num_optimisers: ClassVar[int] = 0  # that can be kept
     no_statistics: ClassVar[str | None] = "they would be those of models drawn at random, not of their mean"
 

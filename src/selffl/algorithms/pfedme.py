@@ -40,6 +40,7 @@ class PFedMe(FixedLocalSteps, PersonalModelClients):
     name: ClassVar[str] = "pfedme"
     source: ClassVar[str] = "Dinh et al., NeurIPS 2020"
     only_sgd: ClassVar[str | None] = "its outer step is a gradient of the Moreau envelope"
+    no_row_privacy: ClassVar[str | None] = "its clients take several steps on one minibatch, and noise hides each once"
 
     num_inner_steps: int = 5
     penalty: float = 15.0

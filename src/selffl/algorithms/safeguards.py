@@ -50,7 +50,16 @@ class Safeguards(Generic[Server, Upload]):
     capped: ClassVar[Mapping[str, float]] = {}
     # Fields of an upload that move a model or the like, and the field that each of them has been multiplied by.
     averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight"}
+    # Why noise on gradients does not hide rows in all that a client sends; None: it is made of nothing else of rows.
+    no_row_privacy: ClassVar[str | None] = "it does not say, by no_row_privacy = None, that it sends nothing else"
     no_defence: ClassVar[Mapping[str, str]] = {}  # why a defence makes no sense of its uploads, by the defence's name
+
+    def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
+        """The most gradients in a visit that what is sent is made of, for clients of so many minibatches ``[...]``.
+
+        For methods whose rows noise can hide (``no_row_privacy``): each is of a minibatch of its own.
+        """
+        raise NotImplementedError
 
     def bounds(self, server: Server, clients: Tensor, upload: Upload, rows: Tensor) -> Mapping[str, Bound]:
         """What each of the cohort's ``clients [..., C]``, who have so many ``rows [..., C]`` at most, may send.

@@ -65,6 +65,7 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
     source: ClassVar[str] = "Karimireddy et al., ICML 2020"
     personalises: ClassVar[Personalises] = "nothing"
     only_sgd: ClassVar[str | None] = "its control variates are gradients, read off the way that plain gradient steps go"
+    no_row_privacy: ClassVar[str | None] = None
 
     averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight", "control_change": None}
 

@@ -57,6 +57,10 @@ class SelfFLAugmented(ClientLevel[AugmentedMemory, AugmentedUpload]):
             check_number("tolerance", self.tolerance, above=0.0)
         check_integer("max_convergence_steps", self.max_convergence_steps, 1)
 
+    def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
+        """Those of the plan, and of the way to the optimum."""
+        return self.max_convergence_steps + super().sent_gradients(steps_per_epoch)
+
     def newcomer(self, params: Tensor) -> AugmentedMemory:
         """No models yet, no rounds recorded."""
         return AugmentedMemory(torch.zeros_like(params), Spread.empty(params), torch.zeros_like(params))

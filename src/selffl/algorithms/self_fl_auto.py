@@ -100,6 +100,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     name: ClassVar[str] = "self-fl-auto"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
+    no_row_privacy: ClassVar[str | None] = (
+        "its clients send class frequencies, and what halves of their rows disagree on"
+    )
     no_weight_decay: ClassVar[str | None] = "its loss is a likelihood, and the prior beside it is what it learns"
     no_clipping: ClassVar[str | None] = "it measures variances by gradients, and balances them with its prior"
     momentum: ClassVar[float] = FIRST_MOMENTUM

@@ -68,6 +68,7 @@ class PlanningClients:
 
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "how long a client trains follows from how fast plain steps contract, Eq. (19)"
+    no_row_privacy: ClassVar[str | None] = None
     no_weight_decay: ClassVar[str | None] = "its loss is a likelihood, and the prior beside it is what it computes"
     no_clipping: ClassVar[str | None] = "how long a client trains follows from how fast plain steps contract, Eq. (19)"
     # A client's variance is the spread of its models over rounds in which the global one moves (D4).  Visits to a
@@ -133,6 +134,10 @@ class PlanningClients:
     def share_of_estimate(self, cohort_size: int, num_clients: int | Tensor) -> float | Tensor:
         """Share of the new estimate in the global model (D9)."""
         return cohort_size / num_clients if self.smoothing == "participation" else float(self.smoothing)
+
+    def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
+        """As many as the longest plan has steps."""
+        return self.max_local_steps if self.num_local_epochs is None else self.num_local_epochs * steps_per_epoch
 
     def local_work(self) -> tuple[int, int | None]:
         """What a client takes while its variance is unknown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
@@ -36,6 +36,8 @@ class TrainingOptions:
         weight_decay: λ, the gradient of λ/2 |θ|², added to each gradient of a minibatch.
         max_gradient_norm: The most that the gradient of a minibatch may measure; none: no bound.
         augmentation: What becomes of an image each time it is trained on, in words.
+        row_clip: R, the most that the gradient of a single row may measure; none: no bound.
+        row_noise_multiplier: z, the noise on a minibatch's sum of row gradients by what replacing a row can move it.
     """
 
     rounds: int = 1
@@ -44,6 +46,8 @@ class TrainingOptions:
     weight_decay: float = 0.0
     max_gradient_norm: float | None = None
     augmentation: str = "none"
+    row_clip: float | None = None
+    row_noise_multiplier: float = 0.0
 
     def __post_init__(self) -> None:
         if not schedule_of(self.learning_rate_schedule).needs_rounds:
@@ -51,12 +55,17 @@ class TrainingOptions:
         check_bool("keep_optimiser", self.keep_optimiser)
         check_number("weight_decay", self.weight_decay, at_least=0.0, at_most=LARGEST)
         object.__setattr__(self, "weight_decay", float(self.weight_decay))
-        if self.max_gradient_norm is not None:
-            check_number(
-                "max_gradient_norm", self.max_gradient_norm, above=0.0, at_most=LARGEST, alternative=", or none"
+        for name in ("max_gradient_norm", "row_clip"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above=0.0, at_most=LARGEST, alternative=", or none")
+                object.__setattr__(self, name, float(getattr(self, name)))
+        check_number("row_noise_multiplier", self.row_noise_multiplier, at_least=0.0, at_most=LARGEST)
+        object.__setattr__(self, "row_noise_multiplier", float(self.row_noise_multiplier))
+        if self.row_noise_multiplier and self.row_clip is None:
+            raise ConfigError(
+                f"row_noise_multiplier is {self.row_noise_multiplier:g} without row_clip; expected row_clip, too: "
+                "noise hides only what is bounded."
             )
-            object.__setattr__(self, "max_gradient_norm", float(self.max_gradient_norm))
-
         augmentations_of(self.augmentation)
 
     @classmethod
@@ -77,13 +86,18 @@ class TrainingOptions:
                 "begin another run with this one's model (start=)."
             )
 
+    def at_home(self) -> Self:
+        """The same without noise for rows: for training whose outcome stays with the client."""
+        return replace(self, row_clip=None, row_noise_multiplier=0.0)
+
     def to_json(self) -> dict[str, Any]:
         """By name, as messages and files hold them."""
         return {name: getattr(self, name) for name in TRAINING_OPTIONS}
 
     def check_method(self, method: Any) -> None:
-        """Refuse what a method has no room for, as its ``no_weight_decay`` and ``no_clipping`` say."""
+        """Refuse what a method has no room for, by its ``no_weight_decay``, ``no_clipping`` and ``no_row_privacy``."""
         wanted = {
+            "row_clip": (self.row_clip is not None, method.no_row_privacy, "none"),
             "weight_decay": (self.weight_decay != 0.0, method.no_weight_decay, "0"),
             "max_gradient_norm": (self.max_gradient_norm is not None, method.no_clipping, "none"),
         }

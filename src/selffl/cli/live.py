@@ -409,9 +409,11 @@ def watching_arms(title: str, folder: Path, verbose: bool = False) -> Iterator[C
         yield progress
 
 
-def privacy_sentence(summary: Mapping[str, Any]) -> str:
-    """What noise on the sums of a run protects, in a sentence."""
-    if summary["epsilon"] is None:
-        return "Client-level privacy: ε is not computed; install the accountant: pip install 'selffl[privacy]'."
-    spent = f"ε = {summary['epsilon']:.3g} at δ = {summary['delta']:.3g}"
-    return f"Client-level privacy: {spent}, if the noise were secret, which a simulation's is not."
+def privacy_sentence(unit: str, epsilon: float | None, delta: float) -> str:
+    """What the noise of a run protects, clients or rows, in a sentence."""
+    begin = f"{unit.capitalize()}-level privacy: ε"
+    if epsilon is None:
+        return f"{begin} is not computed; install the accountant: pip install 'selffl[privacy]'."
+    most = " at most" if unit == "row" else ""  # clients differ in it
+    spent = f"{begin} = {epsilon:.3g}{most} at δ = {delta:.3g}"
+    return f"{spent}, if the noise were secret, which a simulation's is not."

@@ -117,6 +117,7 @@ def print_summary(run: Run, name: str, place: Path) -> None:
         inter, low, high = (f"{found[f'inter_variance{end}']:.3g}" for end in ("", "_low", "_high"))
         said = f"Variance between clients: σ₀² = {inter}, between {low} and {high} with 95 % confidence."
         console.tell(console.out, said)
-    if found.get("delta") is not None:
-        console.tell(console.out, live.privacy_sentence(found))
+    for unit, before in (("client", ""), ("row", "row_")):
+        if found.get(f"{before}delta") is not None:
+            console.tell(console.out, live.privacy_sentence(unit, found[f"{before}epsilon"], found[f"{before}delta"]))
     console.tell_path(console.out, "Records and models: ", place)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import pickle
 import struct
+import tokenize
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,7 +146,10 @@ def _unpickle(path: Path, file: IO[bytes]) -> Any:
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
         raise ValueError(f"version {version} of .npy")
-    _, _, dtype = np.lib.format.read_array_header_1_0(file)
+    try:
+        _, _, dtype = np.lib.format.read_array_header_1_0(file)
+    except tokenize.TokenError as error:  # the header is an expression of Python's
+        raise ValueError(one_line(error)) from None
     if dtype != np.dtype(object):
         raise DataError(f"{path}: data is of type {dtype}; {FORM}. Read plain arrays with Federation.from_folder.")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -248,12 +249,27 @@ def read_parquet(path: Path, as_text: frozenset[str] = frozenset(), decimals: De
 
     del as_text  # a Parquet file says itself what is text
     try:
+        _check_footer(path, parquet.read_metadata(path))
         table = parquet.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        names = list(table.schema.names)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({one_line(error)}); expected a Parquet file.") from None
-    names = list(table.schema.names)
     check_names(str(path), names)
     return Table(str(path), LazyColumns(names, lambda name: with_nulls(table.column(name))), decimals=decimals)
+
+
+def _check_footer(path: Path, footer: Any) -> None:
+    """Refuse a file whose parts say other than the whole how many rows it has, or more than memory holds.
+
+    Arrow makes room for as many as the parts say: one kilobyte can ask for terabytes, and the process is killed.
+    """
+    parts = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if min(parts, default=0) < 0 or sum(parts) != footer.num_rows or sum(parts) > memory:
+        raise DataError(
+            f"{path} says that it has {footer.num_rows:,} rows, and its parts have {sum(parts):,}; expected as many, "
+            "and room for them. It is damaged: write it again."
+        )
 
 
 READERS: dict[str, Callable[[Path, frozenset[str], Decimals | None], Table]] = {

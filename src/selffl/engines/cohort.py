@@ -261,7 +261,11 @@ class CohortEngine:
             # Who never took part has the global model (D10).
             has_trained = (state.num_rounds if clients is None else state.num_rounds[clients]) > 0
             memory = map_tensors(partial(_choose, has_trained), closed, memory)
-        return self.algorithm.personal(state.server.params, memory, self.source.task(chosen, state.round_number + 1))
+        return self.algorithm.personal(state.server.params, memory, self._task_at_home(chosen, state))
+
+    def _task_at_home(self, clients: Tensor, state: RunState) -> LocalTask:
+        """Work of a cohort of which nothing is sent: minibatches are those of the next round."""
+        return self.source.task(clients, state.round_number + 1).at_home()
 
     def _close(self, state: RunState, clients: Tensor, memory: Any) -> Any:
         """What ``clients [..., C]`` with this ``memory`` keep after their closing visit, as many at a time as train."""
@@ -270,7 +274,7 @@ class CohortEngine:
         for part in _slices(clients.shape[-1], self.chunk_size or most):
             some = clients[..., part]
             own = map_tensors(partial(torch.narrow, dim=axis, start=part.start, length=some.shape[-1]), memory)
-            sent, task = self.algorithm.broadcast(state.server, some), self.source.task(some, state.round_number + 1)
+            sent, task = self.algorithm.broadcast(state.server, some), self._task_at_home(some, state)
             parts.append(self.algorithm.closing_visit(sent, own, task, state.round_number))
         return map_tensors(lambda *tensors: torch.cat(tensors, dim=axis), *parts)
 
@@ -303,11 +307,18 @@ class ShardRounds:
             of_chunk = partial(torch.narrow, dim=axis, start=part.start, length=chunk.shape[-1])
             sent = map_tensors(of_chunk, self._broadcast)
             upload, memory = engine.algorithm.client_round(sent, self._store.read(places), task)
+            check_noisy_gradients(engine.algorithm, task)
             self._store.write(places, memory)
             spent.append(task.num_gradients.reshape(chunk.shape))
             gathered.add(chunk, upload if gathered.limits is None else gathered.limits.bound(upload))
         nothing = self.clients[..., :0]
         return ShardRound(gathered.found, torch.cat(spent, dim=-1) if spent else nothing)
+
+
+def check_noisy_gradients(method: Algorithm[Any, Any, Any, Any], task: LocalTask) -> None:
+    """Refuse a visit in which noise was to hide rows and that took more gradients than the method says."""
+    if task.row_clip is not None:
+        task.check_noisy_gradients(method.name, method.sent_gradients(task.steps_per_epoch))
 
 
 def _slices(number: int, size: int) -> list[slice]:

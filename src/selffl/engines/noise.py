@@ -5,19 +5,17 @@ How much noise each sum gets, `selffl.engines.limits` says.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from selffl.algorithms.records import tensors_of
 from selffl.engines.limits import SumLimits
-from selffl.randomness import normal
+from selffl.randomness import normal, secret_normal
 
 Upload = TypeVar("Upload")
 Draw = Callable[[str, torch.Size], Tensor]  # standard normal numbers for a field, of a shape
@@ -51,7 +49,4 @@ def seeded_noise(seed: int | Tensor, round_number: int) -> Draw:
 
 def secure_noise(name: str, shape: torch.Size) -> Tensor:
     """Numbers from the operating system's generator, which nobody can repeat."""
-    words = np.frombuffer(os.urandom(8 * shape.numel()), dtype=np.uint64) >> np.uint64(12)
-    uniform = (torch.from_numpy(words.astype(np.float64)) + 0.5) * 2.0**-52
-    found: Tensor = torch.special.ndtri(uniform).reshape(shape)
-    return found
+    return secret_normal(shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from selffl.errors import CheckpointError
@@ -58,7 +59,10 @@ def describe_layers(module: nn.Module) -> dict[str, Any] | None:
 
 
 def build_layers(description: Any) -> nn.Module:
-    """What `describe_layers` has described, with values that do not matter."""
+    """What `describe_layers` has described, without values: on the meta device, which makes no room for them.
+
+    A description of somebody else's may ask for any size.  Room is made once tensors of that size are there.
+    """
     try:
         options = dict(description)
         kind = options.pop("kind")
@@ -68,6 +72,7 @@ def build_layers(description: Any) -> nn.Module:
             for name, part in parts:
                 module.add_module(name, build_layers(part))
             return module
-        return LAYERS[kind][0](**{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()})
+        with torch.device("meta"):
+            return LAYERS[kind][0](**{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()})
     except (KeyError, TypeError, ValueError, RuntimeError):
         raise CheckpointError("the description of the model names no layers that are known; export it again.") from None

@@ -263,7 +263,7 @@ def class_shifts_of(source: ModelSource) -> tuple[ClassBias, Tensor]:
     found = f"{type(source.model.module).__name__} ends in no linear layer with a bias"
     if bias is not None:
         everyone = torch.arange(source.federation.num_clients, device=params.device)
-        counts = source.task(everyone, 0).class_counts(bias.num_classes)
+        counts = source.task(everyone, 0).at_home().class_counts(bias.num_classes)
         if counts.any():
             return bias, class_shifts(counts.double()).to(params)
         found = "the bias adds to no scores of classes, as far as labels, loss and outputs tell"
@@ -371,7 +371,7 @@ class ShardEvaluations:
             note(WITH_NEIGHBOURS, outputs=mixed)
         is_shared = personal.data_ptr() == shared.data_ptr()  # one model for everybody, expanded: no need to tune twice
         for kind, params in starts.items():
-            task, done = source.task(clients, state.round_number + 1), 0
+            task, done = source.task(clients, state.round_number + 1).at_home(), 0
             tuned = params
             for steps in sorted(views.fine_tune):
                 if kind == "global" and is_shared:

@@ -148,6 +148,8 @@ class PersonalModels:
         else:
             loaded = build_layers(self._layers) if self._recipe is None else build(**self._recipe)
         check_entries(loaded, state, loaded.state_dict())
+        if module is None and self._recipe is None:
+            loaded.to_empty(device="cpu")
         dtype = next((entry.dtype for entry in state.values() if entry.is_floating_point()), torch.float32)
         loaded.to(dtype).load_state_dict(state)
         return present_model(loaded.eval(), self.preparation, self._label_scale)

@@ -42,6 +42,7 @@ from selffl.runs.records import Evaluated, Recorder, Report, TrainedAlone, forge
 from selffl.state.checkpoint import load_tensors, save_tensors
 from selffl.training.flat import FlatModel
 from selffl.training.metrics import Measure, Metric, own_metrics
+from selffl.training.row_gradients import check_rows_apart
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,8 @@ def server_app(
     clip: float | None = None,
     max_weight: float | None = None,
     noise_multiplier: float = 0.0,
+    row_clip: float | None = None,
+    row_noise_multiplier: float = 0.0,
     metrics: Mapping[str, Any] | None = None,
     quorum: float = 0.5,
     shortfall: Literal["raise", "skip"] = "raise",
@@ -266,6 +269,9 @@ def server_app(
         clip: The most that a client may move a model by, as in `selffl.train`; it shortens what it sends itself.
         max_weight: The most that a client may weigh beside it, as in `selffl.train`.
         noise_multiplier: Noise on the sums, as in `selffl.train`, from the operating system's generator.
+        row_clip: The most that the gradient of a row may measure, as in `selffl.train`; the client shortens it itself.
+        row_noise_multiplier: Noise on gradients, as in `selffl.train`, which the client draws from its operating
+            system's generator.
         metrics: More to measure, as in `selffl.train`: the clients have to be given the same, by the same names.
         quorum: Share of a round's cohort that has to answer for the round to count.
         shortfall: What happens if fewer do: ``raise`` ends the run with a `QuorumError`, ``skip`` goes on to the next
@@ -309,6 +315,7 @@ def server_app(
         batch_norm = recipe.batch_norm or method.batch_norm
         flat = FlatModel(module, batch_norm)
         check_batch_norm(batch_norm, method, num_statistics=flat.num_statistics, num_kept=len(flat.kept_layers))
+        check_rows_apart(flat, recipe.row_clip)
         if recipe.gain:
             training_alone(method)
             if place is None:
@@ -343,7 +350,7 @@ KINDS: dict[str, type[Any]] = {
     "experiment": str,
     "out": str,
 }
-MAY_BE_EMPTY = ("batch_norm", "experiment", "max_gradient_norm", "out")
+MAY_BE_EMPTY = ("batch_norm", "experiment", "max_gradient_norm", "out", "row_clip")
 
 
 def override(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,8 @@ class Records:
 def history_columns(recipe: Recipe) -> list[str]:
     """Columns of a run's history."""
     first = ["round", "clients", "gradient_evaluations", "bytes_sent", "seconds"]
-    return [*first, "num_local_steps", "intra_variance", "inter_variance", *INTERVAL, *score_columns(recipe)]
+    spent = ["row_epsilon", "row_delta"] if recipe.row_noise_multiplier else []
+    return [*first, "num_local_steps", "intra_variance", "inter_variance", *INTERVAL, *spent, *score_columns(recipe)]
 
 
 def score_columns(recipe: Recipe) -> list[str]:
@@ -266,7 +267,13 @@ def read_checkpoint(path: Path, template: RunState) -> tuple[RunState, float]:
     """The state a run goes on from, and the seconds spent until then; ``template`` is the state of its beginning."""
     tensors, about = load_tensors(path / CHECKPOINT)
     state = fill_record(template, tensors)
-    return replace(state, round_number=int(about["round"])), float(about["seconds"])
+    try:
+        return replace(state, round_number=int(about["round"])), float(about["seconds"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(
+            f"{path / CHECKPOINT} does not say how far the run is ({one_line(error)}); expected a round and seconds. "
+            "Train anew."
+        ) from None
 
 
 def save_layers(path: Path, module: nn.Module) -> bool:

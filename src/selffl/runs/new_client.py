@@ -183,7 +183,7 @@ def _visit_until_settled(session: Session, state: RunState, sent: Any, rows: Row
     shared: Tensor = state.server.params
     count, size = len(rows.num_examples), int(rows.num_examples[0])
     # The server is at rest: every visit is to the same round.
-    options = replace(source.options, learning_rate_schedule="constant")
+    options = replace(source.options.at_home(), learning_rate_schedule="constant")
     rate = source.options.rate(source.learning_rate, state.round_number + 1)
     is_settling = method.newcomer_visits is None
     most = max(MAX_FULL_BATCH_ROWS, source.batch_size) if is_settling else source.batch_size

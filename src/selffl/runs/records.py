@@ -16,7 +16,7 @@ from selffl.data.federation import Federation
 from selffl.engines.cohort import RunState
 from selffl.engines.rounds import RoundReport
 from selffl.errors import DivergedError
-from selffl.privacy import spent_privacy
+from selffl.privacy import spent_privacy, spent_row_privacy
 from selffl.runs import folder as files
 from selffl.runs.class_answers import count_answers
 from selffl.runs.evaluation import Evaluation, or_none, prefix_of, score_names
@@ -126,6 +126,10 @@ class Recorder:
 
     def _add_scores(self, state: RunState, report: Evaluated) -> None:
         self.records.history[-1] |= score_cells(self.recipe, report)
+        if self.recipe.row_noise_multiplier:
+            spent, delta = _spent_on_rows(self.recipe, self._method, report, state)
+            known = [each for each in spent if each is not None]
+            self.records.history[-1] |= {"row_epsilon": max(known, default=None), "row_delta": delta}
         before = self.records.clients
         self.records.clients = client_rows(self.recipe, self._method, self._clients, report, state, self.records)
         if "validation" in report.beside:
@@ -246,6 +250,9 @@ def client_rows(
         "rounds": state.num_rounds[chosen].tolist(),
         "gradient_evaluations": state.num_gradients[chosen].tolist(),
     }
+    if recipe.row_noise_multiplier:
+        spent = _spent_on_rows(recipe, method, report, state)[0]
+        columns["row_epsilon"] = spent if report.clients is None else [spent[each] for each in report.clients.tolist()]
     if records.participation:
         last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
         for name in ("num_local_steps", "intra_variance"):
@@ -263,6 +270,15 @@ def answer_rows(clients: Sequence[Row], report: Evaluated) -> list[Row]:
     classes = found.measure.classes_of(found.labels)
     ids = [row["client"] for row in clients]
     return count_answers(found.class_answers, classes, found.offset, ids, report.classes)
+
+
+def _spent_on_rows(
+    recipe: Recipe, method: Method, report: Evaluated, state: RunState
+) -> tuple[list[float | None], float]:
+    """ε of replacing one row of each client, after the rounds that it took part in, and the δ of all of them."""
+    batches = (report.num_train + recipe.batch_size - 1) // recipe.batch_size
+    counts = state.num_rounds.cpu() * torch.as_tensor(method.sent_gradients(batches))
+    return spent_row_privacy(recipe.row_noise_multiplier, recipe.batch_size, report.num_train.tolist(), counts.tolist())
 
 
 def note_best_rounds(
@@ -329,6 +345,15 @@ def summary_row(recipe: Recipe, num_clients: int, records: Records, status: str)
         "clients": num_clients,
         "participation": recipe.participation,
         **(gain_scores(records.clients) if recipe.gain else {}),
+        **_row_privacy(recipe, records),
         **spent_privacy(recipe.noise_multiplier, num_clients, recipe.participation, last.get("round", 0)),
         "status": status,
     }
+
+
+def _row_privacy(recipe: Recipe, records: Records) -> Row:
+    """The largest ε of any client's row at the last evaluation, and its δ; nothing without noise."""
+    if not recipe.row_noise_multiplier:
+        return {}
+    found = next((row for row in reversed(records.history) if row.get("row_delta") is not None), {})
+    return {name: found.get(name) for name in ("row_epsilon", "row_delta")}

@@ -286,7 +286,9 @@ class Session:
     def alone(self) -> Self:
         """The session in which every client trains by itself; the same first model, cohorts, minibatches, optimiser."""
         method = self.keeping(training_alone(self.method))
-        return replace(self, engine=replace(self.engine, algorithm=method, robust="none", privacy=NOT_PRIVATE))
+        source = replace(self.source, options=self.source.options.at_home())
+        engine = replace(self.engine, algorithm=method, source=source, robust="none", privacy=NOT_PRIVATE)
+        return replace(self, source=source, engine=engine)
 
     def train_alone(self) -> tuple[Evaluation, Tensor]:
         """All clients on the same rows after as many rounds by themselves, and whose models were lost ``[M]``.

@@ -85,6 +85,8 @@ def train(
     clip: float | None = None,
     max_weight: float | None = None,
     noise_multiplier: float = 0.0,
+    row_clip: float | None = None,
+    row_noise_multiplier: float = 0.0,
     engine: Literal["cohort", "serial"] = "cohort",
     shards: int | None = None,
 ) -> Run:
@@ -172,6 +174,12 @@ def train(
         noise_multiplier: z, normal noise on every sum of a round by what one client can move all of them; the run's
             summary then has ``epsilon`` at ``delta``.  Over Flower the noise is secret, in a simulation it can be
             repeated.
+        row_clip: R, row-level privacy: the most that the gradient of a single row may measure in local training; a
+            longer one is shortened.  Each minibatch is then drawn by itself, without replacement.  None: no bound.
+        row_noise_multiplier: z, normal noise on each gradient that what a client sends is made of, by what replacing
+            one of its rows can move it; ``run.clients`` then has ``row_epsilon`` of each client, the summary the
+            largest.
+            Over Flower the client draws it in secret, in a simulation it can be repeated.
         engine: ``cohort`` trains many clients at once; ``serial`` one at a time, and an error says which client, in
             which round and at which stage: slow, for finding mistakes.
         shards: Parts of the clients that train and are summed apart.  The numbers have the same bits whoever trains

@@ -99,7 +99,7 @@ class WithNewcomers(Problem):
     def _fine_tune(self, run: Run, rows: Rows, everyone: Tensor, start: Tensor, steps: int) -> Tensor:
         """The global model after some steps of each newcomer's own, in minibatches as in training."""
         own = Federation(everyone.tolist(), rows, rows)
-        task = replace(run._session.source, federation=own).task(everyone, run._state.round_number + 1)
+        task = replace(run._session.source, federation=own).task(everyone, run._state.round_number + 1).at_home()
         return descend(task, start, steps)
 
 

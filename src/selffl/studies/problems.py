@@ -61,6 +61,8 @@ class Problem:
     clip: float | None = None  # the most that a client may move a model by, as in `selffl.train`
     max_weight: float | None = None  # the most that it may weigh beside that
     noise_multiplier: float = 0.0  # of the noise on sums
+    row_clip: float | None = None  # the most that a row's gradient may measure, as in `selffl.train`
+    row_noise_multiplier: float = 0.0  # of the noise on gradients
     num_local_steps: int = 20  # L of the methods that have one, and Self-FL's steps while it knows no variance (D3)
     max_local_steps: int = 40  # ℓ_max of Self-FL
     data_options: Mapping[str, Any] = field(default_factory=dict)  # of its loader, besides the seed

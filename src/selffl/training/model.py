@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -17,7 +19,8 @@ from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
 from selffl.data.named import Features, row_size
-from selffl.randomness import normal, random_bits, uniform
+from selffl.errors import ConfigError
+from selffl.randomness import normal, random_bits, secret_normal, uniform
 from selffl.training.augmentation import augment, check_images, draw_moves
 from selffl.training.blocks import (
     Gradients,
@@ -33,6 +36,7 @@ from selffl.training.evaluation import blocks_of_clients
 from selffl.training.features import features_of, objective_gradient
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_squared_error
+from selffl.training.row_gradients import DrawnRows, check_rows_apart, clipped_mean
 
 BATCHES_AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
 HALF_BATCHES_AHEAD = 10  # of halves, which take about half as many
@@ -54,6 +58,10 @@ class ModelTask(FeatureTask):
     A client's minibatches run through its rows in a random order, epoch after epoch: draw d holds positions
     d B … d B + B − 1 of that sequence.  A client with fewer than B rows meets some of them twice in one minibatch.
 
+    Where noise hides rows (``row_clip``) every minibatch is drawn anew, min(B, N) rows without replacement, which is
+    what its protection is counted by.  If it ``is_secret``, draws and noise come from the operating system, else from
+    the seed.
+
     ``clients`` say whose rows, ``keys`` whose random order: they differ where a client has its rows to itself and is
     number 0 among them, but number m of the federation.
     """
@@ -61,7 +69,7 @@ class ModelTask(FeatureTask):
     def __init__(
         self, model: FlatModel, loss: Loss, rows: Rows, clients: Tensor, learning_rate: float, batch_size: int,
         seed: int, round_number: int, gradients: Gradients = "auto", keys: Tensor | None = None,
-        optimiser: Optimiser | None = None, options: TrainingOptions | None = None,
+        optimiser: Optimiser | None = None, options: TrainingOptions | None = None, is_secret: bool = False,
     ) -> None:  # fmt: skip
         clients, self.options = clients.to(rows.offset.device), options or TrainingOptions()
         rate = self.options.rate(learning_rate, round_number)
@@ -80,17 +88,26 @@ class ModelTask(FeatureTask):
         self.class_bias, self.head = model.class_bias, model.head
         self.optimiser = optimiser or self.optimiser
         self.weight_decay, self.max_gradient_norm = self.options.weight_decay, self.options.max_gradient_norm
+        self.row_clip, self._is_secret = self.options.row_clip, is_secret
+        check_rows_apart(model, self.row_clip)
+        # A seed that nobody is told: who knows the draws knows when a row was met.
+        self._draw_seed = secrets.randbits(62) if is_secret and self.row_clip is not None else seed
+        self._last_draw = torch.full_like(self.num_gradients, -1)  # with noise, by slot
 
-    def batch(self, draw: int, slots: Tensor) -> tuple[Any, ...]:
+    def batch(self, draw: int, slots: Tensor) -> tuple[Any, ...] | DrawnRows:
         """Features ``[n, B, ...]`` and labels ``[n, B]``; where the model has dropout, keys of its masks ``[n, 1]``."""
         ahead, place = self._look_ahead(draw), draw % self._num_ahead
         features, labels = self._rows_of(draw, slots)
         if ahead.moves is not None:
             assert isinstance(features, Tensor)
             features = augment(features, ahead.moves[slots, place])
-        if ahead.mask_keys is None:
-            return features, labels
-        return features, labels, ahead.mask_keys[slots, place, None]
+        rows: tuple[Any, ...] = features, labels
+        if ahead.mask_keys is not None:
+            rows = *rows, ahead.mask_keys[slots, place, None]
+        if self.row_clip is None:
+            return rows
+        is_own = torch.arange(self.batch_size, device=slots.device) < self._size[slots].unsqueeze(-1)
+        return DrawnRows(rows, is_own, draw)
 
     def _rows_of(self, draw: int, slots: Tensor) -> tuple[Features, Tensor]:
         """Features and labels of a minibatch, as they are."""
@@ -102,13 +119,14 @@ class ModelTask(FeatureTask):
         if self._ahead is None or self._ahead.block != block:
             keys = self._keys
             draws = torch.arange(block * self._num_ahead, (block + 1) * self._num_ahead, device=keys.device)
+            index = self._index(block) if self.row_clip is None else self._drawn(block)
             moves = masks = None
             if self.options.augmentation != "none":
                 to_move = self.options.augmentation, self.batch_size, self._seed, self._stream, self._round
                 moves = draw_moves(*to_move, keys, draws)
             if self._model.leaves_out:
                 masks = random_bits(self._seed, f"{self._stream} mask", self._round, keys[:, None], draws)
-            self._ahead = BatchesAhead(block, self._index(block), moves, masks)
+            self._ahead = BatchesAhead(block, index, moves, masks)
         return self._ahead
 
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
@@ -138,8 +156,62 @@ class ModelTask(FeatureTask):
         places = shuffled[wanted].reshape(len(size), self._num_ahead, self.batch_size)
         return places if self._order is None else self._order[places]
 
+    def _drawn(self, block: int) -> Tensor:
+        """Likewise, where each minibatch is drawn by itself without replacement; places beyond N repeat its last."""
+        size, ahead = self._size, self._num_ahead
+        owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
+        begin = size.cumsum(0) - size
+        row = torch.arange(len(owner), device=size.device) - begin[owner]
+        draws = block * ahead + torch.arange(ahead, device=size.device).unsqueeze(-1)
+        lots = uniform(self._draw_seed, "drawn rows", self._round, self._keys[owner], draws, row)  # [ahead, N]
+        by_lot = lots.argsort(dim=-1, stable=True)
+        order = by_lot.gather(-1, owner[by_lot].argsort(dim=-1, stable=True))
+        place = torch.arange(self.batch_size, device=size.device)
+        wanted = begin.unsqueeze(-1) + torch.minimum(place, size.unsqueeze(-1) - 1)  # [slots, B]
+        rows = (self._begin[owner] + row)[order]
+        return rows[:, wanted].transpose(0, 1)
+
+    def noisy_gradient(self, params: Tensor, batch: DrawnRows, slots: Tensor) -> Tensor:
+        """Noise of z times 2R, as far as replacing a row moves the sum, over min(B, N) rows."""
+        if bool((self._last_draw[slots] >= batch.draw).any()):
+            raise ConfigError(
+                "the method takes two gradients of one minibatch, which noise hides once; expected a minibatch for "
+                "each. Leave row_clip out, or use another method, such as fedavg or ditto."
+            )
+        assert self.row_clip is not None
+        self._last_draw[slots] = batch.draw
+        found = clipped_mean(self._gradient, params, batch, self.row_clip)
+        multiplier = self.options.row_noise_multiplier
+        if not multiplier:
+            return found
+        if self._is_secret:
+            noise = secret_normal(found.shape)
+        else:
+            place = torch.arange(params.shape[-1], device=params.device)
+            keys = self._keys[slots].unsqueeze(-1)
+            noise = normal(self._seed, "row noise", self._round, keys, batch.draw, place)
+        scale = 2.0 * self.row_clip * multiplier / batch.is_there.sum(-1, keepdim=True)
+        return found.add_((scale * noise.to(params.device)).to(found))
+
+    def at_home(self) -> Self:
+        """On the usual minibatches."""
+        if self.row_clip is None:
+            return self
+        task = copy(self)
+        task.row_clip, task._ahead = None, None
+        return task
+
+    def _check_open(self, what: str) -> None:
+        """Refuse to show a method what noise does not hide."""
+        if self.row_clip is not None:
+            raise ConfigError(
+                f"row_clip is {self.row_clip:g}, and the method looks at {what} of its clients, which no noise hides; "
+                "expected a method that sends what is made of gradients alone, such as fedavg or ditto."
+            )
+
     def halves(self) -> Self:
         """Each client's rows in an order of their own, keyed by seed and client, and cut in the middle."""
+        self._check_open("halves of the rows")
         size, keys = self._size, self._keys
         owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
         begin = size.cumsum(0) - size
@@ -162,6 +234,7 @@ class ModelTask(FeatureTask):
 
     def temperature(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """1; of squared errors twice their mean, over the number of outputs: normal noise of as large a variance."""
+        self._check_open("errors")
         if not is_squared_error(self._loss):
             return super().temperature(params, batch)
         features, labels = batch[:2]
@@ -171,6 +244,7 @@ class ModelTask(FeatureTask):
 
     def class_counts(self, num_classes: int) -> Tensor:
         """Training rows of each class, where the loss is that of classes."""
+        self._check_open("class counts")
         bias = self._model.class_bias
         if bias is None or bias.num_classes != num_classes or not self.has_classes:
             return super().class_counts(num_classes)
@@ -182,6 +256,7 @@ class ModelTask(FeatureTask):
 
     def class_scores(self, params: Tensor, draw: int) -> tuple[Tensor, Tensor] | None:
         """Of the model as it is; a single score is the second of two, the first being 0."""
+        self._check_open("class scores")
         if not self.has_classes:
             return None
         features, labels = self._rows_of(draw, torch.arange(len(params), device=params.device))
@@ -200,11 +275,13 @@ class ModelTask(FeatureTask):
 
     def features(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """The input of the last layer."""
+        self._check_open("features")
         with torch.no_grad():
             return features_of(self._model, params, batch[0], quickest_way(self._model, params, batch[0]))
 
     def class_moments(self, params: Tensor) -> ClassMoments:
         """Clients of similar numbers of rows side by side; one by one where rows are seen with those beside them."""
+        self._check_open("features")
         assert self.head is not None
         assert self.class_bias is not None
         block, num_features = params.reshape(-1, params.shape[-1]), self.head.num_features
@@ -241,6 +318,7 @@ class ModelTask(FeatureTask):
 
     def batch_gradient(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """All clients at once."""
+        self._check_open("gradients")
         return self._gradient(params, *batch)
 
 
@@ -273,6 +351,7 @@ class ModelSource:
 
     def __post_init__(self) -> None:
         check_gradients(self.gradients)
+        check_rows_apart(self.model, self.options.row_clip)
         check_images(self.options.augmentation, self.federation.train.sample.features)
 
     @property

@@ -35,6 +35,7 @@ from selffl.algorithms.records import tensors_of
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import Preparation
+from selffl.engines.cohort import check_noisy_gradients
 from selffl.engines.flower.memory import ClientMemory
 from selffl.engines.flower.messages import (
     ABOUT,
@@ -167,6 +168,7 @@ class Site:
         before = memory.before(order.round_number)
         task = self._task(own, order, order.round_number)
         upload, after = method.client_round(unpack(expected.broadcast, arrays), before, task)
+        check_noisy_gradients(method, task)
         privacy = PrivacyOptions(**json.loads(order.privacy))
         if privacy.clip is not None:
             upload = SumLimits(method, privacy).bound(upload)
@@ -215,8 +217,8 @@ class Site:
         broadcast = method.broadcast(server, torch.zeros(1, dtype=torch.int64))
         memory = method.newcomer(sent.first.unsqueeze(0))
         for number in json.loads(order.alone):
-            _, memory = method.client_round(broadcast, memory, self._task(own, order, number))
-        params = method.personal(sent.first, memory, self._task(own, order, order.round_number + 1))
+            _, memory = method.client_round(broadcast, memory, self._task(own, order, number).at_home())
+        params = method.personal(sent.first, memory, self._task(own, order, order.round_number + 1).at_home())
         is_lost = not is_finite(params)
         found, numbers = self._measure_model(client, own, "alone", torch.zeros_like(params) if is_lost else params)
         found = dict.fromkeys(found, math.nan) if is_lost else found
@@ -238,9 +240,10 @@ class Site:
         number, memory = order.round_number, self._memory(order, templates(method, self.model))
         remembered = memory.after(number)
         if sent.broadcast is not None and memory.has_trained(number):  # who never took part has the global model (D10)
-            remembered = method.closing_visit(sent.broadcast, remembered, self._task(own, order, number + 1), number)
+            task = self._task(own, order, number + 1).at_home()
+            remembered = method.closing_visit(sent.broadcast, remembered, task, number)
         # The minibatches of a method that adapts before it is evaluated are those of the next round, as everywhere.
-        task = self._task(own, order, number + 1)
+        task = self._task(own, order, number + 1).at_home()
         personal = method.personal(sent.params, remembered, task).expand(1, -1)
         if not is_finite(personal):
             raise DivergedError(
@@ -299,7 +302,7 @@ class Site:
         return ModelTask(
             self.model, own.loss, own.train, first, order.learning_rate, order.batch_size, order.seed, round_number,
             self.gradients, keys=first + order.number, optimiser=optimiser_of(**json.loads(order.optimiser)),
-            options=TrainingOptions(**json.loads(order.training)),
+            options=TrainingOptions(**json.loads(order.training)), is_secret=True,
         )  # fmt: skip
 
     def _rows(self, client: Hashable) -> OwnRows:

@@ -119,7 +119,7 @@ class ClientMemory:
         tensors, about = load_tensors(self.path)
         try:
             owner, round_number = (about["experiment"], about["client"]), int(about["round"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{self.path} is no client's memory ({error!r}).") from None
         if owner != (self.experiment, self.client):
             raise CheckpointError(

@@ -78,6 +78,14 @@ class Rounds(Protocol):
     def noise_multiplier(self) -> float:
         """z, of the noise on sums."""
 
+    @property
+    def row_clip(self) -> float | None:
+        """R, the most that the gradient of a row may measure."""
+
+    @property
+    def row_noise_multiplier(self) -> float:
+        """z, of the noise on gradients."""
+
     def is_evaluated(self, round_number: int) -> bool:
         """Whether a round is followed by an evaluation."""
 
