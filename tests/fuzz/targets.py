@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import torch
 
 import selffl
-from selffl.cli.run import _settle
+from selffl.cli.training import settle
 from selffl.data.cifar10 import read_batch
 from selffl.data.estimates import read_estimates
 from selffl.data.federation import Federation
@@ -122,7 +122,7 @@ def by_first_byte(*readers: Callable[[bytes], object]) -> Callable[[bytes], obje
 def read_settings(content: bytes) -> object:
     """Lines of ``--set``, the first of which names a method."""
     name, *settings = content.decode("utf-8", "replace").splitlines() or [""]
-    problem, options = _settle(PROBLEMS["digits"](), name, settings)
+    problem, options = settle(PROBLEMS["digits"](), name, settings)
     problem.method(name, **options)
     return check_settings(problem.settings)
 
