@@ -42,7 +42,7 @@ def run_command(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the split, the cohorts and the minibatches; without it, 0.")
+        int | None, typer.Option(help="Seed of the split, the cohorts and the minibatches; without it, 0.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")] = None,
     settings: Annotated[
@@ -58,7 +58,7 @@ def run_command(
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; without it, runs/STUDY-ALGORITHM-SEED.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in that folder.")] = False,
     tracker: Annotated[
         str | None,
         typer.Option(
@@ -88,7 +88,8 @@ def run_command(
     console.check_folder(place)
     begun = read_config(place) if (place / CONFIG).is_file() else None
     if begun is not None and not resume:
-        raise ConfigError(f"{place} already holds a run; go on with it by --resume, or give another --out.")
+        advice = "expected a new folder. Resume that run with --resume, or give another --out"
+        raise ConfigError(f"{place} already holds a run; {advice}.")
     if begun is not None:
         _refuse_other_settings(place, begun, problem, algorithm, seed, settings or [], gain)
     elif resume:
@@ -167,7 +168,7 @@ def tune_command(
     metric: Annotated[
         str | None, typer.Option(help="What to choose by; without it, what the rows are told by first.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split, the cohorts and the minibatches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the cohorts and the minibatches.")] = 0,
     rounds: Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -268,7 +269,7 @@ def compare_command(
         typer.Option(
             "--algorithms",
             "-a",
-            help="Methods, with commas; the first is compared with the rest. Without it, the study's own.",
+            help="Methods, separated by commas; the first is compared with the rest. Without it, the study's own.",
             autocompletion=names.algorithms,
         ),
     ] = None,
@@ -286,7 +287,7 @@ def compare_command(
         bool,
         typer.Option(
             "--best-round",
-            help="Also show each run's best round, chosen on test rows: too good, as published tables are.",
+            help="Also show each run's best round, chosen on test rows: too optimistic, as in many papers.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the study's record as JSON.")] = False,
