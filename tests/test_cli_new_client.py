@@ -85,7 +85,7 @@ def test_without_rows_it_is_the_global_model(run, folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["nowhere.csv"], "nowhere.csv is not there or no file; expected a table."),
+        (["nowhere.csv"], "nowhere.csv does not exist or is not a file; expected a table."),
         (["new.txt"], "new.txt is none of .csv, .parquet"),
         (["other.csv", "--label", "ill"], "other.csv, line 2: ill is 'perhaps'; expected one of the classes no, yes."),
         (["hole.csv", "--label", "ill"], "hole.csv, line 2: dose is missing"),

@@ -402,7 +402,10 @@ def test_how_often_it_is_level_where_it_is_known_what_differs_is_that_of_the_res
         level.append(re.search(r"So in (\d+) of 20 cells", claim)[1])
         lowest.append(float(re.search(r"the lowest is −([\d.]+) ±", claim)[1]))
     page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"level with every tuned baseline in {level[0]} of 20 cases, on letters in {level[1]}, and nowhere" in page
+    assert (
+        f"level with every tuned baseline in {level[0]} of 20 cases on digits and in {level[1]} on letters, and nowhere"
+        in page
+    )
     assert f"nowhere more than {max(lowest):.1f} points behind the best of six" in page
 
 

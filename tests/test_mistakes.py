@@ -549,7 +549,7 @@ MISTAKES = {
     ),
     "no such folder": Mistake("nowhere is no folder", call=lambda: Federation.from_folder("nowhere"), kind=DataError),
     "an empty folder": Mistake("empty holds no files", call=lambda: Federation.from_folder("empty"), kind=DataError),
-    "no such federation": Mistake("nowhere is not there", call=lambda: Federation.load("nowhere"), kind=DataError),
+    "no such federation": Mistake("nowhere does not exist", call=lambda: Federation.load("nowhere"), kind=DataError),
     "rows that are none": Mistake("federation is a list", call=lambda: train(fed=[ROWS, LABELS])),
     "texts are None": Mistake("texts is None", call=lambda: encode(None, VECTORS), kind=DataError),
     "a text is None": Mistake("row 1 of texts is None", call=lambda: encode(["a", None], VECTORS), kind=DataError),

@@ -440,7 +440,7 @@ def test_a_file_whose_parts_do_not_fit_is_refused(tmp_path):
     replace(fed, test=replace(fed.test, labels=fed.test.labels[1:])).save(tmp_path / "a")
     with pytest.raises(DataError, match="rows and offsets of test do not fit 3 clients"):
         Federation.load(tmp_path / "a")
-    with pytest.raises(DataError, match="is not there or no file"):
+    with pytest.raises(DataError, match="does not exist or is not a file"):
         Federation.load(tmp_path / "b")
 
 

@@ -300,9 +300,9 @@ def test_a_folder_may_have_names_of_classes(tmp_path):
         ({}, {"exclude": "age"}, r"exclude is 'age'; expected a list of columns, such as \['age'\]"),
         ({"town": [f"x{row}" for row in range(60)]}, {}, r"column 'town' holds 54 different words, .* at most 20 word"),
         ({"list": [[1]] * 60}, {}, r"the frame: column 'list' is of type .*list.*; expected numbers, dates or words"),
-        ({"day": ["31.12.2020"] * 60}, {}, r"the frame, rows 0, 1, .*: day is '31\.12\.2020', no date .* as 2020-12-3"),
+        ({"day": ["31.12.2020"] * 60}, {}, r"the frame, rows 0, 1, .*: day is '31\.12\.2020', not a date .* as 2020"),
         ({"outcome": [datetime.datetime(2024, 1, 1)] * 60}, {}, r"the frame: the label 'outcome' holds dates; expecte"),
-        ({"outcome": ["08/15/2020"] * 60}, {}, r"outcome is '08/15/2020', no date as ISO 8601 has it; expected dates"),
+        ({"outcome": ["08/15/2020"] * 60}, {}, r"outcome is '08/15/2020', not a date in ISO 8601; expected dates"),
         ({"outcome": [f"w{row}" for row in range(60)]}, {}, r"holds 60 different words in 60 rows, such as 'w0'; expe"),
         ({"outcome": list(range(30)) * 2}, {}, r"30 different whole numbers \(0, 1, 2, 3, 4, …\).* Pass task=\"classe"),
         ({"outcome": range(1000, 1060)}, {}, r"60 different whole numbers .*; expected to be told what they are"),
@@ -395,7 +395,7 @@ def test_labels_of_two_kinds_are_refused():
         ("client,label,u\nx,1\n", r"a\.csv, line 2: 2 field\(s\); expected 3"),
         (
             "client,label,u\nx,1,2\ny,1,two\n",
-            r"a\.csv, line 3: u is 'two', among numbers; expected numbers, written in one",
+            r"a\.csv, line 3: u is 'two', among numbers; expected numbers, all written the same way",
         ),
         ("client,label,u\nx,1,1.5\ny,1,two\n", r"a\.csv, line 3: u is 'two', among numbers"),
         ("client,label,u\nx,1,inf\n", r"a\.csv, line 2: u is infinity; expected finite numbers"),
@@ -416,7 +416,7 @@ def test_what_a_file_should_not_have_is_one_line(text, message, tmp_path):
 
 
 def test_a_file_that_is_none(tmp_path):
-    with pytest.raises(DataError, match=r"none\.csv is not there or no file; expected a table"):
+    with pytest.raises(DataError, match=r"none\.csv does not exist or is not a file; expected a table"):
         Federation.from_csv(tmp_path / "none.csv")
     with pytest.raises(DataError, match=r"a\.xlsx is none of \.csv, \.parquet; expected one of these\. Save the table"):
         Federation.from_csv(tmp_path / "a.xlsx")

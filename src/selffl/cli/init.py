@@ -115,7 +115,8 @@ def _check_names(folder: Path, rows: Path | None) -> None:
     """Refuse a folder that is in use, and names that cannot be written into a file."""
     console.check_folder(folder)
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty; expected a new folder, so that nothing is written over.")
+        advice = "expected a new folder, so that nothing is overwritten. Give another name"
+        raise ConfigError(f"{folder} is not empty; {advice}.")
     for given in (folder, rows):
         try:
             str(given).encode()

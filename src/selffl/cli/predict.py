@@ -51,7 +51,9 @@ def predict_command(
 
     if target is not None:
         if target.suffix not in WRITERS:
-            raise ConfigError(f"the file is to be {target}; expected a name that ends in {' or '.join(WRITERS)}.")
+            raise ConfigError(
+                f"the output file is named {target}; expected a name that ends in {' or '.join(WRITERS)}."
+            )
         if target.resolve() == table.resolve():
             raise ConfigError(f"{target} is the file that is read; expected another one to write.")
         console.check_target(target)
@@ -61,7 +63,7 @@ def predict_command(
         source: Any = PersonalModels(folder) if folder.is_file() else load(folder, trusted=trusted)
     if source.preparation is None or not source.preparation.columns:
         raise DataError(
-            f"{folder} was trained on arrays, which have no names of columns; expected a run on a table. Use "
+            f"{folder} was trained on arrays, which have no column names; expected a run on a table. Use "
             "run.predict(array) in Python."
         )
     texts = [*source.preparation.texts, *filter(None, [client])]

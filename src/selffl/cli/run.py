@@ -36,7 +36,7 @@ def run_command(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the split, the cohorts and the minibatches; without it, 0.")
+        int | None, typer.Option(help="Seed of the split, the cohorts and the minibatches; without it, 0.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")] = None,
     settings: Annotated[
@@ -52,7 +52,7 @@ def run_command(
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; without it, runs/STUDY-ALGORITHM-SEED.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in that folder.")] = False,
     tracker: Annotated[
         str | None,
         typer.Option(
@@ -149,7 +149,8 @@ def _read_begun(place: Path, resume: bool) -> Recipe | None:
     def found() -> Recipe | None:
         begun = read_config(place) if (place / CONFIG).is_file() else None
         if begun is not None and not resume:
-            raise ConfigError(f"{place} already holds a run; go on with it by --resume, or give another --out.")
+            advice = "expected a new folder. Resume that run with --resume, or give another --out"
+            raise ConfigError(f"{place} already holds a run; {advice}.")
         return begun
 
     with joined() as ranks_of_run:
@@ -164,7 +165,7 @@ def compare_command(
         typer.Option(
             "--algorithms",
             "-a",
-            help="Methods, with commas; the first is compared with the rest. Without it, the study's own.",
+            help="Methods, separated by commas; the first is compared with the rest. Without it, the study's own.",
             autocompletion=names.algorithms,
         ),
     ] = None,
@@ -182,7 +183,7 @@ def compare_command(
         bool,
         typer.Option(
             "--best-round",
-            help="Also show each run's best round, chosen on test rows: too good, as published tables are.",
+            help="Also show each run's best round, chosen on test rows: too optimistic, as in many papers.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the study's record as JSON.")] = False,

@@ -48,7 +48,7 @@ def demo_command(
         bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
     ] = False,
 ) -> None:
-    """Train Self-FL and its baselines on embedded handwritten digits; ends with a table and an HTML page.
+    """Train Self-FL and baselines on embedded handwritten digits; ends with a table and an HTML page.
 
     Example: selffl demo --out runs/demo
     """

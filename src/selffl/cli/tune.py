@@ -45,7 +45,7 @@ def tune_command(
     metric: Annotated[
         str | None, typer.Option(help="What to choose by; without it, what the rows are told by first.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split, the cohorts and the minibatches.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the cohorts and the minibatches.")] = 0,
     rounds: Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")] = None,
     settings: Annotated[
         list[str] | None,

@@ -583,7 +583,7 @@ class Federation:
         path = Path(path)
         advice = "expected a file that Federation.save has written"
         if not path.is_file():
-            raise DataError(f"{path} is not there or no file; {advice}.")
+            raise DataError(f"{path} does not exist or is not a file; {advice}.")
         try:
             tensors, about = load_tensors(path)
             if about.get("kind") != KIND:

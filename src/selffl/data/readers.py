@@ -110,7 +110,7 @@ def read_table(path: Path, as_text: Iterable[str] = (), decimals: Decimals | Non
     if path.suffix.lower() not in READERS:
         raise DataError(f"{path} is none of {', '.join(READERS)}; expected one of these. Save the table as CSV.")
     if not path.is_file():
-        raise DataError(f"{path} is not there or no file; expected a table. Check its name.")
+        raise DataError(f"{path} does not exist or is not a file; expected a table. Check its name.")
     return READERS[path.suffix.lower()](path, frozenset(as_text), decimals)
 
 

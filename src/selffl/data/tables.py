@@ -223,15 +223,15 @@ class Table:
             is_number = _matches(column, pattern)
             if is_number.sum() >= enough:
                 is_word = is_valid & ~is_number
-                advice = "among numbers; expected numbers, written in one way, or words throughout. Leave such cells "
+                advice = "among numbers; expected numbers, all written the same way, or only words. Leave such cells "
                 advice += "empty if they are missing"
                 break
         else:
             if _matches(column, f"^{DATE}$").sum() < enough:
                 return
             is_word = is_valid & ~_are_dates(column)
-            advice = "no date as ISO 8601 has it; expected dates such as 2020-12-31 or 2020-12-31T23:59:00, all with a "
-            advice += "time zone or none. Write them so"
+            advice = "not a date in ISO 8601; expected dates such as 2020-12-31 or 2020-12-31T23:59:00, all with a "
+            advice += "time zone or none. Write them that way"
         word = column.filter(pa.array(is_word))[0].as_py()
         raise DataError(f"{self.where(is_word)}: {name} is {word!r}, {advice}, or leave the column out.")
 

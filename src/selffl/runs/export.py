@@ -293,7 +293,7 @@ def _client_of_plain(path: Path) -> str | None:
 def check_ending(path: Path) -> None:
     """Refuse a file whose name does not say how a state_dict is to be written."""
     if path.suffix not in ENDINGS:
-        raise ConfigError(f"the file is to be {path}; expected a name that ends in {' or '.join(ENDINGS)}.")
+        raise ConfigError(f"the output file is named {path}; expected a name that ends in {' or '.join(ENDINGS)}.")
 
 
 def position_of(client: Hashable, ids: Sequence[Hashable]) -> int:

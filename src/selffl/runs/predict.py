@@ -53,7 +53,7 @@ def inputs_of_rows(rows: Any, preparation: Preparation | None, shape: RowShape) 
     if is_table(rows):
         if preparation is None or not preparation.columns:
             raise ConfigError(
-                "the run was trained on arrays, which have no names of columns; expected an array of features."
+                "the run was trained on arrays, which have no column names; expected an array of features."
             )
         table = read_rows(rows, preparation)
         preparation.check_columns(table)
