@@ -19,10 +19,11 @@ demo: $(VENV)/.installed
 PYTEST := $(RUN)/python -m pytest --numprocesses=logical --dist=worksteal
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# The site, which some of the last tests look at, is built meanwhile: they wait for the file `built` in it.
+# The site, which some of the last tests look at, is built meanwhile: they wait for the file `built` in it.  COVERED=yes
+# leaves out what `make coverage` has just run.
 test: $(VENV)/.installed-dev
 	@rm -rf site; { $(SITE) && touch site/built; } & site=$$!; \
-	SELFFL_SITE=$(CURDIR)/site $(PYTEST); tested=$$?; wait $$site && exit $$tested
+	SELFFL_SITE=$(CURDIR)/site SELFFL_COVERED="$(if $(COVERED),$(TRACED))" $(PYTEST); tested=$$?; wait $$site && exit $$tested
 
 # The maths and the methods have to be covered by their own tests.  Those that run lines that others of them run, too, are
 # not traced, which is twice as fast.

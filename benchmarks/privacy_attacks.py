@@ -31,7 +31,7 @@ from selffl.algorithms import algorithm
 from selffl.data.digits import images_and_labels
 from selffl.data.federation import Federation, Rows
 from selffl.data.mnist import images_and_labels as mnist_images
-from selffl.data.mnist import standardised
+from selffl.data.mnist import standardise
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.limits import PrivacyOptions
 from selffl.privacy import epsilon, row_noise_for
@@ -131,7 +131,7 @@ def many_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         accuracy = []
         for seed in range(arguments.seeds):
             order = np.random.default_rng(seed).permutation(len(labels))[:36_000]  # a sixth of them to test on
-            x = standardised(images[order].reshape(len(order), -1).astype(np.float32))
+            x = standardise(images[order].reshape(len(order), -1).astype(np.float32))
             rows = Federation.from_arrays(x, labels[order].astype(int), np.arange(len(order)) % 10, 1 / 6, seed)
             method = algorithm("fedavg", num_local_steps=1)
             run = selffl.train("softmax", rows, method, evaluate_every=0, seed=seed, **settings, **private)

@@ -501,6 +501,14 @@ def test_the_tutorial_runs_and_in_python_it_is_the_run_of_its_commands(tmp_path,
     assert found == {name: expected[name] for name in found}
 
 
+def test_the_published_numbers_that_are_near_are_as_many_as_the_first_page_says():
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    near, number = re.search(r"(\d+) of our (\d+) numbers are within a point", page).groups()
+    table = read_results(ROOT / "docs" / "results.md")["published-cifar10-fedkddc"].table
+    gaps = [float(row["ours − published"].replace("−", "-")) for row in table if row["published"] != "–"]
+    assert (sum(abs(gap) <= 1.0 for gap in gaps), len(gaps)) == (int(near), int(number))
+
+
 # Studies that take hours on a GPU and have no record yet: the page has no section of a run that was not made.
 NOT_YET_RUN = {f"regimes-{pictures}" for pictures in ("mnist", "cifar10")}
 NOT_YET_RUN |= {

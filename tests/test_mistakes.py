@@ -373,7 +373,10 @@ MISTAKES = {
     "a word too many": Mistake("mnist", "run digits mnist"),
     "a table too many": Mistake("unexpected extra argument", "posterior good.csv good.csv"),
     # names
-    "a study": Mistake(("unknown study to train 'minst'", "did you mean 'mnist'"), "run minst"),
+    "a study": Mistake(("unknown study to train 'minst'", "did you mean 'mnist'", "by its folder"), "run minst"),
+    "an option by another name": Mistake(
+        ("unknown option of `selffl run` '--method'", "expected '--algorithm'"), "run digits --method ditto",
+    ),
     "a study to compare": Mistake("did you mean 'digits'", "compare digit"),
     "a study of the paper": Mistake(("unknown study 'limit'", "did you mean 'limits'"), "paper run limit"),
     "a second study of the paper": Mistake("unknown study 'cifar11'", "paper run limits cifar11"),

@@ -301,7 +301,7 @@ def test_a_run_on_arrays_has_no_names_of_columns():
     x = np.random.default_rng(0).normal(size=(60, 2))
     fed = selffl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), np.arange(60) % 3)
     run = selffl.train("softmax", fed, rounds=2, participation=1.0)
-    with pytest.raises(ConfigError, match="no names of columns"):
+    with pytest.raises(ConfigError, match="no column names"):
         run.predict(pandas.DataFrame(x))
     answers = run.predict(x, client=(np.arange(60) % 3).tolist())
     assert answers.column_names == ["client", "prediction", "probability_0", "probability_1", "model"]

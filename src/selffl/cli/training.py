@@ -35,7 +35,8 @@ def find_problem(name: str) -> Problem:
     if path.suffix == ".toml" or path.is_dir():
         return read_study(path)
     own = [file.parent.name for file in sorted(Path().glob(f"*/{FILE}"))]
-    raise unknown_name("study to train", name, (*PROBLEMS, *own))
+    unknown = unknown_name("study to train", name, (*PROBLEMS, *own))
+    raise ConfigError(f"{unknown} A study of your own is named by its folder, or by its {FILE}.")
 
 
 def settle(problem: Problem, algorithm: str, settings: list[str]) -> tuple[Problem, dict[str, Any]]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from selffl.errors import unknown_name
 
+MEANT = {"--method": "--algorithm", "--methods": "--algorithms"}  # what others call an option, and what it is here
+
 
 def message(error: Any) -> str:
     """One line for a usage error; its classes moved between versions of the library, so it is known by what it has."""
@@ -17,6 +19,9 @@ def message(error: Any) -> str:
     kind, text = type(error).__name__, str(error.format_message()).rstrip(".")
     if kind == "NoSuchOption" and context is not None:
         known = {name for param in context.command.params for name in param.opts if name.startswith("--")}
+        meant = MEANT.get(error.option_name)
+        if meant in known:
+            return f"unknown option of `{command}` {error.option_name!r}; expected {meant!r}. {see}"
         return f"{unknown_name(f'option of `{command}`', error.option_name, known | {'--help'})} {see}"
     unknown = re.match(r"No such command ['\"](.+?)['\"]", text)
     if unknown and context is not None:
