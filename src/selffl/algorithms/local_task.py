@@ -65,7 +65,7 @@ class LocalTask(ABC):
 
         A minibatch can be asked for once: what protects a row is how seldom it is met.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no gradients of single rows")
 
     def at_home(self) -> Self:
         """The same work without noise for rows, for what stays with the client and moves nothing that it sends."""

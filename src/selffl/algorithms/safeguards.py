@@ -59,7 +59,7 @@ class Safeguards(Generic[Server, Upload]):
 
         For methods whose rows noise can hide (``no_row_privacy``): each is of a minibatch of its own.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} says no_row_privacy = None, and not its sent_gradients")
 
     def bounds(self, server: Server, clients: Tensor, upload: Upload, rows: Tensor) -> Mapping[str, Bound]:
         """What each of the cohort's ``clients [..., C]``, who have so many ``rows [..., C]`` at most, may send.

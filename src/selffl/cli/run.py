@@ -146,7 +146,7 @@ def _read_begun(place: Path, resume: bool) -> Recipe | None:
     from selffl.engines.ranks import joined
     from selffl.runs.folder import CONFIG, read_config
 
-    def found() -> Recipe | None:
+    def read() -> Recipe | None:
         begun = read_config(place) if (place / CONFIG).is_file() else None
         if begun is not None and not resume:
             advice = "expected a new folder. Resume that run with --resume, or give another --out"
@@ -154,7 +154,7 @@ def _read_begun(place: Path, resume: bool) -> Recipe | None:
         return begun
 
     with joined() as ranks_of_run:
-        return ranks_of_run.share(found)
+        return ranks_of_run.share(read)
 
 
 @app.command("compare")
