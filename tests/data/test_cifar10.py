@@ -57,6 +57,21 @@ def test_pixels_and_classes_are_those_of_the_file(place, write):
         assert np.array_equal(batch[:, 1:], pixels)
 
 
+def test_batches_are_decoded_once_until_a_file_is_another(place):
+    for name in module.BATCHES:
+        write_binary(place, name, *made_up(name))
+    images, labels = module.images_and_labels()
+    again, _ = module.images_and_labels()
+    assert np.shares_memory(images, again)
+    for array in (images, labels):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+    os.utime(module.files()[2].find(), ns=(1, 1))
+    read_anew, _ = module.images_and_labels()
+    assert not np.shares_memory(images, read_anew)
+    assert np.array_equal(images, read_anew)
+
+
 def test_a_quarter_of_each_clients_images_of_each_class_is_held_out(place):
     for name in module.BATCHES:
         write_binary(place, name, *made_up(name))

@@ -150,9 +150,8 @@ def test_cifar_pictures_have_three_channels_and_keep_their_labels(monkeypatch):
     """Made-up batches: every byte of a picture says which class it is of."""
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.arange(6000) % 10).astype(np.uint8)
-    batches = np.concatenate([labels[:, None], (20 * labels)[:, None].repeat(3072, 1)], 1)
-    files = [SimpleNamespace(load=lambda half=half: half) for half in np.split(batches, 2)]
-    monkeypatch.setattr(regimes.cifar10, "files", lambda: files)
+    images = (20 * labels)[:, None].repeat(3072, 1).reshape(-1, 3, 32, 32)
+    monkeypatch.setattr(regimes.cifar10, "images_and_labels", lambda: (images, labels))
     monkeypatch.setitem(regimes.PICTURES, "cifar10", regimes.PICTURES["cifar10"]._replace(num_clients=12))
     fed = regime("cifar10", "few")
     assert fed.train.features.shape[1:] == (3, 32, 32)

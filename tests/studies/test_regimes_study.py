@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -66,10 +65,10 @@ def test_a_problem_is_the_cells_and_its_rows_are_flat_where_the_model_wants_that
 
 
 def test_pictures_of_cifar_train_the_network_with_everything_that_is_looked_at(monkeypatch):
-    """Made-up batches: each class has a brightness of its own."""
-    labels = np.arange(600) % 10
-    batch = np.concatenate([labels[:, None], (25 * labels)[:, None].repeat(3072, 1)], 1).astype(np.uint8)
-    monkeypatch.setattr(data.cifar10, "files", lambda: [SimpleNamespace(load=lambda: batch)])
+    """Made-up pictures: each class has a brightness of its own."""
+    labels = (np.arange(600) % 10).astype(np.uint8)
+    images = (25 * labels)[:, None].repeat(3072, 1).reshape(-1, 3, 32, 32)
+    monkeypatch.setattr(data.cifar10, "images_and_labels", lambda: (images, labels))
     monkeypatch.setitem(data.PICTURES, "cifar10", data.Pictures(6, 40, 10, 3))
     design = BY_NAME["cifar10"]
     assert {cell.model for cell in design.cells} == {"cnn"}
