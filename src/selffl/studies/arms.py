@@ -287,6 +287,8 @@ def run_arm(
     problem: Problem, arm: Arm, seed: int, place: Path, device: str = "cpu", start: Path | None = None
 ) -> Outcome:
     """One arm with one seed, recorded in ``place``; it starts from the run in ``start``, if there is one."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()  # the processes beside this one need what the run before has given back
     _empty_folder(place)
     try:
         run = replace(problem, **arm.settings).run(

@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -118,8 +119,9 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
     """
     known = id(loss), gradients  # the gradient holds the loss, whose number is nobody else's as long as it does
     if known in model.gradients:
-        return model.gradients[known]
+        return partial(model.gradients[known], model)
 
+    # None of these holds the model, which holds them: what a GPU has recorded is freed as soon as the model is.
     def by_vmap(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
         def mean_loss(params: Tensor, features: Features, labels: Tensor, *key: Tensor) -> Any:
             outputs, left = model.train_at(params, features, *key)
@@ -132,7 +134,7 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
             gradients[:, model.num_parameters :] = found[1]
         return gradients
 
-    def by_loop(params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
+    def by_loop(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
         gradients = params.new_empty(params.shape)
         with model.borrowed() as leaves, torch.enable_grad(), silence_rnn_warning():
             for client, own in enumerate(params.detach()):
@@ -145,21 +147,21 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
                 torch.cat(found, out=gradients[client])
         return gradients
 
-    def gradient(params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
+    def gradient(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
         # The closed form is for classes, one per row; cross-entropy takes probabilities, too.
         is_class = labels.ndim == 2 and not labels.is_floating_point()
         if is_softmax_regression and is_class and isinstance(features, Tensor) and features.ndim == 3:
             return softmax_regression_gradient(params, features, labels)
         way = quickest_way(model, params, features) if gradients == "auto" else gradients
         if way == "loop":
-            return by_loop(params, features, labels, *keys)
+            return by_loop(model, params, features, labels, *keys)
         return by_vmap(model.unfolded if way == "unfold" else model.vectorised, params, features, labels, *keys)
 
     check_gradients(gradients)
     is_plain = gradients == "auto" and model.precision == "full"
     is_softmax_regression = is_plain and loss is nn.functional.cross_entropy and _is_linear(model)
-    model.gradients[known] = GraphedGradient(gradient, model)
-    return model.gradients[known]
+    model.gradients[known] = GraphedGradient(gradient)
+    return partial(model.gradients[known], model)
 
 
 def outputs_of(model: FlatModel, params: Tensor, features: Features, way: Way) -> Tensor:

@@ -318,8 +318,8 @@ class FlatModel:
     @property
     def training_modules(self) -> tuple[nn.Module, ...]:
         """The copies of the module that training passes have called so far."""
-        twins = [vars(self).get(name, self) for name in ("vectorised", "unfolded")]
-        return (self._training[0], *(twin._training[0] for twin in twins if twin is not self))
+        twins = [vars(self).get(name) for name in ("_vectorised", "unfolded")]
+        return (self._training[0], *(twin._training[0] for twin in twins if twin is not None))
 
     @cached_property
     def still(self) -> FlatModel:
@@ -447,11 +447,15 @@ class FlatModel:
         """Whether convolutions over images are trained; frozen ones take the rows of all clients at once."""
         return any(isinstance(part, nn.Conv2d) and part.weight.requires_grad for part in self.module.modules())
 
-    @cached_property
+    @property
     def vectorised(self) -> FlatModel:
         """The model for vmap: LSTMs by kernels that take many clients, embeddings that give NaN out of range."""
+        return self._vectorised or self
+
+    @cached_property
+    def _vectorised(self) -> FlatModel | None:  # None for itself: a model that holds itself is freed late
         is_other = self.lstm_width or any(map(is_trained, self.module.modules()))
-        return self._twin(convert_lstms, guard_embeddings) if is_other else self
+        return self._twin(convert_lstms, guard_embeddings) if is_other else None
 
     @cached_property
     def unfolded(self) -> FlatModel:

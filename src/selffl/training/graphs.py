@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,43 +51,46 @@ class GraphedGradient:
 
     Not recorded: whatever cannot be, and modules whose own attributes change when they are called, such as a count of
     calls, for these would stand still.
+
+    It is of one model, which holds it, and is given that model at each call: were it to hold the model, the memory of
+    graphs would be free again only when Python next searches for cycles, which may be many runs later.
     """
 
-    def __init__(self, function: Callable[..., Tensor], model: FlatModel) -> None:
-        self._function, self._model = function, model
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function = function  # of the model and the arguments
         self._calls: dict[Hashable, int] = {}
         self._graphs: dict[Hashable, Graph] = {}
         self._pool: Any = None
         self._is_off = False
 
-    def __call__(self, *arguments: Any) -> Tensor:
+    def __call__(self, model: FlatModel, *arguments: Any) -> Tensor:
         """The gradient."""
         tensors = _pytree.tree_leaves(arguments)
         if self._is_off or tensors[0].device.type != "cuda" or sum(each.nbytes for each in tensors) > MOST_BYTES:
-            return self._function(*arguments)
+            return self.function(model, *arguments)
         shapes = tuple((each.shape, each.dtype) for each in tensors)
         graph = self._graphs.get(shapes)
         if graph is None:
             calls = self._calls[shapes] = self._calls.get(shapes, 0) + 1
             if calls <= CALLS_BEFORE or len(self._graphs) == MOST_GRAPHS:
-                return self._function(*arguments)
-            return self._record(shapes, arguments)
+                return self.function(model, *arguments)
+            return self._record(shapes, model, arguments)
         return graph(tensors)
 
-    def _record(self, shapes: Hashable, arguments: tuple[Any, ...]) -> Tensor:
+    def _record(self, shapes: Hashable, model: FlatModel, arguments: tuple[Any, ...]) -> Tensor:
         """The gradient, recorded on the way if that is possible."""
-        before = python_state(self._model)
-        found = self._function(*arguments)
-        if python_state(self._model) != before:
+        before = python_state(model)
+        found = self.function(model, *arguments)
+        if python_state(model) != before:
             self._is_off = True
             return found
         try:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            self._graphs[shapes] = Graph(self._function, arguments, self._pool)
+            self._graphs[shapes] = Graph(partial(self.function, model), arguments, self._pool)
         except Exception as error:  # the user's code, and whatever of torch's looks at numbers on the way
             torch.cuda.synchronize(arguments[0].device)
             self._is_off = True
-            _log.info("%s is computed call by call: %s", type(self._model.module).__name__, str(error).splitlines()[0])
+            _log.info("%s is computed call by call: %s", type(model.module).__name__, str(error).splitlines()[0])
         return found
 
 
