@@ -49,6 +49,7 @@ def epsilon(noise_multiplier: float, *, num_clients: int, participation: float, 
     check_number("noise_multiplier", noise_multiplier, at_least=0.0)
     if noise_multiplier == 0:
         return math.inf
+    _library()  # or say that it is not here
     return _epsilon(noise_multiplier, num_clients, participation, rounds, delta)
 
 
@@ -146,7 +147,8 @@ def spent_privacy(noise_multiplier: float, num_clients: int, participation: floa
         return {}
     delta = usual_delta(num_clients)
     try:
-        found = _cached_epsilon(noise_multiplier, num_clients, participation, rounds, delta)
+        sizes = {"num_clients": num_clients, "participation": participation, "rounds": rounds}
+        found = epsilon(noise_multiplier, **sizes, delta=delta)  # type: ignore[arg-type]
     except ConfigError:  # the library is not here
         found = None
     return {"epsilon": found, "delta": delta}
@@ -168,13 +170,6 @@ def spent_row_privacy(
         for rows, count in zip(num_examples, num_gradients, strict=True)
     ]
     return found, delta
-
-
-@cache
-def _cached_epsilon(
-    noise_multiplier: float, num_clients: int, participation: float, rounds: int, delta: float
-) -> float:
-    return epsilon(noise_multiplier, num_clients=num_clients, participation=participation, rounds=rounds, delta=delta)
 
 
 def _check(num_clients: int, participation: float, rounds: int, delta: float) -> None:
@@ -205,6 +200,7 @@ def _accountant() -> Any:
     return library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_ONE)
 
 
+@cache
 def _epsilon(noise_multiplier: float, num_clients: int, participation: float, rounds: int, delta: float) -> float:
     library = _library()
     each = library.GaussianDpEvent(noise_multiplier)
