@@ -110,7 +110,7 @@ def run_blocks(tmp_path, monkeypatch, capsys, selffl_command):
     return call
 
 
-MOST_ROUNDS = 8  # of what a page trains, where no test looks at its numbers
+MOST_ROUNDS = 4  # of what a page trains, where no test looks at its numbers
 
 
 @pytest.fixture
