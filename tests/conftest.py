@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from _pytest.doctest import DoctestModule
 from rich.console import Console
 
 from selffl import algorithm, cli
@@ -33,6 +34,13 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker("no_cover")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Tests have no doctests: to look for some takes as long as to collect the tests themselves."""
+    found = yield
+    return [each for each in found if not isinstance(each, DoctestModule)]
 
 
 def pytest_collection_finish():

@@ -1,8 +1,9 @@
-"""Which methods need more than a model of one layer: found by asking each of them."""
+"""Which methods need more than a model of one layer, and which learn variances: found by asking each of them."""
 
 import torch
 
 from selffl.algorithms import ALGORITHMS, Layer, Population
+from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.layers import ClassBias, Head
 from selffl.errors import ConfigError
 
@@ -27,3 +28,6 @@ def refusing(population):
 NEEDS_LAYERS = refusing(ONE_LINEAR)  # a body and a head
 NEEDS_HEAD = refusing(NOT_LINEAR)  # a last layer that is linear, whose input are the features
 NEEDS_BATCH_NORM = {name for name, make in ALGORITHMS.items() if make().batch_norm == "kept"}  # to keep
+LEARNS_VARIANCES = {
+    name for name, make in ALGORITHMS.items() if type(make()).inter_variance is not Algorithm.inter_variance
+}

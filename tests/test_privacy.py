@@ -50,6 +50,19 @@ def test_the_noise_for_an_epsilon_gives_it():
     multiplier = noise_for(4.0, **RUN)
     assert epsilon(multiplier, **RUN) == pytest.approx(4.0, rel=1e-3)
     assert epsilon(multiplier, **RUN) <= 4.0
+    assert epsilon(multiplier * (1 - 2e-6), **RUN) > 4.0
+
+
+@pytest.mark.parametrize("wanted", [0.1, 3.0, 1000.0])
+def test_the_noise_is_the_least_on_either_side_of_one(wanted):
+    everybody = RUN | {"participation": 1.0}
+    multiplier = noise_for(wanted, **everybody)
+    assert epsilon(multiplier, **everybody) <= wanted < epsilon(multiplier * (1 - 2e-6), **everybody)
+
+
+def test_an_epsilon_that_no_noise_gives_is_refused():
+    with pytest.raises(ConfigError, match=r"epsilon is 1e-12, and no noise gives so little at delta 1e-05"):
+        noise_for(1e-12, **RUN | {"participation": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -101,7 +114,7 @@ def test_a_draw_of_nearly_all_rows_never_costs_more_than_all_of_them():
 
 def test_the_noise_for_rows_gives_their_epsilon():
     multiplier = row_noise_for(3.0, **ROWS)
-    assert 2.98 < row_epsilon(multiplier, **ROWS) <= 3.0
+    assert 2.9999 < row_epsilon(multiplier, **ROWS) <= 3.0
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -16,15 +16,23 @@ docs/privacy.md says what the guarantee covers, and what it does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
 from selffl.algorithms.options import check_integer, check_number
 from selffl.engines.cohort import cohort_size
 from selffl.errors import ConfigError
+
+LOG_NOISE_TOLERANCE = 1e-6
+"""How near the least noise is found, in its logarithm."""
+
+MOST_LOG_NOISE = math.log(1e9)
+"""Where the search for noise ends, in its logarithm."""
 
 
 def epsilon(noise_multiplier: float, *, num_clients: int, participation: float, rounds: int, delta: float) -> float:
@@ -41,24 +49,16 @@ def epsilon(noise_multiplier: float, *, num_clients: int, participation: float, 
     check_number("noise_multiplier", noise_multiplier, at_least=0.0)
     if noise_multiplier == 0:
         return math.inf
-    accountant = _accountant()
-    accountant.compose(_event(noise_multiplier, num_clients, participation, rounds))
-    return float(accountant.get_epsilon(delta))
+    _library()  # or say that it is not here
+    return _epsilon(noise_multiplier, num_clients, participation, rounds, delta)
 
 
 def noise_for(epsilon: float, *, num_clients: int, participation: float, rounds: int, delta: float) -> float:
     """The least noise multiplier that keeps a run within ``epsilon`` at ``delta``."""
     _check(num_clients, participation, rounds, delta)
     check_number("epsilon", epsilon, above=0.0)
-    library = _library()
-    found = library.calibrate_dp_mechanism(
-        _accountant,
-        lambda noise: _event(noise, num_clients, participation, rounds),
-        epsilon,
-        delta,
-        library.LowerEndpointAndGuess(1e-2, 1.0),
-    )
-    return float(found)
+    sizes = {"num_clients": num_clients, "participation": participation, "rounds": rounds}
+    return _least_noise(lambda noise: _epsilon(noise, **sizes, delta=delta), epsilon, delta)
 
 
 def row_epsilon(
@@ -91,13 +91,31 @@ def row_noise_for(epsilon: float, *, num_examples: int, batch_size: int, num_gra
     check_number("epsilon", epsilon, above=0.0)
     check_integer("num_gradients", num_gradients, 1)
     sizes = {"num_examples": num_examples, "batch_size": batch_size, "num_gradients": num_gradients}
-    low, high = 0.0, 1.0
-    while row_epsilon(high, **sizes, delta=delta) > epsilon:
-        low, high = high, 2.0 * high
-    while high - low > 1e-3 * high:
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if row_epsilon(middle, **sizes, delta=delta) > epsilon else (low, middle)
-    return high
+    return _least_noise(lambda noise: row_epsilon(noise, **sizes, delta=delta), epsilon, delta)
+
+
+def _least_noise(epsilon_of: Callable[[float], float], epsilon: float, delta: float) -> float:
+    """The least multiplier, to a millionth of it, whose ε is at most ``epsilon``; ε falls as noise grows.
+
+    ε is about a power of the noise, so that Brent's method needs few steps in logarithms.
+    """
+    excess: dict[float, float] = {}
+
+    def excess_at(log_noise: float) -> float:
+        excess[log_noise] = math.log(max(epsilon_of(math.exp(log_noise)), sys.float_info.min) / epsilon)
+        return excess[log_noise]
+
+    low = high = 0.0  # noise of 1
+    while excess_at(high) > 0:
+        low, high = high, high + max(excess[high], 1.0)
+        if high > MOST_LOG_NOISE:
+            raise ConfigError(
+                f"epsilon is {epsilon!r}, and no noise gives so little at delta {delta!r}. Take a larger one of both."
+            )
+    while excess_at(low) <= 0:
+        low, high = low + min(excess[low], -1.0), low
+    brentq(excess_at, low, high, xtol=LOG_NOISE_TOLERANCE)  # has looked at both sides of the root, as near as that
+    return math.exp(min(log_noise for log_noise, found in excess.items() if found <= 0))
 
 
 @cache
@@ -129,7 +147,8 @@ def spent_privacy(noise_multiplier: float, num_clients: int, participation: floa
         return {}
     delta = usual_delta(num_clients)
     try:
-        found = _cached_epsilon(noise_multiplier, num_clients, participation, rounds, delta)
+        sizes = {"num_clients": num_clients, "participation": participation, "rounds": rounds}
+        found = epsilon(noise_multiplier, **sizes, delta=delta)  # type: ignore[arg-type]
     except ConfigError:  # the library is not here
         found = None
     return {"epsilon": found, "delta": delta}
@@ -151,13 +170,6 @@ def spent_row_privacy(
         for rows, count in zip(num_examples, num_gradients, strict=True)
     ]
     return found, delta
-
-
-@cache
-def _cached_epsilon(
-    noise_multiplier: float, num_clients: int, participation: float, rounds: int, delta: float
-) -> float:
-    return epsilon(noise_multiplier, num_clients=num_clients, participation=participation, rounds=rounds, delta=delta)
 
 
 def _check(num_clients: int, participation: float, rounds: int, delta: float) -> None:
@@ -188,10 +200,13 @@ def _accountant() -> Any:
     return library.rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_ONE)
 
 
-def _event(noise_multiplier: float, num_clients: int, participation: float, rounds: int) -> Any:
+@cache
+def _epsilon(noise_multiplier: float, num_clients: int, participation: float, rounds: int, delta: float) -> float:
     library = _library()
     each = library.GaussianDpEvent(noise_multiplier)
     size = cohort_size(num_clients, participation)
     if size < num_clients:
         each = library.SampledWithoutReplacementDpEvent(num_clients, size, each)
-    return library.SelfComposedDpEvent(each, rounds)
+    accountant = _accountant()
+    accountant.compose(library.SelfComposedDpEvent(each, rounds))
+    return float(accountant.get_epsilon(delta))

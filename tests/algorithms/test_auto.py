@@ -165,10 +165,9 @@ def regression(module, features, values, client, *, batch_size, rate=0.02, round
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spread", [0.3, 1.0])
-def test_a_random_intercept_is_that_of_statsmodels(spread):
+def test_a_random_intercept_is_that_of_statsmodels():
     """MixedLM by maximum likelihood; σ_0² of the method is in units of twice the residual variance."""
-    values, client = levels(spread)
+    values, client = levels(0.3)
     fit = sm.MixedLM(values, np.ones((len(values), 1)), groups=client).fit(reml=False)
     between = float(np.asarray(fit.cov_re)[0, 0])
     server, personal = regression(Intercept(), np.zeros((len(values), 1)), values, client, batch_size=20, rounds=48)
@@ -358,7 +357,9 @@ def test_a_regression_of_several_parameters_is_that_of_maximum_likelihood():
             total += np.linalg.slogdet(covariance)[1] + error @ np.linalg.solve(covariance, error)
         return total
 
-    best = minimize(surprise, [*np.log([0.04, 0.25, 1.0, 0.64]), 1.0, -1.0, 2.0], method="BFGS").x
+    best = minimize(
+        surprise, [*np.log([0.04, 0.25, 1.0, 0.64]), 1.0, -1.0, 2.0], method="BFGS", options={"gtol": 0.01}
+    ).x
     inter, noise, centre = np.exp(best[:3]), np.exp(best[3]), best[4:]
     expected = np.array(
         [

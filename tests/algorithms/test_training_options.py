@@ -22,7 +22,7 @@ from test_cnn_twins import (
 from torch import nn
 
 import selffl
-from needs import NEEDS_BATCH_NORM
+from needs import LEARNS_VARIANCES, NEEDS_BATCH_NORM
 from selffl.algorithms import ALGORITHMS, LocalTask, algorithm
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.cohort import sample_cohort
@@ -34,12 +34,7 @@ OPTIONS = {
     "clipping": TrainingOptions(max_gradient_norm=LONGEST),
     "both": TrainingOptions(weight_decay=DECAY, max_gradient_norm=LONGEST),
 }
-NEITHER = {
-    "fedrod",
-    "feddbe",
-    "fedpac",
-    *(name for name in ALGORITHMS if name.startswith("self-fl")),
-}  # a prior or loss of their own
+NEITHER = {"fedrod", "feddbe", "fedpac", *LEARNS_VARIANCES}  # a prior or loss of their own
 WHOLE_GRADIENTS = {"perfedavg", *NEITHER}  # which cannot be clipped
 COHORTS = [sample_cohort(SEED, t + 1, len(SIZES), PARTICIPATION).tolist() for t in range(ROUNDS)]
 

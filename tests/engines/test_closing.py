@@ -9,6 +9,7 @@ from needs import NEEDS_LAYERS
 from selffl.algorithms import ALGORITHMS, SelfFLAuto, algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.algorithms.rowwise import RowwiseTask
+from selffl.budget import BUDGETS, Budget
 from selffl.data import load
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.serial import serial_engine
@@ -114,6 +115,33 @@ def test_no_more_clients_train_at_once_than_in_a_round(chunk_size, most, source,
     assert sum(at_once) == 12
 
 
+def test_clients_make_their_visit_once_however_often_they_are_asked(source, monkeypatch):
+    engine, state = trained(source, rounds=2)
+    visit, visits = SelfFLAuto.closing_visit, []
+    monkeypatch.setattr(SelfFLAuto, "closing_visit", lambda *given: visits.append(1) or visit(*given))
+    found = engine.personal(state, is_over=True)
+    made, expected = len(visits), found.clone()
+    found.zero_()  # it is the caller's own
+    assert torch.equal(engine.personal(state, torch.arange(12), is_over=True), expected)
+    assert torch.equal(engine.personal(state, is_over=True).zero_(), 0 * expected)
+    assert torch.equal(engine.personal(state, is_over=True), expected)
+    assert len(visits) == made
+    later = engine.advance(state, 1)
+    assert not torch.equal(engine.personal(later, is_over=True), expected)
+    assert torch.equal(engine.personal(state, is_over=True), expected)
+    assert len(visits) == 3 * made
+
+
+def test_models_that_are_too_large_are_made_anew(source, monkeypatch):
+    engine, state = trained(source, rounds=2)
+    monkeypatch.setitem(BUDGETS, "cpu", Budget(evaluated_numbers=5 * 650))
+    visit, visits = SelfFLAuto.closing_visit, []
+    monkeypatch.setattr(SelfFLAuto, "closing_visit", lambda *given: visits.append(1) or visit(*given))
+    for clients in ([0, 1, 2], [3, 4], [5, 6], [0, 1, 2], [3, 4], [5, 6]):  # the third is one too many
+        engine.personal(state, torch.tensor(clients), is_over=True)
+    assert len(visits) == 4
+
+
 def test_federations_side_by_side_have_the_models_of_one_at_a_time():
     def closed(seeds):
         source = GaussianFederation.draw(
@@ -132,10 +160,11 @@ def test_federations_side_by_side_have_the_models_of_one_at_a_time():
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if not ALGORITHMS[name]().has_closing_visit])
-def test_methods_without_a_closing_visit_have_the_models_they_had(name, source):
+def test_methods_without_a_closing_visit_have_the_models_they_had(name, source, short):
     if name in NEEDS_LAYERS or name == "self-fl-cluster":
         pytest.skip("needs layers or clusters")
-    engine, state = trained(source, name)
+    engine = CohortEngine(short(name), source, 0.4, 1)
+    state = engine.advance(engine.start(torch.zeros(650)), 2)
     assert torch.equal(engine.personal(state, is_over=True), engine.personal(state))
 
 

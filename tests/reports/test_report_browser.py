@@ -14,6 +14,7 @@ from threading import Thread
 import pytest
 
 import selffl
+from needs import LEARNS_VARIANCES
 from selffl.algorithms import traits_recorded
 from selffl.data import load
 from selffl.reports import data
@@ -734,11 +735,11 @@ def thousand(place, rounds=200):
     for method, seed in itertools.product(methods, range(5)):
         path = place / f"{method}-{seed}"
         path.mkdir()
-        options = config["config"]["options"] if method.startswith("self-fl") else {}
+        has_variances = method in LEARNS_VARIANCES
+        options = config["config"]["options"] if has_variances else {}
         own = config["config"] | {"algorithm": method, "seed": seed, "rounds": rounds, "options": options}
         own |= traits_recorded(method)
         (path / "config.json").write_text(json.dumps(config | {"config": own}))
-        has_variances = method.startswith("self-fl")
         scores = {f"{part}_accuracy": rng.random() for part in ("weighted", "top10", "worst10", "global")}
         summary = {"status": "finished", "clients": 1000, **scores}
         (path / "summary.json").write_text(json.dumps(summary))

@@ -47,10 +47,10 @@ def trained(algorithm, kind="classes", **options):
     """Some rounds in double precision, so that nothing but the method is left to differ."""
     torch.manual_seed(0)
     module = nn.Linear(FEATURES, 1 if kind == "values" else CLASSES)
-    name = getattr(algorithm, "name", algorithm)
-    if name in NEEDS_LAYERS:
+    method = selffl.algorithm(algorithm) if isinstance(algorithm, str) else algorithm
+    if method.name in NEEDS_LAYERS:
         module = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES))
-    if name == "fedbn":
+    if method.batch_norm == "kept":
         module = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES))
     if algorithm == "self-fl-augmented":  # which would look for local optima for long
         algorithm = selffl.algorithm(algorithm, max_convergence_steps=20)

@@ -652,7 +652,8 @@ def test_every_synthetic_study_leaves_a_record(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_runner_leaves_records_and_tells_how_far_it_is(tmp_path, monkeypatch, convergence_result):
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12, where there are threads
+def test_the_runner_leaves_records_and_tells_how_far_it_is(tmp_path, monkeypatch, convergence_result, forked_workers):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)  # a process for each
     names = ("limits", "convergence")  # all five take well over a minute on two cores
     progress, records, threads = {}, {}, set()

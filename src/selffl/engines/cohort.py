@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors
 from selffl.engines.claims import Claims
+from selffl.engines.closed_models import ClosedModels
 from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions, SumLimits
 from selffl.engines.noise import seeded_noise
 from selffl.engines.rounds import GatheredUploads, RoundReport, Uploads, finish_round
@@ -152,6 +153,7 @@ class CohortEngine:
     robust: str = "none"
     privacy: PrivacyOptions = NOT_PRIVATE
     shards: Shards = ONE_SHARD
+    _closed: ClosedModels = field(default_factory=ClosedModels, init=False, repr=False, compare=False)
 
     def start(self, params: Tensor, keep: Keep | None = None) -> RunState:
         """Before the first round, from the initial model ``params [..., P]``.
@@ -257,11 +259,16 @@ class CohortEngine:
         whole = clients is None and not isinstance(state.memory, Store)
         memory = state.memory if whole else memories_of(state.memory, chosen)
         if is_over and self.algorithm.has_closing_visit:
-            closed = self._close(state, chosen, memory)
-            # Who never took part has the global model (D10).
-            has_trained = (state.num_rounds if clients is None else state.num_rounds[clients]) > 0
-            memory = map_tensors(partial(_choose, has_trained), closed, memory)
+            return self._closed.get(state, chosen, partial(self._personal_when_closed, state, chosen, memory))
         return self.algorithm.personal(state.server.params, memory, self._task_at_home(chosen, state))
+
+    def _personal_when_closed(self, state: RunState, clients: Tensor, memory: Any) -> Tensor:
+        """Models of ``clients [..., C]`` with this ``memory`` after their closing visit."""
+        closed = self._close(state, clients, memory)
+        # Who never took part has the global model (D10).
+        has_trained = state.num_rounds.gather(-1, clients) > 0
+        memory = map_tensors(partial(_choose, has_trained), closed, memory)
+        return self.algorithm.personal(state.server.params, memory, self._task_at_home(clients, state))
 
     def _task_at_home(self, clients: Tensor, state: RunState) -> LocalTask:
         """Work of a cohort of which nothing is sent: minibatches are those of the next round."""

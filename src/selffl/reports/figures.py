@@ -204,7 +204,10 @@ def _draw_series(axis: Axes, series: Series, colour: str, marker: str, shift: fl
 
 
 def save(canvas: Canvas, stem: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """In each format, beside each other; the same figure is the same file, whenever it is saved."""
+    """In each format, beside each other; the same figure is the same file, whenever it is saved.
+
+    It is laid out once, by the sizes of letters in the first format.
+    """
     undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in formats]
     canvas.patch.set_gid(BACKGROUND)
@@ -213,6 +216,7 @@ def save(canvas: Canvas, stem: Path, formats: Sequence[str] = ("png", "svg")) ->
             matplotlib.rcParams["savefig.dpi"] = IN_PAPER_DPI
         for path, ending in zip(paths, formats, strict=True):
             canvas.savefig(path, facecolor="white", metadata=undated.get(ending))
+            canvas.set_layout_engine("none")
     return paths
 
 
