@@ -10,7 +10,7 @@ RUN := OMP_NUM_THREADS=1 $(BIN)
 # rewrites every test file again without it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test coverage quick lint types check docs names report pictures flower flower-demo results kill-points soak fuzz wheel audit clean
+.PHONY: demo test coverage quick lint types check docs names report pictures flower flower-demo flower-kill-points results kill-points soak mutants fuzz wheel audit clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -86,6 +86,18 @@ results: $(VENV)/.installed
 # Every file operation of train, resume, run, compare and a study is killed once, and what goes on is compared: minutes.
 kill-points: $(VENV)/.installed-dev
 	PYTHONPATH=tests $(RUN)/python tests/kill_points.py
+
+# The same for Flower's server and its clients.
+flower-kill-points: .venv-flower/.installed
+	PYTHONPATH=tests $(FLOWER)/python tests/engines/flower/flower_kill_points.py
+
+# Which mutants of the maths, the methods, the state and the checks of messages do tests notice?  So many of each, drawn at
+# random: make mutants SAMPLE=300.  Hours without a sample.
+SAMPLE ?= 300
+mutants: $(VENV)/.installed-dev .venv-flower/.installed
+	for package in maths state algorithms; do $(RUN)/python tests/mutants/run.py $$package --sample $(SAMPLE) --out runs/mutants.jsonl || exit 1; done
+	.venv-flower/bin/python -m pip install --quiet $$($(BIN)/python -m pip freeze | grep ^coverage==)
+	$(FLOWER)/python tests/mutants/run.py flower --sample $(SAMPLE) --out runs/mutants.jsonl
 
 # Ten thousand rounds of three methods: memory and files.
 soak: $(VENV)/.installed-dev

@@ -58,6 +58,13 @@ def test_the_least_on_the_simplex_is_the_best_of_all_subsets():
         np.testing.assert_allclose(mine, by_subsets(matrix), atol=1e-9)
 
 
+@pytest.mark.parametrize("factor", [1e-9, 1e9])
+def test_the_least_on_the_simplex_does_not_depend_on_the_unit(factor):
+    many = torch.stack([torch.diag(torch.tensor([1.0, 2.0, 5.0])), torch.eye(3) + 1.0]).double()
+    torch.testing.assert_close(least_on_simplex(factor * many), least_on_simplex(many))
+    torch.testing.assert_close(least_on_simplex(factor * many)[0] * 17, torch.tensor([10.0, 5.0, 2.0]).double())
+
+
 def test_what_is_singular_is_shared_or_taken_whole():
     zero = torch.zeros(1, 4, 4, dtype=torch.float64)
     torch.testing.assert_close(least_on_simplex(zero), torch.full((1, 4), 0.25, dtype=torch.float64))

@@ -111,3 +111,12 @@ def test_the_shifts_of_all_clients_are_of_pooled_rows_and_of_all_pairs(counts):
             for n, p in zip(own.tolist(), pi.tolist(), strict=True)
         ]
         assert shift == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_federations_side_by_side_are_each_as_alone():
+    counts = torch.randint(0, 4, (3, 3, 3), generator=torch.Generator().manual_seed(2)).double()
+    pi, rho = torch.tensor([0.2, 0.3, 0.5]).double(), torch.tensor([0.1, 0.5, 0.9]).double()
+    for place in range(3):
+        torch.testing.assert_close(row_shift(counts, pi)[place], row_shift(counts[place], pi))
+        torch.testing.assert_close(class_shift(counts, pi, rho)[place], class_shift(counts[place], pi, rho))
+        torch.testing.assert_close(same_class_rate(counts)[place], same_class_rate(counts[place]), equal_nan=True)

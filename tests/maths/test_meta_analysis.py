@@ -299,6 +299,8 @@ def test_a_covariate_that_says_everything_leaves_no_spread():
     assert (m.inter_variance, m.slope.value, m.mean) == pytest.approx((0.0, 2.0, 10.0))
     assert m.personal_mean == pytest.approx(3.0 + 2.0 * x)
     assert np.mean(m.prediction_interval) == pytest.approx(43.0)
+    assert m.new_covariate == pytest.approx(20.0)
+    assert selffl.meta_analysis(3.0 + 2.0 * x, 0.1).new_covariate is None
     assert selffl.meta_analysis(3.0 + 2.0 * x, 0.1).inter_variance > 10.0
 
 
@@ -314,8 +316,8 @@ def test_the_others_personal_means_are_those_of_an_analysis_without_the_client()
 
 
 def test_leaving_the_only_other_value_of_a_covariate_out_has_no_answer():
-    found = selffl.meta_analysis([1.0, 2.0, 6.0, 3.0], 0.5, covariate=[0, 0, 0, 1]).leave_one_out()
-    assert np.isnan(found.mean).tolist() == [False, False, False, True]
+    found = selffl.meta_analysis([1.0, 3.0, 2.0, 6.0], 0.5, covariate=[0, 1, 0, 0]).leave_one_out()
+    assert np.isnan(found.mean).tolist() == [False, True, False, False]
 
 
 # --- What cannot be told ---------------------------------------------------------------------------------------------
@@ -325,6 +327,7 @@ def test_two_clients_have_no_prediction_and_no_integration():
     m = selffl.meta_analysis([1.0, 2.0], [0.1, 0.1])
     assert m.prediction_interval is None
     assert not m.is_integrated
+    assert selffl.meta_analysis([1.0, 2.0, 4.0], [0.1, 0.1, 0.1]).is_integrated
     with pytest.raises(DataError, match="2 clients found; expected at least 3"):
         m.leave_one_out()
 
@@ -351,6 +354,7 @@ def test_a_client_of_variance_zero_is_where_it_says():
         (([1.0, 2.0, 3.0], 1.0), {"covariate": [1.0, 2.0, np.nan]}, "covariate holds 1 value"),
         (([1.0, 2.0, 3.0], 1.0), {"new_covariate": 1.0}, "new_covariate is given without a covariate"),
         (([1.0, 2.0, 3.0], 1.0), {"level": 1.0}, "level is 1.0; expected a probability"),
+        (([1.0, 2.0, 3.0], 1.0), {"level": 0.0}, "level is 0.0; expected a probability"),
         (([1.0, 2.0, 3.0], 1.0), {"level": "x"}, "level is 'x'; expected a probability"),
         (([1.0, 2.0, 3.0], 1.0), {"new_variance": -1}, "new_variance is -1.0; expected a number, 0 or more"),
         (([1.0, 2.0, 3.0], 1.0), {"inter_variance": 10**400}, "inter_variance is a whole number of"),

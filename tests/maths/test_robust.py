@@ -74,3 +74,39 @@ def test_who_is_uncertain_may_be_further_off():
 
 def test_nobody_weighs_many_times_as_much_as_the_middle():
     assert robust.cap_weights(torch.tensor([1.0, 2.0, 3.0, 6.5, 1e9])).tolist() == [1.0, 2.0, 3.0, 6.5, 9.0]
+
+
+def by_the_book(given, variances):
+    """Implausible vectors drawn to the median, one client after the other."""
+    centre = np.median(given, axis=0)
+    ratios = [np.sum((each - centre) ** 2) / variance for each, variance in zip(given, variances, strict=True)]
+    most = robust.PLAUSIBLE * np.median(ratios)
+    return [
+        centre + most / ratio * (each - centre) if ratio > most else each
+        for each, ratio in zip(given, ratios, strict=True)
+    ]
+
+
+def test_the_implausible_are_drawn_as_far_as_they_are_implausible():
+    given, variances = vectors(9, 6) + 3.0, torch.linspace(0.5, 2.0, 9, dtype=torch.float64)
+    given[2], given[5] = -40.0, torch.arange(6.0, dtype=torch.float64) * 90.0
+    expected = by_the_book(given.numpy(), variances.numpy())
+    assert not np.array_equal(expected[2], given[2])
+    np.testing.assert_allclose(robust.draw_to_centre(given, variances), np.stack(expected), rtol=1e-12)
+
+
+def test_federations_side_by_side_are_each_as_alone():
+    """As many federations as clients, or as numbers, or other ones: no axis is taken for another."""
+    for shape in ((2, 9, 5), (5, 5, 5), (9, 9, 4), (3, 2, 8, 5)):
+        given = vectors(int(np.prod(shape[:-1])), shape[-1], seed=1).reshape(shape) ** 3  # some far off
+        weights = given.abs().sum(-1) + 0.1
+        for each in (
+            lambda part, _: robust.clip_lengths(part),
+            lambda part, _: robust.take_median(part),
+            robust.trim,
+            robust.draw_to_centre,
+            lambda _, weight: robust.cap_weights(weight),
+        ):
+            found = each(given, weights)
+            for place in np.ndindex(shape[:-2]):
+                torch.testing.assert_close(found[place], each(given[place], weights[place]), rtol=1e-12, atol=0)

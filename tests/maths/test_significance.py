@@ -51,7 +51,14 @@ def test_a_p_value_of_3_percent_becomes_one_of_7():
 
 @pytest.mark.parametrize(
     ("mean", "error", "count", "expected"),
-    [(1.0, math.nan, 1, math.nan), (math.nan, 0.1, 5, math.nan), (0.0, 0.0, 5, 1.0), (0.1, 0.0, 5, 0.0)],
+    [
+        (1.0, math.nan, 1, math.nan),
+        (math.nan, 0.1, 5, math.nan),
+        (0.0, 0.0, 5, 1.0),
+        (0.1, 0.0, 5, 0.0),
+        (0.1, 0.0, 1, math.nan),
+        (math.nan, 0.0, 5, math.nan),
+    ],
 )
 def test_where_there_is_nothing_to_test(mean, error, count, expected):
     assert paired_p_value(mean, error, count, test_per_train=1 / 9) == pytest.approx(expected, nan_ok=True)

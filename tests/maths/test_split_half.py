@@ -243,3 +243,21 @@ def test_the_interval_holds_the_truth_in_about_as_many_federations_as_it_says(in
     error = ratio_error(a.mean(-1), b.mean(-1), spread_products(a, b).mean(-2), number)
     low, high = ratio_interval(a.mean(-1) / b.mean(-1), error)
     assert least < ((low <= inter) & (inter <= high)).double().mean().item() < (1.01 if inter == 0 else 0.99)
+
+
+def test_federations_side_by_side_are_each_as_alone():
+    """As many federations as clients, and as many clients as there are halves: no axis is taken for another."""
+    generator = torch.Generator().manual_seed(5)
+    deviations, gradients = (torch.randn(2, 2, 3, *size, generator=generator) for size in ((2, 4), (2, 2, 4)))
+    num_terms = torch.randint(1, 9, (2, 2, 3, 2), generator=generator).float()
+    both = HalvesOfClients(deviations, num_terms)
+    for place in np.ndindex(2, 2, 3):
+        alone = HalvesOfClients(deviations[place], num_terms[place])
+        for found, expected in (
+            (both.mean, alone.mean),
+            (both.half_difference, alone.half_difference),
+            (both.disagreement(gradients), alone.disagreement(gradients[place])),
+            (both.squared_disagreement(gradients), alone.squared_disagreement(gradients[place])),
+            (both.undecided(num_terms[..., 0]), alone.undecided(num_terms[(*place, 0)])),
+        ):
+            torch.testing.assert_close(found[place], expected)

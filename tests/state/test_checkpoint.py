@@ -3,17 +3,18 @@
 import json
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from selffl.algorithms.records import tensors_of
+from selffl.algorithms.records import ADDED_LATER, tensors_of
 from selffl.errors import CheckpointError
-from selffl.state.checkpoint import fill_record, load_tensors, save_tensors
+from selffl.state.checkpoint import fill_record, load_about, load_tensors, save_tensors
 
 TENSORS = {
     "params": torch.tensor([[1.5, -0.0], [float("nan"), 1e-42]]),
@@ -164,3 +165,44 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="denied"):
         save_tensors(tmp_path / "c", TENSORS, {})
+
+
+def test_what_is_said_of_a_file_is_read_alone(tmp_path):
+    path = saved(tmp_path)
+    assert load_about(path) == load_tensors(path)[1] == ABOUT
+    save_file({"x": torch.zeros(1)}, tmp_path / "plain.safetensors")
+    (tmp_path / "torn.safetensors").write_bytes(path.read_bytes()[:20])
+    for name in ("plain", "torn", "absent"):
+        with pytest.raises(CheckpointError, match=f"{name}.safetensors is damaged"):
+            load_about(tmp_path / f"{name}.safetensors")
+
+
+def test_a_file_that_may_not_be_read_says_so(tmp_path, monkeypatch):
+    path = saved(tmp_path)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot be opened \(Permission denied\); expected a readable file"):
+        load_tensors(path)
+
+
+def test_a_field_that_came_later_is_left_as_it_is_and_the_others_are_read():
+    @dataclass(frozen=True)
+    class Grown:
+        added: torch.Tensor = field(metadata={ADDED_LATER: True})
+        params: torch.Tensor = field(default_factory=lambda: torch.zeros(2))
+
+    found = fill_record(Grown(torch.ones(1)), {"params": torch.tensor([3.0, 4.0])})
+    assert (found.added.tolist(), found.params.tolist()) == ([1.0], [3.0, 4.0])
+
+
+def test_what_the_library_refuses_for_another_reason_than_the_disk_is_not_hidden(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise SafetensorError("an odd header")
+
+    monkeypatch.setattr("selffl.state.checkpoint.save_file", refuse)
+    with pytest.raises(SafetensorError, match="an odd header"):
+        saved(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -167,3 +167,59 @@ def test_a_state_with_memories_on_disk_is_consumed(tmp_path):
     with pytest.raises(ConfigError, match="expected consume=True"):
         store_of(memory, ())
     assert same(memories_of(memory, torch.tensor([0])), FRESH)
+
+
+def test_slots_are_taken_again_and_in_order(tmp_path):
+    """Before a checkpoint refers to it a slot is written again; what is free is taken before the file grows."""
+    memory = DiskMemory.begin(FRESH, 4, tmp_path / "a" / "b")
+    assert (memory.slots.tolist(), memory.slots.dtype, memory.sums.tolist()) == ([-1] * 4, torch.int32, [0] * 4)
+    for number in range(3):
+        memory.write(torch.tensor([2, 0]), kept(number, number + 1))
+        assert memory.slots.tolist() == [1, -1, 0, -1]
+    publish(memory)
+    memory.write(torch.tensor([2]), kept(7))
+    assert memory.slots.tolist() == [1, -1, 2, -1]
+    publish(memory)
+    memory.write(torch.tensor([0, 3]), kept(8, 9))
+    assert memory.slots.tolist() == [0, -1, 2, 3]
+    assert same(memory.read(torch.tensor([2, 0, 3])), kept(7, 8, 9))
+
+
+def test_nobody_may_be_read_and_written(tmp_path):
+    file, nobody = SlotFile(tmp_path / "a.slots", torch.zeros(3)), torch.zeros(0, dtype=torch.int64)
+    assert file.read(nobody).shape == (0, 3)
+    file.write(nobody, torch.zeros(0, 3))
+    file.write(torch.tensor([2, 0]), torch.arange(6.0).view(2, 3))
+    again = SlotFile(tmp_path / "a.slots", torch.zeros(3))
+    assert again.read(torch.tensor([2, 0])).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    last = SlotFile(tmp_path / "a.slots", torch.zeros(3)).read(torch.tensor([MIN_GROWTH - 1, 0]))
+    assert last.tolist() == [[0.0, 0.0, 0.0], [3.0, 4.0, 5.0]]
+    with pytest.raises(CheckpointError, match=f"has {MIN_GROWTH} slots, and the checkpoint refers to slot"):
+        again.read(torch.tensor([MIN_GROWTH, 0]))
+
+
+@pytest.mark.parametrize("row", [torch.zeros(3), torch.zeros(3, dtype=torch.bool), torch.zeros(2, 3).half()])
+def test_every_word_counts_in_a_sum_and_where_it_stands(row, tmp_path):
+    file = SlotFile(tmp_path / "a.slots", row)
+    number = row.numel()
+    file.write(torch.arange(number + 1), torch.cat([torch.eye(number), torch.zeros(1, number)]).view(-1, *row.shape))
+    sums = file.sums(torch.arange(number + 1))
+    assert len(set(sums.tolist())) == number + 1
+    assert file.sums(torch.tensor([number])).tolist() == [0]
+    assert torch.equal(file.sums(torch.tensor([1, 0])), sums[[1, 0]])
+
+
+def test_sums_stay_the_same_from_version_to_version(tmp_path):
+    """What an earlier process has summed is compared with what this one sums."""
+    memory = DiskMemory.begin(FRESH, 1, tmp_path)
+    memory.write(torch.tensor([0]), kept(3))
+    publish(memory)
+    assert memory.sums.tolist() == [292610980100993667]
+
+
+def test_what_is_published_is_on_the_disk(tmp_path, monkeypatch):
+    memory, waited = DiskMemory.begin(FRESH, 2, tmp_path), []
+    monkeypatch.setattr("selffl.state.disk.sync_file", lambda path: waited.append(path.name))
+    memory.write(torch.tensor([1]), kept(3))
+    with memory.publishing():
+        assert waited == ["params.slots", "clock.slots", "flags.slots", tmp_path.name]

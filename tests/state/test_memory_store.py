@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from selffl.algorithms.records import map_tensors, tensors_of
-from selffl.state.memory import MemoryStore
+from selffl.errors import ConfigError
+from selffl.state.memory import AbsentMemory, MemoryStore, ShardMemory, SpreadMemory, store_of
 
 
 @dataclass(frozen=True)
@@ -112,3 +113,51 @@ def test_the_tensors_of_a_record_by_name():
     assert doubled.inner.count.tolist() == [0, 2]
     assert map_tensors(torch.neg, 3) == 3
     assert map_tensors(torch.neg, Nothing) is Nothing
+
+
+def minus(number):
+    """The memory of as many clients, which differs from what `memory_of` says."""
+    return map_tensors(lambda tensor: -tensor - 1, memory_of((), number))
+
+
+def test_a_shard_reads_and_writes_its_own_clients_and_says_who_has_changed():
+    store = MemoryStore(memory_of((), 4), ())  # of clients 10 to 13
+    shard = ShardMemory(store, 10)
+    assert shard.contents() is shard
+    assert (shard.take_changed().tolist(), shard.take_changed().dtype) == ([], torch.int64)
+    assert shard.read(torch.tensor([13, 11])).inner.count.tolist() == [3, 1]
+    shard.write(torch.tensor([12, 10]), minus(2))
+    shard.write(torch.tensor([12]), minus(1))
+    assert store.contents().inner.count.tolist() == [-2, 1, -1, 3]
+    assert [shard.take_changed().tolist() for _ in range(2)] == [[10, 12], []]
+
+
+def test_what_changed_elsewhere_is_collected():
+    store = MemoryStore(memory_of((), 4), ())
+    spread = SpreadMemory(store, lambda: [(torch.tensor([3]), minus(1)), (torch.tensor([1]), minus(1))])
+    assert spread.contents() is spread
+    spread.write(torch.tensor([0]), minus(1))
+    assert spread.read(torch.tensor([0, 3])).inner.count.tolist() == [-1, 3]
+    assert spread.collect().inner.count.tolist() == [-1, -1, 2, -1]
+
+
+def test_who_has_no_memories_says_who_has():
+    absent = AbsentMemory()
+    assert absent.contents() is absent
+    for ask in (lambda: absent.read(torch.tensor([0])), lambda: absent.write(torch.tensor([0]), minus(1))):
+        with pytest.raises(ConfigError, match="what clients keep is with rank 0"):
+            ask()
+
+
+def test_a_store_may_have_the_memory_itself_but_an_expanded_one():
+    memory = memory_of((), 3)
+    MemoryStore(memory, (), copied=False).write(torch.tensor([1]), minus(1))
+    assert memory.inner.count.tolist() == [0, -1, 2]
+    store_of(memory, (), copied=False).write(torch.tensor([2]), minus(1))
+    assert memory.inner.count.tolist() == [0, -1, -1]
+    store_of(memory, (), copied=True).write(torch.tensor([0]), minus(1))
+    assert memory.inner.count.tolist() == [0, -1, -1]
+    one = torch.zeros(1).expand(3)
+    store = MemoryStore(one, (), copied=False)
+    store.write(torch.tensor([1]), torch.ones(1))
+    assert (store.contents().tolist(), one.tolist()) == ([0.0, 1.0, 0.0], [0.0, 0.0, 0.0])

@@ -60,7 +60,9 @@ class SlotFile:
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
         """Fill these ``slots [n]``; the file grows where it has to."""
-        needed = int(slots.max()) + 1 if len(slots) else 0
+        if not len(slots):  # nobody's answer came, and an empty file cannot be mapped
+            return
+        needed = int(slots.max()) + 1
         if needed > len(self._slots) or not self._is_writable:
             self._grow(needed)
         self._slots[slots] = rows.to(self._slots)
