@@ -207,7 +207,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def statements_line(whose: Any) -> str:
     """How many statements of the paper, or of our own, hold, or how many targets are met, and how many not."""
-    from selffl.reports.page import tally_of
+    from selffl.reports.tallies import tally_of
 
     return tally_of(whose, statements()[whose])
 

@@ -19,7 +19,9 @@ DOCS = Path(__file__).parent
 SOURCE = DOCS / "report" / "report.typ"
 FIGURES = ("benchmarks.svg", "limits-shrinkage.svg")
 ADAPTERS = {"adapters-images": "images", "adapters-text": "text", "adapters-speech": "speech"}
-PUBLISHED = "published-mnist-pfedbayes"
+PUBLISHED = ("published-mnist-pfedbayes", "published-cifar10-fedkddc")
+PARTS = {"accuracy": "accuracy", "worst 10 %": "worst", "worse than alone": "losing", "gradients": "gradients"}
+NEWCOMERS, NOISE, ABLATION = "newcomers", "sums-noise", "femnist-ablation"
 GROUPED, MIXED_MODEL = "multilevel", "mixed model, slopes (lme4)"
 POINTS = {  # columns of a study of regimes, and what they are called here
     "self-fl-auto": "accuracy",
@@ -46,6 +48,47 @@ def data_rows() -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def method_tables() -> dict[str, list[dict[str, str]]]:
+    """Every method on every data set, a table for each thing that was measured."""
+    tables = {data: benchmarks.sections()[study].table for study, data in benchmarks.DATA.items()}
+    methods = list(dict.fromkeys(row["method"] for rows in tables.values() for row in rows))
+    found = {data: {row["method"]: row for row in rows} for data, rows in tables.items()}
+    return {
+        part: [
+            {"method": method}
+            | {data.split(" (")[0]: rows.get(method, {}).get(column, "–") for data, rows in found.items()}
+            for method in methods
+        ]
+        for column, part in PARTS.items()
+    }
+
+
+def research_rows(page: str, *columns: str) -> list[dict[str, str]]:
+    """The table of a research page whose columns begin so; an empty first cell is as the one above it."""
+    text = (DOCS / "research" / f"{page}.md").read_text(encoding="utf-8")
+    tables = [
+        [[cell.strip().replace("**", "") for cell in line.split("|")[1:-1]] for line in block.strip().splitlines()]
+        for block in re.findall(r"(?:^\|.*\|$\n?)+", text, re.M)
+    ]
+    head, _, *lines = next(table for table in tables if tuple(table[0][: len(columns)]) == columns)
+    above, rows = "", []
+    for first, *rest in lines:
+        above = first or above
+        rows.append(dict(zip(head, [above, *rest], strict=True)))
+    return rows
+
+
+def published_tables() -> dict[str, list[dict[str, str]]]:
+    """Tables that others published, and the same methods here; of several settings, a column of each."""
+    small, large = (benchmarks.sections()[study].table for study in PUBLISHED)
+    rows: dict[str, dict[str, str]] = {}
+    for row in large:
+        both = row["ours"] if row["published"] == "–" else f"{row['published']} → {row['ours']}"
+        rows.setdefault(row["method"], {"method": row["method"]})[row["setting"]] = both
+    columns = ("method", "published", "ours", "ours − published")
+    return {"small": [{name: row[name] for name in columns} for row in small], "large": list(rows.values())}
 
 
 def regime_rows() -> list[dict[str, str]]:
@@ -113,13 +156,35 @@ def grouped_rows() -> list[dict[str, str]]:
 
 
 def command_rows() -> list[dict[str, str]]:
-    """What made each study of this report."""
-    names = [*benchmarks.DATA, *benchmarks.REGIMES, *ADAPTERS, GROUPED, PUBLISHED, "limits"]
-    sections = {name: benchmarks.sections()[name] for name in names if name in benchmarks.sections()}
+    """What made each study of this report, and what it is for."""
+    subjects = {
+        "six data sets": benchmarks.DATA, "regimes": benchmarks.REGIMES, "adapters": ADAPTERS, "parts": (ABLATION,),
+        "newcomers": (NEWCOMERS,), "noise": (NOISE,), "grouped data": (GROUPED,), "published": PUBLISHED,
+        "the paper's form": ("limits",),
+    }  # fmt: skip
+    found = benchmarks.sections()
     return [
-        {"command": each.command, "seconds": str(each.seconds), "versions and machine": each.environment}
-        for each in sections.values()
+        {
+            "for": subject,
+            "command": each.command,
+            "seconds": str(each.seconds),
+            "versions and machine": each.environment,
+        }
+        for subject, names in subjects.items()
+        for each in (found[name] for name in names if name in found)
     ]
+
+
+def behind_published() -> str:
+    """Where a method of the larger published table is ahead of ours, and by how much."""
+    pattern = r"(−[\d.]+) points against (.+?), the best"
+    setting = r"\((.+?)\)\.?$"
+    behind = [
+        f"{found[1]} points against {found[2]} ({place[1]})"
+        for line in benchmarks.sections()[PUBLISHED[1]].statements
+        if (found := re.match(pattern, line.evidence)) and (place := re.search(setting, line.text))
+    ]
+    return ", ".join(behind)
 
 
 def numbers() -> dict[str, Any]:
@@ -127,7 +192,6 @@ def numbers() -> dict[str, Any]:
     found = benchmarks.sections()
     gaps = [gap.mean for study in benchmarks.REGIMES if study in found for gap in benchmarks.regime_gaps(study)]
     sentiment = " ".join(line.evidence for line in found["auto-sent140"].statements)
-    columns = ("method", "published", "ours", "ours − published")
     return {
         "version": __version__,
         "headline": benchmarks.headline_sentence(),
@@ -136,7 +200,15 @@ def numbers() -> dict[str, Any]:
         "cells": cell_tables(),
         "adapters": adapter_rows(),
         "grouped": grouped_rows(),
-        "published": [{name: row[name] for name in columns} for row in found[PUBLISHED].table],
+        "published": published_tables(),
+        "behind_published": behind_published(),
+        "methods": method_tables(),
+        "newcomers": found[NEWCOMERS].table,
+        "noise": found[NOISE].table,
+        "ablation": found[ABLATION].table,
+        "estimators": research_rows("two-halves", "", "P", "median rows"),
+        "frequencies": research_rows("class-frequencies", "", "digits", "letters"),
+        "closing": research_rows("closing-visits", "", "seed 0", "seed 1"),
         "furthest": f"{-min(gaps):.2f}",
         "gradients_of_sentiment": re.search(r"([\d.]+) times the gradients", sentiment)[1],  # type: ignore[index]
         "paper": hooks.statements_line("paper"),

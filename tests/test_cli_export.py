@@ -127,6 +127,7 @@ def test_sources_that_hold_no_models_are_told_in_a_line(run, folder, tmp_path):
     for words, reason in (
         (["bare", "--all", "-o", "x"], "bare holds records but no models"),
         (["nowhere", "--all", "-o", "x"], "nowhere holds no config.json"),
+        (["nowhere", "--client", "7", "-o", "x"], "nowhere holds no config.json"),
         (["nowhere", "--list"], "nowhere holds no config.json"),
         (["cut.safetensors", "--list"], "cut.safetensors is damaged"),
         (["cut.safetensors", "--client", "7", "-o", "x.pt"], "cut.safetensors is damaged"),

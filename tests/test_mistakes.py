@@ -367,11 +367,17 @@ MISTAKES = {
     "an option of all": Mistake(("'--verion'", "did you mean '--version'"), "--verion"),
     "an option without its value": Mistake("--out", "run digits --out"),
     "no study": Mistake("STUDY", "run"),
-    "no study of the paper": Mistake("Missing argument", "paper run"),
-    "no table": Mistake("Missing argument", "posterior"),
-    "no folder": Mistake("Missing argument", "report"),
+    "no study of the paper": Mistake("is missing; expected `selffl paper run ", "paper run"),
+    "no table": Mistake("is missing; expected `selffl posterior ", "posterior"),
+    "no folder": Mistake("is missing; expected `selffl report ", "report"),
     "a word too many": Mistake("mnist", "run digits mnist"),
-    "a table too many": Mistake("unexpected extra argument", "posterior good.csv good.csv"),
+    "a table too many": Mistake("'good.csv' is left over; expected no more than", "posterior good.csv good.csv"),
+    "another library's command": Mistake("'resume'; expected `selffl run STUDY --out FOLDER --resume`", "resume runs"),
+    "a table for a folder": Mistake(
+        ("FOLDER is wards.csv", "expected a folder to make", "selffl init wards --csv wards.csv"), "init wards.csv",
+    ),
+    "an option of a run in the way": Mistake("rounds is -3; expected", "run digits --rounds -3 --out digits"),
+    "a key of a run in the way": Mistake("unknown key in --set", "run digits --set foo=1 --out digits"),
     # names
     "a study": Mistake(("unknown study to train 'minst'", "did you mean 'mnist'", "by its folder"), "run minst"),
     "an option by another name": Mistake(
@@ -448,9 +454,9 @@ MISTAKES = {
     "a model by name": Mistake("did you mean 'softmax'", call=lambda: build("softmx", 3, 2)),
     "a model to train, by name": Mistake("did you mean 'softmax'", call=lambda: train(model="softmx")),
     # numbers of the command line
-    "rounds in words": Mistake(("--rounds is 'ten'", "integer"), "run digits --rounds ten"),
-    "rounds of a comparison": Mistake(("--rounds is '0'", "1"), "compare digits --rounds 0"),
-    "a seed in words": Mistake("--seed is 'one'", "run digits --seed one"),
+    "rounds in words": Mistake(("--rounds is 'ten'", "expected a whole number"), "run digits --rounds ten"),
+    "rounds of a comparison": Mistake("--rounds is '0'; expected 1 or more.", "compare digits --rounds 0"),
+    "a seed in words": Mistake("--seed is 'one'; expected a whole number.", "run digits --seed one"),
     "no seeds": Mistake(("--seeds is '0'", "1"), "compare digits --seeds 0"),
     "no processes": Mistake(("--processes is '0'", "1"), "compare digits --processes 0"),
     "seeds of the paper": Mistake("--seeds is 'none'", "paper run limits --seeds none"),
@@ -583,7 +589,7 @@ MISTAKES = {
         "empty.csv is empty", "init new --csv empty.csv", lambda: rows_of("empty.csv"), DataError,
     ),
     "a folder in use": Mistake(("study-good is not empty", "expected a new folder"), "init study-good"),
-    "a folder that is a file": Mistake("good.csv is a file", "init good.csv"),
+    "a folder that is a file": Mistake("FOLDER is good.csv, the name of a table", "init good.csv"),
     "a name that is taken": Mistake(("comes with the package", "another name"), "init mnist"),
     # tables of estimates
     "a table that is not there": Mistake(

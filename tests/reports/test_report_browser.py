@@ -221,6 +221,16 @@ def test_it_loads_from_disk_without_a_word_and_asks_for_nothing(fresh, file):
     assert file.stat().st_size < 6_000_000
 
 
+def test_each_picture_is_drawn_once(watch):
+    """Where margins have to grow, Plotly draws a picture a second time: half of what a page takes to be there."""
+    grown = watch.page.evaluate("""[...document.querySelectorAll("[data-chart]")].flatMap((one) => {
+      const { margin, _size: size } = one.firstElementChild._fullLayout;
+      const sides = ["l", "r", "t", "b"].filter((side) => size[side] > margin[side] + 1);
+      return sides.map((side) => [one.dataset.chart, side, size[side]]);
+    })""")
+    assert grown == []
+
+
 def test_the_curves_hold_the_numbers_of_the_histories(watch, folder):
     found = {trace["name"]: trace for trace in watch.of("rounds", "line")}
     assert list(found) == list(METHODS)

@@ -333,7 +333,7 @@ def test_modules_and_clients_that_do_not_fit(file):
     models = PersonalModels(file)
     with pytest.raises(ConfigError, match=r"unknown client 'ward 3'; did you mean 'ward 03'\?"):
         models.model("ward 3", Network())
-    with pytest.raises(ConfigError, match=r"unknown client 3; Expected one of the 6 ids: 'ward 00', "):
+    with pytest.raises(ConfigError, match=r"unknown client 3; expected one of the 6 ids: 'ward 00', "):
         models.state_dict(3)
     with pytest.raises(ConfigError, match="are of the kind Network, which is the user's own"):
         models.model("ward 03")

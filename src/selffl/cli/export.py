@@ -57,9 +57,13 @@ def export_command(
 
     Example: selffl export runs/wards --client "ward 03" -o ward-03.safetensors
     """
+    from selffl.runs.folder import read_config
+
     if is_list:
         _list(source, as_json)
         return
+    if not source.is_file():
+        read_config(source)  # a run that is not there comes before what is said of it
     if everybody == bool(clients):
         raise ConfigError("whose models? Expected --client ID, once or several times, or --all; --list names them.")
     wanted = list(dict.fromkeys(clients or ()))

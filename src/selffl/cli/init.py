@@ -113,6 +113,9 @@ def init_command(
 
 def _check_names(folder: Path, rows: Path | None) -> None:
     """Refuse a folder that is in use, and names that cannot be written into a file."""
+    if folder.suffix.lower() in (".csv", ".parquet") and rows is None:
+        advice = f"expected a folder to make. For rows of your own: selffl init {folder.stem} --csv {folder}"
+        raise ConfigError(f"FOLDER is {folder}, the name of a table; {advice}")
     console.check_folder(folder)
     if folder.is_dir() and any(folder.iterdir()):
         advice = "expected a new folder, so that nothing is overwritten. Give another name"

@@ -90,7 +90,7 @@ def run_command(
     number = 0 if seed is None else seed
     place = folder or Path("runs") / f"{problem.name}-{algorithm or problem.algorithm}-{number}"
     console.check_folder(place)
-    begun = _read_begun(place, resume)
+    begun = _read_begun(place) if resume else None
     if begun is not None:
         _refuse_other_settings(place, begun, problem, algorithm, seed, settings or [], gain)
     elif resume:
@@ -103,6 +103,8 @@ def run_command(
     if gain:
         training_alone(method)
     check_settings(problem.settings | {"seed": number})
+    if not resume:  # what was typed wrongly has been told by now
+        _refuse_folder_in_use(place)
     ending = ", then every client alone" if gain or (begun is not None and begun.gain) else ""
     start, where = None, device or ("cpu" if begun is None else begun.device)
     title = f"{name} on {problem.name}, seed {number if begun is None else begun.seed}{ending}"
@@ -141,20 +143,20 @@ def run_command(
         print_gains(run)
 
 
-def _read_begun(place: Path, resume: bool) -> Recipe | None:
+def _read_begun(place: Path) -> Recipe | None:
     """The recipe of a run that is to go on, or none where one begins; of several processes rank 0 looks."""
     from selffl.engines.ranks import joined
     from selffl.runs.folder import CONFIG, read_config
 
-    def read() -> Recipe | None:
-        begun = read_config(place) if (place / CONFIG).is_file() else None
-        if begun is not None and not resume:
-            advice = "expected a new folder. Resume that run with --resume, or give another --out"
-            raise ConfigError(f"{place} already holds a run; {advice}.")
-        return begun
-
     with joined() as ranks_of_run:
-        return ranks_of_run.share(read)
+        return ranks_of_run.share(lambda: read_config(place) if (place / CONFIG).is_file() else None)
+
+
+def _refuse_folder_in_use(place: Path) -> None:
+    """A new run needs a folder of its own."""
+    if _read_begun(place) is not None:
+        advice = "expected a new folder. Resume that run with --resume, or give another --out"
+        raise ConfigError(f"{place} already holds a run; {advice}.")
 
 
 @app.command("compare")

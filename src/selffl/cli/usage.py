@@ -9,6 +9,19 @@ from typing import Any
 from selffl.errors import unknown_name
 
 MEANT = {"--method": "--algorithm", "--methods": "--algorithms"}  # what others call an option, and what it is here
+MEANT_COMMANDS = {  # and a command
+    "resume": "selffl run STUDY --out FOLDER --resume",
+    "train": "selffl run STUDY",
+    "fit": "selffl run STUDY",
+}
+# What the library expects of a value, and how that is said here.
+EXPECTED = (
+    (r"input should be a valid integer.*", "expected a whole number"),
+    (r"input should be a valid number.*", "expected a number"),
+    (r"input should be greater than or equal to (\S+)", r"expected \1 or more"),
+    (r"input should be less than or equal to (\S+)", r"expected \1 or less"),
+    (r"input should be (.+)", r"expected \1"),
+)
 
 
 def message(error: Any) -> str:
@@ -25,6 +38,8 @@ def message(error: Any) -> str:
         return f"{unknown_name(f'option of `{command}`', error.option_name, known | {'--help'})} {see}"
     unknown = re.match(r"No such command ['\"](.+?)['\"]", text)
     if unknown and context is not None:
+        if unknown[1] in MEANT_COMMANDS and command == "selffl":
+            return f"unknown command of `{command}` {unknown[1]!r}; expected `{MEANT_COMMANDS[unknown[1]]}`. {see}"
         known = context.command.list_commands(context)
         return f"{unknown_name(f'command of `{command}`', unknown[1], known)} {see}"
     if kind == "BadParameter" and getattr(error, "param", None) is not None:
@@ -32,7 +47,16 @@ def message(error: Any) -> str:
         name = option if option.startswith("-") else error.param.human_readable_name
         value = _given(error.param.opts)
         said = str(error.message).rstrip(".").removeprefix("Value error, ")
-        return f"{name} is {value!r}; {said[:1].lower()}{said[1:]}. {see}" if value else f"{name}: {said}. {see}"
+        said = said[:1].lower() + said[1:]
+        for pattern, text_here in EXPECTED:
+            if re.fullmatch(pattern, said):
+                said = re.sub(pattern, text_here, said)
+                break
+        return f"{name} is {value!r}; {said}. {see}" if value else f"{name}: {said}. {see}"
+    if missing := re.match(r"Missing (?:argument|option) ['\"](.+?)['\"]", text):
+        return f"{missing[1]} is missing; expected `{command} {missing[1]}`. {see}"
+    if extra := re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.+)\)", text):
+        return f"{extra[1]!r} is left over; expected no more than `{command}` takes. {see}"
     return f"{text}. {see}"
 
 

@@ -9,7 +9,8 @@ const MOST_CELLS = 8000; // of the picture of the partition
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const known = (values) => values.filter(isNumber);
-const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+const grouped = new Intl.NumberFormat("en"); // made once: toLocaleString makes one for every number
+const plural = (count, noun) => `${grouped.format(count)} ${noun}${count === 1 ? "" : "s"}`;
 const minus = (text) => text.replace("-", "−");
 
 /** By whole characters: half an emoji is none. */
@@ -179,15 +180,29 @@ class State {
   }
 }
 
+/** How wide a text is on the page, in pixels. */
+const pen = document.createElement("canvas").getContext("2d");
+function widthOf(text, size) {
+  pen.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(text.replace(/<br>.*|<[^>]*>/g, "")).width;
+}
+
+/** Room for ticks, titles and a legend from the start: Plotly draws everything anew where its margins have to grow. */
+function marginsFor({ yaxis, showlegend, margin }) {
+  const widest = Math.max(...(yaxis.categoryarray ?? yaxis.ticktext ?? []).map((name) => widthOf(name, yaxis.tickfont.size)), 0);
+  return { l: Math.max(66, widest + 42), r: 15, t: showlegend ? 48 : 14, b: 54, ...margin };
+}
+
 function layout(c, more) {
-  const axis = { gridcolor: c.grid, linecolor: c.line, zerolinecolor: c.line, tickcolor: c.line, automargin: true, title: { standoff: 10, font: { size: 12.5, color: c.soft } }, tickfont: { size: 12, color: c.soft } };
-  const { xaxis = {}, yaxis = {}, ...rest } = more;
+  const axis = { gridcolor: c.grid, linecolor: c.line, zerolinecolor: c.line, tickcolor: c.line, automargin: true, ticklabeloverflow: "allow", title: { standoff: 10, font: { size: 12.5, color: c.soft } }, tickfont: { size: 12, color: c.soft } };
+  const { xaxis = {}, yaxis = {}, margin = {}, ...rest } = more;
   const titled = (chosen) => ({ ...axis, ...chosen, title: { ...axis.title, text: chosen.title ?? "" } });
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: c.ink },
-    margin: { l: 48, r: 14, t: 14, b: 42 }, showlegend: false, hovermode: "closest", dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
+    showlegend: false, legend: legendAbove, hovermode: "closest", dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
     hoverlabel: { bgcolor: c.isDark ? "#2a2f36" : "#22262b", bordercolor: "rgba(0,0,0,0)", font: { color: "#f5f2ea", size: 12.5, family: getComputedStyle(document.body).fontFamily }, align: "left", namelength: -1 },
     xaxis: titled({ showgrid: false, ...xaxis }), yaxis: titled(yaxis), ...rest,
+    margin: marginsFor({ yaxis: { ...axis, ...yaxis }, showlegend: rest.showlegend, margin }),
   };
 }
 
@@ -199,7 +214,7 @@ function without(c, text) {
 const ring = (c, symbol, more = {}) => ({ size: 15, symbol: `${symbol}-open`, color: c.ink, line: { width: 2.5, color: c.ink }, ...more });
 const symbolOf = (method) => SYMBOLS[method % SYMBOLS.length];
 const isWide = (values) => Math.min(...values) > 0 && Math.max(...values) > 10 * Math.min(...values);
-const legendBelow = { orientation: "h", y: -0.22, x: 0, font: { size: 12 }, itemclick: false, itemdoubleclick: false };
+const legendAbove = { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 12 }, itemclick: false, itemdoubleclick: false };
 
 /** A range with air around the values: shares and scores are read by their differences. */
 function around(values) {
@@ -287,8 +302,8 @@ const CHARTS = {
       layout: layout(c, {
         hovermode: "x unified", hoverlabel: { bgcolor: c.isDark ? "#2a2f36" : "#ffffff", bordercolor: c.line, font: { color: c.ink, size: 12.5, family: getComputedStyle(document.body).fontFamily } },
         xaxis: { title: along, range: [0, last * 1.015], unifiedhovertitle: { text: `${along} %{x}` } }, yaxis: { title: s.axis, range },
-        annotations: labelled ? endLabels(ends, size.height - 60, range) : [], showlegend: !labelled, legend: legendBelow,
-        margin: { l: 48, r: labelled ? 22 + 7.4 * Math.max(...ends.map((e) => Math.min(e.text.length, 22)), 0) : 12, t: 14, b: labelled ? 42 : 60 },
+        annotations: labelled ? endLabels(ends, size.height - 60, range) : [], showlegend: !labelled, legend: { ...legendAbove, y: -0.22, yanchor: "top" },
+        margin: labelled ? { r: 22 + 7.4 * Math.max(...ends.map((e) => Math.min(e.text.length, 22)), 0) } : { t: 14, b: 60 },
       }),
       table: { head: ["method", along, `${data.parts[s.part]}: ${s.axis}`, "standard error over seeds", ...(s.single ? Array.from({ length: Math.max(...rows.map((row) => row.length), 4) - 4 }, (_, i) => `seed ${data.allSeeds[i] ?? i}`) : [])], rows },
     };
@@ -340,7 +355,7 @@ const CHARTS = {
     });
     return {
       traces,
-      layout: layout(c, { xaxis: { title: "clients, % from the worst", range: [0, 101] }, yaxis: { title: size.width > 560 ? `${s.clientAxis}, personal model` : s.clientAxis }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 34, b: 42 } }),
+      layout: layout(c, { xaxis: { title: "clients, % from the worst", range: [0, 101] }, yaxis: { title: size.width > 560 ? `${s.clientAxis}, personal model` : s.clientAxis }, showlegend: true }),
       table: { head: ["method", "client", "% of clients up to here", s.clientAxis], rows },
     };
   },
@@ -370,7 +385,7 @@ const CHARTS = {
     }
     return {
       traces,
-      layout: layout(c, { xaxis: { title: s.axis, showgrid: true }, yaxis: { tickfont: { size: 13, color: c.ink }, type: "category", categoryorder: "array", categoryarray: names, showgrid: false }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, itemclick: false, itemdoubleclick: false }, margin: { l: 60, r: 14, t: 34, b: 42 } }),
+      layout: layout(c, { xaxis: { title: s.axis, showgrid: true }, yaxis: { tickfont: { size: 13, color: c.ink }, type: "category", categoryorder: "array", categoryarray: names, showgrid: false }, showlegend: true }),
       table: { head: ["method", ...kinds.flatMap(([part]) => [data.parts[part], "s.e."])], rows: there.slice().reverse().map((m) => [data.methods[m], ...kinds.flatMap(([part]) => data.scores[m][part] ?? [null, null])]) },
     };
   },
@@ -434,7 +449,7 @@ const CHARTS = {
     const zero = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0, line: { color: c.soft, width: 1.5 } };
     return {
       traces,
-      layout: layout(c, { annotations: missing, shapes: [zero], xaxis: { title: size.width > 560 ? `predicted by ${escaped(s.data.methods[Math.max(method, 0)])}: variance shrinks by this factor (logarithmic)` : "predicted: variance shrinks by a factor of", type: "log", range: range.map(Math.log10), ...factorTicks(range) }, yaxis: { title: size.width > 560 ? `realised: gain over training alone${unit}` : `realised gain${unit}`, zeroline: false }, showlegend: Boolean(bins), legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 34, b: 42 } }),
+      layout: layout(c, { annotations: missing, shapes: [zero], xaxis: { title: size.width > 560 ? `predicted by ${escaped(s.data.methods[Math.max(method, 0)])}: variance shrinks by this factor (logarithmic)` : "predicted: variance shrinks by a factor of", type: "log", range: range.map(Math.log10), ...factorTicks(range) }, yaxis: { title: size.width > 560 ? `realised: gain over training alone${unit}` : `realised gain${unit}`, zeroline: false }, showlegend: Boolean(bins) }),
       table: { head: ["client", "predicted gain (variance factor)", "gain over training alone"], rows: at.map((i) => [seed.clients[i], own.predicted[i], s.gain(method, i)]) },
       order,
     };
@@ -449,7 +464,7 @@ const CHARTS = {
     const positive = traces.flatMap((t) => known(t.y)).some((v) => v > 0);
     return {
       traces,
-      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "variance (logarithmic)", type: positive ? "log" : "linear", exponentformat: "power", ...(positive && isWide(traces.flatMap((t) => known(t.y)).filter((v) => v > 0)) ? { dtick: 1 } : {}) }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 } }),
+      layout: layout(c, { xaxis: roundAxis(one), yaxis: { title: "variance (logarithmic)", type: positive ? "log" : "linear", exponentformat: "power", ...(positive && isWide(traces.flatMap((t) => known(t.y)).filter((v) => v > 0)) ? { dtick: 1 } : {}) }, showlegend: true, margin: { l: 76 } }),
       table: { head: ["round", "variance between clients", "variance within, mean"], rows },
     };
   },
@@ -529,7 +544,7 @@ const CHARTS = {
     const missing = found.length ? "" : "this page has no answers of this client with this method and seed";
     return {
       traces: missing ? [] : [disc(true), disc(false)],
-      layout: missing ? without(c, missing) : layout(c, { xaxis: { ...ticks("answer"), showgrid: true }, yaxis: { ...ticks(`class, ${s.whose}`), autorange: false, range: [there.length - 0.3, -0.7] }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 } }),
+      layout: missing ? without(c, missing) : layout(c, { xaxis: { ...ticks("answer"), showgrid: true }, yaxis: { ...ticks(`class, ${s.whose}`), autorange: false, range: [there.length - 0.3, -0.7] }, showlegend: true }),
       table: { head: ["client", "class", "answer", "rows"], rows: found.map(({ held, answer, rows }) => [s.clientId ?? "all", names[held], names[answer], rows]) },
     };
   },
@@ -551,7 +566,7 @@ const CHARTS = {
     ];
     return {
       traces: missing ? [] : traces,
-      layout: missing ? without(c, missing) : layout(c, { xaxis: { title: "probability of the answer by the model, %", range: [0, 103] }, yaxis: { title: `right, %, ${s.whose}`, range: [-4, 106] }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 } }),
+      layout: missing ? without(c, missing) : layout(c, { xaxis: { title: "probability of the answer by the model, %", range: [0, 103] }, yaxis: { title: `right, %, ${s.whose}`, range: [-4, 106], dtick: 20 }, showlegend: true }),
       table: { head: ["client", "rows", "sure, %", "right, %"], rows: found.map(({ rows, sure, right }) => [s.clientId ?? "all", rows, Number(sure.toFixed(2)), Number(right.toFixed(2))]) },
     };
   },
@@ -576,7 +591,7 @@ const CHARTS = {
     return {
       hidden: !one.steps,
       traces: missing ? [] : traces,
-      layout: missing ? without(c, missing) : layout(c, { xaxis: roundAxis(one), yaxis: { title: `steps of ${escaped(shortened(id, 24))}`, rangemode: "tozero" }, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" }, margin: { l: 48, r: 14, t: 30, b: 42 }, ...cap(one, c) }),
+      layout: missing ? without(c, missing) : layout(c, { xaxis: roundAxis(one), yaxis: { title: `steps of ${escaped(shortened(id, 24))}`, rangemode: "tozero" }, showlegend: true, ...cap(one, c) }),
       table: { head: ["client", "round", "steps taken", "steps wanted", "variance", "weight"], rows: own ? own.round.map((r, i) => [id, r, own.steps[i], own.wanted[i], own.variance[i], own.weight[i]]) : [] },
     };
   },
@@ -598,7 +613,7 @@ const CHARTS = {
     const count = (g) => seed.cluster.filter((one) => one === g).length;
     return {
       traces,
-      layout: layout(c, { xaxis: { title: "cluster", tickvals: groups.map((_, g) => g), ticktext: groups.map((g) => `${g}<br>${plural(count(g), "client")}`), range: [-0.6, groups.length - 0.4] }, yaxis: { title: `${s.clientAxis}, ${escaped(s.data.methods[focus])}` } }),
+      layout: layout(c, { xaxis: { title: "cluster", tickvals: groups.map((_, g) => g), ticktext: groups.map((g) => `${g}<br>${plural(count(g), "client")}`), range: [-0.6, groups.length - 0.4] }, yaxis: { title: `${s.clientAxis}, ${escaped(s.data.methods[focus])}` }, margin: { b: 72 } }),
       table: { head: ["cluster", "clients", `personal model, mean (${s.data.methods[focus]})`, "global model, mean", `gain over ${s.gainOver}, mean`], rows: groups.map((g, k) => [g, count(g), means[k], mean(g, (i) => s.value(focus, "global", i)), mean(g, (i) => s.gain(focus, i))]) },
       order,
     };
@@ -621,6 +636,8 @@ const CHARTS = {
     const least = Math.min(...classes.rows, most);
     const ticks = [...new Set([least, 1, 10, 100, 1000, 10000, 100000, most].filter((v) => v >= least && v <= most && (v === least || v === most || (v > 1.8 * least && v < most / 1.8))))].sort((a, b) => a - b);
     const few = size.width / order.length >= 18; // room for ids
+    const longest = few ? Math.max(...order.map((i) => widthOf(shortened(seed.clients[i]), 10))) : 0;
+    const turned = longest > (size.width - 90) / order.length; // ids that do not fit beside each other are turned
     const shade = (rows) => between(c.heat, most === least ? 1 : Math.log(rows / least) / Math.log(most / least));
     // A cell is a short bar that begins at its class; of very many clients, every so-many-th is drawn.
     const every = Math.ceil(classes.rows.length / MOST_CELLS);
@@ -630,7 +647,7 @@ const CHARTS = {
       hovertext: cells.map(([i, , k, rows]) => `<b>${escaped(seed.clients[i])}</b> · class ${escaped(classes.names[k])}<br>${rows} of ${plural(seed.train[i], "training row")}`),
       marker: { line: { width: 0 }, color: cells.map(([, , , rows]) => shade(rows)) }, showlegend: false,
     }];
-    ticks.forEach((rows, i) => traces.push({ x: [null], y: [null], mode: "markers", meta: "scale", name: rows.toLocaleString("en") + (i === ticks.length - 1 ? " rows of one class" : ""), marker: { symbol: "square", size: 12, color: shade(rows) }, hoverinfo: "skip" }));
+    ticks.forEach((rows, i) => traces.push({ x: [null], y: [null], mode: "markers", meta: "scale", name: grouped.format(rows) + (i === ticks.length - 1 ? " rows of one class" : ""), marker: { symbol: "square", size: 12, color: shade(rows) }, hoverinfo: "skip" }));
     const shapes = [];
     const annotations = [];
     if (client !== null) {
@@ -643,9 +660,9 @@ const CHARTS = {
     return {
       traces,
       layout: layout(c, {
-        barmode: "overlay", bargap: 0, showlegend: true, legend: { ...legendBelow, y: 1.02, yanchor: "bottom" },
+        barmode: "overlay", bargap: 0, showlegend: true,
         xaxis: { zeroline: false, range: [-0.6, order.length - 0.4], title: (every > 1 ? `every ${every}th of the ` : "") + (s.order === "class" ? "clients by their main class, largest first" : "clients, largest first"), ...(few ? { tickvals: order.map((_, r) => r), ticktext: order.map((i) => escaped(shortened(seed.clients[i]))), tickfont: { size: 10, color: c.soft } } : { tickformat: ",d" }) },
-        yaxis: { title: "class", range: [classes.names.length - 0.4, -0.6], tickvals: classes.names.map((_, k) => k).filter((k) => k % step === 0), ticktext: classes.names.filter((_, k) => k % step === 0).map(escaped), showgrid: false, zeroline: false }, shapes, annotations, margin: { l: 48, r: 14, t: 34, b: 42 },
+        yaxis: { title: "class", range: [classes.names.length - 0.4, -0.6], tickvals: classes.names.map((_, k) => k).filter((k) => k % step === 0), ticktext: classes.names.filter((_, k) => k % step === 0).map(escaped), showgrid: false, zeroline: false }, shapes, annotations, margin: turned ? { b: longest + 60 } : {},
       }),
       table: { head: ["client", "training rows", ...classes.names.map((name) => `class ${name}`)], rows: order.map((i) => [seed.clients[i], seed.train[i], ...counts.map((row) => row[i] ?? 0)]) },
       order,

@@ -1,6 +1,7 @@
 // The page: which client, method and seed are chosen, and everything that follows the choice.
 "use strict";
 
+const MOST_DRAWING_MS = 50; // before the page may answer again
 const root = document.documentElement;
 const payload = JSON.parse(document.getElementById("report-data")?.textContent ?? '{"groups": []}');
 const darkSystem = matchMedia("(prefers-color-scheme: dark)");
@@ -192,7 +193,7 @@ class GroupView {
     const { lose, of } = state.of(focus)?.losing ?? {};
     const said = !losers ? `${focus === data.alone ? `${name} is training alone` : `What clients of ${name} have alone is not known`}.`
       : !lose ? `With ${name} nobody loses by joining${seed}.`
-      : `With ${name}${seed}, ${lose.toLocaleString("en")} of ${plural(of, "client")} ${lose === 1 ? "loses" : "lose"} by joining${lose > losers.length ? `; ${losers.length} are named` : ""}, those beyond chance first.`;
+      : `With ${name}${seed}, ${grouped.format(lose)} of ${plural(of, "client")} ${lose === 1 ? "loses" : "lose"} by joining${lose > losers.length ? `; ${losers.length} are named` : ""}, those beyond chance first.`;
     this.root.querySelector("[data-losing]").textContent = said;
     box.hidden = !losers?.length;
     const line = (one) => {
@@ -305,17 +306,28 @@ class GroupView {
 const views = payload.groups.map((entry) => new GroupView(entry));
 const redraw = () => views.forEach((view) => { view.draw(); view.fill(); });
 
-// Pictures that are in view at once, the others as soon as the page has been shown.
+// Pictures that are in view at once, the others as soon as the page has been shown, a few at a time so that it answers
+// meanwhile. A message is handled at once; a timer that sets a timer waits.
 const inView = (chart) => chart.getBoundingClientRect().top < innerHeight;
 const waiting = views.flatMap((view) => view.charts.map((chart) => [view, chart, inView(chart)])).sort((a, b) => b[2] - a[2]);
-function drawNext() {
-  const next = waiting.shift();
-  if (!next) { root.dataset.ready = "yes"; return; }
-  if (!next[2] && !root.dataset.shown) { root.dataset.shown = "yes"; performance.mark("shown"); } // what is in view is drawn
-  next[0].drawOne(next[1]);
-  setTimeout(drawNext, 0);
+const turn = new MessageChannel();
+function drawSome() {
+  const start = performance.now();
+  while (waiting.length && performance.now() - start < MOST_DRAWING_MS) {
+    const [view, chart, isSeen] = waiting[0];
+    if (!isSeen && !root.dataset.shown) {
+      root.dataset.shown = "yes";
+      performance.mark("shown"); // what is in view is drawn
+      break;
+    }
+    waiting.shift();
+    view.drawOne(chart);
+  }
+  if (waiting.length) turn.port2.postMessage(null);
+  else root.dataset.ready = "yes";
 }
-drawNext();
+turn.port1.onmessage = drawSome;
+drawSome();
 
 addEventListener("hashchange", () => views.forEach((view) => { view.follow(); view.draw(); view.fill(); }));
 

@@ -16,8 +16,9 @@ from typing import NamedTuple, get_args
 from selffl.algorithms import ALGORITHMS
 from selffl.errors import DataError
 from selffl.reports import tables
-from selffl.reports.page import Recorded, count_verdicts, reading, tally, tally_of
+from selffl.reports.page import Recorded, reading
 from selffl.reports.record import StudyRecord, place_of
+from selffl.reports.tallies import count_verdicts, tally, tally_of
 from selffl.studies.result import MET, OLD_VERDICTS, OWN, RULE, TARGET, Verdict, Whose, capfirst, verdict_word, whose
 
 OPENING = "# Results\n\nMade from run records by `selffl paper page`"

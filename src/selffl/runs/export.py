@@ -303,8 +303,9 @@ def position_of(client: Hashable, ids: Sequence[Hashable]) -> int:
     # The number 7 and the text 7 are two ids, and the likeliest mistake.
     names = {str(name): name for name in reversed(ids)}
     near = difflib.get_close_matches(str(client), names, n=1, cutoff=0.5)
-    hint = f"did you mean {names[near[0]]!r}? " if near else ""
-    raise ConfigError(f"unknown client {client!r}; {hint}Expected one of the {len(ids)} ids: {first_few(ids, 5, repr)}")
+    hint = f"did you mean {names[near[0]]!r}? Expected" if near else "expected"
+    some = first_few(ids, 5, repr)
+    raise ConfigError(f"unknown client {client!r}; {hint} one of the {len(ids)} ids: {some}")
 
 
 def client_about(row: Row) -> Row:
