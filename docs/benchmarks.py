@@ -218,9 +218,9 @@ def peers_machine() -> str:
     record = peers()
     sizes, load = record["sizes"], record["load"][0]
     text = (
-        f"{record['machine']}, load {load:.1f}; {sizes['clients']:,} clients of {sizes['rows']} rows, {sizes['cohort']} a "
-        f"round, {sizes['steps']} steps of batch {sizes['batch']}; {record['turns']} turns. Everybody's clients took as "
-        f"many steps, and no accuracy is more than {100 * record['tolerance']:.0f} points from the loop's."
+        f"{record['machine']}, load {load:.0f}; {sizes['clients']} clients of {sizes['rows']} rows, {sizes['cohort']} "
+        f"a round, {sizes['steps']} steps of batch {sizes['batch']}; {record['turns']} turns. Everybody's clients took "
+        f"as many steps, and no accuracy is more than {100 * record['tolerance']:.0f} points from the loop's."
     )
     left_out = "; ".join(f"{LIBRARIES[name]} ({why.rstrip('.')})" for name, why in record["left_out"].items())
     return f"{text} Left out: {left_out}." if left_out else text
