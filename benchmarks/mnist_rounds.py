@@ -9,7 +9,7 @@ import torch
 from timing import best, measured, options, ratios, report, threads_of, with_threads
 
 from selffl.data.federation import Rows
-from selffl.studies.speed import cohort_rounds, plain_loop
+from selffl.studies.speed import bare_products, cohort_rounds, plain_loop
 
 NUM_FEATURES, NUM_CLASSES = 784, 10
 
@@ -34,14 +34,7 @@ def main() -> None:
     loop = plain_loop(rows, NUM_CLASSES, **sizes)
     selffl = cohort_rounds(rows, NUM_CLASSES, **sizes, chunk_size=args.chunk)
 
-    batch = torch.randn(args.cohort, args.batch, NUM_FEATURES, device=args.device)
-    weight = torch.randn(args.cohort, NUM_CLASSES, NUM_FEATURES, device=args.device)
-    error = torch.randn(args.cohort, NUM_CLASSES, args.batch, device=args.device)
-
-    def floor() -> None:
-        for _ in range(args.steps):
-            torch.bmm(weight, batch.transpose(1, 2))
-            torch.bmm(error, batch)
+    floor = bare_products(NUM_FEATURES, NUM_CLASSES, **sizes, device=args.device)
 
     threads = threads_of(args)
     cases = with_threads({"loop": loop, "selffl": selffl, "products alone": floor}, threads)

@@ -5,11 +5,14 @@ The README shows the picture too: ``python docs/benchmarks.py`` draws it anew.
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from selffl.reports.results import Section, read_results
 from selffl.reports.tables import markdown
@@ -30,6 +33,17 @@ REGIMES = {
     "regimes-cifar10": "CIFAR-10",
 }
 PICTURE = "figures/benchmarks.svg"
+PEERS = RESULTS.parent / "figures" / "peers.json"  # what `selffl bench --peers --json` has printed
+PEERS_PICTURE = "figures/peers.svg"
+LIBRARIES = {
+    "products": "bare products of a round's steps",
+    "selffl": "selffl",
+    "fedjax": "FedJAX",
+    "pfl": "pfl-research, one process",
+    "loop": "plain PyTorch loop",
+    "fluke": "fluke",
+    "flower": "Flower, simulation",
+}
 OUR_METHOD = "self-fl-auto"
 BLUE = "#0072b2"
 
@@ -159,6 +173,80 @@ def machines_table() -> str:
     )
 
 
+@cache
+def peers() -> dict[str, Any]:
+    """The record of rounds of several libraries that took turns."""
+    found: dict[str, Any] = json.loads(PEERS.read_text(encoding="utf-8"))
+    return found
+
+
+def times_ours(name: str) -> list[float]:
+    """How many times as long as ours a library's round takes, turn by turn."""
+    found = peers()["libraries"]
+    return [each / ours for each, ours in zip(found[name]["seconds"], found["selffl"]["seconds"], strict=True)]
+
+
+def _spread(values: list[float], form: str = ".2g") -> str:
+    """Median, and range in brackets."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}}–{max(values):{form}})"
+
+
+def peers_table() -> str:
+    """Seconds, ratios, memory and accuracy of each library."""
+    found = peers()["libraries"]
+    rows = []
+    for name, title in LIBRARIES.items():
+        if name in found:
+            each = found[name]
+            versions = ", ".join(f"{package} {number}" for package, number in each["versions"].items())
+            right = "" if each["accuracy"] is None else f"{100 * each['accuracy']:.1f} %"
+            rows.append(
+                {
+                    "": title,
+                    "ms a round": _spread([1e3 * value for value in each["seconds"]], ".0f"),
+                    "times as long as selffl": "1" if name == "selffl" else _spread(times_ours(name)),
+                    "peak memory": f"{each['peak_megabytes']:.0f} MB",
+                    "accuracy": right,
+                    "versions": versions,
+                }
+            )
+    return markdown(rows)
+
+
+def peers_machine() -> str:
+    """Where and how the table was measured, and who is not in it."""
+    record = peers()
+    sizes, load = record["sizes"], record["load"][0]
+    text = (
+        f"{record['machine']}, load {load:.0f}; {sizes['clients']} clients of {sizes['rows']} rows, {sizes['cohort']} "
+        f"a round, {sizes['steps']} steps of batch {sizes['batch']}; {record['turns']} turns. Everybody's clients took "
+        f"as many steps, and no accuracy is more than {100 * record['tolerance']:.0f} points from the loop's."
+    )
+    left_out = "; ".join(f"{LIBRARIES[name]} ({why.rstrip('.')})" for name, why in record["left_out"].items())
+    return f"{text} Left out: {left_out}." if left_out else text
+
+
+def peers_picture() -> bytes:
+    """A bar for each library: how many times as long as ours a round takes."""
+    from matplotlib.figure import Figure
+
+    from selffl.reports.figures import INK, save, style
+
+    names = [name for name in LIBRARIES if name in peers()["libraries"]]
+    medians = [statistics.median(times_ours(name)) for name in names]
+    with style():
+        canvas = Figure(figsize=(8.6, 0.4 * len(names) + 0.9), layout="constrained")
+        axis = canvas.subplots()
+        axis.barh([LIBRARIES[name] for name in names], medians, color=BLUE)
+        for place, median in enumerate(medians):
+            axis.annotate(f"{median:.2g}", (median, place), (4, 0), textcoords="offset points", va="center", color=INK)
+        axis.set_xscale("log")
+        axis.invert_yaxis()
+        axis.set_xlabel("seconds of a round of FedAvg over those of selffl, median of turns (logarithmic)")
+        with tempfile.TemporaryDirectory() as folder:
+            return save(canvas, Path(folder) / "peers", ("svg",))[0].read_bytes()
+
+
 def picture() -> bytes:
     """Our method less the best baseline: a line for each data set, and one for all cells of each regime study."""
     from matplotlib.figure import Figure
@@ -187,3 +275,4 @@ def picture() -> bytes:
 
 if __name__ == "__main__":
     (RESULTS.parent / PICTURE).write_bytes(picture())
+    (RESULTS.parent / PEERS_PICTURE).write_bytes(peers_picture())

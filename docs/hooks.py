@@ -245,6 +245,8 @@ def benchmark_table(what: str) -> str:
         "regimes": module.regimes_table,
         "published": module.published_tables,
         "machines": module.machines_table,
+        "peers": module.peers_table,
+        "peers-machine": module.peers_machine,
     }
     return str(makers[what]())
 

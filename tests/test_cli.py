@@ -606,22 +606,11 @@ def test_a_table_on_a_narrow_terminal_has_whole_columns_and_names_the_others(mon
 
 
 def test_bench_prints_ratios_of_measurements_that_took_turns(run):
-    found = json.loads(succeed(run("bench", "--clients", "3", "--repeats", "2", "--json", "--peers")).out)
+    found = json.loads(succeed(run("bench", "--clients", "3", "--repeats", "2", "--json")).out)
     loop, ours = found["seconds"]["plain PyTorch loop"], found["seconds"]["selffl"]
     ratios = [slow / fast for slow, fast in zip(loop, ours, strict=True)]
     assert len(ratios) == 2
     assert found["times_as_fast"]["selffl"] == {"median": sum(ratios) / 2, "low": min(ratios), "high": max(ratios)}
-    has_flower = bool(found["times_as_fast"].get("Flower, simulation"))
-    assert has_flower != any(line.startswith("Flower") for line in found["missing"])
-
-
-def test_bench_says_which_peers_are_not_there(run, monkeypatch):
-    monkeypatch.setattr("selffl.cli.bench.find_spec", lambda name: None)
-    text = succeed(run("bench", "--clients", "3", "--repeats", "2", "--peers")).out
-    assert "Left out: Flower, simulation: flwr and ray not installed" in text
-    for peer, state in (("fluke", "not installed"), ("FedJAX", "not installed"), ("PFLlib", "no package")):
-        assert f"Left out: {peer}: no adapter for it here ({state})." in text
-    assert re.search(r"^selffl +\d+\.\d +\S+–\S+ +\S+ +\S+–\S+$", text, re.M)
 
 
 def test_the_loop_and_the_engine_take_the_same_steps():

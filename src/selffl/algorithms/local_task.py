@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +12,16 @@ from selffl.algorithms.optimisers import SGD, Optimiser, RememberedSteps
 from selffl.errors import ConfigError
 
 CLIPPING_EPS = 1e-6  # that torch adds to a gradient's length
+
+
+class Walk(NamedTuple):
+    """Plain gradient steps, theta <- theta - eta (g + penalty (theta - anchor)), of some clients."""
+
+    num_steps: Tensor  # of each [slots]
+    first_draw: int  # the minibatch of the first step
+    rate: float | Tensor  # eta, or [slots, 1]
+    penalty: float
+    anchor: Tensor | None  # [slots, P]
 
 
 class LocalTask(ABC):
@@ -102,6 +112,13 @@ class LocalTask(ABC):
         if self.weight_decay:
             self.parameters(found).add_(self.parameters(params), alpha=self.weight_decay)
         return found
+
+    def walk(self, params: Tensor, walk: Walk) -> Tensor | None:
+        """Take steps, written into ``params [slots, P]``, for clients for whom the task knows a quicker way to them.
+
+        Who they are ``[slots]``; none: nobody.  Gradients count as if each step had been taken.
+        """
+        return None
 
     def parameters(self, values: Tensor) -> Tensor:
         """``values [..., P]`` without those of statistics."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from selffl.algorithms.local_task import LocalTask
+from selffl.algorithms.local_task import LocalTask, Walk
+from selffl.algorithms.optimisers import SGD
 
 
 def per_slot(value: float | Tensor, task: LocalTask) -> float | Tensor:
@@ -108,6 +109,17 @@ def descend(
         take_step(params, direction, rate_of(task, slots, learning_rate))
         return states
 
+    if type(optimiser) is SGD and known is None and frozen is None and share == 1.0:
+        slots = torch.arange(len(block), device=block.device)
+        left = torch.as_tensor(num_steps, device=block.device).expand(task.shape).reshape(-1)
+        pulled = None if anchor is None else beside[0]
+        walk = Walk(left, first_draw, rate_of(task, slots, learning_rate), penalty, pulled)
+        block = block.clone()
+        is_done = task.walk(block, walk)
+        if is_done is not None:
+            if bool(is_done.all()):
+                return block.reshape_as(start)
+            num_steps = left.masked_fill(is_done, 0).reshape(task.shape)
     done = iterate(task, num_steps, step, block, *beside, *remembered)
     if task.remembered is not None and known is not None:
         made = num_steps.expand(task.shape).reshape(-1) if isinstance(num_steps, Tensor) else num_steps

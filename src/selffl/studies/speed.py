@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from selffl.algorithms import algorithm
 from selffl.data.federation import Federation, Rows
-from selffl.engines.cohort import CohortEngine
+from selffl.engines.cohort import CohortEngine, RunState
 from selffl.models import build
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
@@ -70,7 +70,7 @@ class Spread:
 def plain_loop(rows: Rows, num_classes: int, *, cohort: int, steps: int, batch: int) -> Case:
     """A round of FedAvg as a careful person writes it: one model and optimiser, rows on the device, a gather an epoch.
 
-    Clients weigh the same.
+    Clients weigh the same.  A call returns the shared weight and bias.
     """
     device, num_features = rows.array.device, math.prod(rows.array.shape[1:])
     model = build("softmax", num_features, num_classes).to(device)
@@ -80,7 +80,7 @@ def plain_loop(rows: Rows, num_classes: int, *, cohort: int, steps: int, batch: 
     own = list(zip(torch.split(features, sizes), torch.split(rows.labels, sizes), strict=True))
     shared = [part.detach().clone() for part in model.parameters()]
 
-    def one_round() -> None:
+    def one_round() -> list[Tensor]:
         total = [torch.zeros_like(part) for part in shared]
         for client in torch.randperm(len(sizes))[:cohort].tolist():
             with torch.no_grad():
@@ -100,14 +100,31 @@ def plain_loop(rows: Rows, num_classes: int, *, cohort: int, steps: int, batch: 
                     kept.add_(part, alpha=1 / cohort)
         for start, kept in zip(shared, total, strict=True):
             start.copy_(kept)
+        return shared
 
     return one_round
+
+
+def bare_products(
+    num_features: int, num_classes: int, *, cohort: int, steps: int, batch: int, device: str = "cpu"
+) -> Case:
+    """The products of matrices that the gradients of such a round are made of, step by step, and nothing else."""
+    features = torch.randn(cohort, batch, num_features, device=device)
+    weight = torch.randn(cohort, num_classes, num_features, device=device)
+    error = torch.randn(cohort, num_classes, batch, device=device)
+
+    def products() -> None:
+        for _ in range(steps):
+            torch.bmm(weight, features.transpose(1, 2))
+            torch.bmm(error, features)
+
+    return products
 
 
 def cohort_rounds(
     rows: Rows, num_classes: int, *, cohort: int, steps: int, batch: int, chunk_size: int | None = None
 ) -> Case:
-    """The same round by the cohort engine."""
+    """The same round by the cohort engine.  A call returns the state of the run."""
     num_clients, num_features = len(rows.offset) - 1, math.prod(rows.array.shape[1:])
     flat = FlatModel(build("softmax", num_features, num_classes).to(rows.array.device))
     federation = Federation(range(num_clients), rows, rows)
@@ -116,8 +133,9 @@ def cohort_rounds(
     engine = CohortEngine(method, source, cohort / num_clients, chunk_size=chunk_size)
     state = engine.start(flat.params)
 
-    def one_round() -> None:
+    def one_round() -> RunState:
         nonlocal state
         state = engine.advance(state, 1)
+        return state
 
     return one_round

@@ -148,9 +148,7 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
         return gradients
 
     def gradient(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
-        # The closed form is for classes, one per row; cross-entropy takes probabilities, too.
-        is_class = labels.ndim == 2 and not labels.is_floating_point()
-        if is_softmax_regression and is_class and isinstance(features, Tensor) and features.ndim == 3:
+        if is_softmax and is_class(labels[0]) and isinstance(features, Tensor) and features.ndim == 3:
             return softmax_regression_gradient(params, features, labels)
         way = quickest_way(model, params, features) if gradients == "auto" else gradients
         if way == "loop":
@@ -158,10 +156,20 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
         return by_vmap(model.unfolded if way == "unfold" else model.vectorised, params, features, labels, *keys)
 
     check_gradients(gradients)
-    is_plain = gradients == "auto" and model.precision == "full"
-    is_softmax_regression = is_plain and loss is nn.functional.cross_entropy and _is_linear(model)
+    is_softmax = is_softmax_regression(model, loss, gradients)
     model.gradients[known] = GraphedGradient(gradient)
     return partial(model.gradients[known], model)
+
+
+def is_softmax_regression(model: FlatModel, loss: Loss, gradients: Gradients) -> bool:
+    """Whether a closed form may be used: one linear layer under cross-entropy."""
+    is_plain = gradients == "auto" and model.precision == "full"
+    return is_plain and loss is nn.functional.cross_entropy and _is_linear(model)
+
+
+def is_class(labels: Tensor) -> bool:
+    """Whether ``labels [B, ...]`` are classes, one per row; cross-entropy takes probabilities, too."""
+    return labels.ndim == 1 and not labels.is_floating_point()
 
 
 def outputs_of(model: FlatModel, params: Tensor, features: Features, way: Way) -> Tensor:

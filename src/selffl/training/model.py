@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
+from selffl.algorithms.local_task import Walk
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
 from selffl.algorithms.training_options import TrainingOptions
@@ -27,6 +28,8 @@ from selffl.training.blocks import (
     Loss,
     check_gradients,
     gradient_of,
+    is_class,
+    is_softmax_regression,
     outputs_of,
     quickest_way,
     rows_at,
@@ -34,6 +37,7 @@ from selffl.training.blocks import (
 from selffl.training.classes import class_counts, class_targets, has_classes
 from selffl.training.evaluation import blocks_of_clients
 from selffl.training.features import features_of, objective_gradient
+from selffl.training.few_rows import STEPS_AT_ONCE, OwnRows, have_few_rows, walk_by_rows
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_squared_error
 from selffl.training.row_gradients import DrawnRows, check_rows_apart, clipped_mean
@@ -47,7 +51,8 @@ class BatchesAhead:
     """What the next minibatches of every slot are made of: drawn one by one, a GPU would wait for them."""
 
     block: int  # which minibatches: the number of the first over how many there are
-    index: Tensor  # row numbers [slots, minibatches, B]
+    places: Tensor  # among the rows of all slots [slots, minibatches, B]
+    index: Tensor  # row numbers, likewise
     moves: Tensor | None  # of images that are moved [slots, minibatches, B, 3]
     mask_keys: Tensor | None  # where the model has dropout [slots, minibatches]
 
@@ -84,6 +89,7 @@ class ModelTask(FeatureTask):
         check_images(self.options.augmentation, rows.features)
         self._gradient = gradient_of(model, loss, gradients)
         self._model, self._loss, self._gradients = model, loss, gradients
+        self._is_softmax_regression = is_softmax_regression(model, loss, gradients)
         self.num_statistics = model.num_statistics
         self.class_bias, self.head = model.class_bias, model.head
         self.optimiser = optimiser or self.optimiser
@@ -119,14 +125,15 @@ class ModelTask(FeatureTask):
         if self._ahead is None or self._ahead.block != block:
             keys = self._keys
             draws = torch.arange(block * self._num_ahead, (block + 1) * self._num_ahead, device=keys.device)
-            index = self._index(block) if self.row_clip is None else self._drawn(block)
+            places = self._places(block) if self.row_clip is None else self._drawn(block)
+            index = places if self._order is None else self._order[places]
             moves = masks = None
             if self.options.augmentation != "none":
                 to_move = self.options.augmentation, self.batch_size, self._seed, self._stream, self._round
                 moves = draw_moves(*to_move, keys, draws)
             if self._model.leaves_out:
                 masks = random_bits(self._seed, f"{self._stream} mask", self._round, keys[:, None], draws)
-            self._ahead = BatchesAhead(block, index, moves, masks)
+            self._ahead = BatchesAhead(block, places, index, moves, masks)
         return self._ahead
 
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
@@ -135,8 +142,8 @@ class ModelTask(FeatureTask):
         keys = self._keys[slots].unsqueeze(-1)
         return normal(self._seed, f"{self._stream} noise", self._round, keys, draw, place).to(params)
 
-    def _index(self, block: int) -> Tensor:
-        """Row numbers of the next minibatches of every slot, as many as are looked up at once: ``[slots, …, B]``."""
+    def _places(self, block: int) -> Tensor:
+        """Places of the next minibatches of every slot, as many as are looked up at once: ``[slots, …, B]``."""
         width = self._num_ahead * self.batch_size
         size, begin = self._size, self._begin
         # Only the epochs that these minibatches touch are shuffled: first .. last of each client.
@@ -153,8 +160,7 @@ class ModelTask(FeatureTask):
         by_lot = lots.argsort(stable=True)
         shuffled = (begin[owner] + row)[by_lot[turn[by_lot].argsort(stable=True)]]
         wanted = torch.arange(width, device=size.device) + (start + block * width - first * size).unsqueeze(-1)
-        places = shuffled[wanted].reshape(len(size), self._num_ahead, self.batch_size)
-        return places if self._order is None else self._order[places]
+        return shuffled[wanted].reshape(len(size), self._num_ahead, self.batch_size)
 
     def _drawn(self, block: int) -> Tensor:
         """Likewise, where each minibatch is drawn by itself without replacement; places beyond N repeat its last."""
@@ -315,6 +321,30 @@ class ModelTask(FeatureTask):
         return objective_gradient(
             self._model, self._loss, self._gradients, objective, params, num_extra, batch, constants
         )
+
+    def walk(self, params: Tensor, walk: Walk) -> Tensor | None:
+        """Softmax regression on a CPU, of clients that have few rows for the steps they take."""
+        features, labels = self._rows.features, self._rows.labels
+        is_changed = self.weight_decay or self.max_gradient_norm is not None or self.row_clip is not None
+        if is_changed or not self._is_softmax_regression or params.device.type != "cpu":
+            return None
+        if not is_class(labels) or not isinstance(features, Tensor) or features.ndim != 2:
+            return None
+        num_classes = params.shape[1] // (features.shape[1] + 1)
+        sizes = walk.num_steps, self.batch_size, features.shape[1], num_classes
+        is_few = have_few_rows(self._size, *sizes) & (walk.num_steps > 0)
+        clients = is_few.nonzero().flatten()
+        if not len(clients):
+            return None
+        for first in range(0, int(walk.num_steps[clients].max()), STEPS_AT_ONCE):
+            part = walk._replace(num_steps=(walk.num_steps - first).clamp(min=0, max=STEPS_AT_ONCE))
+            some = clients[part.num_steps[clients] > 0]
+            draws = range(walk.first_draw + first, walk.first_draw + first + int(part.num_steps[some].max()))
+            places = torch.stack([self._look_ahead(draw).places[:, draw % self._num_ahead] for draw in draws], dim=1)
+            own = OwnRows(features, labels, self._begin, self._size, self._order, places - self._begin[:, None, None])
+            walk_by_rows(params, own, some, part)
+        self.num_gradients.index_add_(0, clients // self.slots_per_client, walk.num_steps[clients])
+        return is_few
 
     def batch_gradient(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """All clients at once."""

@@ -1,0 +1,86 @@
+"""Steps by products of rows end where plain steps end, for whoever has few rows."""
+
+import pytest
+import torch
+from torch import nn
+
+from selffl.algorithms.solver import descend
+from selffl.data.federation import Federation, Rows
+from selffl.training import few_rows
+from selffl.training.flat import FlatModel
+from selffl.training.model import ModelSource
+
+NUM_FEATURES, NUM_CLASSES, BATCH_SIZE, RATE = 30, 4, 3, 0.2
+SIZES = torch.tensor([5, 2, 9, 60, 4])  # the fourth has many rows for its steps; the second fewer than a minibatch
+
+
+@pytest.fixture
+def task():
+    """A task of clients of different sizes, in double precision, as of new."""
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(int(SIZES.sum()), NUM_FEATURES, generator=draw, dtype=torch.float64)
+    labels = torch.randint(NUM_CLASSES, (len(features),), generator=draw)
+    rows = Rows(features, labels, torch.cat([torch.zeros(1, dtype=torch.int64), SIZES.cumsum(0)]))
+    model = FlatModel(nn.Linear(NUM_FEATURES, NUM_CLASSES, dtype=torch.float64))
+    source = ModelSource(
+        Federation(range(len(SIZES)), rows, rows), model, nn.functional.cross_entropy, RATE, BATCH_SIZE
+    )
+    return lambda: source.task(torch.arange(len(SIZES)), 1)
+
+
+def by_autograd(task, start, num_steps, penalty, anchor, first_draw):
+    """One client and one step at a time, by torch's own layer, loss and derivative."""
+    ended = []
+    for client, own in enumerate(start):
+        layer = nn.Linear(NUM_FEATURES, NUM_CLASSES, dtype=torch.float64)
+        nn.utils.vector_to_parameters(own.clone(), layer.parameters())
+        for step in range(int(num_steps[client])):
+            features, labels = task.batch(first_draw + step, torch.tensor([client]))
+            loss = nn.functional.cross_entropy(layer(features[0]), labels[0])
+            flat = nn.utils.parameters_to_vector(layer.parameters())
+            if anchor is not None:
+                loss = loss + penalty / 2 * (flat - anchor[client]).square().sum()
+            slopes = torch.autograd.grad(loss, list(layer.parameters()))
+            with torch.no_grad():
+                for part, slope in zip(layer.parameters(), slopes, strict=True):
+                    part -= RATE * slope
+        ended.append(nn.utils.parameters_to_vector(layer.parameters()).detach())
+    return torch.stack(ended)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.7])
+@pytest.mark.parametrize("num_steps", [6, torch.tensor([6, 3, 25, 4, 0])])
+def test_steps_end_where_those_of_autograd_end(task, num_steps, penalty, monkeypatch):
+    draw = torch.Generator().manual_seed(1)
+    start, anchor = torch.randn(2, len(SIZES), NUM_CLASSES * (NUM_FEATURES + 1), generator=draw, dtype=torch.float64)
+    monkeypatch.setattr(few_rows, "NUMBERS_AT_ONCE", 300)  # two or three clients at once
+    monkeypatch.setattr("selffl.training.model.STEPS_AT_ONCE", 10)
+    pulled = {"penalty": penalty, "anchor": anchor if penalty else None}
+    steps = torch.as_tensor(num_steps).expand(len(SIZES))
+    plain, tried = task(), task()
+    walked = []
+    by_rows = few_rows.walk_by_rows
+    monkeypatch.setattr(
+        "selffl.training.model.walk_by_rows", lambda *given: (walked.extend(given[2].tolist()), by_rows(*given))
+    )
+    before = start.clone()
+    found = descend(tried, start, num_steps, first_draw=18, **pulled)  # of two blocks of minibatches
+    expected = by_autograd(plain, start, steps, penalty, pulled["anchor"], 18)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    assert torch.equal(start, before)
+    assert tried.num_gradients.tolist() == steps.tolist()
+    assert 3 not in walked
+    assert {0, 1, 2} <= set(walked)
+
+
+def test_halves_are_walked_by_rows_too(task, monkeypatch):
+    start = torch.zeros(len(SIZES), 2, NUM_CLASSES * (NUM_FEATURES + 1), dtype=torch.float64)
+    found = descend(task().halves(), start, 6)
+    monkeypatch.setattr(few_rows, "MOST_WORK", 0.0)
+    halves = task().halves()
+    torch.testing.assert_close(found, descend(halves, start, 6), rtol=1e-9, atol=1e-10)
+
+
+def test_who_has_few_rows_is_said_of_each_client_alone():
+    size, steps = torch.tensor([10, 50, 130, 50]), torch.tensor([20, 20, 20, 1])
+    assert few_rows.have_few_rows(size, steps, 10, 784, 10).tolist() == [True, True, False, False]
