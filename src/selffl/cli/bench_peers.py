@@ -24,6 +24,7 @@ from selffl.data.locate import cache
 WORKER = Path(__file__).with_name("bench_worker.py")
 LOOP, PRODUCTS, OURS = "loop", "products", "selffl"
 ROWS, STEPS, BATCH = 50, 20, 10
+WARM_UP_ROUNDS = 3  # of a worker: its first, one with as many threads as cores, one with a single thread
 TOLERANCE = 0.02  # by which an accuracy may differ from the loop's: minibatches and cohorts are drawn differently
 # On a network of its own, in which there is nobody but itself; whatever it starts ends with it.
 UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--map-root-user")
@@ -137,7 +138,7 @@ def measure(
             name: {clock: [turn[clock] for turn in worker.turns] for clock in clocks} | worker.ask("end")
             for name, worker in workers.items()
         }
-    for name, why in unequal(found, (turns + 1) * sizes["cohort"] * STEPS).items():
+    for name, why in unequal(found, (WARM_UP_ROUNDS + turns) * sizes["cohort"] * STEPS).items():
         left_out[name] = why
         del found[name]
     machine = f"{platform.machine()}, {cores} of {os.cpu_count()} cores, Python {platform.python_version()}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import resource
@@ -365,6 +366,23 @@ def peak_megabytes() -> float:
     return used / 1e6 if sys.platform == "darwin" else used / 1e3
 
 
+def choose_threads(rounds: Rounds, cores: int) -> int:
+    """Of torch's threads, as many as make a round quicker: all cores, or one, as loops over small products like it."""
+    torch = sys.modules.get("torch")
+    seconds: dict[int, float] = {}
+    for threads in (cores, 1):
+        if torch is not None:
+            torch.set_num_threads(threads)
+        begin = time.perf_counter()
+        rounds.advance()
+        seconds[threads] = min(time.perf_counter() - begin, seconds.get(threads, math.inf))
+    chosen = min(seconds, key=lambda threads: seconds[threads])
+    if torch is None:  # which has threads of its own
+        return cores
+    torch.set_num_threads(chosen)
+    return chosen
+
+
 def main() -> None:
     """Answer until told to end."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -383,6 +401,7 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):  # libraries print, too
         rounds = LIBRARIES[args.library](problem)
         rounds.advance()  # compiles, starts, fills caches
+        threads = choose_threads(rounds, args.cores)
         answer(ready=args.library)
         for line in sys.stdin:
             if line.strip() != "round":
@@ -395,6 +414,7 @@ def main() -> None:
             num_steps=rounds.num_steps(),
             accuracy=None if weight is None else problem.accuracy(weight, bias),
             peak_megabytes=peak,
+            threads=threads,
             versions={name: version(name) for name in rounds.packages},
         )
 
