@@ -84,3 +84,17 @@ def test_halves_are_walked_by_rows_too(task, monkeypatch):
 def test_who_has_few_rows_is_said_of_each_client_alone():
     size, steps = torch.tensor([10, 50, 130, 50]), torch.tensor([20, 20, 20, 1])
     assert few_rows.have_few_rows(size, steps, 10, 784, 10).tolist() == [True, True, False, False]
+
+
+def test_a_client_ends_with_the_same_bits_whoever_trains_beside_it(task):
+    draw = torch.Generator().manual_seed(1)
+    start = torch.randn(len(SIZES), NUM_CLASSES * (NUM_FEATURES + 1), generator=draw, dtype=torch.float64)
+    rows = task()._rows
+    source = ModelSource(
+        Federation(range(len(SIZES)), rows, rows), FlatModel(nn.Linear(NUM_FEATURES, NUM_CLASSES).double()),
+        nn.functional.cross_entropy, RATE, BATCH_SIZE,
+    )  # fmt: skip
+    together = descend(source.task(torch.arange(len(SIZES)), 1), start, 25)
+    for client in range(len(SIZES)):
+        alone = descend(source.task(torch.tensor([client]), 1), start[client : client + 1], 25)
+        assert torch.equal(alone[0], together[client])

@@ -12,16 +12,19 @@ from selffl.budget import budget_of
 
 
 class ClosedModels:
-    """Those of the latest state that was asked about, by the clients asked for together; as many as fit."""
+    """Those of the latest state that was asked about, by the clients asked for together; as many as fit.
+
+    A copy begins without any.
+    """
 
     def __init__(self) -> None:
-        self._state: Callable[[], Any] = lambda: None
+        self._state: weakref.ref[Any] | None = None
         self._found: dict[tuple[int, ...], Tensor] = {}
         self._room = 0
 
     def get(self, state: Any, clients: Tensor, make: Callable[[], Tensor]) -> Tensor:
         """The models of ``clients [..., C]`` in that state, made by ``make`` if they are not here; the caller's own."""
-        if self._state() is not state:
+        if self._state is None or self._state() is not state:
             self._state, self._found = weakref.ref(state), {}
             self._room = budget_of(clients.device).evaluated_numbers
         key = tuple(clients.flatten().tolist())
@@ -32,3 +35,6 @@ class ClosedModels:
             self._room -= found.numel()
             self._found[key] = found.clone()
         return found
+
+    def __reduce__(self) -> tuple[type[ClosedModels], tuple[()]]:
+        return ClosedModels, ()

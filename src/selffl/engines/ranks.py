@@ -29,7 +29,7 @@ MOST_SECONDS = 1e8  # that can be waited for
 GRACE_SECONDS = 5.0  # that a rank which ends waits for others to hear of it
 PROBE_SECONDS = 0.3  # after which a rank whose connection stays open is there
 PROBE_TAG = 1  # of a message that nobody sends
-STOPPED = "stopped"  # the word of a rank that was told to end
+STOPPED = "stopped"  # the word of a rank that was told to end, or ends for the sake of another
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of the environment
 
 Found = TypeVar("Found")
@@ -264,7 +264,8 @@ class Ranks:
         """Tell the others that this rank ends with an error; what is to be raised, if it was for another's."""
         if isinstance(error, KeyboardInterrupt) and self.number == 0:
             error = self.fault() or error
-        is_stop = isinstance(error, KeyboardInterrupt)
+        # Who finds rank 0 gone may have been cut off while that looked for the one that is lost.
+        is_stop = isinstance(error, KeyboardInterrupt | FirstRankLostError)
         with suppress(RuntimeError):
             store = dist.distributed_c10d._get_default_store()
             word = " ".join(str(error).split()) if isinstance(error, SelfFLError) else one_line(error)

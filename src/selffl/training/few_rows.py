@@ -11,7 +11,6 @@ the model is drawn towards its anchor in every step, which is the same with W_0 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +25,7 @@ from selffl.algorithms.local_task import Walk
 #    64 features  N = 10 0.83 (0.15), 30 0.87 (0.61), 50 0.99 (1.3), 80 1.06 (2.6), 100 1.18 (3.8)
 MOST_WORK = 2.0
 NUMBERS_AT_ONCE = 1 << 21  # features of clients that are computed side by side
+ROWS_FILLED_TO = 16  # a client's rows are filled up to a multiple of so many
 STEPS_AT_ONCE = 200  # of a visit: scores begin anew after so many, and what is kept of each step stays small
 
 
@@ -40,9 +40,15 @@ class OwnRows:
     order: Tensor | None
     places: Tensor  # of the steps' minibatches [n, S, B], counted from a client's own first
 
+    @property
+    def filled_size(self) -> Tensor:
+        """Rows of each client ``[n]``, filled up."""
+        return (self.size + ROWS_FILLED_TO - 1) // ROWS_FILLED_TO * ROWS_FILLED_TO
+
     def of(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Features ``[m, N, F]`` and labels ``[m N]``; of clients with fewer rows than others the last is repeated."""
-        own = torch.minimum(torch.arange(int(self.size[clients].max())), self.size[clients].unsqueeze(-1) - 1)
+        """Features ``[m, N, F]`` and labels ``[m N]``, of clients of one `filled_size`; the last row is repeated."""
+        filled = torch.arange(int(self.filled_size[clients[0]]))
+        own = torch.minimum(filled, self.size[clients].unsqueeze(-1) - 1)
         places = (self.begin[clients].unsqueeze(-1) + own).reshape(-1)
         index = places if self.order is None else self.order[places]
         features = self.features.index_select(0, index).view(*own.shape, -1)
@@ -60,19 +66,17 @@ def have_few_rows(size: Tensor, num_steps: Tensor, batch_size: int, num_features
 
 
 def walk_by_rows(params: Tensor, rows: OwnRows, clients: Tensor, walk: Walk) -> None:
-    """Write into ``params [n, P]``, for some ``clients`` of them, what ``nn.Linear`` is after its steps."""
-    by_size = clients[rows.size[clients].argsort(descending=True, stable=True)]
-    for some in _blocks(by_size, rows):
-        params[some] = _walk(params[some], rows, some, walk)
+    """Write into ``params [n, P]``, for some ``clients`` of them, what ``nn.Linear`` is after its steps.
 
-
-def _blocks(by_size: Tensor, rows: OwnRows) -> Iterator[Tensor]:
-    """Clients side by side, the largest first."""
-    while len(by_size):
-        numbers = int(rows.size[by_size[0]]) * rows.features.shape[1]
-        number = max(NUMBERS_AT_ONCE // numbers, 1)
-        yield by_size[:number]
-        by_size = by_size[number:]
+    Side by side are clients of one filled size: what is computed of a client does not depend on who is beside it.
+    """
+    sizes = rows.filled_size[clients]
+    for size in sorted(set(sizes.tolist())):
+        number = max(NUMBERS_AT_ONCE // (size * rows.features.shape[1]), 1)
+        same = clients[sizes == size]
+        for start in range(0, len(same), number):
+            some = same[start : start + number]
+            params[some] = _walk(params[some], rows, some, walk)
 
 
 def _walk(params: Tensor, rows: OwnRows, clients: Tensor, walk: Walk) -> Tensor:
