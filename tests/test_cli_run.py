@@ -42,9 +42,17 @@ def test_a_run_ends_with_how_sure_the_variance_between_clients_is(run, tmp_path)
     assert (code, err) == (0, "")
     summary = json.loads((tmp_path / "one" / "summary.json").read_text(encoding="utf-8"))
     inter, low, high = (f"{summary[f'inter_variance{end}']:.3g}" for end in ("", "_low", "_high"))
-    assert out.splitlines()[-2] == (
-        f"Variance between clients: σ₀² = {inter}, between {low} and {high} with 95 % confidence."
-    )
+    said = f"Variance between clients: σ₀² = {inter}, between {low} and {high} with 95 % confidence."
+    held = {
+        0.01: "100 times as loosely",
+        0.1: "10 times as loosely",
+        10.0: "10 times as hard",
+        100.0: "100 times as hard",
+    }
+    lines = [said]
+    if (multiple := summary["closing_multiple"]) != 1.0:
+        lines.append(f"Personal models did best on rows set aside when held {held[multiple]} as that says.")
+    assert out.splitlines()[-1 - len(lines) : -1] == lines
     code, out, _ = run("run", "digits", "--rounds", "3", "--out", "two", "--set", "prior_precision=5")
     assert code == 0
     assert "confidence" not in out

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from selffl.algorithms import Layer, auto_spread, held_steps, self_fl_auto
+from selffl.algorithms import Layer, auto_spread, auto_trial, held_steps, self_fl_auto
 from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine
@@ -40,6 +40,8 @@ AUTO = {
     "least_disagreement": auto_spread.LEAST_DISAGREEMENT,
     "closing_passes": self_fl_auto.CLOSING_PASSES,
     "least_visits": self_fl_auto.LEAST_CLOSING_VISITS,
+    "multiples": auto_trial.MULTIPLES,
+    "most_nats": auto_trial.MOST_NATS,
 }
 
 

@@ -1,5 +1,6 @@
 """self-fl-auto as an estimator: against maximum likelihood, mixed models and dense solves; and where it is hard."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -217,8 +218,26 @@ def test_a_regression_equals_its_twin():
             errors += [2.0 * ((own @ np.array(model) - values[:, 0]) ** 2).mean() for model in models]
         return float(np.mean(errors))
 
+    def half_loss(t, m, half):
+        """On the minibatches of an epoch."""
+        epoch = range(math.ceil(((sizes[m] + 1) // 2 if half == 0 else sizes[m] // 2) / source.batch_size))
+
+        def of_model(model):
+            return float(np.mean([squares(t, m, half, model, draw).mean() for draw in epoch]))
+
+        return of_model
+
+    def half_nat(t, m, half, model):
+        return 2.0 * squares(t, m, half, model, 0).mean()
+
+    def squares(t, m, half, model, draw):
+        features, values = halved(source, t, m, half)(draw)
+        return (np.column_stack([features, np.ones(len(features))]) @ np.array(model) - values[:, 0]) ** 2
+
     problem = {
         "temperature": temperature,
+        "half_loss": half_loss,
+        "half_nat": half_nat,
         "start": source.model.params.tolist(),
         "cohorts": [sample_cohort(1, t + 1, 5, 0.6).tolist() for t in range(6)],
         "gradient": gradient,
@@ -243,6 +262,7 @@ def test_a_regression_equals_its_twin():
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(closed, torch.tensor(expected["closed"], dtype=torch.float64), rtol=1e-9, atol=1e-12)
     assert ((closed - personal).norm(dim=-1) > 1e-3).equal(state.num_rounds > 0)
+    assert state.server.closing_multiple.item() == expected["multiple"]
 
 
 @pytest.mark.parametrize("num_scores", [3, 1])
@@ -291,8 +311,25 @@ def test_a_classifier_equals_its_twin(num_scores):
 
         return of_rows
 
+    def half_loss(t, m, half):
+        """On the minibatches of an epoch."""
+        epoch = range(math.ceil(((sizes[m] + 1) // 2 if half == 0 else sizes[m] // 2) / source.batch_size))
+
+        def of_model(model):
+            flat, losses = np.array(model), []
+            for draw in epoch:
+                own, answers = halved(source, t, m, half)(draw)
+                found = own @ flat[:num_weights].reshape(num_scores, 5).T + flat[num_weights:]
+                found = np.column_stack([0.0 * found, found]) if num_scores == 1 else found
+                chances = np.exp(found) / np.exp(found).sum(1, keepdims=True)
+                losses.append(-np.log(chances[np.arange(len(own)), answers.reshape(-1).astype(int)]).mean())
+            return float(np.mean(losses))
+
+        return of_model
+
     sizes = [float(sum(own)) for own in counts]
     problem = {
+        "half_loss": half_loss,
         "start": source.model.params.tolist(),
         "cohorts": [sample_cohort(1, t + 1, 6, 0.6).tolist() for t in range(6)],
         "gradient": gradient,
@@ -324,6 +361,7 @@ def test_a_classifier_equals_its_twin(num_scores):
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(closed, torch.tensor(expected["closed"], dtype=torch.float64), rtol=1e-7, atol=1e-9)
     assert ((closed - personal).norm(dim=-1) > 1e-3).equal(state.num_rounds > 0)
+    assert state.server.closing_multiple.item() == expected["multiple"]
 
 
 @pytest.mark.slow
@@ -514,7 +552,10 @@ def trained(source, rounds=6, *, with_closed=False):
     """The last state and everybody's model; and everybody's once training is over, if asked for."""
     engine = CohortEngine(algorithm(AUTO, num_local_steps=5), source, 0.6, 1)
     state = engine.advance(engine.start(source.model.params), rounds)
-    return (state, engine.personal(state), *([engine.personal(state, is_over=True)] if with_closed else []))
+    if not with_closed:
+        return state, engine.personal(state)
+    personal, concluded = engine.personal(state), engine.conclude(state)
+    return concluded, personal, engine.personal(concluded, is_over=True)
 
 
 # ------------------------------------------------------------------------------ how far scores and frequencies count

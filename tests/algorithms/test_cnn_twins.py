@@ -5,6 +5,7 @@ minibatches that the task hands out, and nothing of the library's own training c
 """
 
 import copy
+import math
 from functools import cache
 
 import pytest
@@ -104,6 +105,20 @@ def as_problem(source, module):
 
         return of_rows
 
+    def half_loss(t, m, half):
+        """On the minibatches of an epoch."""
+        batch, count = minibatches(source, t, m, half), (SIZES[m] + 1 - half) // 2
+
+        def of_model(model):
+            with torch.no_grad():
+                losses = [
+                    nn.functional.cross_entropy(load(own, model)(features), labels).item()
+                    for features, labels in map(batch, range(math.ceil(count / BATCH)))
+                ]
+            return math.fsum(losses) / len(losses)
+
+        return of_model
+
     def rows_of(t, m):
         batch = minibatches(source, t, m)
 
@@ -141,6 +156,7 @@ def as_problem(source, module):
     size, rows = sum(part.numel() for part in module.parameters()), source.federation.train
     return {
         "half_gradient": lambda t, m: [gradient(t, m, half) for half in (0, 1)],
+        "half_loss": half_loss,
         "half_terms": [((size + 1) // 2, size // 2) for size in SIZES],
         "terms": [float(size) for size in SIZES],
         "start": unload(module),
@@ -168,7 +184,8 @@ def as_problem(source, module):
 def trained(method, source, on_round=None):
     engine = CohortEngine(method, source, participation=PARTICIPATION, seed=SEED)
     state = engine.advance(engine.start(source.model.params), ROUNDS, on_round)
-    return state, engine.personal(state), engine.personal(state, is_over=True)
+    personal, concluded = engine.personal(state), engine.conclude(state)
+    return concluded, personal, engine.personal(concluded, is_over=True)
 
 
 @cache
@@ -307,6 +324,7 @@ def test_a_network_trained_by_a_method_equals_its_twin(case):
         interval = [end.item() for end in algorithm(name).inter_variance_interval(state.server)]
         assert interval == pytest.approx(expected["interval"], rel=1e-6)
         assert len(set(expected["of_group"])) > 1
+        assert state.server.closing_multiple.item() == expected["multiple"]
     spent = [0] * len(SIZES)
     for report, counts in zip(reports, expected["gradients"], strict=True):
         for m, count in zip(report.clients.tolist(), counts, strict=True):

@@ -121,18 +121,23 @@ def test_a_method_equals_its_twin(case, kind):
         "step 0.3 0.5 0.8": [RATE] * 3 + [RATE * 0.3] * 2 + [RATE * 0.09, RATE],
     }[kind]
     problem["rates"] = RatesOfRounds(rates)
-    plain = problem["gradient"]
+    plain, plain_halves = problem["gradient"], problem["half_gradient"]
 
     def gradient(t, m, *half):
         problem["rates"].t = t
         return plain(t, m, *half)
+
+    def half_gradient(t, m):
+        problem["rates"].t = t
+        return plain_halves(t, m)
 
     class Cohorts(list):
         def __iter__(self):
             for problem["rates"].t, cohort in enumerate(list.__iter__(self)):
                 yield cohort
 
-    problem["gradient"], problem["cohorts"] = gradient, Cohorts(problem["cohorts"])
+    problem["gradient"], problem["half_gradient"] = gradient, half_gradient
+    problem["cohorts"] = Cohorts(problem["cohorts"])
     told = told | {key: problem["rates"] for key in ("inner_rates", "personal_rates") if key in told}
     expected = twin(problem, **told)
     assert state.server.params.tolist() == pytest.approx(expected["global"], rel=1e-8, abs=1e-10)

@@ -76,12 +76,17 @@ def as_problem(source, participation, rounds, seed=0):
             for own in halves_of(t, m)
         ]
 
+    def half_loss(t, m, half):
+        own = halves_of(t, m)[half]
+        return lambda model: math.fsum((x - z) ** 2 for x, z in zip(model, own, strict=True)) / (2.0 * variances[m])
+
     def half_terms(m):
         count = int(source.num_examples[m])
         return (0.5, 0.5) if source.data is None else ((count + 1) // 2 / count, count // 2 / count)
 
     return {
         "half_gradient": half_gradient,
+        "half_loss": half_loss,
         "half_terms": [half_terms(m) for m in range(num_clients)],
         "terms": [1.0] * num_clients,
         "start": starting_point(source).tolist(),
@@ -121,8 +126,10 @@ def compared(
     torch.testing.assert_close(
         personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-10, atol=1e-10
     )
-    closed = engine.personal(state, is_over=True)
+    concluded = engine.conclude(state)
+    closed = engine.personal(concluded, is_over=True)
     if "closed" in expected:
+        assert concluded.server.closing_multiple.item() == pytest.approx(expected["multiple"])
         torch.testing.assert_close(closed, torch.tensor(expected["closed"], dtype=torch.float64), rtol=1e-9, atol=1e-10)
     else:
         assert torch.equal(closed, personal)

@@ -1004,6 +1004,8 @@ def run_self_fl_auto(
     least_skew,
     closing_passes,
     least_visits,
+    multiples,
+    most_nats,
 ):
     """D17. A client keeps θ_m, the models of both halves of its rows and the θ they were made with: all move by 1 − k_m
     of the way from there to the new θ."""
@@ -1256,20 +1258,56 @@ def run_self_fl_auto(
     momentum = newness * first_momentum + (1.0 - newness) * last_momentum
     precision = [1.0 / variance for places, variance in zip(groups, of_group, strict=True) for _ in places]
     closing = problem.get("closing")
+
+    def closing_steps(count):
+        """As many as pass over so many rows often enough."""
+        a_pass, visits = (1 if problem["batch_size"] is None else math.ceil(count / problem["batch_size"])), 1
+        while visits * num_local_steps < closing_passes * a_pass:
+            visits *= 2
+        return max(min(visits, len(problem["cohorts"])), least_visits) * num_local_steps
+
+    def other_losses(m, times):
+        """What rows of each half lose on average under the other half's model, held so many times as hard; in nats."""
+        (_, *centres), (_, *starts) = arrived(m, rho)
+        slopes, count, models = problem["half_gradient"](closing, m), int(problem["examples"][m]), []
+        for half, rows in enumerate(((count + 1) // 2, count // 2)):
+            held = [times * c / problem["terms"][m] for c in precision]
+            start, middle, steps = starts[half], centres[half], closing_steps(rows)
+            own = held_descent(start, middle, slopes[half], problem["rates"][m], held, steps, momentum, skipped)
+            if bias:
+                counts = problem["half_classes"][m][half]
+                own = added(own, less([factors[1] * x for x in shift(counts, rho)], row_shift(counts)))
+            models.append(own)
+        return [problem["half_loss"](closing, m, half)(models[1 - half]) for half in (0, 1)], models
+
+    # Before that all clients try how hard to be held, on rows of one half by models of the other.
+    gained = [0.0] * len(multiples)
+    for m, count in enumerate(problem["examples"] if closing is not None else ()):
+        terms = problem["half_terms"][m]
+        if not terms[1]:
+            continue
+        learned, models = other_losses(m, 1.0)
+        nats = [
+            problem["half_nat"](closing, m, half, models[1 - half]) if "half_nat" in problem else 1.0 for half in (0, 1)
+        ]
+        for place, times in enumerate(multiples):
+            others, _ = other_losses(m, times)
+            worse = [part * (x - y) / nat for part, x, y, nat in zip(terms, others, learned, nats, strict=True)]
+            gained[place] -= count * min(max(math.fsum(worse) / problem["terms"][m], -most_nats), most_nats)
+    multiple = multiples[gained.index(max(gained))] if max(gained) > 0.0 else 1.0
+    precision = [multiple * c for c in precision]
     for m in memory if closing is not None else ():
         (centre, *_), (own, *halves) = arrived(m, rho)
         gradient, rate, count = problem["gradient"](closing, m), problem["rates"][m], problem["examples"][m]
         held = [c / problem["terms"][m] for c in precision]
-        a_pass, visits = (1 if problem["batch_size"] is None else math.ceil(count / problem["batch_size"])), 1
-        while visits * num_local_steps < closing_passes * a_pass:
-            visits *= 2
-        visits = max(min(visits, len(problem["cohorts"])), least_visits)
-        own = held_descent(own, centre, gradient, rate, held, visits * num_local_steps, momentum, skipped)
+        own = held_descent(own, centre, gradient, rate, held, closing_steps(count), momentum, skipped)
         lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
         kept = {"prior": prior, "lean": lean, "rho": rho, "factors": factors}
         memory[m] = kept | {"models": dict(zip(("whole", 0, 1), as_predicting(m, rho, [own, *halves]), strict=True))}
     return result | {
         "closed": [here(m, "whole") for m in range(num_clients)],
+        "multiple": multiple,
+        "gained": gained,
         "factors": factors,
         "inter_variance": inter,
         "interval": confidence(math.fsum(agreed), math.fsum(disagreed), products, reporting, inter),

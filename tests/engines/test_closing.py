@@ -73,7 +73,7 @@ def test_a_visit_is_as_long_as_fifty_passes_over_the_rows(rows, num_rounds, visi
 class LengthOnly(RowwiseTask):
     """Rows that are counted and never looked at."""
 
-    batch = batch_gradient = noise = halves = None
+    batch = batch_gradient = noise = halves = mean_losses = None
 
 
 def test_the_state_stays_and_training_goes_on_as_if_nobody_had_asked(source):

@@ -180,7 +180,8 @@ def test_a_folder_of_before_goes_on(folder, tmp_path):
     assert (asked.algorithm, asked.rounds, asked.engine) == (folder.name, 8, "cohort")
     before = selffl.load(folder)
     assert before._state.round_number == 4
-    last = before._session.engine.advance(before._state, 4)
+    engine = before._session.engine
+    last = engine.conclude(engine.advance(before._state, 4))
     run = selffl.resume(folder)
     ours, theirs = tensors_of(run._state), tensors_of(last)
     assert ours.keys() == theirs.keys()

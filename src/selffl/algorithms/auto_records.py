@@ -39,6 +39,8 @@ class AutoServer:
     score_factors: Tensor = field(metadata={ADDED_LATER: True})
     factor_curvature: Tensor = field(metadata={ADDED_LATER: True})
     factor_pull: Tensor = field(metadata={ADDED_LATER: True})
+    # By what c is multiplied in closing visits, as the trial after the last round has it [...]; 1 until then.
+    closing_multiple: Tensor = field(metadata={ADDED_LATER: True})
     clock: Tensor  # number of rounds [...]
 
 
@@ -54,6 +56,7 @@ class AutoBroadcast:
     frequencies: Tensor  # pi [..., C, K]
     class_skew: Tensor  # rho [..., C]: how much frequencies differ between clients; 0 while nothing is known
     score_factors: Tensor  # (t, a) [..., C, 2]: by how much scores and class frequencies are too small
+    closing_multiple: Tensor  # by what c is multiplied once training is over [..., C]
     newness: Tensor  # how much this round weighs in the running means [..., C]: 1 at first, then ever less
 
 

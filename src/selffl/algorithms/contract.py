@@ -106,6 +106,13 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
         """What clients keep once training is over, after ``num_rounds``: nothing is sent back."""
         return self.adapt(broadcast, memory, task)
 
+    def closing_trial(self, num_rounds: int) -> Algorithm[Server, Broadcast, Memory, Any] | None:
+        """A round after the last of ``num_rounds``, in which some clients try what closing visits are to be like.
+
+        It takes this method's state and memories, and leaves the memories as they are.  None: there is nothing to try.
+        """
+        return None
+
     def local_work(self) -> tuple[int, int | None] | None:
         """Steps, and epochs instead of them, of a client that trains alone for as long; None: nothing to compare."""
         return None

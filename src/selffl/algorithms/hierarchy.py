@@ -31,6 +31,10 @@ class Hierarchy(Generic[Server, Upload]):
         """σ₀² of each group of the population's parameters ``[..., G]``; None: the method has one for all, or none."""
         return None
 
+    def closing_multiple(self, server: Server) -> Tensor | None:
+        """How many times as hard as 1/σ₀² says closing visits are held ``[...]``, 1 until tried; None: no trial."""
+        return None
+
     def intra_variance(self, server: Server, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor | None:
         """σₘ² of ``clients [..., C]``, of whom so much is recorded, NaN where unknown; None: the method has none."""
         return None

@@ -63,6 +63,15 @@ class RowwiseTask(LocalTask):
             task.learning_rate = self.learning_rate.unsqueeze(-1).expand(task.shape)
         return task
 
+    @abstractmethod
+    def mean_losses(self, params: Tensor) -> Tensor:
+        """What a row of each client loses on average at its model ``params [..., clients, P]``: ``[..., clients]``."""
+
+    def mean_temperature(self, params: Tensor) -> Tensor:
+        """How large a loss is one nat there ``[..., clients]``, as the first minibatch says."""
+        slots = torch.arange(self.shape.numel(), device=params.device)
+        return self.temperature(params.reshape(len(slots), -1), self.batch(0, slots)).reshape(self.shape)
+
     def shorten(self, batch: Any) -> Any:
         """The first half of the rows of a minibatch, rounded up; all of it, where there are no minibatches."""
         return batch

@@ -27,7 +27,9 @@ k = gamma/P = N/(N + n_0).  With sigma_m^2 = sigma_0^2 n_0/N_m clients weigh 1/(
 their rows where models have many parameters, equally where they have few.  Personalises the whole model.
 
 Once training is over each client makes a long closing visit by itself, for few have arrived at their modes by then:
-some tens of passes over its rows, and no longer than it would have trained had it taken part in every round.
+some tens of passes over its rows, and no longer than it would have trained had it taken part in every round.  How hard
+it is held then, some clients try before (`selffl.algorithms.auto_trial`): c, or a multiple of it under which models of
+either half of the rows lose less on the other half.
 
 Uploads add.  A client weighs itself, by the n_0 that it was sent, which is one round old, and its class frequencies
 travel multiplied by that weight: the server learns everybody's, and of no client how many rows of a class it has.
@@ -52,6 +54,7 @@ from selffl.algorithms.auto_records import (
     SpreadReport,
 )
 from selffl.algorithms.auto_spread import learn_spread, sum_disagreements
+from selffl.algorithms.auto_trial import PriorTrial
 from selffl.algorithms.averaging import FixedLocalSteps, move, row_count, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.held_steps import Hold, descend_held
@@ -142,6 +145,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             params.new_ones(*each.shape, 2),
             params.new_zeros(*each.shape, 2, 2),
             params.new_zeros(*each.shape, 2),
+            torch.ones_like(each),
             torch.zeros_like(each),
         )
 
@@ -163,6 +167,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             server.frequencies.unsqueeze(-2).expand(*clients.shape, -1),
             skew.unsqueeze(-1).expand(clients.shape),
             server.score_factors.unsqueeze(-2).expand(*clients.shape, -1),
+            server.closing_multiple.unsqueeze(-1).expand(clients.shape),
             _newness(server.clock + 1).unsqueeze(-1).expand(clients.shape),
         )
 
@@ -242,13 +247,22 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         visits = 2 ** (exponent - (fraction == 0.5).to(exponent)).clamp(min=0)
         return steps * visits.clamp(max=num_rounds).clamp(min=LEAST_CLOSING_VISITS)
 
+    def closing_trial(self, num_rounds: int) -> PriorTrial | None:
+        """Which multiple of c suits rows that models were not trained on; none where c is set by hand."""
+        return PriorTrial(self, num_rounds) if self.prior_precision is None else None
+
+    def closing_multiple(self, server: AutoServer) -> Tensor:
+        """As the trial has it."""
+        return server.closing_multiple
+
     def train_alone(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, num_steps: int | Tensor
     ) -> AutoMemory:
         """What clients keep after so many steps towards their posterior modes, on all rows."""
         by_half = task.halves().class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
         arrival, momentum = self.arrive(broadcast, memory, task, by_half), self.own_momentum(broadcast)
-        hold = Hold.of(broadcast.group_variances, broadcast.group_sizes, task)
+        variances = broadcast.group_variances / broadcast.closing_multiple.unsqueeze(-1)
+        hold = Hold.of(variances, broadcast.group_sizes, task)
         model = descend_held(task, arrival.model, arrival.anchor, hold, num_steps, momentum)
         return self.keep(broadcast, task, arrival, model, arrival.halves)
 
@@ -381,6 +395,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             spread.unit,
             server.num_clients,
             *self.factors_round(server, upload, share),
+            torch.ones_like(server.closing_multiple),
             clock,
         )
 

@@ -118,6 +118,10 @@ def print_summary(run: Run, name: str, place: Path) -> None:
         inter, low, high = (f"{found[f'inter_variance{end}']:.3g}" for end in ("", "_low", "_high"))
         said = f"Variance between clients: σ₀² = {inter}, between {low} and {high} with 95 % confidence."
         console.tell(console.out, said)
+    if (multiple := found.get("closing_multiple") or 1.0) != 1.0:
+        held = f"{multiple:g} times as hard" if multiple > 1.0 else f"{1.0 / multiple:g} times as loosely"
+        said = f"Personal models did best on rows set aside when held {held} as that says."
+        console.tell(console.out, said)
     for unit, before in (("client", ""), ("row", "row_")):
         if found.get(f"{before}delta") is not None:
             console.tell(console.out, live.privacy_sentence(unit, found[f"{before}epsilon"], found[f"{before}delta"]))

@@ -13,7 +13,7 @@ from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.claims import Claims, capped_factors, choose
 from selffl.engines.defence import defend
-from selffl.engines.limits import SumLimits
+from selffl.engines.limits import PrivacyOptions, SumLimits
 from selffl.engines.noise import Draw, add_noise
 from selffl.errors import DivergedError
 
@@ -170,6 +170,18 @@ class GatheredUploads:
 
     def _join(self, parts: list[Any]) -> Any:
         return map_tensors(lambda *tensors: torch.cat(tensors, dim=self._axis), *parts)
+
+
+def trial_after(
+    algorithm: Method, num_rounds: int, robust: str, privacy: PrivacyOptions
+) -> Algorithm[Any, Any, Any, Any] | None:
+    """The round in which closing visits are tried, after the last of ``num_rounds``; None: there is none.
+
+    A trial of losses is no sum that a defence knows, or that noise is accounted for: then there is none.
+    """
+    if not algorithm.has_closing_visit or robust != "none" or privacy.clip is not None:
+        return None
+    return algorithm.closing_trial(num_rounds)
 
 
 def finish_round(

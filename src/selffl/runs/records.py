@@ -20,7 +20,7 @@ from selffl.privacy import spent_privacy, spent_row_privacy
 from selffl.runs import folder as files
 from selffl.runs.class_answers import count_answers
 from selffl.runs.evaluation import Evaluation, or_none, prefix_of, score_names
-from selffl.runs.folder import INTERVAL, REPORTED, Records, Row, history_columns, score_columns
+from selffl.runs.folder import CLOSING_MULTIPLE, INTERVAL, REPORTED, Records, Row, history_columns, score_columns
 from selffl.runs.gain import gain_scores
 from selffl.runs.methods import Method
 from selffl.runs.observers import Observer
@@ -180,6 +180,8 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
         row["inter_variance"] = float(inter)
     if (interval := method.inter_variance_interval(report.server)) is not None:
         row |= dict(zip(INTERVAL, (or_none(float(end)) for end in interval), strict=True))
+    if (multiple := method.closing_multiple(report.server)) is not None:
+        row[CLOSING_MULTIPLE] = round(float(multiple), 6)  # a float32 of 0.01 is none of a float64
     if not method.recorded:
         return row, []
     found = dict(report.recorded)
@@ -223,6 +225,8 @@ def forget_closing_scores(records: Records, earlier: Recipe, recipe: Recipe, met
     if not method.has_closing_visit or not last["round"] == earlier.rounds < recipe.rounds:
         return False
     last |= dict.fromkeys(score_columns(earlier))
+    if last.get(CLOSING_MULTIPLE) is not None:
+        last[CLOSING_MULTIPLE] = 1.0  # which is tried once more
     return True
 
 
@@ -336,7 +340,7 @@ def summary_row(recipe: Recipe, num_clients: int, records: Records, status: str)
         "seed": recipe.seed,
         "rounds": last.get("round", 0),
         **{name: scored.get(name) for name in names},
-        **{name: spread.get(name) for name in ("inter_variance", *INTERVAL)},
+        **{name: spread.get(name) for name in ("inter_variance", *INTERVAL, CLOSING_MULTIPLE)},
         "gradient_evaluations": last.get("gradient_evaluations", 0),
         "bytes_sent": last.get("bytes_sent", 0),
         "seconds": last.get("seconds", 0.0),

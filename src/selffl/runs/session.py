@@ -229,7 +229,9 @@ class Session:
         while state.round_number < self.recipe.rounds:
             ended: list[RoundReport] = []
             state = self.engine.advance(state, 1, ended.append, consume=True)
-            yield state, ended[0]
+            if self.is_over(state):
+                state = self.engine.conclude(state)
+            yield state, replace(ended[0], server=state.server)
             if self.recipe.is_evaluated(state.round_number):
                 yield state, self.evaluate_round(state)
         if self.recipe.gain:

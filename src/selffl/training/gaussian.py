@@ -58,6 +58,11 @@ class GaussianTask(RowwiseTask):
         estimate, variance = batch
         return (params - estimate) / variance
 
+    def mean_losses(self, params: Tensor) -> Tensor:
+        """Eq. (4), of all rows at once."""
+        errors = (params.reshape(self._estimate.shape) - self._estimate).square() / (2.0 * self._variance)
+        return errors.sum(-1).reshape(self.shape)
+
     def halves(self) -> Self:
         """A half's loss is (theta - z)^2 / (2 sigma_m^2) with its own estimate z, and counts by its share."""
         if self._half_estimates is None:

@@ -249,7 +249,7 @@ class Metric:
 RESERVED_NAMES = (
     "client", "cluster", "predicted_gain", "realised_gain", "rounds", "round", "clients", "seconds",
     "gradient_evaluations", "bytes_sent", "majority_accuracy", "federation_majority_accuracy", "largest_class_share",
-    "inter_variance_low", "inter_variance_high", "best_round",
+    "inter_variance_low", "inter_variance_high", "closing_multiple", "best_round",
 )  # fmt: skip
 PREFIXES = (
     "weighted_", "top10_", "worst10_", "pooled_", "global_", "personal_", "alone_", "train_", "num_", "after_",

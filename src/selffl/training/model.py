@@ -30,6 +30,7 @@ from selffl.training.blocks import (
     gradient_of,
     is_class,
     is_softmax_regression,
+    losses_of,
     outputs_of,
     quickest_way,
     rows_at,
@@ -269,6 +270,21 @@ class ModelTask(FeatureTask):
         targets = class_targets(self._model, labels.flatten(0, 1)).reshape(*labels.shape[:2], -1)
         scores = self._outputs(params, features)
         return (scores if scores.shape == targets.shape else torch.cat([0.0 * scores, scores], dim=-1)), targets
+
+    def mean_losses(self, params: Tensor) -> Tensor:
+        """Over the minibatches of the first epoch, as rows are when they are told."""
+        self._check_open("losses")
+        block, number = params.reshape(-1, params.shape[-1]), self.steps_per_epoch.reshape(-1).clamp(min=1)
+        total = torch.zeros(len(block), dtype=torch.float64, device=params.device)
+        for draw in range(int(number.max())):
+            slots = (draw < number).nonzero().flatten()
+            features, labels = self._rows_of(draw, slots)
+            way = quickest_way(self._model, block[slots], features)
+            with torch.no_grad():
+                outputs = outputs_of(self._model, block[slots], features, way)
+                losses = losses_of(self._model, self._loss, outputs, labels, way)
+            total.index_add_(0, slots, losses.double())
+        return (total / number).to(params).reshape(self.shape)
 
     @property
     def has_classes(self) -> bool:

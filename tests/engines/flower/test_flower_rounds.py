@@ -99,7 +99,7 @@ class Setting:
 
     def cohort(self, rounds=ROUNDS):
         engine = self.engine()
-        state = engine.advance(engine.start(FlatModel(self.module).params), rounds)
+        state = engine.conclude(engine.advance(engine.start(FlatModel(self.module).params), rounds))
         return state, engine.personal(state, is_over=True)
 
 
@@ -136,7 +136,7 @@ def test_a_defence_has_the_bits_of_the_cohort_engine(name, robust, federation, t
     state = setting.run(WireGrid(setting.client(), NODES), robust=robust)
     plain = setting.engine()
     engine = replace(plain, robust=robust)
-    expected = engine.advance(engine.start(FlatModel(setting.module).params), ROUNDS)
+    expected = engine.conclude(engine.advance(engine.start(FlatModel(setting.module).params), ROUNDS))
     assert torch.equal(state.server.params, expected.server.params)
     without = plain.advance(plain.start(FlatModel(setting.module).params), ROUNDS)
     assert not torch.equal(state.server.params, without.server.params)

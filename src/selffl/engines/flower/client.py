@@ -162,10 +162,10 @@ class Site:
                 "(secure_sums=True). Have the server make secure sums, or the site not insist."
             )
         own = self._rows(client)
-        method = self._keeping(order, self.algorithm)
+        method = self._method_for(order)
         expected = templates(method, self.model)
         memory = self._memory(order, expected)
-        before = memory.before(order.round_number)
+        before = memory.after(order.round_number - 1) if order.is_trial else memory.before(order.round_number)
         task = self._task(own, order, order.round_number)
         upload, after = method.client_round(unpack(expected.broadcast, arrays), before, task)
         check_noisy_gradients(method, task)
@@ -180,7 +180,8 @@ class Site:
                     f"{name} of client {order.client} is not finite after round {order.round_number}; expected finite "
                     "numbers. Lower the learning rate or the penalty."
                 )
-        memory.keep(order.round_number, before, after)
+        if not order.is_trial:
+            memory.keep(order.round_number, before, after)
         spent = int(task.num_gradients.sum())
         if is_secure:
             hidden = self.secure_site(client, order.experiment).mask_answer(content, method, upload, spent)
@@ -273,6 +274,19 @@ class Site:
             if metric not in UNSENT
         }
         return of_task | found, numbers
+
+    def _method_for(self, order: Order) -> Method:
+        """What is done in a round, or in the trial after the last."""
+        method = self._keeping(order, self.algorithm)
+        if not order.is_trial:
+            return method
+        trial = method.closing_trial(order.round_number - 1)
+        if trial is None:
+            raise RefusedError(
+                f"the server asks client {order.client} to try its closing visit, and {method.name} has nothing to "
+                "try; expected a round of training. Give server and client the same method."
+            )
+        return trial
 
     def _read_shared(self, order: Order) -> Shared:
         """What comes with an order to evaluate: names, shapes and types."""

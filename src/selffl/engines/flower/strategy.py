@@ -35,7 +35,7 @@ from torch import Tensor
 from selffl.algorithms import Algorithm
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.claims import Claims
-from selffl.engines.cohort import RunState, sample_cohort
+from selffl.engines.cohort import RunState, sample_cohort, trial_share
 from selffl.engines.flower.answers import Alone, Bounds, EvaluationSums, check_answer
 from selffl.engines.flower.client import VIEWS, Shared
 from selffl.engines.flower.messages import (
@@ -55,7 +55,7 @@ from selffl.engines.flower.secure import SecureRound, read_masked, read_sum
 from selffl.engines.flower.settings import Answers, Network, Records, Rounds, RunIdentity
 from selffl.engines.limits import PrivacyOptions, SumLimits
 from selffl.engines.noise import secure_noise
-from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round
+from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round, trial_after
 from selffl.errors import DataError, QuorumError
 from selffl.training.flat import FlatModel
 
@@ -95,8 +95,10 @@ class SelfFLStrategy(Strategy):
         self.state, self.names = state, names
         self.ids = [str(client) for client in clients]
         self._algorithm, self._recipe, self._network = algorithm, recipe, network
-        self._privacy, self._fingerprint = PrivacyOptions.of(recipe), fingerprint(model)
+        self._privacy, self._fingerprint, self._model = PrivacyOptions.of(recipe), fingerprint(model), model
         self._bounds = Bounds(upload_template(algorithm, model), network.max_examples, tuple(own_metrics))
+        self._asked, self._is_trial = algorithm, False  # what a cohort does: a round, or the trial after the last
+        self._grid: Grid | None = None  # that the last messages went by
         self._save, self._records = save, records
         self.roster = Roster(self.ids, self._fingerprint, max(network.connect_seconds, QUERY_SECONDS))
         self._sent: dict[int, Message] = {}  # by client's number
@@ -111,8 +113,13 @@ class SelfFLStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """One message for each client of the cohort that is connected.  A list: Flower goes through it twice."""
+        self._grid = grid
+        return self._order_round(grid, self._recipe.participation)
+
+    def _order_round(self, grid: Grid, participation: float) -> list[Message]:
+        """To a cohort of so large a share of the clients."""
         number, self._reasons = self.state.round_number + 1, []
-        self._cohort = sample_cohort(self.names.cohort_seed, number, len(self.ids), self._recipe.participation)
+        self._cohort = sample_cohort(self.names.cohort_seed, number, len(self.ids), participation)
         nodes = self._find_connected(grid, self._cohort.tolist())
         for client in self._cohort.tolist():
             if client not in nodes:
@@ -120,7 +127,7 @@ class SelfFLStrategy(Strategy):
         if self._network.secure_sums:
             nodes = self._agree(grid, number, nodes)
         # To the whole cohort, whoever is there: a round that is asked for again asks the same of everybody.
-        broadcast = self._algorithm.broadcast(self.state.server, self._at(self._cohort.tolist()))
+        broadcast = self._asked.broadcast(self.state.server, self._at(self._cohort.tolist()))
         self._sent = {}
         for place, client in enumerate(self._cohort.tolist()):
             if client in nodes:
@@ -168,6 +175,8 @@ class SelfFLStrategy(Strategy):
                 raise QuorumError(f"{problem}{why}. The log has every reason; lower the quorum, or wait longer.")
             _log.warning("%s; the round is skipped.", problem)
             self.state = replace(self.state, round_number=number)
+            if self._is_over():
+                self._conclude()
             nobody = self._at([])
             self._report(RoundReport(number, nobody, None, {}, self.state.server, nobody))
             self._saved()
@@ -182,17 +191,40 @@ class SelfFLStrategy(Strategy):
             self.state.num_gradients.index_add(0, report.clients, spent),
             self.state.num_rounds.index_add(0, report.clients, torch.ones_like(report.clients)),
         )
-        self._report(report)
+        if self._is_over():
+            self._conclude()
+        self._report(replace(report, server=self.state.server))
         self._saved()
         metrics = {"round": number, "clients": len(spent), "gradient-evaluations": int(spent.sum())}
         return pack(Shared(report.server.params)), MetricRecord(metrics)  # type: ignore[arg-type]
+
+    def _conclude(self) -> None:
+        """Have some clients try their closing visits, where the method has them try any; too few change nothing."""
+        trial = trial_after(self._algorithm, self.state.round_number, self._recipe.robust, self._privacy)
+        if trial is None:
+            return
+        assert self._grid is not None
+        bounds, number = self._bounds, self.state.round_number + 1
+        self._asked, self._is_trial = trial, True
+        self._bounds = replace(bounds, template=upload_template(trial, self._model))
+        messages = self._order_round(self._grid, trial_share(len(self.ids)))
+        replies = self._grid.send_and_receive(messages, timeout=self._network.round_seconds)
+        gathered, spent = (self._gather if self._secure is None else self._gather_sum)(number, replies)
+        assert self._cohort is not None
+        if len(spent) >= self._needed(len(self._cohort)):
+            server = finish_round(trial, self.state.server, number, gathered, spent, secure_noise).server
+            self.state = replace(self.state, server=server)
+        else:
+            tried = f"{len(spent)} of {len(self._cohort)} clients have tried their closing visits"
+            _log.warning("%s: too few, and the visits are as hard held as was learned.", tried)
+        self._asked, self._is_trial, self._bounds = self._algorithm, False, bounds
 
     def _gather(self, number: int, replies: Iterable[Message]) -> tuple[GatheredUploads, Tensor]:
         """The uploads that count, and what each has cost ``[C]``, in ascending order of clients."""
         found = self._accept(number, replies, self._bounds.upload)
         rows = self._at(self.roster.rows(self._network.max_examples))
-        claims = Claims(self._algorithm, self.state.server, rows, 0, self._limits)
-        gathered = GatheredUploads(self._algorithm, 0, claims, self._recipe.robust, self._limits)
+        claims = Claims(self._asked, self.state.server, rows, 0, self._limits)
+        gathered = GatheredUploads(self._asked, 0, claims, self._recipe.robust, self._limits)
         for client in sorted(found):
             gathered.add(self._at([client]), found[client][0])
         for client, reason in gathered.left_out.items():
@@ -204,16 +236,16 @@ class SelfFLStrategy(Strategy):
         """The sum of the uploads, and what they have cost on average, in whole gradients, as each client's cost."""
         assert self._secure is not None
         template = self._bounds.template
-        masked = self._accept(number, replies, partial(read_masked, template=template, method=self._algorithm))
+        masked = self._accept(number, replies, partial(read_masked, template=template, method=self._asked))
         total = self._secure.unmask_sum(masked)
         if total is None:
             self._reasons.append("too few clients have stayed for the sum to be read")
-            return GatheredUploads(self._algorithm, 0), self._at([])
-        upload, spent = read_sum(total, template, self._algorithm)
+            return GatheredUploads(self._asked, 0), self._at([])
+        upload, spent = read_sum(total, template, self._asked)
         clients = self._at(sorted(masked))
         each = spent // len(clients)
         costs = [each + 1] * (spent - each * len(clients)) + [each] * len(clients)
-        gathered = GatheredUploads.of_sum(self._algorithm, clients, upload, self._limits)
+        gathered = GatheredUploads.of_sum(self._asked, clients, upload, self._limits)
         return gathered, self._at(costs[: len(clients)])
 
     @property
@@ -365,6 +397,7 @@ class SelfFLStrategy(Strategy):
             run=self.names.run,
             round_number=number,
             is_over=self._is_over(),
+            is_trial=self._is_trial,
             client=self.ids[client],
             number=client,
             seed=self._recipe.seed,
