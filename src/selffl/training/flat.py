@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from itertools import chain, product
 from typing import Any, Literal
 
@@ -87,6 +87,21 @@ class FlatModel:
     def params(self) -> Tensor:
         """The module's own trained parameters, and its statistics behind them: ``[P]``."""
         return torch.cat([part.detach().reshape(-1) for part in (self._trained | self._statistics).values()])
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return next(iter(self._trained.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the vector of its parameters."""
+        return reduce(torch.promote_types, (part.dtype for part in (self._trained | self._statistics).values()))
+
+    @property
+    def num_numbers(self) -> int:
+        """P, parameters and statistics."""
+        return self.num_parameters + self.num_statistics
 
     @property
     def constants(self) -> dict[str, Tensor]:

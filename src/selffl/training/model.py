@@ -84,7 +84,8 @@ class ModelTask(FeatureTask):
         self._keys = clients if keys is None else keys.to(clients)
         # The rows of a slot: ``size`` places from ``begin`` on; place p is row p, or row ``order[p]``.
         self._begin, self._size = rows.offset[clients], self.num_examples
-        self._sizes: list[int] | None = None  # once they are needed
+        self._sizes: list[int] | None = None  # the same as numbers, and of all rows together, once they are needed
+        self._num_rows: int | None = None
         self._order: Tensor | None = None
         self._stream, self._num_ahead = "batch", BATCHES_AHEAD
         self._ahead: BatchesAhead | None = None
@@ -146,17 +147,28 @@ class ModelTask(FeatureTask):
 
     def _places(self, block: int) -> Tensor:
         """Places of the next minibatches of every slot, as many as are looked up at once: ``[slots, …, B]``."""
-        if self._sizes is None:
-            self._sizes = self._size.tolist()
         width = self._num_ahead * self.batch_size
         keyed_by = self._seed, self._stream, self._round
-        own = places_in_epochs(keyed_by, self._keys, self._size, self._sizes, block * width, width)
+        own = places_in_epochs(keyed_by, self._keys, self._size, self._known_sizes(), block * width, width)
         return (self._begin.unsqueeze(-1) + own).view(len(own), self._num_ahead, self.batch_size)
+
+    def _known_sizes(self) -> list[int]:
+        """``size`` as numbers: a GPU is waited for once."""
+        if self._sizes is None:
+            self._sizes = self._size.tolist()
+        return self._sizes
+
+    def _owners(self, size: Tensor) -> Tensor:
+        """The slot of each row, of slots with so many rows ``size [slots]``, which are all rows of the task."""
+        if self._num_rows is None:
+            self._num_rows = sum(self._known_sizes())
+        slots = torch.arange(len(size), device=size.device)
+        return slots.repeat_interleave(size, output_size=self._num_rows)
 
     def _drawn(self, block: int) -> Tensor:
         """Likewise, where each minibatch is drawn by itself without replacement; places beyond N repeat its last."""
         size, ahead = self._size, self._num_ahead
-        owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
+        owner = self._owners(size)
         begin = size.cumsum(0) - size
         row = torch.arange(len(owner), device=size.device) - begin[owner]
         draws = block * ahead + torch.arange(ahead, device=size.device).unsqueeze(-1)
@@ -210,7 +222,7 @@ class ModelTask(FeatureTask):
         """Each client's rows in an order of their own, keyed by seed and client, and cut in the middle."""
         self._check_open("halves of the rows")
         size, keys = self._size, self._keys
-        owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
+        owner = self._owners(size)
         begin = size.cumsum(0) - size
         row = torch.arange(len(owner), device=size.device) - begin[owner]
         by_lot = uniform(self._seed, "half", keys[owner], row).argsort(stable=True)
@@ -247,7 +259,7 @@ class ModelTask(FeatureTask):
         if bias is None or bias.num_classes != num_classes or not self.has_classes:
             return super().class_counts(num_classes)
         size = self.num_examples.reshape(-1)
-        owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
+        owner = self._owners(size)
         places = torch.arange(len(owner), device=size.device) + (self._begin - size.cumsum(0) + size)[owner]
         labels = self._rows.labels[places if self._order is None else self._order[places]]
         return class_counts(self._model, labels, owner, len(size)).reshape(*self.shape, num_classes)
