@@ -157,3 +157,15 @@ def test_parameters_that_are_held_one_by_one_are_not_walked(task):
     start = torch.zeros(len(SIZES), size, dtype=torch.float64)
     walk = Walk(torch.full((len(SIZES),), 6), 0, (start,), 0, None, [1] * size)
     assert task().walk(walk) is None
+
+
+def test_the_bits_do_not_depend_on_how_many_threads_there_are(task):
+    start = torch.randn(len(SIZES), NUM_CLASSES * (NUM_FEATURES + 1), dtype=torch.float64)
+    before, found = torch.get_num_threads(), []
+    for number in (1, 3):
+        torch.set_num_threads(number)
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(few_rows, "CLIENTS_A_TURN", 1)
+            found.append(descend(task(), start, 25))
+    torch.set_num_threads(before)
+    assert torch.equal(*found)

@@ -148,7 +148,10 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
         def work(thread: int, client: int) -> None:
             of_client(twins[thread], client, gradients, params, features, labels, *keys, channels_last=True)
 
-        do_in_threads(work, len(params))
+        if len(params) == 1:  # which may have all threads
+            work(0, 0)
+        else:
+            do_in_threads(work, len(params))
         return gradients
 
     def of_client(

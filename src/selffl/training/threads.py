@@ -12,11 +12,8 @@ def do_in_threads(work: Callable[[int, int], None], number: int) -> None:
     """Call ``work(thread, place)`` for each place below ``number``, by as many threads as torch may use.
 
     Threads are numbered from 0, have no others of torch's within the work, and take the next place once they are done
-    with one.  A single place has all of torch's threads.
+    with one.
     """
-    if number == 1:
-        work(0, 0)
-        return
     allowed = torch.get_num_threads()
     places, failures = iter(range(number)), list[BaseException]()
 
