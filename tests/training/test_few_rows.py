@@ -129,7 +129,7 @@ def held_by_autograd(task, start, anchor, pulls, num_steps, momentum, rates):
     return torch.stack(ended)
 
 
-@pytest.mark.parametrize("num_steps", [7, torch.tensor([6, 3, 25, 4, 0])])
+@pytest.mark.parametrize("num_steps", [7, torch.tensor([6, 3, 25, 4, 0], dtype=torch.int32)])
 @pytest.mark.parametrize("by_tensor", [False, True])
 def test_held_steps_end_where_those_of_autograd_end(task, num_steps, by_tensor, monkeypatch):
     draw = torch.Generator().manual_seed(2)

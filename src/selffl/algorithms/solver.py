@@ -82,7 +82,7 @@ def take_linear_steps(
     """
     begin = states[0]
     assert begin is not None
-    left = torch.as_tensor(num_steps, device=begin.device).expand(task.shape).reshape(-1)
+    left = torch.as_tensor(num_steps, dtype=torch.int64, device=begin.device).expand(task.shape).reshape(-1)
     walked = task.walk(Walk(left, first_draw, states, result, advance, group_sizes))
     if walked is not None:
         is_done, ended = walked
