@@ -31,9 +31,9 @@ def test_rows_are_met_in_the_order_of_their_lots(sizes, start):
 def test_the_order_does_not_depend_on_what_is_filled_up(monkeypatch):
     sizes = torch.randint(1, 200, (50,), generator=torch.Generator().manual_seed(0))
     given = KEYS, torch.arange(50), sizes, sizes.tolist(), 400, 200
-    monkeypatch.setattr(orders, "MOST_FILLED", {"cpu": 10**6})
+    monkeypatch.setattr(orders, "MOST_FILLED", 10**6)
     together = places_in_epochs(*given)
-    monkeypatch.setattr(orders, "MOST_FILLED", {"cpu": 0})
+    monkeypatch.setattr(orders, "MOST_FILLED", 0)
     assert torch.equal(places_in_epochs(*given), together)
 
 

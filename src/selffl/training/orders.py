@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -11,8 +11,10 @@ from torch import Tensor
 from selffl.randomness import uniform
 
 # Numbers that are sorted where clients of all sizes are filled up to the largest, over those of their own: up to this
-# it is cheaper than to sort them apart.  A GPU waits for launches, of which sorting apart is many times as many.
-MOST_FILLED = {"cpu": 2, "cuda": 64}
+# it is cheaper than to sort them apart.  A GPU waits for launches, of which sorting apart is many times as many: there
+# so many numbers are filled up to in any case.
+MOST_FILLED = 2
+FILLED_ANYWAY = {"cuda": 1 << 22}
 
 
 def places_in_epochs(
@@ -46,8 +48,9 @@ def _of_similar_size(
     def epochs(some: Sequence[int]) -> int:
         return max((start + width - 1) // size - start // size + 1 for size in set(some))
 
-    own = sum(epochs([size]) * size * sizes.count(size) for size in set(sizes))
-    if len(sizes) * epochs(sizes) * max(sizes) <= MOST_FILLED.get(device.type, 2) * own:
+    own = sum(epochs([size]) * size * number for size, number in Counter(sizes).items())
+    most = max(MOST_FILLED * own, FILLED_ANYWAY.get(device.type, 0))
+    if len(sizes) * epochs(sizes) * max(sizes) <= most:
         return [(slice(None), epochs(sizes), max(sizes))]
     alike: dict[int, list[int]] = defaultdict(list)
     for slot, size in enumerate(sizes):
