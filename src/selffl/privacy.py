@@ -22,7 +22,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 
 from selffl.algorithms.options import check_integer, check_number
 from selffl.engines.cohort import cohort_size
@@ -114,6 +113,8 @@ def _least_noise(epsilon_of: Callable[[float], float], epsilon: float, delta: fl
             )
     while excess_at(low) <= 0:
         low, high = low + min(excess[low], -1.0), low
+    from scipy.optimize import brentq  # here: 40 MB of every process that only trains
+
     brentq(excess_at, low, high, xtol=LOG_NOISE_TOLERANCE)  # has looked at both sides of the root, as near as that
     return math.exp(min(log_noise for log_noise, found in excess.items() if found <= 0))
 

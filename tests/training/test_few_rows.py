@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from selffl.algorithms.held_steps import Hold, descend_held
+from selffl.algorithms.local_task import Walk
 from selffl.algorithms.solver import descend
 from selffl.data.federation import Federation, Rows
 from selffl.training import few_rows
@@ -98,3 +100,72 @@ def test_a_client_ends_with_the_same_bits_whoever_trains_beside_it(task):
     for client in range(len(SIZES)):
         alone = descend(source.task(torch.tensor([client]), 1), start[client : client + 1], 25)
         assert torch.equal(alone[0], together[client])
+
+
+def held_by_autograd(task, start, anchor, pulls, num_steps, momentum, rates):
+    """One client, one step and one tensor at a time: momentum, the implicit pull, and the mean of the second half."""
+    ended = []
+    for client, own in enumerate(start):
+        layer = nn.Linear(NUM_FEATURES, NUM_CLASSES, dtype=torch.float64)
+        centre = nn.Linear(NUM_FEATURES, NUM_CLASSES, dtype=torch.float64)
+        nn.utils.vector_to_parameters(own.clone(), layer.parameters())
+        nn.utils.vector_to_parameters(anchor[client].clone(), centre.parameters())
+        velocity = [torch.zeros_like(part) for part in layer.parameters()]
+        steps, keeps, rate = int(num_steps[client]), float(momentum[client]), float(rates[client])
+        met = []
+        for step in range(steps):
+            features, labels = task.batch(step, torch.tensor([client]))
+            loss = nn.functional.cross_entropy(layer(features[0]), labels[0])
+            slopes = torch.autograd.grad(loss, list(layer.parameters()))
+            reach = rate * sum(keeps**power for power in range(step + 1))
+            for place, (part, slope) in enumerate(zip(layer.parameters(), slopes, strict=True)):
+                velocity[place] = keeps * velocity[place] + slope
+                pull = reach * float(pulls[client, place])
+                target = list(centre.parameters())[place]
+                with torch.no_grad():
+                    part.copy_((part - rate * velocity[place] + pull * target) / (1.0 + pull))
+            met.append(nn.utils.parameters_to_vector(layer.parameters()).detach())
+        ended.append(torch.stack(met[steps // 2 :]).mean(0) if steps else own)
+    return torch.stack(ended)
+
+
+@pytest.mark.parametrize("num_steps", [7, torch.tensor([6, 3, 25, 4, 0], dtype=torch.int32)])
+@pytest.mark.parametrize("by_tensor", [False, True])
+def test_held_steps_end_where_those_of_autograd_end(task, num_steps, by_tensor, monkeypatch):
+    draw = torch.Generator().manual_seed(2)
+    start, anchor = torch.randn(2, len(SIZES), NUM_CLASSES * (NUM_FEATURES + 1), generator=draw, dtype=torch.float64)
+    momentum = torch.rand(len(SIZES), generator=draw, dtype=torch.float64)
+    variances = 0.1 + torch.rand(len(SIZES), 1 + by_tensor, generator=draw, dtype=torch.float64)
+    share = torch.rand(len(SIZES), generator=draw, dtype=torch.float64)
+    groups = [NUM_CLASSES * NUM_FEATURES, NUM_CLASSES] if by_tensor else [NUM_CLASSES * (NUM_FEATURES + 1)]
+    monkeypatch.setattr("selffl.training.model.STEPS_AT_ONCE", 10)
+    monkeypatch.setattr(few_rows, "MOST_WORK", 1e9)
+    plain, tried = task(), task()
+    hold = Hold.of(variances, torch.tensor(groups).expand(len(SIZES), -1), tried)
+    found = descend_held(tried, start, anchor, hold, num_steps, momentum, share)
+    steps = torch.as_tensor(num_steps).expand(len(SIZES))
+    expected = held_by_autograd(plain, start, anchor, hold.pull.expand(-1, 2), steps, momentum, RATE * share)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    assert tried.num_gradients.tolist() == steps.tolist()
+    monkeypatch.setattr(few_rows, "MOST_WORK", 0.0)
+    one_by_one = descend_held(plain, start, anchor, hold, num_steps, momentum, share)
+    torch.testing.assert_close(found, one_by_one, rtol=1e-9, atol=1e-10)
+
+
+def test_parameters_that_are_held_one_by_one_are_not_walked(task):
+    size = NUM_CLASSES * (NUM_FEATURES + 1)
+    start = torch.zeros(len(SIZES), size, dtype=torch.float64)
+    walk = Walk(torch.full((len(SIZES),), 6), 0, (start,), 0, None, [1] * size)
+    assert task().walk(walk) is None
+
+
+def test_the_bits_do_not_depend_on_how_many_threads_there_are(task):
+    start = torch.randn(len(SIZES), NUM_CLASSES * (NUM_FEATURES + 1), dtype=torch.float64)
+    before, found = torch.get_num_threads(), []
+    for number in (1, 3):
+        torch.set_num_threads(number)
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(few_rows, "CLIENTS_A_TURN", 1)
+            found.append(descend(task(), start, 25))
+    torch.set_num_threads(before)
+    assert torch.equal(*found)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from selffl.algorithms.layers import sizes_of
+from selffl.algorithms.local_task import StepPart
 from selffl.algorithms.rowwise import RowwiseTask
-from selffl.algorithms.solver import iterate, rate_of, take_step
+from selffl.algorithms.solver import rate_of, take_linear_steps, take_step
 
 BURN_IN = 0.5  # share of the steps before those whose mean is kept
 
@@ -29,8 +31,11 @@ class Hold(NamedTuple):
         """A row of a half is held as hard as one of all: ``[..., C, 1, G]``."""
         return self._replace(pull=self.pull.unsqueeze(-2))
 
-    def draw(self, params: Tensor, centre: Tensor, share: Tensor) -> None:
-        """Move ``params [n, P]`` by a ``share [n, G]`` of the way to the ``centre``, in place."""
+    def draw(self, params: Tensor, centre: Tensor, share: Tensor, group: int | None) -> None:
+        """Move ``params [n, P]`` by a ``share [n, G]`` of the way to the ``centre``, in place; or a group of them."""
+        if group is not None:
+            params.lerp_(centre, share[:, group, None])
+            return
         if len(self.sizes) in (1, params.shape[-1]):
             params.lerp_(centre, share)
             return
@@ -57,21 +62,23 @@ def descend_held(
     begin, centre = (models.reshape(-1, models.shape[-1]) for models in (start, anchor))
     pull, momenta = hold.pull.expand(*task.shape, -1).flatten(0, -2), momentum.expand(task.shape).reshape(-1, 1)
     skipped = (torch.as_tensor(num_steps).to(pull).expand(task.shape).reshape(-1, 1) * BURN_IN).floor()
-    first_kept = int(skipped.min())
+    first_kept = int(num_steps * BURN_IN) if isinstance(num_steps, int) else int(skipped.min())
     shares = None if rate_share is None else rate_share.expand(task.shape).reshape(-1, 1)
 
-    def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        params, mean, centre, velocity = states
+    def advance(number: int, slots: Tensor, parts: Sequence[StepPart]) -> None:
         keeps = momenta[slots]
-        velocity.mul_(keeps).add_(task.gradient(params, task.batch(number, slots), slots))
         rate = rate_of(task, slots) if shares is None else rate_of(task, slots) * shares[slots]
-        take_step(params, velocity, rate)
         # The pull builds up as the momentum does, so that they balance where the posterior is highest.
         held = pull[slots] * (rate * (1.0 - keeps ** (number + 1)) / (1.0 - keeps))
-        hold.draw(params, centre, held / (1.0 + held))
-        if number >= first_kept:
-            since = (number - skipped[slots]).clamp(min=0.0) + 1.0
-            mean.lerp_(params, 1.0 / since)
-        return states
+        share = held / (1.0 + held)
+        since = (number - skipped[slots]).clamp(min=0.0) + 1.0
+        for (params, mean, centre, velocity), gradient, group in parts:
+            velocity.mul_(keeps).add_(gradient)
+            take_step(params, velocity, rate)
+            hold.draw(params, centre, share, group)
+            if number >= first_kept:
+                mean.lerp_(params, 1.0 / since)
 
-    return iterate(task, num_steps, step, begin, begin, centre, torch.zeros_like(begin))[1].reshape_as(start)
+    states = begin, begin, centre, None
+    found = take_linear_steps(task, num_steps, advance, states, result=1, group_sizes=hold.sizes)
+    return found.reshape_as(start)

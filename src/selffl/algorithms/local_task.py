@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -14,14 +15,28 @@ from selffl.errors import ConfigError
 CLIPPING_EPS = 1e-6  # that torch adds to a gradient's length
 
 
+class StepPart(NamedTuple):
+    """What a step is taken in: whole models, or what is linear in those of their parameters that are of one group."""
+
+    states: tuple[Tensor, ...]  # written into [n, ...]
+    gradient: Tensor  # at the first of them [n, ...], or the same for all [...]
+    group: int | None = None  # none: whole models
+
+
+# (number, slots, parts): take step ``number`` of the clients in ``slots [n]``, which multiplies states and gradients by
+# numbers of each client's, and adds them up.
+Advance = Callable[[int, Tensor, Sequence[StepPart]], None]
+
+
 class Walk(NamedTuple):
-    """Plain gradient steps, theta <- theta - eta (g + penalty (theta - anchor)), of some clients."""
+    """Steps that are linear in models, in what goes along with them, and in gradients at the first of these."""
 
     num_steps: Tensor  # of each [slots]
     first_draw: int  # the minibatch of the first step
-    rate: float | Tensor  # eta, or [slots, 1]
-    penalty: float
-    anchor: Tensor | None  # [slots, P]
+    states: tuple[Tensor | None, ...]  # as they begin [slots, P]; none: zeros
+    result: int  # which of them is wanted in the end
+    advance: Advance
+    group_sizes: Sequence[int] | None = None  # how many parameters are treated alike, one after the other; none: all
 
 
 class LocalTask(ABC):
@@ -113,10 +128,11 @@ class LocalTask(ABC):
             self.parameters(found).add_(self.parameters(params), alpha=self.weight_decay)
         return found
 
-    def walk(self, params: Tensor, walk: Walk) -> Tensor | None:
-        """Take steps, written into ``params [slots, P]``, for clients for whom the task knows a quicker way to them.
+    def walk(self, walk: Walk) -> tuple[Tensor, Tensor] | None:
+        """Take steps for clients for whom the task knows a quicker way to where they end.
 
-        Who they are ``[slots]``; none: nobody.  Gradients count as if each step had been taken.
+        Who they are ``[slots]``, and the result ``[slots, P]``, which is theirs alone; none: nobody.  Gradients count
+        as if each step had been taken.
         """
         return None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.local_task import LocalTask, Walk
+from selffl.algorithms.local_task import Advance, LocalTask, StepPart, Walk
 from selffl.algorithms.optimisers import SGD
 
 
@@ -66,6 +66,40 @@ def iterate(task: LocalTask, num_steps: int | Tensor, step: Step, *states: Tenso
     return done
 
 
+def take_linear_steps(
+    task: LocalTask,
+    num_steps: int | Tensor,
+    advance: Advance,
+    states: tuple[Tensor | None, ...],
+    *,
+    result: int = 0,
+    first_draw: int = 0,
+    group_sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """The state ``[slots, P]`` number ``result`` after steps that are linear in states and gradients (`Walk`).
+
+    Gradients are taken at the first of the ``states [slots, P]``; a state that is none begins with zeros.
+    """
+    begin = states[0]
+    assert begin is not None
+    left = torch.as_tensor(num_steps, dtype=torch.int64, device=begin.device).expand(task.shape).reshape(-1)
+    walked = task.walk(Walk(left, first_draw, states, result, advance, group_sizes))
+    if walked is not None:
+        is_done, ended = walked
+        if bool(is_done.all()):
+            return ended
+        num_steps = left.masked_fill(is_done, 0).reshape(task.shape)
+
+    def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        gradient = task.gradient(states[0], task.batch(first_draw + number, slots), slots)
+        advance(number, slots, [StepPart(states, gradient)])
+        return states
+
+    whole = (torch.zeros_like(begin) if state is None else state for state in states)
+    found = iterate(task, num_steps, step, *whole)[result]
+    return found if walked is None else torch.where(is_done.unsqueeze(-1), ended, found)
+
+
 def descend(
     task: LocalTask,
     start: Tensor,
@@ -94,32 +128,27 @@ def descend(
     known = None if task.remembered is None else task.remembered.take()
     remembered = [torch.zeros_like(block) for _ in range(optimiser.num_states)] if known is None else known[2]
 
+    def advance(number: int, slots: Tensor, parts: Sequence[StepPart]) -> None:
+        rate = rate_of(task, slots, learning_rate)
+        made = number if known is None else known[1][slots] + number
+        for states, gradient, _ in parts:
+            params, own = states[0], dict(zip(names, states[1:], strict=False))
+            if "anchor" in own and penalty:
+                pull = task.without_statistics(params - own["anchor"])
+                gradient = torch.add(gradient, pull, alpha=penalty, out=pull)
+            if "frozen" in own:
+                gradient = gradient.masked_fill(own["frozen"], 0.0)
+            take_step(params, optimiser.direction(gradient, states[1 + len(names) :], made), rate)
+
     def step(number: int, slots: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         params, own = states[0], dict(zip(names, states[1:], strict=False))
         place = params if share == 1.0 else own["anchor"].lerp(params, share)
         gradient = task.gradient(place, task.batch(first_draw + number, slots), slots, own.get("frozen"))
-        gradient = gradient if share == 1.0 else share * gradient
-        if "anchor" in own and penalty:
-            pull = task.without_statistics(params - own["anchor"])
-            gradient = torch.add(gradient, pull, alpha=penalty, out=pull)
-        if "frozen" in own:
-            gradient = gradient.masked_fill(own["frozen"], 0.0)
-        made = number if known is None else known[1][slots] + number
-        direction = optimiser.direction(gradient, states[1 + len(names) :], made)
-        take_step(params, direction, rate_of(task, slots, learning_rate))
+        advance(number, slots, [StepPart(states, gradient if share == 1.0 else share * gradient)])
         return states
 
     if type(optimiser) is SGD and known is None and frozen is None and share == 1.0:
-        slots = torch.arange(len(block), device=block.device)
-        left = torch.as_tensor(num_steps, device=block.device).expand(task.shape).reshape(-1)
-        pulled = None if anchor is None else beside[0]
-        walk = Walk(left, first_draw, rate_of(task, slots, learning_rate), penalty, pulled)
-        block = block.clone()
-        is_done = task.walk(block, walk)
-        if is_done is not None:
-            if bool(is_done.all()):
-                return block.reshape_as(start)
-            num_steps = left.masked_fill(is_done, 0).reshape(task.shape)
+        return take_linear_steps(task, num_steps, advance, (block, *beside), first_draw=first_draw).reshape_as(start)
     done = iterate(task, num_steps, step, block, *beside, *remembered)
     if task.remembered is not None and known is not None:
         made = num_steps.expand(task.shape).reshape(-1) if isinstance(num_steps, Tensor) else num_steps

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
+from selffl.data.arrow import pa, pc
 from selffl.data.labels import Label
 from selffl.data.named import Features, NamedFeatures, join, row_shape
 from selffl.data.readers import table_of_frame

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
-import pyarrow as pa
 
+from selffl.data.arrow import pa
 from selffl.data.roles import unknown_column
 from selffl.data.tables import PLURAL, Array, Table
 from selffl.errors import DataError, first_few, unknown_name

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from selffl.data.arrow import pa, pc
 from selffl.data.labels import Label, encode_label, known_task
 from selffl.data.profile import VERSION, Moments, Profile, known_decimal
 from selffl.data.roles import MissingRule, Roles, check_rule, unknown_column

@@ -13,8 +13,8 @@ from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from selffl.data.arrow import pa
 from selffl.data.labels import Label, Task, known_task, label_of, sorted_classes
 from selffl.data.readers import read_table, table_of_frame
 from selffl.data.roles import MissingRule, Roles, check_table, settle_missing

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import types
 
+from selffl.data.arrow import pa, pc, types
 from selffl.data.columns import is_missing
 from selffl.data.estimates import csv_lines
 from selffl.data.tables import (

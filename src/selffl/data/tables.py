@@ -14,10 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import types
 
+from selffl.data.arrow import pa, pc, types
 from selffl.data.estimates import csv_lines
 from selffl.errors import DataError, pluralise
 
@@ -44,7 +42,7 @@ POINT_NUMBER = r"^[+-]?(\d{1,3}([,' \x{a0}\x{202f}]\d{3})+|\d+)(\.\d+)?([eE][+-]
 COMMA_NUMBER = r"^[+-]?(\d{1,3}([.' \x{a0}\x{202f}]\d{3})+|\d+)(,\d+)?([eE][+-]?\d+)?$"  # 1.234,5
 DATE = r"(\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2}))([ T].*)?"
 TIME = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?$"
-DATE_TYPES = tuple(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
+DATE_UNITS = tuple((unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
 
 
 class Interpreted(NamedTuple):
@@ -207,9 +205,9 @@ class Table:
             return Interpreted("number", _cast_numbers(_without_separators(column, decimals)))
         is_time = all_match(column, TIME)
         dates = pc.binary_join_element_wise("1970-01-01", column, "T") if is_time else column
-        for type_of_date in DATE_TYPES:
+        for unit_and_zone in DATE_UNITS:
             try:
-                return Interpreted("time" if is_time else "date", _seconds(dates.cast(type_of_date)))
+                return Interpreted("time" if is_time else "date", _seconds(dates.cast(pa.timestamp(*unit_and_zone))))
             except pa.ArrowInvalid:
                 pass
         self._refuse_stray_words(name, column)
@@ -385,7 +383,8 @@ def _matches(column: pa.Array, pattern: str) -> Array:
 def _are_dates(column: pa.Array) -> Array:
     """Where text is a date of the first kind that fits any of it."""
     texts = column.to_pylist()
-    for kind in DATE_TYPES:
+    for unit_and_zone in DATE_UNITS:
+        kind = pa.timestamp(*unit_and_zone)
         are_dates = np.array([text is not None and _is_date(text, kind) for text in texts])
         if are_dates.any():
             return are_dates

@@ -208,7 +208,8 @@ def finish_round(
 def check_finite(algorithm: Method, server: Any, round_number: int) -> None:
     """Refuse a server's state with NaN or infinity in it."""
     # NaN may stand for "unknown" outside the model; infinity never does.
-    if not server.params.isfinite().all() or any(t.isinf().any() for t in tensors_of(server).values()):
+    faults = [~server.params.isfinite().all(), *(each.isinf().any() for each in tensors_of(server).values())]
+    if bool(torch.stack([fault.to(server.params.device) for fault in faults]).any()):  # looked at once: a GPU waits
         raise DivergedError(
             f"the state of {algorithm.name} is not finite after round {round_number}; "
             "expected finite numbers. Lower the learning rate, or take more clients a round."

@@ -63,7 +63,7 @@ def rows_of_new_client(session: Session, rows: Any) -> Rows:
             f"{tuple(known.labels.shape[1:])}, as of the clients that were trained on."
         )
     found = Rows(found.features, session.label_scale.scale_labels(found.labels), found.offset)
-    found = found.to(session.recipe.device, session.model.params.dtype)
+    found = found.to(session.recipe.device, session.model.dtype)
     check_rows(session.model, session.source.loss, found, [NAME])
     return found
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from selffl.data.arrow import pa
 from selffl.data.columns import column_of
 from selffl.data.named import Features, NamedFeatures, RowShape, entries_of, is_named, map_entries
 from selffl.data.preparation import Preparation

@@ -81,7 +81,7 @@ class WithNewcomers(Problem):
         """
         training, state = run._session, run._state
         seed = run.config.seed
-        late = self.newcomers(seed).to(run.config.device, training.model.params.dtype)
+        late = self.newcomers(seed).to(run.config.device, training.model.dtype)
         shared = state.server.params
         everyone = torch.arange(late.num_clients, device=shared.device)
         found = {SIZES: late.train.num_examples.cpu()}

@@ -25,6 +25,7 @@ from selffl.data.named import Features, map_entries
 from selffl.errors import ConfigError, unknown_name
 from selffl.training.flat import FlatModel
 from selffl.training.graphs import GraphedGradient
+from selffl.training.threads import do_in_threads
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels) of a minibatch -> its mean loss
 # (params [n, P], features [n, B, ...], labels [n, B], keys of masks [n, 1] where there are any) -> [n, P]
@@ -136,29 +137,61 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
 
     def by_loop(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
         gradients = params.new_empty(params.shape)
-        with model.borrowed() as leaves, torch.enable_grad(), silence_rnn_warning():
-            for client, own in enumerate(params.detach()):
-                parts = model.parts(own)
-                for leaf, part in zip(leaves, parts.values(), strict=False):
-                    leaf.data = part
-                outputs, left = model.train_borrowed(parts, features[client], *(key[client] for key in keys))
-                slopes = torch.autograd.grad(loss(outputs, labels[client]), leaves, materialize_grads=True)
-                found = [slope.reshape(-1) for slope in slopes] + ([] if left is None else [left])
-                torch.cat(found, out=gradients[client])
+        with silence_rnn_warning():
+            for client in range(len(params)):
+                of_client(model, client, gradients, params, features, labels, *keys)
         return gradients
+
+    def by_threads(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
+        gradients, twins = params.new_empty(params.shape), model.twins_of_threads(torch.get_num_threads())
+
+        def work(thread: int, client: int) -> None:
+            of_client(twins[thread], client, gradients, params, features, labels, *keys, channels_last=True)
+
+        if len(params) == 1:  # which may have all threads
+            work(0, 0)
+        else:
+            do_in_threads(work, len(params))
+        return gradients
+
+    def of_client(
+        model: FlatModel, client: int, gradients: Tensor, params: Tensor, features: Features, labels: Tensor,
+        *keys: Tensor, channels_last: bool = False,
+    ) -> None:  # fmt: skip
+        """Write the gradient of one client."""
+        with model.borrowed() as leaves, torch.enable_grad():
+            parts = model.parts(params[client].detach())
+            for leaf, part in zip(leaves, parts.values(), strict=False):
+                is_image = channels_last and part.ndim == 4
+                leaf.data = part.contiguous(memory_format=torch.channels_last) if is_image else part
+            outputs, left = model.train_borrowed(parts, features[client], *(key[client] for key in keys))
+            slopes = torch.autograd.grad(loss(outputs, labels[client]), leaves, materialize_grads=True)
+            found = [slope.reshape(-1) for slope in slopes] + ([] if left is None else [left])
+            torch.cat(found, out=gradients[client])
 
     def gradient(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
         if is_softmax and is_class(labels[0]) and isinstance(features, Tensor) and features.ndim == 3:
             return softmax_regression_gradient(params, features, labels)
         way = quickest_way(model, params, features) if gradients == "auto" else gradients
         if way == "loop":
-            return by_loop(model, params, features, labels, *keys)
+            may_share = gradients == "auto" and may_be_shared_out(model, loss, params)
+            return (by_threads if may_share else by_loop)(model, params, features, labels, *keys)
         return by_vmap(model.unfolded if way == "unfold" else model.vectorised, params, features, labels, *keys)
 
     check_gradients(gradients)
     is_softmax = is_softmax_regression(model, loss, gradients)
     model.gradients[known] = GraphedGradient(gradient)
     return partial(model.gradients[known], model)
+
+
+def may_be_shared_out(model: FlatModel, loss: Loss, params: Tensor) -> bool:
+    """Whether clients ``params [n, P]`` that are computed one by one go to threads, with images channels last.
+
+    Convolutions on a CPU, and no code but torch's and this library's: a user's may keep what it met in an attribute, or
+    need images as they lie.  ``gradients="loop"`` is the loop as it was.
+    """
+    is_known = loss.__module__.startswith(("torch.", "selffl.")) and model.has_only_known_parts
+    return params.device.type == "cpu" and model.is_convolutional and is_known
 
 
 def is_softmax_regression(model: FlatModel, loss: Loss, gradients: Gradients) -> bool:

@@ -49,7 +49,7 @@ def class_targets(model: FlatModel, labels: Tensor) -> Tensor:
     """1 for the class of each row, parts of it where labels are soft: ``[n, K]`` of ``labels [n, ...]``."""
     assert model.class_bias is not None
     if model.class_bias.is_single:
-        share = labels.reshape(-1).to(model.params.dtype).clamp(0.0, 1.0)
+        share = labels.reshape(-1).to(model.dtype).clamp(0.0, 1.0)
         return torch.stack([1.0 - share, share], dim=-1)
     classes = torch.arange(model.class_bias.num_classes, device=labels.device)
-    return (labels.unsqueeze(-1) == classes).to(model.params.dtype)
+    return (labels.unsqueeze(-1) == classes).to(model.dtype)

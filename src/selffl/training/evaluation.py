@@ -229,7 +229,7 @@ def loss_for(model: FlatModel, rows: Rows, preparation: Preparation | None = Non
     """The loss that follows from the rows' labels and the model's outputs, where none is given."""
     if len(rows.labels) == 0:
         raise DataError("there are no rows; expected at least one.")
-    few = Rows(rows.features[:2], rows.labels[:2], rows.offset).to(model.params.device, model.params.dtype)
+    few = Rows(rows.features[:2], rows.labels[:2], rows.offset).to(model.device, model.dtype)
     if preparation is not None and preparation.label.task == "counts":
         return count_loss
     check_numbers(model, few.features)

@@ -1,22 +1,26 @@
-"""Plain steps of softmax regression on clients of few rows: the same models from products of rows with each other.
+"""Steps of softmax regression on clients of few rows: the same models from products of rows with each other.
 
-A gradient of softmax regression is a sum of rows, each times an error.  So a model after any number of steps is where
-it began, less rows times a few numbers each, and the scores of rows follow from the products of rows with each other:
+A gradient of softmax regression is a sum of rows, each times an error.  So whatever steps make of a model, by adding up
+and multiplying by numbers, is a sum of what they began with and of rows, each times a few numbers, and the scores of
+rows follow from the products of rows with each other.  After plain steps, for one,
 
     W = W_0 - A^T X,      scores = X W_0^T - (X X^T) A.
 
-The rows are read three times in a visit, instead of twice in every step, and models are written once.  With a penalty
-the model is drawn towards its anchor in every step, which is the same with W_0 between the first model and the anchor.
+The steps are taken, as they are written (`selffl.algorithms.local_task.Walk`), in the space of scores and in that of
+the multiples of which models are sums.  The rows are read three times in a visit, instead of twice in every step, and
+models are written once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.local_task import Walk
+from selffl.algorithms.local_task import StepPart, Walk
+from selffl.training.threads import do_in_threads
 
 # Multiplications by rows over those of plain steps, up to which rows are quicker.  Time of a round of FedAvg by rows
 # over that by steps, 50 clients, 20 steps of batch 10, 10 classes, medians of 5 turns on a busy two-core Xeon, torch
@@ -24,8 +28,9 @@ from selffl.algorithms.local_task import Walk
 #   784 features  N = 10 0.31 (0.08), 30 0.54 (0.39), 50 0.55 (0.91), 80 0.76 (2.1), 100 0.94 (3.1), 130 1.17 (5.0)
 #    64 features  N = 10 0.83 (0.15), 30 0.87 (0.61), 50 0.99 (1.3), 80 1.06 (2.6), 100 1.18 (3.8)
 MOST_WORK = 2.0
-NUMBERS_AT_ONCE = 1 << 21  # features of clients that are computed side by side
-ROWS_FILLED_TO = 16  # a client's rows are filled up to a multiple of so many
+NUMBERS_AT_ONCE = 1 << 23  # features of clients whose steps are taken side by side
+CLIENTS_A_TURN = 12  # whose rows a thread multiplies before it looks for more
+ROWS_FILLED_TO = 16  # scores of a client's rows are filled up to a multiple of so many
 STEPS_AT_ONCE = 200  # of a visit: scores begin anew after so many, and what is kept of each step stays small
 
 
@@ -45,14 +50,18 @@ class OwnRows:
         """Rows of each client ``[n]``, filled up."""
         return (self.size + ROWS_FILLED_TO - 1) // ROWS_FILLED_TO * ROWS_FILLED_TO
 
-    def of(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Features ``[m, N, F]`` and labels ``[m N]``, of clients of one `filled_size`; the last row is repeated."""
-        filled = torch.arange(int(self.filled_size[clients[0]]))
-        own = torch.minimum(filled, self.size[clients].unsqueeze(-1) - 1)
-        places = (self.begin[clients].unsqueeze(-1) + own).reshape(-1)
-        index = places if self.order is None else self.order[places]
-        features = self.features.index_select(0, index).view(*own.shape, -1)
-        return features, self.labels.index_select(0, index)
+    def features_of(self, clients: Tensor) -> list[Tensor]:
+        """Of each client ``[N_m, F]``: as they lie, unless they have an order of their own."""
+        spans = list(zip(self.begin[clients].tolist(), self.size[clients].tolist(), strict=True))
+        if self.order is None:
+            return [self.features[start : start + size] for start, size in spans]
+        index = torch.cat([self.order[start : start + size] for start, size in spans])
+        return list(torch.split(self.features.index_select(0, index), [size for _, size in spans]))
+
+    def labels_of(self, clients: Tensor) -> Tensor:
+        """Labels ``[m, S, B]`` of the rows of each step."""
+        places = self.begin[clients, None, None] + self.places[clients]
+        return self.labels[places if self.order is None else self.order[places]]
 
 
 def have_few_rows(size: Tensor, num_steps: Tensor, batch_size: int, num_features: int, num_classes: int) -> Tensor:
@@ -65,59 +74,120 @@ def have_few_rows(size: Tensor, num_steps: Tensor, batch_size: int, num_features
     return by_rows <= MOST_WORK * 2 * met * num_classes * num_features
 
 
-def walk_by_rows(params: Tensor, rows: OwnRows, clients: Tensor, walk: Walk) -> None:
-    """Write into ``params [n, P]``, for some ``clients`` of them, what ``nn.Linear`` is after its steps.
+def walk_by_rows(walk: Walk, rows: OwnRows, clients: Tensor, first: int, wanted: dict[int, Tensor]) -> None:
+    """Write into ``wanted [n, P]``, by number of the state, what becomes of some ``clients`` of them.
 
-    Side by side are clients of one filled size: what is computed of a client does not depend on who is beside it.
+    They take their part of the steps that begin with number ``first``.  Side by side are clients of one filled size:
+    what is computed of a client does not depend on who is beside it.
     """
+    clients = clients[walk.num_steps[clients].argsort(descending=True, stable=True)]
     sizes = rows.filled_size[clients]
     for size in sorted(set(sizes.tolist())):
-        number = max(NUMBERS_AT_ONCE // (size * rows.features.shape[1]), 1)
         same = clients[sizes == size]
+        number = max(NUMBERS_AT_ONCE // (size * rows.features.shape[1]), 1)
         for start in range(0, len(same), number):
-            some = same[start : start + number]
-            params[some] = _walk(params[some], rows, some, walk)
+            _walk(walk, rows, same[start : start + number], first, size, wanted)
 
 
-def _walk(params: Tensor, rows: OwnRows, clients: Tensor, walk: Walk) -> Tensor:
-    """The models of ``clients [m]`` after their steps, from ``params [m, P]``, which is written into."""
-    features, labels = rows.of(clients)
-    (number, most, width), batch_size = features.shape, rows.places.shape[-1]
-    num_classes, steps = params.shape[1] // (width + 1), walk.num_steps[clients, None, None]
-    first, last = int(steps.min()), int(steps.max())
-    rate = walk.rate[clients].unsqueeze(-1) if isinstance(walk.rate, Tensor) else walk.rate
-    scores = _scores(params, features, num_classes)
-    # The share of the way from the anchor that a step leaves, and what a step adds to scores, of those at the anchor.
-    kept, drawn = torch.as_tensor(1.0 - rate * walk.penalty, dtype=params.dtype), None
-    if walk.anchor is not None and walk.penalty:
-        drawn = _scores(walk.anchor[clients], features, num_classes).mul_(1.0 - kept)
-        params = walk.anchor[clients].lerp_(params, kept.pow(steps).reshape(-1, 1))
-    products = torch.bmm(features, features.transpose(1, 2)).add_(1.0)  # the bias is the weight of a feature of 1
-    met = rows.places[clients, :last] + (most * torch.arange(number))[:, None, None]
-    met = met.transpose(0, 1).reshape(last, -1)  # rows of each step's minibatches [S, m B]
-    of_class = features.new_zeros(*met.shape, num_classes).scatter_(2, labels[met].unsqueeze(-1), 1.0)
-    errors = features.new_empty(last, number, batch_size, num_classes)
-    for step, (index, found) in enumerate(zip(met, errors, strict=True)):
-        probability = scores.view(-1, num_classes).index_select(0, index).softmax(1)
-        torch.mul(probability.sub_(of_class[step]).view_as(found), rate / batch_size, out=found)
-        if step >= first:
-            found.mul_(step < steps)  # who is done stays where it is; its scores are not looked at any more
+def _walk(walk: Walk, rows: OwnRows, clients: Tensor, first: int, most: int, wanted: dict[int, Tensor]) -> None:
+    """Likewise of ``clients [m]`` of up to ``most`` rows, those with the most steps in front."""
+    bases = list({id(state): state for state in walk.states if state is not None}.values())
+    begin = [next((place for place, base in enumerate(bases) if base is state), None) for state in walk.states]
+    features, owners = rows.features_of(clients), clients.tolist()
+    number, batch_size, width = len(clients), rows.places.shape[-1], rows.features.shape[1]
+    num_classes, make = bases[0].shape[1] // (width + 1), rows.features.new_zeros
+    weights = [base[:, : num_classes * width].view(-1, num_classes, width) for base in bases]
+    left = walk.num_steps[clients]
+    last = int(left[0])
+    at_work = (left > torch.arange(last).unsqueeze(-1)).sum(-1).tolist()  # clients in each step
+    met = rows.places[clients, :last].transpose(0, 1)  # [S, m, B]
+    met = (met + most * torch.arange(number).unsqueeze(-1)).reshape(last, -1)
+    labels = rows.labels_of(clients)[:, :last].transpose(0, 1).unsqueeze(-1)
+    of_class = make(last, number, batch_size, num_classes).scatter_(3, labels, 1.0 / batch_size)
+
+    # The same of all states: scores of rows; multiples of which their weights are sums, bases first; and biases.
+    products, of_bases = _products(features, owners, weights, most)
+    scores, multiples, biases = [], [], []
+    for place in begin:
+        scores.append(make(number, most * num_classes) if place is None else of_bases[place].flatten(1).clone())
+        multiples.append(make(number, len(bases) + last))
+        biases.append(make(number, num_classes) if place is None else bases[place][clients, -num_classes:])
+        if place is not None:
+            multiples[-1][:, place] = 1.0
+    bias_group = None if walk.group_sizes is None else len(walk.group_sizes) - 1
+    is_step = torch.eye(len(bases) + last, dtype=of_class.dtype)[len(bases) :]
+    errors, slope = torch.zeros_like(of_class), make(number, most, num_classes)
+    for step, here in enumerate(at_work):
+        index, error = met[step, : here * batch_size], errors[step, :here]
+        torch.index_select(scores[0].view(-1, num_classes), 0, index, out=error.view(-1, num_classes))
+        # torch's softmax over few classes takes five times as long.
+        error.add_(biases[0][:here].unsqueeze(1))
+        error.sub_(error.amax(-1, keepdim=True)).exp_()
+        error.div_(error.sum(-1, keepdim=True).mul_(batch_size)).sub_(of_class[step, :here])
         if step + 1 < last:
-            if drawn is not None:
-                scores.mul_(kept).add_(drawn)
-            beside = products.view(-1, most).index_select(0, index).view(number, batch_size, most)
-            scores.baddbmm_(beside.transpose(1, 2), found, alpha=-1.0)
-    if drawn is not None:
-        errors *= kept.pow((steps - 1 - torch.arange(last)[:, None, None, None]).clamp(min=0))
-    taken = features.new_zeros(number * most, num_classes)
-    taken = taken.index_add_(0, met.reshape(-1), errors.view(-1, num_classes)).view(number, most, num_classes)
-    params[:, :-num_classes] -= torch.bmm(taken.transpose(1, 2), features).flatten(1)
-    params[:, -num_classes:] -= taken.sum(1)
-    return params
+            beside = products.view(-1, most).index_select(0, index).view(here, batch_size, most)
+            torch.bmm(beside.transpose(1, 2), error, out=slope[:here])
+        parts = [
+            StepPart(tuple(state[:here] for state in scores), slope[:here].flatten(1), 0),
+            StepPart(tuple(state[:here] for state in multiples), is_step[step], 0),
+            StepPart(tuple(state[:here] for state in biases), error.sum(1), bias_group),
+        ]
+        walk.advance(first + step, clients[:here], parts)
+    for which, out in wanted.items():
+        times = multiples[which]
+        taken = (errors * times[:, len(bases) :].t()[..., None, None]).view(-1, num_classes)
+        taken = make(number * most, num_classes).index_add_(0, met.reshape(-1), taken).view(number, most, -1)
+        _write_sums(out, features, owners, weights, times[:, : len(bases)], taken)
+        out[clients, -num_classes:] = biases[which]
 
 
-def _scores(params: Tensor, features: Tensor, num_classes: int) -> Tensor:
-    """Of ``features [m, N, F]`` at ``params [m, P]``: ``[m, N, K]``."""
-    weight, bias = params[:, :-num_classes], params[:, -num_classes:]
-    weight = weight.view(len(params), num_classes, -1)
-    return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
+def _products(
+    features: Sequence[Tensor], owners: Sequence[int], weights: Sequence[Tensor], most: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Products of each client's rows with each other ``[m, N, N]``, and with ``weights [n, K, F]``: ``[m, N, K]``.
+
+    Client by client, for rows as they lie: libraries multiply such matrices as fast one by one.
+    """
+    products = features[0].new_zeros(len(features), most, most)
+    scores = [products.new_zeros(len(features), most, each.shape[1]) for each in weights]
+
+    def multiply(place: int) -> None:
+        own, size = features[place], len(features[place])
+        torch.mm(own, own.t(), out=products[place, :size, :size])
+        for each, score in zip(weights, scores, strict=True):
+            torch.mm(own, each[owners[place]].t(), out=score[place, :size])
+
+    _do_for_clients(multiply, len(features))
+    return products, scores
+
+
+def _do_for_clients(work: Callable[[int], None], number: int) -> None:
+    """Call ``work(place)`` for each client, by as many threads as there are, several clients at a time."""
+
+    def work_on_some(_: int, turn: int) -> None:
+        for place in range(turn * CLIENTS_A_TURN, min((turn + 1) * CLIENTS_A_TURN, number)):
+            work(place)
+
+    do_in_threads(work_on_some, (number + CLIENTS_A_TURN - 1) // CLIENTS_A_TURN)
+
+
+def _write_sums(
+    out: Tensor,
+    features: Sequence[Tensor],
+    owners: Sequence[int],
+    weights: Sequence[Tensor],
+    times: Tensor,
+    taken: Tensor,
+) -> None:
+    """Write into ``out [n, P]``: ``weights`` ``times [m, …]`` so much, and rows times ``taken [m, N, K]``."""
+    num_classes, width = weights[0].shape[1:]
+    sums, factors = out[:, : num_classes * width].view(-1, num_classes, width), times.tolist()
+
+    def add(place: int) -> None:
+        own, owner = features[place], owners[place]
+        found, (of_first, *of_others) = sums[owner], factors[place]
+        torch.addmm(weights[0][owner], taken[place, : len(own)].t(), own, beta=of_first, out=found)
+        for each, factor in zip(weights[1:], of_others, strict=True):
+            found.add_(each[owner], alpha=factor)
+
+    _do_for_clients(add, len(features))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property, partial
-from itertools import product
+from functools import cached_property, partial, reduce
+from itertools import chain, product
 from typing import Any, Literal
 
 import torch
@@ -76,16 +76,32 @@ class FlatModel:
         self._ends_in_head: dict[Hashable, bool] = {}
         self._is_vectorisable: dict[Hashable, bool] = {}
         self._alters_rows: dict[Hashable, bool] = {}  # as far as `probe_rows` has looked
+        self._of_threads: list[FlatModel] = []
         self.gradients: dict[Hashable, Callable[..., Tensor]] = {}  # that were made for it, by loss and way
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the gradients, which are made anew for a copy."""
-        return vars(self) | {"gradients": {}}
+        """Without the gradients and the twins, which are made anew for a copy."""
+        return vars(self) | {"gradients": {}, "_of_threads": []}
 
     @property
     def params(self) -> Tensor:
         """The module's own trained parameters, and its statistics behind them: ``[P]``."""
         return torch.cat([part.detach().reshape(-1) for part in (self._trained | self._statistics).values()])
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters are."""
+        return next(iter(self._trained.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the vector of its parameters."""
+        return reduce(torch.promote_types, (part.dtype for part in (self._trained | self._statistics).values()))
+
+    @property
+    def num_numbers(self) -> int:
+        """P, parameters and statistics."""
+        return self.num_parameters + self.num_statistics
 
     @property
     def constants(self) -> dict[str, Tensor]:
@@ -470,6 +486,25 @@ class FlatModel:
         twin = FlatModel(module, precision=self.precision)
         twin._alters_rows = self._alters_rows
         return twin
+
+    @property
+    def has_only_known_parts(self) -> bool:
+        """Whether all of it is torch's own layers, other than attention, and this library's, without hooks."""
+        parts = list(self.module.modules())
+        is_known = all(type(part).__module__.startswith(("torch.nn.modules.", "selffl.")) for part in parts)
+        is_changed = any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in parts)
+        attends = any(isinstance(part, nn.MultiheadAttention) for part in parts)
+        return is_known and not attends and not is_changed
+
+    def twins_of_threads(self, number: int) -> list[FlatModel]:
+        """As many models that can train at a time: their trained parameters can be pointed elsewhere by themselves."""
+        while len(self._of_threads) < number:
+            kept = (part for part in self.module.parameters() if not part.requires_grad)
+            memo = {id(part): part for part in chain(kept, self.module.buffers())}
+            twin = FlatModel(copy.deepcopy(self.module, memo), precision=self.precision)
+            twin._alters_rows = self._alters_rows
+            self._of_threads.append(twin)
+        return self._of_threads[:number]
 
     def is_vectorisable(self, params: Tensor, features: Features) -> bool:
         """Whether the module goes by vmap over such rows as ``features [B, ...]``: found by a pass over the first."""

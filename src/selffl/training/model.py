@@ -41,6 +41,7 @@ from selffl.training.features import features_of, objective_gradient
 from selffl.training.few_rows import STEPS_AT_ONCE, OwnRows, have_few_rows, walk_by_rows
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_squared_error
+from selffl.training.orders import places_in_epochs
 from selffl.training.row_gradients import DrawnRows, check_rows_apart, clipped_mean
 
 BATCHES_AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
@@ -84,6 +85,8 @@ class ModelTask(FeatureTask):
         self._keys = clients if keys is None else keys.to(clients)
         # The rows of a slot: ``size`` places from ``begin`` on; place p is row p, or row ``order[p]``.
         self._begin, self._size = rows.offset[clients], self.num_examples
+        self._sizes: list[int] | None = None  # the same as numbers, and of all rows together, once they are needed
+        self._num_rows: int | None = None
         self._order: Tensor | None = None
         self._stream, self._num_ahead = "batch", BATCHES_AHEAD
         self._ahead: BatchesAhead | None = None
@@ -146,27 +149,27 @@ class ModelTask(FeatureTask):
     def _places(self, block: int) -> Tensor:
         """Places of the next minibatches of every slot, as many as are looked up at once: ``[slots, …, B]``."""
         width = self._num_ahead * self.batch_size
-        size, begin = self._size, self._begin
-        # Only the epochs that these minibatches touch are shuffled: first .. last of each client.
-        first, last = block * width // size, (block * width + width - 1) // size
-        total = (last - first + 1) * size  # rows to shuffle, by client
-        start = total.cumsum(0) - total
-        owner = torch.arange(len(size), device=size.device).repeat_interleave(total)
-        index = torch.arange(len(owner), device=size.device) - start[owner]
-        epoch, row = first[owner] + index // size[owner], index % size[owner]
-        lots = uniform(self._seed, self._stream, self._round, self._keys[owner], epoch, row)
-        # Sorted by lot, then by client and epoch: every epoch of every client is shuffled at once.  Both sorts are
-        # stable, so that equal lots fall the same way on every device.
-        turn = index // size[owner] + ((last - first + 1).cumsum(0) - (last - first + 1))[owner]
-        by_lot = lots.argsort(stable=True)
-        shuffled = (begin[owner] + row)[by_lot[turn[by_lot].argsort(stable=True)]]
-        wanted = torch.arange(width, device=size.device) + (start + block * width - first * size).unsqueeze(-1)
-        return shuffled[wanted].reshape(len(size), self._num_ahead, self.batch_size)
+        keyed_by = self._seed, self._stream, self._round
+        own = places_in_epochs(keyed_by, self._keys, self._size, self._known_sizes(), block * width, width)
+        return (self._begin.unsqueeze(-1) + own).view(len(own), self._num_ahead, self.batch_size)
+
+    def _known_sizes(self) -> list[int]:
+        """``size`` as numbers: a GPU is waited for once."""
+        if self._sizes is None:
+            self._sizes = self._size.tolist()
+        return self._sizes
+
+    def _owners(self, size: Tensor) -> Tensor:
+        """The slot of each row, of slots with so many rows ``size [slots]``, which are all rows of the task."""
+        if self._num_rows is None:
+            self._num_rows = sum(self._known_sizes())
+        slots = torch.arange(len(size), device=size.device)
+        return slots.repeat_interleave(size, output_size=self._num_rows)
 
     def _drawn(self, block: int) -> Tensor:
         """Likewise, where each minibatch is drawn by itself without replacement; places beyond N repeat its last."""
         size, ahead = self._size, self._num_ahead
-        owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
+        owner = self._owners(size)
         begin = size.cumsum(0) - size
         row = torch.arange(len(owner), device=size.device) - begin[owner]
         draws = block * ahead + torch.arange(ahead, device=size.device).unsqueeze(-1)
@@ -220,7 +223,7 @@ class ModelTask(FeatureTask):
         """Each client's rows in an order of their own, keyed by seed and client, and cut in the middle."""
         self._check_open("halves of the rows")
         size, keys = self._size, self._keys
-        owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
+        owner = self._owners(size)
         begin = size.cumsum(0) - size
         row = torch.arange(len(owner), device=size.device) - begin[owner]
         by_lot = uniform(self._seed, "half", keys[owner], row).argsort(stable=True)
@@ -228,7 +231,8 @@ class ModelTask(FeatureTask):
         parts = task.num_examples
         task._order = (self._begin[owner] + row)[by_lot[owner[by_lot].argsort(stable=True)]]
         task._begin = torch.stack([begin, begin + parts[:, 0] * (parts[:, 1] > 0)], dim=-1).reshape(-1)
-        task._size, task._stream = parts.reshape(-1).clamp(min=1), "half batch"
+        task._size, task._sizes = parts.reshape(-1).clamp(min=1), None
+        task._stream = "half batch"
         task._num_ahead, task._ahead = HALF_BATCHES_AHEAD, None
         task._keys = torch.stack([2 * keys, 2 * keys + 1], dim=-1).reshape(-1)
         return task
@@ -256,7 +260,7 @@ class ModelTask(FeatureTask):
         if bias is None or bias.num_classes != num_classes or not self.has_classes:
             return super().class_counts(num_classes)
         size = self.num_examples.reshape(-1)
-        owner = torch.arange(len(size), device=size.device).repeat_interleave(size)
+        owner = self._owners(size)
         places = torch.arange(len(owner), device=size.device) + (self._begin - size.cumsum(0) + size)[owner]
         labels = self._rows.labels[places if self._order is None else self._order[places]]
         return class_counts(self._model, labels, owner, len(size)).reshape(*self.shape, num_classes)
@@ -338,29 +342,44 @@ class ModelTask(FeatureTask):
             self._model, self._loss, self._gradients, objective, params, num_extra, batch, constants
         )
 
-    def walk(self, params: Tensor, walk: Walk) -> Tensor | None:
+    def walk(self, walk: Walk) -> tuple[Tensor, Tensor] | None:
         """Softmax regression on a CPU, of clients that have few rows for the steps they take."""
         features, labels = self._rows.features, self._rows.labels
         is_changed = self.weight_decay or self.max_gradient_norm is not None or self.row_clip is not None
-        if is_changed or not self._is_softmax_regression or params.device.type != "cpu":
+        if is_changed or not self._is_softmax_regression or walk.num_steps.device.type != "cpu":
             return None
         if not is_class(labels) or not isinstance(features, Tensor) or features.ndim != 2:
             return None
-        num_classes = params.shape[1] // (features.shape[1] + 1)
-        sizes = walk.num_steps, self.batch_size, features.shape[1], num_classes
-        is_few = have_few_rows(self._size, *sizes) & (walk.num_steps > 0)
+        params = walk.states[0]
+        assert params is not None
+        num_features = features.shape[1]
+        num_classes = params.shape[1] // (num_features + 1)
+        of_parts = [num_classes * num_features, num_classes]
+        if walk.group_sizes is not None and walk.group_sizes not in ([sum(of_parts)], of_parts):
+            return None
+        is_few = have_few_rows(self._size, walk.num_steps, self.batch_size, num_features, num_classes)
+        is_few &= walk.num_steps > 0
         clients = is_few.nonzero().flatten()
         if not len(clients):
             return None
-        for first in range(0, int(walk.num_steps[clients].max()), STEPS_AT_ONCE):
+        most = int(walk.num_steps[clients].max())
+        found = torch.empty_like(params)
+        for first in range(0, most, STEPS_AT_ONCE):
             part = walk._replace(num_steps=(walk.num_steps - first).clamp(min=0, max=STEPS_AT_ONCE))
             some = clients[part.num_steps[clients] > 0]
             draws = range(walk.first_draw + first, walk.first_draw + first + int(part.num_steps[some].max()))
             places = torch.stack([self._look_ahead(draw).places[:, draw % self._num_ahead] for draw in draws], dim=1)
             own = OwnRows(features, labels, self._begin, self._size, self._order, places - self._begin[:, None, None])
-            walk_by_rows(params, own, some, part)
+            wanted = {walk.result: found}
+            if first + STEPS_AT_ONCE < most:  # some go on from all of their states
+                wanted |= {place: torch.empty_like(found) for place in range(len(walk.states)) if place not in wanted}
+                walk_by_rows(part, own, some, first, wanted)
+                wanted[walk.result] = found.clone()
+                walk = walk._replace(states=tuple(wanted[place] for place in range(len(walk.states))))
+            else:
+                walk_by_rows(part, own, some, first, wanted)
         self.num_gradients.index_add_(0, clients // self.slots_per_client, walk.num_steps[clients])
-        return is_few
+        return is_few, found
 
     def batch_gradient(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """All clients at once."""

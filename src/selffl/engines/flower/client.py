@@ -173,7 +173,7 @@ class Site:
         if privacy.clip is not None:
             upload = SumLimits(method, privacy).bound(upload)
         # Kept, they would spoil every round to come.  In an upload NaN may stand for what is not known yet.
-        models = models_of(upload, self.model.params.numel())
+        models = models_of(upload, self.model.num_numbers)
         for name, tensor in (*tensors_of(after).items(), *models.items()):
             if not is_finite(tensor):
                 raise DivergedError(
@@ -333,7 +333,7 @@ class Site:
         loss = self.loss or loss_for(self.model, data.train, preparation)
         label_scale = LabelScale.of(preparation, loss)
         scaled = label_scale.scale_rows(data)
-        device, dtype = self.model.params.device, self.model.params.dtype
+        device, dtype = self.model.device, self.model.dtype
         train, test = (part.to(device, dtype) for part in (scaled.train, scaled.test))
         measures = [
             check_rows(self.model, loss, part, [client]) for part in (train, test) if len(part.labels) or part is train

@@ -126,7 +126,7 @@ class _Idle(FeatureTask):
     """One client with one row and no slope: local work that costs nothing."""
 
     def __init__(self, model: FlatModel) -> None:
-        super().__init__(torch.Size([1]), torch.ones(1, dtype=torch.int64, device=model.params.device), 0.1, 1)
+        super().__init__(torch.Size([1]), torch.ones(1, dtype=torch.int64, device=model.device), 0.1, 1)
         self.head, self.class_bias = model.head, model.class_bias
 
     @property

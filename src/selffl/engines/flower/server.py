@@ -136,7 +136,7 @@ class Server:
             )
         if self.experiment == "":
             raise ConfigError("experiment is ''; expected a name, or None for a new one.")
-        check_dtype(self.model.params.dtype)
+        check_dtype(self.model.dtype)
 
     def run(
         self, grid: Grid, recording: Callable[[RunState], AbstractContextManager[Records]] | None = None
