@@ -126,3 +126,20 @@ def test_a_benchmark_prints_its_ratios_and_writes_its_file(name, benchmark, tmp_
         assert re.search(rf"^{re.escape(row)} .*{CELLS.get(name, RATIO)}", printed, re.M), printed
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert record[KEYS.get(name, "seconds")]
+
+
+@pytest.mark.slow
+def test_cases_one_by_one(benchmark, tmp_path):
+    sizes = [word for word in TINY["adapter_cohort"] if word not in ("--ways", "auto", "vmap", "loop")]
+    printed = benchmark(
+        "adapter_cohort", *sizes, "--layers", "2", "--each", "vmap", "stacked:1", "recomputed:2",
+        "--json", str(tmp_path / "out.json"),
+    )  # fmt: skip
+    for name in ("loop", "vmap", "stacked:1", "recomputed:2"):
+        assert re.search(rf"^{name} .* \d+\.\d\d x the loop", printed, re.M), printed
+    assert list(json.loads((tmp_path / "out.json").read_text())["cases"]) == [
+        "loop",
+        "vmap",
+        "stacked:1",
+        "recomputed:2",
+    ]

@@ -166,10 +166,10 @@ def _give_own(part: nn.Module, path: str, own: OwnParts) -> list[str]:
     weight, bias = (prefix + kind for kind in ("weight", "bias"))
     if type(part) is nn.Linear and "weight" in trained:
         _hide(part, "weight")
-        part.forward = partial(take_linear, part, own, weight, bias)
+        part.forward = partial(take_linear, part, own, weight, bias)  # type: ignore[method-assign]
     elif type(part) in (*BIAS_LAST, *CHANNELS_SECOND) and trained == ["bias"]:
         is_last = isinstance(part, BIAS_LAST)
-        part.forward = partial(add_bias, part.forward, own, bias, is_last)  # type: ignore[method-assign]
+        part.forward = partial(add_bias, part.forward, own, bias, is_last)
     else:
         return []
     if "bias" in trained:
@@ -246,7 +246,7 @@ class StackedGradient:
 
         Looked at once for each number of clients and shape of their rows, with models that are moved apart.
         """
-        shapes = params.dtype, tuple(labels.shape), labels.dtype, row_kind(features), len(features[0])
+        shapes = params.dtype, tuple(labels.shape), labels.dtype, row_kind(features)
         if shapes not in self._problems:
             stacked = stacked_copy(model, self._recomputes)
             if isinstance(stacked, Stacked):
