@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from selffl.adapters.layers import DOWN, UP, Adapted, AdaptedConv, AdaptedEmbedding, AdaptedLinear
+from selffl.adapters.prefix import PrefixAttention
 from selffl.data.named import Features, map_entries, row_kind
 from selffl.errors import one_line
 from selffl.randomness import normal
@@ -107,6 +108,12 @@ def adapt_convolution(layer: AdaptedConv, own: OwnParts, up: str, inputs: Tensor
     return outputs + layer.scale * (own.parts[up].flatten(2).unsqueeze(1) @ low).reshape(outputs.shape)
 
 
+def take_values(layer: PrefixAttention, own: OwnParts, name: str, num_rows: int) -> Tensor:
+    """Values of a prefix by head ``[rows, heads, length, width]``, each row's those of its client."""
+    values = layer.by_head(own.parts[name])
+    return values.repeat_interleave(num_rows // own.num_clients, 0)
+
+
 class Stacked(nn.Module):
     """A copy of a module for the rows of many clients at once; frozen parameters are the very same.
 
@@ -162,6 +169,10 @@ def _give_own(part: nn.Module, path: str, own: OwnParts) -> list[str]:
     prefix = f"{path}." if path else ""
     if isinstance(part, Adapted):
         return _give_change(part, prefix, own)
+    if isinstance(part, PrefixAttention) and part.prefix_values.weight.requires_grad:
+        _hide(part.prefix_values, "weight")
+        part.values = partial(take_values, part, own, f"{prefix}prefix_values.weight")  # type: ignore[method-assign]
+        return [f"{prefix}prefix_values.weight"]
     trained = [kind for kind, given in part.named_parameters(recurse=False) if given.requires_grad]
     weight, bias = (prefix + kind for kind in ("weight", "bias"))
     if type(part) is nn.Linear and "weight" in trained:
