@@ -7,7 +7,7 @@ The ways agree to rounding:
 * *loop*: one client after the other, by ordinary autograd;
 * *unfold*: vmap, convolutions as products of matrices;
 * *stacked*: all clients' rows in one ordinary pass, where only adapters, linear layers and biases are trained
-  (`selffl.training.stacked`);
+  (`selffl.training.stacked`); outputs, and gradients of other objectives than the loss, go by vmap then;
 * *recomputed*: stacked, blocks of layers computed again instead of kept: less memory, more time.
 """
 

@@ -31,6 +31,7 @@ class Graph:
         device = _pytree.tree_leaves(arguments)[0].device
         here = torch.cuda.current_stream(device)
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()  # what earlier calls have left is of no use to another stream
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
             function(*self._given)  # what libraries set up at a first call on a stream is no part of the graph
