@@ -10,7 +10,7 @@ RUN := OMP_NUM_THREADS=1 $(BIN)
 # rewrites every test file again without it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test coverage quick lint types check docs names report pictures flower flower-demo flower-kill-points results kill-points soak mutants fuzz wheel audit clean
+.PHONY: demo test coverage quick lint types check docs names report pictures flower known-modules flower-demo flower-kill-points results kill-points soak mutants fuzz wheel audit clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -70,6 +70,11 @@ flower: .venv-flower/.installed
 		tests/runs/test_flower_kills.py tests/test_cli_flower.py tests/test_dependencies.py \
 		"tests/test_benchmarks.py::test_a_benchmark_prints_its_ratios_and_writes_its_file[flower_rounds]"
 
+# Modules of torchvision, Hugging Face and peft, in an environment of its own.  Torchvision is left out where the build that
+# pip finds does not fit torch's: then it cannot be imported, and transformers with it.
+known-modules: .venv-known/.installed
+	OMP_NUM_THREADS=1 .venv-known/bin/python -m pytest -q -rs tests/runs/test_known_modules.py tests/adapters/test_peft.py "tests/test_docs.py::test_the_blocks_of_a_page_run_in_one_folder[howto/adapters]"
+
 # A server and three sites on this machine, with TLS and registered keys; one of them fails and comes back.
 flower-demo: .venv-flower/.installed
 	$(FLOWER)/python deploy/demo.py --out runs/flower-demo
@@ -122,7 +127,7 @@ audit: $(VENV)/.installed-dev
 	.venv-audit/bin/pip-licenses --python=$(BIN)/python --partial-match --fail-on="GNU General;GNU Affero;GPL-2;GPL-3;AGPL"
 
 clean:
-	rm -rf $(VENV) .venv-flower .venv-fuzz .venv-audit site dist build sbom.json runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-flower .venv-known .venv-fuzz .venv-audit site dist build sbom.json runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -134,6 +139,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable ".[dev,docs]"
 	@touch $@ $(VENV)/.installed
+
+.venv-known/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-known
+	.venv-known/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[known-modules]" pytest pytest-xdist hypothesis scikit-learn
+	.venv-known/bin/python -c "import torchvision" 2>/dev/null || .venv-known/bin/python -m pip uninstall --quiet --yes torchvision
+	@touch $@
 
 .venv-flower/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower

@@ -10,7 +10,7 @@ import copy
 import importlib.util
 
 import torch
-from rounds import WAYS, compare, size_options
+from rounds import WAYS, compare, compare_each, size_options
 from timing import options
 from torch import Tensor, nn
 
@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=16, help="of a row, in places")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--ways", nargs="+", default=["auto"], choices=WAYS)
+    parser.add_argument("--each", nargs="+", help="ways, such as stacked or stacked:8, measured one by one with memory")
     size_options(parser, rows=32, steps=4, batch=8)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -87,8 +88,12 @@ def main() -> None:
     size = sum(part.numel() for part in body.parameters())
     title = f"adapters of rank {args.rank}, {size / 1e6:.1f} million frozen parameters, {args.length} places, "
     title += f"{args.steps} steps of batch {args.batch}; the loop by {'peft' if has_peft else 'a plain module'}"
-    rows = features, labels
-    compare(title, adapted, rows, args.clients, LEARNING_RATE, args, of_peft if has_peft else None)
+    rows, build_plain = (features, labels), of_peft if has_peft else None
+    if args.each:
+        for cohort in args.clients:
+            compare_each(title, adapted, rows, cohort, LEARNING_RATE, args, build_plain)
+    else:
+        compare(title, adapted, rows, args.clients, LEARNING_RATE, args, build_plain)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
+from itertools import accumulate, product
+from typing import Any
 
 import torch
-from timing import Case, measured, report, threads_of
+from timing import Case, measured, report, threads_of, write
 from torch import Tensor, nn
 
 from selffl.algorithms import algorithm
@@ -18,7 +20,7 @@ from selffl.engines.cohort import CohortEngine
 from selffl.training.blocks import Gradients
 from selffl.training.model import FlatModel, ModelSource
 
-WAYS = ("auto", "vmap", "loop", "unfold")
+WAYS = ("auto", "vmap", "loop", "unfold", "stacked", "recomputed")
 MEGABYTE = 1 << 20
 ROUNDS_BEFORE_PEAK = 3  # after which gradients are recorded
 
@@ -70,6 +72,36 @@ def size_options(parser: argparse.ArgumentParser, rows: int, steps: int, batch: 
     )
 
 
+def make_loop(
+    build: Callable[[], nn.Module], rows: tuple[Tensor, Tensor], rate: float, args: argparse.Namespace
+) -> PlainLoop:
+    """The loop over clients of ``args.rows`` rows each."""
+    own = list(zip(*(each.split(args.rows) for each in rows), strict=True))
+    return PlainLoop(build().to(args.device), own, rate, args.steps, args.batch)
+
+
+def cohort_case(
+    build: Callable[[], nn.Module],
+    rows: tuple[Tensor, Tensor],
+    rate: float,
+    args: argparse.Namespace,
+    cohort: int,
+    way: Gradients,
+    chunk: int | None,
+) -> Case:
+    """A round of selffl with the first clients, so many of them at once."""
+    number_of_rows = cohort * args.rows
+    offset = torch.arange(cohort + 1, device=args.device) * args.rows
+    part = Rows(rows[0][:number_of_rows], rows[1][:number_of_rows], offset)
+    flat = FlatModel(build().to(args.device))
+    source = ModelSource(
+        Federation(range(cohort), part, part), flat, nn.functional.cross_entropy, rate, args.batch, gradients=way
+    )
+    engine = CohortEngine(algorithm("fedavg", num_local_steps=args.steps), source, chunk_size=chunk)
+    params = flat.params
+    return lambda: engine.advance(engine.start(params), 1)
+
+
 def compare(
     title: str,
     build: Callable[[], nn.Module],
@@ -84,30 +116,15 @@ def compare(
     ``build_plain`` makes the loop's module, where that is another than selffl's.  On a GPU the largest memory that a
     round takes is printed, too, beside that of one client by the loop.
     """
-    features, labels = rows
-    own = list(zip(features.split(args.rows), labels.split(args.rows), strict=True))
-    loop = PlainLoop((build_plain or build)().to(args.device), own, rate, args.steps, args.batch)
-
-    def advance(engine: CohortEngine, params: Tensor) -> None:
-        engine.advance(engine.start(params), 1)
-
-    def cohort_case(cohort: int, way: Gradients, chunk: int | None) -> Case:
-        number_of_rows = cohort * args.rows
-        offset = torch.arange(cohort + 1, device=args.device) * args.rows
-        part = Rows(features[:number_of_rows], labels[:number_of_rows], offset)
-        flat = FlatModel(build().to(args.device))
-        source = ModelSource(
-            Federation(range(cohort), part, part), flat, nn.functional.cross_entropy, rate, args.batch, gradients=way
-        )
-        engine = CohortEngine(algorithm("fedavg", num_local_steps=args.steps), source, chunk_size=chunk)
-        return partial(advance, engine, flat.params)
-
+    loop = make_loop(build_plain or build, rows, rate, args)
     threads = threads_of(args)
     seconds: dict[str, list[float]] = {}
     baselines: dict[str, str] = {}
     for cohort in cohorts:
         ways = {
-            f"selffl {way}{f', {chunk} at once' if chunk else ''}": partial(cohort_case, cohort, way, chunk)
+            f"selffl {way}{f', {chunk} at once' if chunk else ''}": partial(
+                cohort_case, build, rows, rate, args, cohort, way, chunk
+            )
             for way, chunk in product(args.ways, args.chunk)
         }
         if args.device != "cpu":
@@ -121,6 +138,77 @@ def compare(
             seconds |= {name + suffix: values for name, values in found.items()}
             baselines |= {name + suffix: "loop" + suffix for name in found}
     report(f"One round of FedAvg, {title}", seconds, baselines, args, threads=threads)
+
+
+def compare_each(
+    title: str,
+    build: Callable[[], nn.Module],
+    rows: tuple[Tensor, Tensor],
+    cohort: int,
+    rate: float,
+    args: argparse.Namespace,
+    build_plain: Callable[[], nn.Module] | None = None,
+) -> None:
+    """Measure each case of ``args.each`` by itself, with nothing of the others in memory, and print it at once.
+
+    Memory is compared with that of one client by the loop; on a GPU rows and frozen weights are among it.
+    ``args.each`` holds ways, or ways and how many clients train at once, such as ``stacked:8``.
+    """
+    print(f"One round of FedAvg, {title}, {cohort} clients, torch {torch.__version__}, each case by itself", flush=True)
+    plain = build_plain or build
+    alone = _measure(lambda: partial(make_loop(plain, rows, rate, args).round, 1), args)
+    print(f"{'one client by the loop':28}  {_memory(alone, alone)}", flush=True)
+    looped = _measure(lambda: partial(make_loop(plain, rows, rate, args).round, cohort), args, warm_up=0)
+    found = {"loop": looped}
+    for name in ("loop", *args.each):
+        if name != "loop":
+            way, _, chunk = name.partition(":")
+            make = partial(cohort_case, build, rows, rate, args, cohort, way, int(chunk) if chunk else None)
+            found[name] = _measure(make, args)
+        seconds = found[name]["seconds"]
+        times = statistics.median(looped["seconds"]) / statistics.median(seconds)
+        span = f"{min(seconds) * 1e3:.1f}-{max(seconds) * 1e3:.1f} ms"
+        print(f"{name:28}  {span:>21}  {times:6.2f} x the loop  {_memory(found[name], alone)}", flush=True)
+        write(args.json, {"title": title, "clients": cohort, "one client": alone, "cases": found})
+
+
+def _measure(
+    make: Callable[[], Case], args: argparse.Namespace, warm_up: int = ROUNDS_BEFORE_PEAK - 1
+) -> dict[str, Any]:
+    """Seconds of a case that is made for this alone, and the most memory that it took.
+
+    On a GPU that of tensors, and what was reserved for them; on a CPU what a round's tensors take beside those before.
+    """
+    is_gpu, case = args.device != "cpu", make()
+    if is_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(warm_up):
+        case()
+    (seconds,) = measured({"": case}, args).values()
+    if is_gpu:
+        peaks = {"tensors": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    else:
+        peaks = {"tensors": _peak_of_tensors(case)}
+    del case
+    gc.collect()
+    if is_gpu:
+        torch.cuda.empty_cache()
+    return {"seconds": seconds, "peaks": {kind: peak / MEGABYTE for kind, peak in peaks.items()}}
+
+
+def _peak_of_tensors(case: Case) -> int:
+    """The most bytes of a CPU that tensors take during a call beside those that were there before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        case()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    sizes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return max(accumulate(sizes), default=0)
+
+
+def _memory(found: dict[str, Any], alone: dict[str, Any]) -> str:
+    """The largest memory of a case, and that over one client's."""
+    least = alone["peaks"]
+    return ", ".join(f"{kind} {peak:.0f} MB ({peak / least[kind]:.2f} x)" for kind, peak in found["peaks"].items())
 
 
 def _peak(make: Callable[[], Case]) -> int:

@@ -26,6 +26,9 @@ TINY = {
         "--clients", "2", "--rows", "3", "--steps", "2", "--batch", "2", "--width", "16", "--layers", "1",
         "--length", "3", "--rank", "2", "--ways", "auto", "vmap", "loop", "--repeats", "1", "--threads", "1",
     ],
+    "adapter_newcomers": [
+        "--width", "8", "--clients", "3", "--rounds", "1", "--rows", "2", "--rank", "2", "--repeats", "1",
+    ],
     "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
     "large_tables": ["--tables", "5x60"],
     "scale": [
@@ -49,6 +52,7 @@ ROWS = {
     ],
     "lstm_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
     "adapter_cohort": [f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop")],
+    "adapter_newcomers": ["   2 rows"],
     "flower_rounds": ["Flower FedAvg, softmax"],
     "large_tables": ["5x60"],
     "memory": ["import torch", "whole run, above it"],
@@ -70,6 +74,7 @@ ROWS = {
 }
 RATIO = r"\d\.\d\d x"
 CELLS = {
+    "adapter_newcomers": r"\d+ visits",
     "interval_coverage": r"\d\.\d ± \d",
     "grouped_variances": r"\d\.\d+ ± \d",
     "privacy_attacks": r"'proven epsilon': \d",
@@ -126,3 +131,20 @@ def test_a_benchmark_prints_its_ratios_and_writes_its_file(name, benchmark, tmp_
         assert re.search(rf"^{re.escape(row)} .*{CELLS.get(name, RATIO)}", printed, re.M), printed
     record = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert record[KEYS.get(name, "seconds")]
+
+
+@pytest.mark.slow
+def test_cases_one_by_one(benchmark, tmp_path):
+    sizes = [word for word in TINY["adapter_cohort"] if word not in ("--ways", "auto", "vmap", "loop")]
+    printed = benchmark(
+        "adapter_cohort", *sizes, "--layers", "2", "--each", "vmap", "stacked:1", "recomputed:2",
+        "--json", str(tmp_path / "out.json"),
+    )  # fmt: skip
+    for name in ("loop", "vmap", "stacked:1", "recomputed:2"):
+        assert re.search(rf"^{name} .* \d+\.\d\d x the loop", printed, re.M), printed
+    assert list(json.loads((tmp_path / "out.json").read_text())["cases"]) == [
+        "loop",
+        "vmap",
+        "stacked:1",
+        "recomputed:2",
+    ]

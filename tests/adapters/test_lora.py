@@ -88,7 +88,7 @@ def test_a_merged_weight_is_w_and_the_scaled_product():
 
 
 @every_kind
-@pytest.mark.parametrize("way", ["vmap", "loop"])
+@pytest.mark.parametrize("way", ["auto", "vmap", "loop"])
 def test_a_cohort_has_the_gradients_of_a_loop_over_plain_modules(kind, way):
     """A plain loop: each client's module by itself, by autograd."""
     body, _, targets = make(kind)

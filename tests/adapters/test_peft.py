@@ -85,20 +85,24 @@ def test_peft_reads_the_folder(tmp_path):
     torch.testing.assert_close(back(rows()), module(rows()), rtol=1e-5, atol=1e-6)
 
 
-def test_a_module_of_peft_trains_as_a_cohort():
+@pytest.mark.parametrize(
+    ("targets", "ways"), [(["dense", "mix"], ["vmap"]), (["dense"], ["vmap", "stacked"])]
+)  # a convolution's B is one of its own
+def test_a_module_of_peft_trains_as_a_cohort(targets, ways):
     peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'selffl[known-modules]'")
     body, _ = adapted()
-    config = peft.LoraConfig(r=2, target_modules=["dense", "mix"], modules_to_save=["head"], lora_dropout=0.0)
+    config = peft.LoraConfig(r=2, target_modules=targets, modules_to_save=["head"], lora_dropout=0.0)
     model = FlatModel(from_peft(peft.get_peft_model(copy.deepcopy(body), config)))
     assert not [layer.name for layer in model.layers if "lora_A" in layer.name]
     torch.manual_seed(3)
     params = model.params + 0.2 * torch.randn(4, len(model.params))
     given = torch.stack([rows().roll(client, 1) for client in range(4)])
     labels = torch.randint(0, 3, given.shape[:2])
-    ours, loop = (
-        gradient_of(model, nn.functional.cross_entropy, way)(params, given, labels) for way in ("vmap", "loop")
+    loop, *others = (
+        gradient_of(model, nn.functional.cross_entropy, way)(params, given, labels) for way in ("loop", *ways)
     )
-    torch.testing.assert_close(ours, loop, rtol=1e-4, atol=1e-6)
+    for found in others:
+        torch.testing.assert_close(found, loop, rtol=1e-4, atol=1e-6)
     fed = selffl.Federation.from_arrays(
         given.reshape(-1, 7).numpy(), labels.reshape(-1).numpy(), torch.arange(4).repeat_interleave(5).numpy()
     )

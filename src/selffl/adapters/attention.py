@@ -64,13 +64,18 @@ class AdaptedAttention(nn.Module):
             share = self.dropout if self.training else 0.0
             attend = nn.functional.scaled_dot_product_attention
             mixed = attend(heads[0], heads[1], heads[2], attn_mask=mask, dropout_p=share)
+        mixed = self.add_to(mixed, heads[0])
         outputs: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(-2))
         outputs = outputs if axis == 1 else outputs.transpose(0, 1)
         return outputs, (weights.mean(1) if average_attn_weights else weights) if need_weights else None
 
+    def add_to(self, mixed: Tensor, queries: Tensor) -> Tensor:
+        """What goes to the last projection ``[B, heads, L, width]``: what attention has mixed, and nothing else."""
+        return mixed
+
     def by_head(self, projected: Tensor) -> Tensor:
-        """``[B, L, heads x width]`` as ``[B, heads, L, width]``."""
-        return projected.reshape(*projected.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
+        """``[..., L, heads x width]`` as ``[..., heads, L, width]``."""
+        return projected.reshape(*projected.shape[:-1], self.num_heads, self.head_dim).transpose(-2, -3)
 
     def drop_out(self, weights: Tensor) -> Tensor:
         """Weights of which a share is left out in training."""

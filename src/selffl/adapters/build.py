@@ -11,6 +11,7 @@ from torch import nn
 
 from selffl.adapters.attention import PROJECTIONS, AdaptedAttention, check_attention
 from selffl.adapters.layers import Adapted, Draw, adapted_kind, problem_with
+from selffl.adapters.prefix import PrefixAttention
 from selffl.errors import ConfigError, first_few
 
 MAX_SHOWN = 8  # names in a message
@@ -155,13 +156,81 @@ def lora(
     return twin
 
 
-def _check_options(rank: int, alpha: float | None, seed: int) -> None:
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise ConfigError(f"rank is {rank!r}; expected a whole number, 1 or more.")
-    if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < float("inf")):
-        raise ConfigError(f"alpha is {alpha!r}; expected a number above 0, or none.")
+def prefix(
+    module: nn.Module,
+    length: int = 8,
+    targets: Sequence[str] | None = None,
+    *,
+    also: Sequence[str] | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """A copy of a pre-trained module whose attention also meets learned keys and values.
+
+    Clients train and send the values, which begin at 0: the copy answers as ``module`` does.  Keys are drawn from the
+    seed, the same for all, and frozen; they have a softmax of their own, so that attention is linear in the values.
+
+    Args:
+        module: the pre-trained module; it is left as it is, and shares its frozen weights.
+        length: how many keys and values each attention has.
+        targets: names of attention layers of torch's, or their endings.  None: all of them.
+        also: names of parts that are trained as a whole.  None: the last linear layer.
+        seed: of the keys.
+
+    Examples:
+        >>> from torch import nn
+        >>> from selffl.adapters import prefix
+        >>> layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        >>> adapted = prefix(nn.Sequential(layer, nn.Linear(16, 4)), length=3)
+        >>> [name for name, part in adapted.named_parameters() if part.requires_grad]
+        ['0.self_attn.prefix_values.weight', '1.weight', '1.bias']
+    """
+    _check_count("length", length)
+    _check_seed(seed)
+    twin = freeze(module)
+    whole = _last_linear(twin) if also is None else also
+    parameters_named(twin, whole)
+    inside = {name: part for name, part in twin.named_modules() if isinstance(part, nn.MultiheadAttention)}
+    if not inside:
+        raise ConfigError(
+            f"{type(module).__name__} has no attention of torch's; expected nn.MultiheadAttention. Use "
+            "selffl.adapters.lora, which adapts linear layers, too."
+        )
+    for target in _listed(targets):
+        if not any(matches(name, target) for name in inside):
+            raise ConfigError(
+                f"{type(module).__name__} has no attention named {target!r}; expected names or endings among "
+                f"{first_few(list(inside), MAX_SHOWN)}."
+            )
+    for name, part in inside.items():
+        if targets is None or any(matches(name, target) for target in targets):
+            check_attention(name, part)
+            twin = _replace(twin, name, PrefixAttention(part, length, seed, name).train(part.training))
+    unfreeze(twin, whole)
+    return twin
+
+
+def _listed(targets: Sequence[str] | None) -> Sequence[str]:
+    """Targets, once they are seen to be a list."""
+    if isinstance(targets, str):
+        raise ConfigError(f"targets are {targets!r}; expected a list of names, such as [{targets!r}].")
+    return targets or ()
+
+
+def _check_count(name: str, count: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(f"{name} is {count!r}; expected a whole number, 1 or more.")
+
+
+def _check_seed(seed: int) -> None:
     if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
         raise ConfigError(f"seed is {seed!r}; expected a whole number, 0 or more, below 2^63.")
+
+
+def _check_options(rank: int, alpha: float | None, seed: int) -> None:
+    _check_count("rank", rank)
+    if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < float("inf")):
+        raise ConfigError(f"alpha is {alpha!r}; expected a number above 0, or none.")
+    _check_seed(seed)
 
 
 def _attention_adapter(
@@ -190,8 +259,7 @@ def _chosen(
     module: nn.Module, targets: Sequence[str] | None, whole: Sequence[str], rank: int
 ) -> dict[str, tuple[str, ...]]:  # fmt: skip
     """Names of layers to adapt, and of attention which projections."""
-    if isinstance(targets, str):
-        raise ConfigError(f"targets are {targets!r}; expected a list of names, such as [{targets!r}].")
+    targets = None if targets is None else _listed(targets)
     layers: dict[str, tuple[str, ...]] = {}
     parts = dict(module.named_modules())
     inside = [name for name, part in parts.items() if isinstance(part, nn.MultiheadAttention)]
@@ -261,6 +329,12 @@ def merge(module: nn.Module) -> nn.Module:
         raise ConfigError(
             f"{type(module).__name__} has no adapters; expected a module that selffl.adapters.lora has made."
         )
+    for name, inner in adapted.items():
+        if isinstance(inner, PrefixAttention):
+            raise ConfigError(
+                f"{name} has learned keys and values, which plain attention has not; expected changes of low rank. "
+                "Keep the module as it is."
+            )
     with torch.no_grad():
         found = copy.deepcopy(module)
         for name in adapted:

@@ -74,8 +74,8 @@ class Recipe:
         client_memory: Where what clients keep between rounds lies.  ``memory``: all of it there; ``disk``: in files of
             ``out`` (of a temporary folder without it), where a client that has not taken part costs nothing; the
             numbers are the same.  None: in memory where all of it takes at most 4 GB (on a GPU 32 GB), else on disk.
-        gradients: How a cohort's gradients are computed: ``vmap``, ``loop`` or ``unfold``, or ``auto`` for a measured
-            rule; they agree to rounding.
+        gradients: How a cohort's gradients are computed: ``vmap``, ``loop``, ``unfold``, ``stacked`` or ``recomputed``
+            (`selffl.training.blocks`), or ``auto`` for a measured rule; they agree to rounding.
         dtype: Of parameters and features: a floating-point type of torch's, or its name.
         precision: Of products in training passes: ``full``, as ``dtype`` says, or ``bfloat16``, torch's autocast, for
             speed on a GPU; parameters, steps, averages and evaluations stay in float32.

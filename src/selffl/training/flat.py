@@ -78,10 +78,16 @@ class FlatModel:
         self._alters_rows: dict[Hashable, bool] = {}  # as far as `probe_rows` has looked
         self._of_threads: list[FlatModel] = []
         self.gradients: dict[Hashable, Callable[..., Tensor]] = {}  # that were made for it, by loss and way
+        self.twins: dict[Hashable, Any] = {}  # of the module, for passes over the rows of many clients
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the gradients and the twins, which are made anew for a copy."""
-        return vars(self) | {"gradients": {}, "_of_threads": []}
+        """Without the gradients and what they use, which are made anew for a copy."""
+        return vars(self) | {"gradients": {}, "twins": {}, "_of_threads": []}
+
+    @property
+    def trained_names(self) -> tuple[str, ...]:
+        """Of the parameters that are trained, in their order."""
+        return tuple(self._trained)
 
     @property
     def params(self) -> Tensor:
@@ -263,13 +269,19 @@ class FlatModel:
         pieces = params.split(self._sizes)  # type: ignore[no-untyped-call]
         return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
 
+    def parts_by_client(self, params: Tensor) -> dict[str, Tensor]:
+        """Views of ``params [n, P]`` by name, each in its shape behind the clients."""
+        pieces = params.split(self._sizes, dim=1)  # type: ignore[no-untyped-call]
+        named = zip(self._shapes.items(), pieces, strict=True)
+        return {name: piece.view(-1, *shape) for (name, shape), piece in named}
+
     def __call__(self, params: Tensor, features: Features) -> Tensor:
         """Outputs for ``features`` at ``params [P]``, as the module answers: in eval() mode."""
         return self.at(self.parts(params), features)
 
     def at(self, parts: Mapping[str, Tensor], features: Features) -> Tensor:
         """Outputs for ``features`` with trained parameters and statistics by name."""
-        with self._attention(), say_what_one_row_lacks():
+        with self.plain_attention(), say_what_one_row_lacks():
             return call(self.answering, self.protect_rows(features), parts)
 
     def train_at(self, params: Tensor, features: Features, key: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -295,27 +307,29 @@ class FlatModel:
     ) -> tuple[Tensor, Tensor | None]:
         module, through = self._training
         if module is self.module:  # nothing in it is other than when it answers
-            with self._attention(), self._half_products(features):
-                return self._precise(forward(self.protect_rows(features))), None
+            with self.plain_attention(), self.half_products(features):
+                return self.precise(forward(self.protect_rows(features))), None
         through.begin({name: parts[name] for name in self._statistics}, key)
         try:
-            with self._attention(), self._half_products(features), say_what_one_row_lacks():
-                outputs = self._precise(forward(self.protect_rows(features)))
+            with self.plain_attention(), self.half_products(features), say_what_one_row_lacks():
+                outputs = self.precise(forward(self.protect_rows(features)))
             left = [through.statistics[name].reshape(-1) for name in self._statistics]
         finally:
             through.begin({}, None)
         return outputs, torch.cat(left) if left else None
 
-    def _half_products(self, features: Features) -> AbstractContextManager[Any]:
+    def half_products(self, features: Features) -> AbstractContextManager[Any]:
         """Where torch takes products in half precision, if asked to; nothing of them is kept for another client."""
         if self.precision == "full":
             return nullcontext()
         return torch.autocast(features.device.type, torch.bfloat16, cache_enabled=False)
 
-    def _precise(self, outputs: Tensor) -> Tensor:
+    def precise(self, outputs: Tensor) -> Tensor:
+        """Outputs in full precision, as losses take them."""
         return outputs if self.precision == "full" else outputs.float()
 
-    def _attention(self) -> AbstractContextManager[None]:
+    def plain_attention(self) -> AbstractContextManager[None]:
+        """Where attention calls its layers, instead of the kernels that torch has for eval() mode."""
         return plain_attention() if self.may_attend else nullcontext()
 
     def attention_at_once(self) -> AbstractContextManager[None]:
@@ -335,7 +349,8 @@ class FlatModel:
     def training_modules(self) -> tuple[nn.Module, ...]:
         """The copies of the module that training passes have called so far."""
         twins = [vars(self).get(name) for name in ("_vectorised", "unfolded")]
-        return (self._training[0], *(twin._training[0] for twin in twins if twin is not None))
+        found = (self._training[0], *(twin._training[0] for twin in twins if twin is not None))
+        return (*found, *(twin for twin in self.twins.values() if isinstance(twin, nn.Module)))
 
     @cached_property
     def still(self) -> FlatModel:
@@ -362,6 +377,11 @@ class FlatModel:
         )
 
     @cached_property
+    def is_mostly_frozen(self) -> bool:
+        """Whether more parameters are frozen than trained, as where clients train adapters."""
+        return sum(part.numel() for part in self.module.parameters()) > 2 * self.num_parameters
+
+    @cached_property
     def mixes_rows(self) -> bool:
         """Whether what is answered of a row depends on those beside it: BatchNorm without running statistics."""
         return any(is_normalising(part) and part.running_mean is None for part in self.module.modules())
@@ -371,7 +391,7 @@ class FlatModel:
         rows = map_entries(Tensor.clone, features)
         pairs = list(zip(entries_of(rows).values(), entries_of(features).values(), strict=True))
         before = [None if row.is_inference() else row._version for row, _ in pairs]
-        with torch.no_grad(), self._attention(), say_what_one_row_lacks():
+        with torch.no_grad(), self.plain_attention(), say_what_one_row_lacks():
             call(self.answering, rows)
         # The count of changes sees a ReLU in place on positive numbers; the numbers see what goes past the count.
         is_same = all(

@@ -7,7 +7,7 @@ recorded ones lay, and computes what the call would.  What a function does in Py
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ class Graph:
         device = _pytree.tree_leaves(arguments)[0].device
         here = torch.cuda.current_stream(device)
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()  # what earlier calls have left is of no use to another stream
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
             function(*self._given)  # what libraries set up at a first call on a stream is no part of the graph
@@ -79,9 +80,9 @@ class GraphedGradient:
 
     def _record(self, shapes: Hashable, model: FlatModel, arguments: tuple[Any, ...]) -> Tensor:
         """The gradient, recorded on the way if that is possible."""
-        before = python_state(model)
+        before = python_state(model.training_modules)
         found = self.function(model, *arguments)
-        if python_state(model) != before:
+        if python_state(model.training_modules) != before:
             self._is_off = True
             return found
         try:
@@ -94,13 +95,13 @@ class GraphedGradient:
         return found
 
 
-def python_state(model: FlatModel) -> list[str]:
-    """What a module and its parts hold beside tensors and each other, as text; of all its copies that train."""
+def python_state(modules: Iterable[nn.Module]) -> list[str]:
+    """What modules and their parts hold beside tensors and each other, as text."""
     known = vars(nn.Module()).keys() - {"training"}
     kinds = (int, float, str, list, tuple, dict, set, type(None))
     return [
         f"{name}.{key} = {value!r}"
-        for module in model.training_modules
+        for module in modules
         for name, part in module.named_modules()
         for key, value in vars(part).items()
         if key not in known and isinstance(value, kinds)

@@ -398,7 +398,7 @@ class ModelSource:
         learning_rate: η, in the first round.
         batch_size: B.
         seed: Of the minibatches.
-        gradients: How a block of clients is computed: ``vmap``, ``loop`` or ``unfold`` (`selffl.training.blocks`);
+        gradients: How a block of clients is computed, by one of the ways of `selffl.training.blocks`;
             ``auto`` takes what was measured to be quickest.  The numbers are the same to rounding.
         optimiser: How local steps are made of gradients.
         options: How local training differs from plain steps on the loss.
