@@ -34,7 +34,7 @@ MAX_PRICE_POINTS = 0.3  # that they may lose by a defence without any
 DEFENCES: Mapping[str, tuple[str, ...]] = {  # of each method, the one that is recommended first
     "fedavg": ("clip", "median", "trimmed"),
     "ditto": ("clip", "median", "trimmed"),
-    "self-fl": ("hierarchy", "clip", "trimmed"),
+    "self-fl": ("clip", "hierarchy", "trimmed"),
     "self-fl-auto": ("hierarchy", "clip", "median", "trimmed"),
 }
 SENT: Mapping[str, tuple[str, ...]] = {  # attacks on what only some methods send
