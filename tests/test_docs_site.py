@@ -389,7 +389,13 @@ def opened(browser, address):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["", "idea/", "howto/choose/", "methods/self-fl/", "results/", "architecture/"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "tutorial/", "idea/", "howto/choose/", "methods/self-fl/", "results/", "architecture/", "reliability/"),
+        *("api/", "api/train/", "api/methods/"),
+    ],
+)
 def test_a_page_asks_no_network_and_has_no_serious_fault_of_access(opened, path, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: 'selffl[dev]'")
     page, wrong = opened(path, scheme)
@@ -402,7 +408,11 @@ def test_a_page_asks_no_network_and_has_no_serious_fault_of_access(opened, path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "path", ["", "idea/", "comparison/", "results/", "results/multilevel/", "architecture/", "cli/"]
+    "path",
+    [
+        *("", "tutorial/", "idea/", "comparison/", "results/", "results/multilevel/", "architecture/", "cli/"),
+        *("reliability/", "howto/hostile/", "api/", "api/train/", "api/methods/"),
+    ],
 )
 def test_a_page_fits_a_phone(opened, path):
     page, wrong = opened(path, width=390)
