@@ -517,7 +517,7 @@ def test_the_steps_of_fine_tuning_are_those_of_the_results():
 
 def test_what_noise_costs_the_default_method_is_what_was_measured():
     page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    said = r"`self-fl-auto` on MNIST, at (ε = [\d.]+), personal models fall from ([\d.]+) to ([\d.]+) % and the global model from"
+    said = r"on MNIST, at (ε = [\d.]+), personal models fall from ([\d.]+) to ([\d.]+) %"
     epsilon, own, own_noisy = re.search(said, page).groups()
     shared, shared_noisy = re.search(r"and the global model from ([\d.]+) to ([\d.]+) %", page).groups()
     measured = f"{epsilon}): personal models {own} to {own_noisy}, the global model {shared} to {shared_noisy}."
