@@ -13,6 +13,7 @@ the folder has to be what an undisturbed run leaves: tensors and records bit by 
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import contextlib
 import csv
@@ -386,12 +387,17 @@ class Experiment:
         return [name for name in names if found.get(name) != self.expected.get(name)]
 
 
-def main(words: list[str]) -> int:
+def main() -> int:
     """Every point of the scenarios; how many went wrong."""
-    names, is_fast = [word for word in words if word != "--fast"], "--fast" in words
-    wrong = 0
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; all without it")
+    parser.add_argument("--fast", action="store_true", help="copies of the folder at every point instead of kills")
+    asked = parser.parse_args()
+    if unknown := set(asked.names) - set(SCENARIOS):
+        parser.error(f"no scenario: {', '.join(sorted(unknown))}")
+    wrong, is_fast = 0, asked.fast
     with tempfile.TemporaryDirectory() as place:
-        for name in names or SCENARIOS:
+        for name in asked.names or SCENARIOS:
             began, experiment, bad = time.perf_counter(), Experiment(name, Path(place)), 0
             points = range(1, experiment.points + 1)
             each = experiment.all_differences() if is_fast else None
@@ -410,4 +416,4 @@ if __name__ == "__main__":
     sys.modules["kill_points"] = sys.modules["__main__"]
     Own.__module__ = "kill_points"  # where its pickle is looked for
     os.cpu_count = lambda: 1
-    sys.exit(1 if main(sys.argv[1:]) else 0)
+    sys.exit(1 if main() else 0)

@@ -7,6 +7,7 @@ import pkgutil
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +24,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^(?P<why><!-- not run: [^\n]+ -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 PROGRAMS = {"selffl", "make", "pip", "python", "python3", "flwr"}
+
+
+def text_of(name):
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def name_of(page):
@@ -595,8 +600,46 @@ def test_the_first_page_counts_the_statements_when_it_is_built():
     assert not re.search(r"\d+ (statements|do not hold)", page)
 
 
-def text_of(name):
-    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+def closing_table():
+    """The table at the end of the page on reliability: of each row its cells, by title."""
+    part = text_of("reliability.md").partition("\n## All of it in one table\n")[2]
+    titles, _, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("|")
+    ]
+    return [dict(zip(titles, cells, strict=True)) for cells in rows]
+
+
+def test_the_closing_table_of_reliability_has_a_test_a_figure_a_commit_and_a_date_for_each_promise():
+    rows = closing_table()
+    assert len(rows) >= 20
+    for row in rows:
+        assert list(row) == ["promise", "how it is tested", "figure", "command", "commit", "date"]
+        assert all(row.values()), row
+        assert re.fullmatch(r"[0-9a-f]{7}", row["commit"]), row
+        assert re.fullmatch(r"2026-\d\d-\d\d", row["date"]), row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", sorted({row["command"].strip("`") for row in closing_table()}))
+def test_the_commands_of_the_closing_table_can_be_run(command, selffl_command, capsys):
+    """A target of make, test files that are there, or a program that knows these options."""
+    program, *words = shlex.split(command)
+    options = {word for word in words if word.startswith("--")}
+    if program == "make":
+        targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1].split()
+        assert set(words) <= set(targets)
+    elif words[:2] == ["-m", "pytest"]:
+        assert words[2:]
+        assert [path for path in words[2:] if not (ROOT / path).is_file()] == []
+    elif program == "python":
+        done = subprocess.run(
+            [sys.executable, ROOT / words[0], "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        assert {option for option in options if option not in done.stdout} == set()
+    else:
+        assert program == "selffl"
+        selffl_command([program, *words, "--help"])
+        assert words[0] in capsys.readouterr().out
 
 
 def section_of(study):

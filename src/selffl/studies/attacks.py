@@ -12,7 +12,7 @@ import torch
 
 from selffl.studies.arms import Arm, Outcome, Outcomes, ratio_of
 from selffl.studies.attacked_problem import ATTACKS, AttackedProblem
-from selffl.studies.comparison import run_each, seeds_of
+from selffl.studies.comparison import points, run_each, seeds_of
 from selffl.studies.result import (
     OVER_SPLITS,
     TARGET,
@@ -119,8 +119,8 @@ def attacks_study(whole: AttackedProblem, job: Job, shares: Sequence[float] = SH
                 {**line, "view": view, "seed": outcome.seed, "accuracy": score}
                 for outcome, score in zip(outcomes[arm.label], scores, strict=True)
             ]
-            line[view] = str(Estimate.of(torch.tensor(scores)))
-            line[f"{view}, lost"] = str(loss(problem, outcomes, arm.algorithm, attack, share, robust, name))
+            line[view] = points(Estimate.of(torch.tensor(scores)))
+            line[f"{view}, lost"] = points(loss(problem, outcomes, arm.algorithm, attack, share, robust, name))
         table.append(line)
     claims = [
         claim
@@ -136,12 +136,13 @@ def attacks_study(whole: AttackedProblem, job: Job, shares: Sequence[float] = SH
     return StudyResult(rows, table, [Figure("loss", caption, charts)], claims, config, decided_by=OVER_SPLITS)
 
 
-def _attacks_on(method: str) -> list[str]:
+def attacks_on(method: str) -> list[str]:
+    """Those that a method can be hit by."""
     return [attack for attack in ATTACKS if method in SENT.get(attack, DEFENCES)]
 
 
 def _chart(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Chart:
-    attacks = _attacks_on(method)
+    attacks = attacks_on(method)
     lines = [
         Series.of(
             robust,
@@ -171,8 +172,7 @@ def _price(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Claim:
 def _withstood(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Claim:
     robust = DEFENCES[method][0]
     losses = {
-        attack: loss(problem, outcomes, method, attack, MAIN_SHARE, robust, "accuracy")
-        for attack in _attacks_on(method)
+        attack: loss(problem, outcomes, method, attack, MAIN_SHARE, robust, "accuracy") for attack in attacks_on(method)
     }
     words = "; ".join(f"{attack} {each.mean:.2f} ± {each.error:.2f}" for attack, each in losses.items())
     return Claim(
