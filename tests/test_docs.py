@@ -576,7 +576,6 @@ NOT_YET_RUN = {f"regimes-{pictures}" for pictures in ("mnist", "cifar10")}
 NOT_YET_RUN |= {
     "published-cifar10-fedlmi",
     "published-cifar10-knnper",
-    "attacks",
 }
 
 

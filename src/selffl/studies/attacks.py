@@ -14,7 +14,6 @@ from selffl.studies.arms import Arm, Outcome, Outcomes, ratio_of
 from selffl.studies.attacked_problem import ATTACKS, AttackedProblem
 from selffl.studies.comparison import points, run_each, seeds_of
 from selffl.studies.result import (
-    OVER_SPLITS,
     TARGET,
     Chart,
     Claim,
@@ -31,6 +30,7 @@ SHARES = (0.05, 0.1, 0.2, 0.4)
 MAIN_SHARE = 0.2  # at which every defence is tried, and which the bar is for
 MAX_LOSS_POINTS = 2.0  # that honest clients may lose to hostile ones
 MAX_PRICE_POINTS = 0.3  # that they may lose by a defence without any
+BY_MEANS = "None: a target is met where the means over seeds are within its bound, all of them; counted, not tested."
 DEFENCES: Mapping[str, tuple[str, ...]] = {  # of each method, the one that is recommended first
     "fedavg": ("clip", "median", "trimmed"),
     "ditto": ("clip", "median", "trimmed"),
@@ -133,7 +133,7 @@ def attacks_study(whole: AttackedProblem, job: Job, shares: Sequence[float] = SH
     )
     charts = [_chart(problem, outcomes, method) for method in DEFENCES]
     config = asdict(problem) | {"num_seeds": len(seeds), "shares": list(shares)}
-    return StudyResult(rows, table, [Figure("loss", caption, charts)], claims, config, decided_by=OVER_SPLITS)
+    return StudyResult(rows, table, [Figure("loss", caption, charts)], claims, config, decided_by=BY_MEANS)
 
 
 def attacks_on(method: str) -> list[str]:
