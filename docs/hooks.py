@@ -7,7 +7,8 @@ computes, ``{{ commands alone }}`` and ``{{ commands grouped }}`` the command li
 SECURITY.md,
 ``{{ statements WHOSE }}`` how many statements of the results hold, ``{{ benchmark WHAT }}`` a table of
 docs/benchmarks.py, ``{{ spreads }}`` the tutorial's comparison from
-docs/figures/pictures.json; the first use of a word of docs/glossary.md becomes a link to it; a fence ``math`` becomes
+docs/figures/pictures.json, ``{{ attacks WHAT }}`` what honest clients lose to hostile
+ones; the first use of a word of docs/glossary.md becomes a link to it; a fence ``math`` becomes
 MathML, which browsers draw without any script.  Notebooks are run and become pages, as do the source files that the
 methods' pages point to.
 """
@@ -18,6 +19,7 @@ import html
 import importlib
 import inspect
 import json
+import math
 import re
 import sys
 import tempfile
@@ -264,6 +266,60 @@ def spreads_table() -> str:
     return "\n".join(lines)
 
 
+ATTACKS = {  # of the study `attacks`, in words
+    "none": "nobody",
+    "flip": "signs flipped",
+    "flip ×10": "flipped, ten times as far",
+    "scale ×100": "a hundred times as far",
+    "random": "noise",
+    "colluding": "colluding",
+    "rows": "false rows",
+    "variances": "false variances",
+    "classes": "false classes",
+}
+LOST = "personal models, lost"
+
+
+@cache
+def losses() -> dict[tuple[str, str, str], str]:
+    """Points that honest clients lose at the study's main share: by method, attack and defence, from its page."""
+    from selffl.reports.results import read_results
+    from selffl.studies.attacks import MAIN_SHARE
+
+    table = read_results(ROOT / "docs" / "results.md")["attacks"].table
+    return {
+        (row["method"], row["attack"], row["defence"]): row[LOST].replace("-", "−")
+        for row in table
+        if row["hostile"] in ("0%", f"{MAIN_SHARE:.0%}")
+    }
+
+
+def attacks_table(what: str) -> str:
+    """What attacks cost each method: ``losses`` with and without the recommended defence, ``worst`` in a sentence."""
+    from selffl.studies.attacks import DEFENCES, attacks_on
+
+    found = losses()
+    if what == "worst":
+        said = []
+        for method, (robust, *_) in DEFENCES.items():
+            cells = {attack: found[method, attack, robust] for attack in attacks_on(method)}
+            worst = max(cells, key=lambda attack: _mean_of(cells[attack]))
+            said.append(f"`{method}` with `{robust}` {cells[worst]} ({ATTACKS[worst]})")
+        return "; ".join(said)
+    columns = [(method, robust) for method, defences in DEFENCES.items() for robust in ("none", defences[0])]
+    titles = [f"`{method}`" if robust == "none" else f"with `{robust}`" for method, robust in columns]
+    lines = [f"| attack | {' | '.join(titles)} |", "|---" * (len(columns) + 1) + "|"]
+    for attack, words in ATTACKS.items():
+        cells = [found.get((method, attack, robust), "–") for method, robust in columns]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mean_of(cell: str) -> float:
+    """The mean of what a cell says; who diverged has lost everything."""
+    return math.inf if cell == "diverged" else float(cell.split(" ± ")[0].replace("−", "-"))
+
+
 # The command line
 
 
@@ -394,6 +450,7 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
         "statements": statements_line,
         "benchmark": benchmark_table,
         "spreads": spreads_table,
+        "attacks": attacks_table,
         "diagram": diagram,
         "security": security,
     }

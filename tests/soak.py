@@ -5,12 +5,13 @@ client of a round.  Everything else has to stay as it is.  Memory is what the pr
 thousand rounds; the slope is a straight line through all but the first two thousand, which fill caches, less what the
 records are.
 
-    python tests/soak.py             10,000 rounds of each method, `make soak`
-    python tests/soak.py 2000        fewer
+    python tests/soak.py                       10,000 rounds of each method, `make soak`
+    python tests/soak.py 4000 self-fl-auto     fewer, of one
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import resource
@@ -99,7 +100,11 @@ def verdict(method: str, looks: list[dict[str, Any]], records: float, seconds: f
 
 def main() -> int:
     """Every method in a process of its own."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("rounds", nargs="?", type=int, default=10_000)
+    parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"without it: {', '.join(METHODS)}")
+    asked = parser.parse_args()
+    rounds = asked.rounds
 
     def one(method: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +116,7 @@ def main() -> int:
         os._exit(1 if wrong else 0)
 
     failed = 0
-    for method in METHODS:
+    for method in asked.methods or METHODS:
         child = os.fork()
         if child == 0:
             one(method)

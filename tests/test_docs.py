@@ -7,6 +7,7 @@ import pkgutil
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +24,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^(?P<why><!-- not run: [^\n]+ -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
 PROGRAMS = {"selffl", "make", "pip", "python", "python3", "flwr"}
+
+
+def text_of(name):
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def name_of(page):
@@ -390,7 +395,7 @@ def test_the_first_screen_of_the_readme_has_the_numbers_of_the_results():
 def test_the_costs_beside_the_headline_are_those_of_the_results():
     page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert "twice FedAvg's gradients, twice its traffic, and the server learns the sum of" in page
-    assert "as on sentiment, it is 3.25 times the gradients" in page
+    assert "(two steps, as on sentiment) it computes 3.25 times FedAvg's gradients" in page
     gradients = {"auto-sent140": "3.25", "auto-wakeword": "1.90"}  # ten steps a visit there: nine beside FedAvg's
     for study in NAMES.values():
         assert f"{gradients.get(study, '2.00')} times the gradients, 2.00 times the numbers sent" in section_of(study)
@@ -471,12 +476,68 @@ def test_the_readme_counts_the_other_methods():
     assert "and eighteen other methods behind one interface" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_blocks_of_the_readme_run_and_its_scikit_learn_example_prints_what_it_says(run_blocks):
-    code, out = next((code, out) for code, out, _ in run_blocks(ROOT / "README.md") if "SelfFLClassifier" in code)
+def test_the_blocks_of_the_readme_run_and_two_print_what_they_say(run_blocks):
+    blocks = run_blocks(ROOT / "README.md")
+    code, out = next((code, out) for code, out, _ in blocks if "SelfFLClassifier" in code)
     assert "_test" in code
-    printed = [float(line.split()[1]) for line in out.splitlines()]
     said = [float(word) for word in re.search(r"# ([\d., ]+):", code)[1].split(",")]
-    assert printed == pytest.approx(said, abs=0.01)
+    assert [float(line.split()[1]) for line in out.splitlines()] == pytest.approx(said, abs=0.01)
+    code, out, names = blocks[0]
+    said = [float(word) for word in re.search(r"# ([\d., ]+): own models, one shared model", code)[1].split(",")]
+    assert [float(word) for word in out.splitlines()[0].split()] == pytest.approx(said, abs=0.005)
+    assert said[0] > said[1] == pytest.approx(names["run"].summary["global_accuracy"], abs=0.005)
+
+
+def test_the_first_example_of_the_landing_page_prints_what_it_says(run_blocks):
+    """With all its rounds, unlike other pages."""
+    code, out, _ = run_blocks(ROOT / "docs" / "index.md")[0]
+    said = re.findall(r"^# (.+: )([\d.]+)$", code, re.M)
+    assert len(said) == 2
+    for line, (words, number) in zip(out.splitlines(), said, strict=True):
+        assert line.startswith(words)
+        assert float(line.removeprefix(words)) == pytest.approx(float(number), abs=0.005)
+
+
+def test_what_many_clients_cost_is_what_was_measured():
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    measured = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w-]+) \| [\d, ]+ ms \| ([\d.]+) \([\d.–]+\) \| (\d+) MB \|", measured, re.M)
+    assert [name for name, _, _ in rows] == ["fedavg", "ditto", "self-fl-auto"]
+    ratios = [float(ratio) for _, ratio, _ in rows]
+    said = f"a round takes {min(ratios):.2f} to {max(ratios):.2f} times as long as with a thousand, in less than 1 GB"
+    assert said in page
+    assert max(int(megabytes) for _, _, megabytes in rows) < 1000
+
+
+def test_the_passes_after_training_are_those_of_the_code():
+    from selffl.algorithms.self_fl_auto import CLOSING_PASSES
+
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert CLOSING_PASSES == 50
+    assert "each client makes up to fifty passes over its own rows" in page
+
+
+def test_the_steps_of_fine_tuning_are_those_of_the_results():
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    steps = re.search(r"k = (\d+) ", results_table("auto-cifar10")["fedavg, fine-tuned"]["chosen"])[1]
+    assert f"On CIFAR-10 fine-tuned FedAvg takes {int(steps):,} steps on each client" in page
+
+
+def test_what_noise_costs_the_default_method_is_what_was_measured():
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    said = r"on MNIST, at (ε = [\d.]+), personal models fall from ([\d.]+) to ([\d.]+) %"
+    epsilon, own, own_noisy = re.search(said, page).groups()
+    shared, shared_noisy = re.search(r"and the global model from ([\d.]+) to ([\d.]+) %", page).groups()
+    measured = f"{epsilon}): personal models {own} to {own_noisy}, the global model {shared} to {shared_noisy}."
+    assert measured in text_of("privacy.md")
+
+
+def test_the_default_method_refuses_noise_on_rows():
+    from selffl.algorithms import ALGORITHMS
+
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "`self-fl-auto` [refuses it](docs/privacy.md#noise-on-rows)" in page
+    assert ALGORITHMS["self-fl-auto"]().no_row_privacy
 
 
 def test_the_tutorial_names_the_files_of_a_new_study():
@@ -518,7 +579,6 @@ NOT_YET_RUN = {f"regimes-{pictures}" for pictures in ("mnist", "cifar10")}
 NOT_YET_RUN |= {
     "published-cifar10-fedlmi",
     "published-cifar10-knnper",
-    "attacks",
 }
 
 
@@ -542,8 +602,46 @@ def test_the_first_page_counts_the_statements_when_it_is_built():
     assert not re.search(r"\d+ (statements|do not hold)", page)
 
 
-def text_of(name):
-    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+def closing_table():
+    """The table at the end of the page on reliability: of each row its cells, by title."""
+    part = text_of("reliability.md").partition("\n## All of it in one table\n")[2]
+    titles, _, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("|")
+    ]
+    return [dict(zip(titles, cells, strict=True)) for cells in rows]
+
+
+def test_the_closing_table_of_reliability_has_a_test_a_figure_a_commit_and_a_date_for_each_promise():
+    rows = closing_table()
+    assert len(rows) >= 20
+    for row in rows:
+        assert list(row) == ["promise", "how it is tested", "figure", "command", "commit", "date"]
+        assert all(row.values()), row
+        assert re.fullmatch(r"[0-9a-f]{7}", row["commit"]), row
+        assert re.fullmatch(r"2026-\d\d-\d\d", row["date"]), row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", sorted({row["command"].strip("`") for row in closing_table()}))
+def test_the_commands_of_the_closing_table_can_be_run(command, selffl_command, capsys):
+    """A target of make, test files that are there, or a program that knows these options."""
+    program, *words = shlex.split(command)
+    options = {word for word in words if word.startswith("--")}
+    if program == "make":
+        targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1].split()
+        assert set(words) <= set(targets)
+    elif words[:2] == ["-m", "pytest"]:
+        assert words[2:]
+        assert [path for path in words[2:] if not (ROOT / path).is_file()] == []
+    elif program == "python":
+        done = subprocess.run(
+            [sys.executable, ROOT / words[0], "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        assert {option for option in options if option not in done.stdout} == set()
+    else:
+        assert program == "selffl"
+        selffl_command([program, *words, "--help"])
+        assert words[0] in capsys.readouterr().out
 
 
 def section_of(study):

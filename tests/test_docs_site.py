@@ -223,6 +223,38 @@ def test_the_spreads_of_the_tutorial_are_a_table_of_every_method(hooks):
     assert all(line.count(" ± ") == 4 for line in lines)
 
 
+def test_the_losses_to_attacks_are_those_of_the_study(hooks):
+    from selffl.reports.results import read_results
+    from selffl.studies.attacks import DEFENCES
+
+    page = (DOCS / "howto" / "hostile.md").read_text(encoding="utf-8")
+    assert "{{ attacks losses }}" in page
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in hooks.attacks_table("losses").splitlines()]
+    titles, _, *rows = lines
+    assert titles[1:] == [
+        words for method, (robust, *_) in DEFENCES.items() for words in (f"`{method}`", f"with `{robust}`")
+    ]
+    study = read_results(DOCS / "results.md")["attacks"]
+    whole = {tuple(row[key] for key in ("method", "attack", "hostile", "defence")): row for row in study.table}
+    seen = 0
+    for words, *cells in rows:
+        (attack,) = [name for name, said in hooks.ATTACKS.items() if said == words]
+        columns = [(method, robust) for method, defences in DEFENCES.items() for robust in ("none", defences[0])]
+        for (method, robust), cell in zip(columns, cells, strict=True):
+            row = whole.get((method, attack, "0%" if attack == "none" else "20%", robust))
+            assert cell == ("–" if row is None else row["personal models, lost"].replace("-", "−")), (
+                words,
+                method,
+                robust,
+            )
+            seen += row is not None
+    assert seen == 2 * (7 + 7 + 8 + 9)  # nobody, and the attacks that a method can be hit by
+    for part, method in zip(hooks.attacks_table("worst").split("; "), DEFENCES, strict=True):
+        lost = [float(row["personal models, lost"].split(" ± ")[0].replace("−", "-")) for key, row in whole.items()
+                if key[0] == method and key[2:] == ("20%", DEFENCES[method][0])]  # fmt: skip
+        assert part.startswith(f"`{method}` with `{DEFENCES[method][0]}` {max(lost):.1f}")
+
+
 def test_every_command_is_on_the_page_with_its_options(hooks):
     page = hooks.command_reference()
     names = [name for name, _ in hooks.commands()]
@@ -389,7 +421,13 @@ def opened(browser, address):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["", "idea/", "howto/choose/", "methods/self-fl/", "results/", "architecture/"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "tutorial/", "idea/", "howto/choose/", "methods/self-fl/", "results/", "architecture/", "reliability/"),
+        *("api/", "api/train/", "api/methods/"),
+    ],
+)
 def test_a_page_asks_no_network_and_has_no_serious_fault_of_access(opened, path, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: 'selffl[dev]'")
     page, wrong = opened(path, scheme)
@@ -402,7 +440,11 @@ def test_a_page_asks_no_network_and_has_no_serious_fault_of_access(opened, path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "path", ["", "idea/", "comparison/", "results/", "results/multilevel/", "architecture/", "cli/"]
+    "path",
+    [
+        *("", "tutorial/", "idea/", "comparison/", "results/", "results/multilevel/", "architecture/", "cli/"),
+        *("reliability/", "howto/hostile/", "api/", "api/train/", "api/methods/"),
+    ],
 )
 def test_a_page_fits_a_phone(opened, path):
     page, wrong = opened(path, width=390)

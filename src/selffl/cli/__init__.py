@@ -54,7 +54,7 @@ class _Grouped(TyperGroup):
 app = typer.Typer(
     name="selffl",
     cls=_Grouped,
-    help="Personalised federated learning that decides from measured uncertainty how far each client trusts itself."
+    help="Train one model per client without moving anybody's data; selffl decides how much each borrows from the rest."
     "\n\nExample: selffl demo",
     no_args_is_help=True,
     add_completion=True,

@@ -12,9 +12,8 @@ import torch
 
 from selffl.studies.arms import Arm, Outcome, Outcomes, ratio_of
 from selffl.studies.attacked_problem import ATTACKS, AttackedProblem
-from selffl.studies.comparison import run_each, seeds_of
+from selffl.studies.comparison import points, run_each, seeds_of
 from selffl.studies.result import (
-    OVER_SPLITS,
     TARGET,
     Chart,
     Claim,
@@ -31,10 +30,11 @@ SHARES = (0.05, 0.1, 0.2, 0.4)
 MAIN_SHARE = 0.2  # at which every defence is tried, and which the bar is for
 MAX_LOSS_POINTS = 2.0  # that honest clients may lose to hostile ones
 MAX_PRICE_POINTS = 0.3  # that they may lose by a defence without any
+BY_MEANS = "None: a target is met where the means over seeds are within its bound, all of them; counted, not tested."
 DEFENCES: Mapping[str, tuple[str, ...]] = {  # of each method, the one that is recommended first
     "fedavg": ("clip", "median", "trimmed"),
     "ditto": ("clip", "median", "trimmed"),
-    "self-fl": ("hierarchy", "clip", "trimmed"),
+    "self-fl": ("clip", "hierarchy", "trimmed"),
     "self-fl-auto": ("hierarchy", "clip", "median", "trimmed"),
 }
 SENT: Mapping[str, tuple[str, ...]] = {  # attacks on what only some methods send
@@ -119,8 +119,8 @@ def attacks_study(whole: AttackedProblem, job: Job, shares: Sequence[float] = SH
                 {**line, "view": view, "seed": outcome.seed, "accuracy": score}
                 for outcome, score in zip(outcomes[arm.label], scores, strict=True)
             ]
-            line[view] = str(Estimate.of(torch.tensor(scores)))
-            line[f"{view}, lost"] = str(loss(problem, outcomes, arm.algorithm, attack, share, robust, name))
+            line[view] = points(Estimate.of(torch.tensor(scores)))
+            line[f"{view}, lost"] = points(loss(problem, outcomes, arm.algorithm, attack, share, robust, name))
         table.append(line)
     claims = [
         claim
@@ -133,15 +133,16 @@ def attacks_study(whole: AttackedProblem, job: Job, shares: Sequence[float] = SH
     )
     charts = [_chart(problem, outcomes, method) for method in DEFENCES]
     config = asdict(problem) | {"num_seeds": len(seeds), "shares": list(shares)}
-    return StudyResult(rows, table, [Figure("loss", caption, charts)], claims, config, decided_by=OVER_SPLITS)
+    return StudyResult(rows, table, [Figure("loss", caption, charts)], claims, config, decided_by=BY_MEANS)
 
 
-def _attacks_on(method: str) -> list[str]:
+def attacks_on(method: str) -> list[str]:
+    """Those that a method can be hit by."""
     return [attack for attack in ATTACKS if method in SENT.get(attack, DEFENCES)]
 
 
 def _chart(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Chart:
-    attacks = _attacks_on(method)
+    attacks = attacks_on(method)
     lines = [
         Series.of(
             robust,
@@ -171,8 +172,7 @@ def _price(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Claim:
 def _withstood(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Claim:
     robust = DEFENCES[method][0]
     losses = {
-        attack: loss(problem, outcomes, method, attack, MAIN_SHARE, robust, "accuracy")
-        for attack in _attacks_on(method)
+        attack: loss(problem, outcomes, method, attack, MAIN_SHARE, robust, "accuracy") for attack in attacks_on(method)
     }
     words = "; ".join(f"{attack} {each.mean:.2f} ± {each.error:.2f}" for attack, each in losses.items())
     return Claim(
