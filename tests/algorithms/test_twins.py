@@ -307,6 +307,13 @@ SELF_FL = {
 }
 
 
+TWIN_OF_VARIANT = {  # what the twin has to be told of a variant, beside its options
+    "self-fl-exact": {"form": "exact"},
+    "self-fl-augmented": {"augmented": True},
+    "self-fl-cluster": {"clusters": "column"},
+}
+
+
 def self_fl_twin_options(setting, options, name):
     """The options of the twin that mean the same; smoothing by participation is the share of clients in a cohort."""
     federation_options, participation = SETTINGS[setting]
@@ -315,13 +322,14 @@ def self_fl_twin_options(setting, options, name):
     if smoothing == "participation":
         smoothing = max(math.floor(participation * num_clients), 1) / num_clients
     known = options.get("variances") == "known"
-    clusters = options.get("clusters", "column") if name == "self-fl-cluster" else None
-    augmented = name == "self-fl-augmented"
+    variant = TWIN_OF_VARIANT.get(name, {})
+    clusters = options.get("clusters", variant.get("clusters"))
+    augmented = variant.get("augmented", False)
     return {
         "smoothing": smoothing,
         "max_local_steps": options.get("max_local_steps", 40),
         "initial_steps": options.get("initial_steps", 20),
-        "form": options.get("form", "exact" if name == "self-fl-exact" else "paper"),
+        "form": options.get("form", variant.get("form", "paper")),
         "known_inter": source_and_problem(setting)[0].inter_variance.item() if known else None,
         "variance_scale": options.get("variance_scale", "sum"),
         "others": options.get("others", "all" if clusters else "cohort"),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import selffl
-from needs import NEEDS_HEAD, NEEDS_LAYERS
+from needs import NEEDS_CLUSTERS, NEEDS_HEAD, NEEDS_LAYERS
 from selffl.algorithms import ALGORITHMS, Layer, algorithm
 from selffl.algorithms.layers import ClassBias, Head
 from selffl.algorithms.population import Population
@@ -26,7 +26,6 @@ from selffl.training.gaussian import GaussianFederation
 from selffl.training.model import ModelSource
 
 CHUNKS = (1, 7, None)
-NEEDS_CLUSTERS = {"self-fl-cluster"}
 
 
 def digits(module, num_clients=30):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import selffl
+from needs import NEEDS_CLUSTERS
 from selffl.algorithms import ALGORITHMS, Algorithm, algorithm
 from selffl.algorithms.records import tensors_of
 from selffl.data.digits import digits
@@ -30,7 +31,7 @@ def trained(name, rows, short, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        if name == "self-fl-cluster":
+        if name in NEEDS_CLUSTERS:
             method = algorithm(name, clusters="variance", num_clusters=2, initial_steps=5, max_local_steps=10)
         else:
             method = short(name)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import selffl
+from needs import NEEDS_BATCH_NORM
 from selffl.algorithms import ALGORITHMS
 from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.runs import export as exporting
@@ -76,11 +77,10 @@ def stored(path):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [name for name in ALGORITHMS if name != "fedbn"]
-)  # which wants BatchNorm: test_batch_norm.py
+    "algorithm", [name for name in ALGORITHMS if name not in NEEDS_BATCH_NORM]
+)  # those are in test_batch_norm.py
 def test_every_bit_of_every_model_comes_back(algorithm, tmp_path, short):
-    fed = rows().with_clusters([0, 0, 0, 1, 1, 1]) if algorithm == "self-fl-cluster" else rows()
-    run = trained(short(algorithm), fed=fed)
+    run = trained(short(algorithm), fed=rows().with_clusters([0, 0, 0, 1, 1, 1]))
     run.export(tmp_path / "all.safetensors")
     models = PersonalModels(tmp_path / "all.safetensors")
     assert models.clients == list(run.federation.clients)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import selffl
-from needs import NEEDS_BATCH_NORM, NEEDS_LAYERS
+from needs import NEEDS_BATCH_NORM, NEEDS_CLUSTERS, NEEDS_LAYERS
 from programs import fork
 from selffl.algorithms import ALGORITHMS
 from selffl.data import load as load_data
@@ -138,7 +138,7 @@ def rounds_of(folder):
     return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
-@pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - NEEDS_BATCH_NORM - {"self-fl-cluster"}))
+@pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - NEEDS_BATCH_NORM - NEEDS_CLUSTERS))
 def test_every_method_goes_on_from_a_checkpoint(tmp_path, algorithm, short):
     """The state of the middle is all that is needed: a run of two rounds, gone on with, is one of four."""
     method, model = short(algorithm), "mlp" if algorithm in NEEDS_LAYERS else "softmax"

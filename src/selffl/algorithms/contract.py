@@ -60,6 +60,7 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
     # Why models with running statistics are beyond the method; None: it leaves them to training passes and averages.
     no_statistics: ClassVar[str | None] = "it does not say, by no_statistics = None, that it can"
     keeps_layers: ClassVar[bool] = False  # whether clients keep the layers that a population says they do
+    needs_classes: ClassVar[bool] = False  # whether it makes no sense where rows have no classes
     batch_norm: ClassVar[BatchNorm] = "averaged"  # the policy for BatchNorm, where nobody says another
     uploads_add: ClassVar[bool] = True  # whether the server needs nothing but the sum of a cohort's uploads
     recorded: ClassVar[tuple[str, ...]] = ()  # fields of an upload that a run writes down, client by client

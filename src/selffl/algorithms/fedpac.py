@@ -23,6 +23,7 @@ from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.solver import descend
+from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 from selffl.maths.combination import combination_weights, feature_noise
 
@@ -73,6 +74,7 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
     source: ClassVar[str] = "Xu et al., ICLR 2023"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None
+    needs_classes: ClassVar[bool] = True
     no_row_privacy: ClassVar[str | None] = (
         "its clients send how many rows of each class they have, and these rows' mean features"
     )
@@ -141,7 +143,7 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
             raise ConfigError(
                 f"{self.name} has a prototype for each class, and these rows have no classes; expected cross-entropy "
                 "without weights, whole numbers as labels and a last layer whose bias is added to the scores. Change "
-                "loss or model, or use another method, such as fedrep."
+                f"loss or model, or use another method, such as {suggest(lambda other: not other.needs_classes)}."
             )
         assert task.head is not None
         is_head = torch.zeros_like(broadcast.params[..., :1, :].flatten(0, -2)[0], dtype=torch.bool)

@@ -116,6 +116,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         "spread_products": 1e6,
     }
     has_closing_visit: ClassVar[bool] = True
+    has_inter_variance: ClassVar[bool] = True
+    has_group_variances: ClassVar[bool] = True
     information_balance: ClassVar[float | None] = 0.25  # half-way between empirical (0) and expected (1/2) information
 
     def start(self, params: Tensor, population: Population) -> AutoServer:

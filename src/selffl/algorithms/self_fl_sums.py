@@ -71,6 +71,7 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
     """
 
     name: ClassVar[str] = "self-fl-sums"
+    has_inter_variance: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +79,7 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
             raise ConfigError("variances is 'known'; expected 'estimated': the server does not know single clients.")
         if not self.uncertainty_weights:
             raise ConfigError(
-                "uncertainty_weights is False; expected True: numbers of examples are not among the sums. Use fedavg."
+                "uncertainty_weights is False; expected True: numbers of examples are not among the sums."
             )
 
     def start(self, params: Tensor, population: Population) -> SumsServer:

@@ -16,6 +16,7 @@ from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
 from selffl.algorithms.local_task import Walk
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
+from selffl.algorithms.suggestions import suggest
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
@@ -182,7 +183,7 @@ class ModelTask(FeatureTask):
         if bool((self._last_draw[slots] >= batch.draw).any()):
             raise ConfigError(
                 "the method takes two gradients of one minibatch, which noise hides once; expected a minibatch for "
-                "each. Leave row_clip out, or use another method, such as fedavg or ditto."
+                f"each. Leave row_clip out, or use another method, such as {_row_private_methods()}."
             )
         assert self.row_clip is not None
         self._last_draw[slots] = batch.draw
@@ -212,7 +213,7 @@ class ModelTask(FeatureTask):
         if self.row_clip is not None:
             raise ConfigError(
                 f"row_clip is {self.row_clip:g}, and the method looks at {what} of its clients, which no noise hides; "
-                "expected a method that sends what is made of gradients alone, such as fedavg or ditto."
+                f"expected a method that sends what is made of gradients alone, such as {_row_private_methods()}."
             )
 
     def halves(self) -> Self:
@@ -410,3 +411,8 @@ class ModelSource:
             self.model, self.loss, rows, places, self.learning_rate, self.batch_size, self.seed, round_number,
             self.gradients, keys=clients, optimiser=self.optimiser, options=self.options,
         )  # fmt: skip
+
+
+def _row_private_methods() -> str:
+    """A few methods whose clients send nothing of rows but what is made of gradients."""
+    return suggest(lambda method: method.no_row_privacy is None)
