@@ -277,13 +277,16 @@ BASELINES = [
 ]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize(
-    ("name", "options", "twin", "twin_options"),
-    BASELINES,
-    ids=[f"{name}-{i}" for i, (name, *_) in enumerate(BASELINES)],
-)
-def test_a_baseline_equals_its_twin(setting, name, options, twin, twin_options):
+def alternating(cases, first=0):
+    """Pairs with settings: every case in half of the settings, every setting with half of the cases."""
+    return [
+        (case, setting) for i, case in enumerate(cases) for j, setting in enumerate(SETTINGS) if (i + j) % 2 == first
+    ]
+
+
+@pytest.mark.parametrize(("number", "setting"), alternating(range(len(BASELINES))))
+def test_a_baseline_equals_its_twin(number, setting):
+    name, options, twin, twin_options = BASELINES[number]
     if twin in (twins.run_fedper, twins.run_fedbabu) and SETTINGS[setting][0]["num_params"] == 1:
         pytest.skip("one coordinate is no body and head")
     compared(name, options, setting, twin, rounds=BASELINE_ROUNDS, **twin_options)
@@ -357,17 +360,13 @@ def assert_self_fl_equals_its_twin(name, options, setting):
     assert_self_fl_agrees(*agreed)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("case", SELF_FL)
+# The exact form differs in one formula: each case and setting in one form or the other.
+@pytest.mark.parametrize(("case", "setting"), alternating(SELF_FL, first=1))
 def test_self_fl_equals_its_twin(case, setting):
     assert_self_fl_equals_its_twin("self-fl", SELF_FL[case], setting)
 
 
-# The exact form differs in one formula: every case in half of the settings, every setting with half of the cases.
-EXACT = [(case, setting) for i, case in enumerate(SELF_FL) for j, setting in enumerate(SETTINGS) if (i + j) % 2 == 0]
-
-
-@pytest.mark.parametrize(("case", "setting"), EXACT)
+@pytest.mark.parametrize(("case", "setting"), alternating(SELF_FL))
 def test_exact_self_fl_equals_its_twin(case, setting):
     assert_self_fl_equals_its_twin("self-fl-exact", SELF_FL[case], setting)
 
@@ -419,7 +418,7 @@ OTHER_STEPS = [
 
 @pytest.mark.parametrize(
     ("is_grouped", "with_rows", "num_local_steps", "setting"),
-    [*((*kind, setting) for kind in AUTO_KINDS for setting in SETTINGS), *OTHER_STEPS],
+    [*((*kind, setting) for kind, setting in alternating(AUTO_KINDS)), *OTHER_STEPS],
 )
 def test_self_fl_auto_equals_its_twin(is_grouped, with_rows, num_local_steps, setting):
     options, name = {"num_local_steps": num_local_steps}, "self-fl-auto"
@@ -473,8 +472,7 @@ CLUSTERS = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("case", CLUSTERS)
+@pytest.mark.parametrize(("case", "setting"), alternating(CLUSTERS))
 def test_cluster_self_fl_equals_its_twin(case, setting):
     assert_self_fl_equals_its_twin("self-fl-cluster", CLUSTERS[case], setting)
 

@@ -258,7 +258,7 @@ def test_models_come_with_their_uncertainty(tmp_path):
 
 def test_a_loaded_run_exports_the_same_file(tmp_path):
     fed = rows()
-    run = selffl.train("softmax", fed, rounds=3, participation=0.5, out=tmp_path / "run")
+    run = selffl.train("softmax", fed, "ditto", rounds=3, participation=0.5, out=tmp_path / "run")
     run.export(tmp_path / "a")
     selffl.load(tmp_path / "run").export(tmp_path / "b")
     (ours, about), (theirs, other) = load_tensors(tmp_path / "a"), load_tensors(tmp_path / "b")

@@ -208,7 +208,12 @@ def test_two_classes_in_any_form_are_moderated_alike(kind):
 def test_on_digits_personal_models_say_how_sure_they_are_and_the_global_one_is_too_modest():
     """Scores of the global model are two to three times too small there; the prior mean has them as they should be."""
     run = selffl.train(
-        "softmax", load("digits", test_fraction=0.3, seed=2), "self-fl-auto", rounds=40, participation=0.25
+        "softmax",
+        load("digits", test_fraction=0.3, seed=2),
+        "self-fl-auto",
+        rounds=40,
+        participation=0.25,
+        evaluate_every=0,
     )
     plain, moderated, shared = Confidence(run._personal()).table()
     assert abs(plain["confidence"] - plain["accuracy"]) < 0.01
