@@ -31,3 +31,13 @@ NEEDS_HEAD = refusing(NOT_LINEAR)  # a last layer that is linear, whose input ar
 NEEDS_CLUSTERS = refusing(replace(ONE_LINEAR, cluster=None)) - NEEDS_LAYERS  # of clients
 NEEDS_BATCH_NORM = {name for name, make in ALGORITHMS.items() if make().batch_norm == "kept"}  # to keep
 LEARNS_VARIANCES = {name for name, make in ALGORITHMS.items() if make().has_inter_variance}
+
+
+def _kind_of(name):
+    """What decides which states and models a method has."""
+    method = ALGORITHMS[name]()
+    return method.personalises, method.uploads_add, method.has_closing_visit, name in NEEDS_LAYERS, name in NEEDS_HEAD
+
+
+# The first method of each kind, for what the common exam puts every method through without files and modules.
+ONE_OF_A_KIND = list({_kind_of(name): name for name in reversed(ALGORITHMS)}.values())

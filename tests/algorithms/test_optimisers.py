@@ -198,8 +198,7 @@ def test_a_run_goes_on_with_its_optimiser(tmp_path):
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
-@pytest.mark.parametrize("optimiser", ["momentum", "adam"])
+@pytest.mark.parametrize(("name", "optimiser"), [*((name, "adam") for name in ALGORITHMS), ("self-fl", "momentum")])
 def test_methods_take_other_steps_or_say_why_not(name, optimiser, tmp_path, short):
     fed = federation().with_clusters([0, 0, 1, 1])
     options = {"rounds": 1, "optimiser": optimiser, "out": tmp_path / "run"}

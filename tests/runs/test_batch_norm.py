@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import selffl
-from needs import NEEDS_BATCH_NORM
+from needs import NEEDS_BATCH_NORM, ONE_OF_A_KIND
 from selffl.algorithms import ALGORITHMS
 from selffl.errors import ConfigError, DataError
 from selffl.runs.recipe import Recipe
@@ -298,8 +298,8 @@ def test_by_batches_alone_is_the_plain_loop_and_answers_a_clients_rows_together(
     assert run.summary["global_accuracy"] == shared / len(fed.test.labels)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in NEEDS_BATCH_NORM])
-def test_every_method_can_go_by_batches_alone(name, short):
+@pytest.mark.parametrize("name", [name for name in ONE_OF_A_KIND if name not in NEEDS_BATCH_NORM])
+def test_every_kind_of_method_can_go_by_batches_alone(name, short):
     fed = federation().with_clusters([0, 0, 1, 1, 1])
     run = selffl.train(network(), fed, short(name), rounds=2, participation=1.0, batch_norm="batch")
     assert run.summary["status"] == "finished"

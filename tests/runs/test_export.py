@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import selffl
-from needs import NEEDS_BATCH_NORM
-from selffl.algorithms import ALGORITHMS
+from needs import NEEDS_BATCH_NORM, ONE_OF_A_KIND
 from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.runs import export as exporting
 from selffl.runs.export import PersonalModels
@@ -77,7 +76,7 @@ def stored(path):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [name for name in ALGORITHMS if name not in NEEDS_BATCH_NORM]
+    "algorithm", [name for name in ONE_OF_A_KIND if name not in NEEDS_BATCH_NORM]
 )  # those are in test_batch_norm.py
 def test_every_bit_of_every_model_comes_back(algorithm, tmp_path, short):
     run = trained(short(algorithm), fed=rows().with_clusters([0, 0, 0, 1, 1, 1]))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import selffl
-from needs import NEEDS_BATCH_NORM
+from needs import NEEDS_BATCH_NORM, ONE_OF_A_KIND
 from selffl.algorithms import ALGORITHMS, FedAvg, SelfFL
 from selffl.data import load as load_data
 from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError
@@ -235,9 +235,9 @@ def test_a_warm_start_from_a_run_a_folder_and_a_state_dict(fed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if name not in NEEDS_BATCH_NORM]
+    "name", [name for name in ONE_OF_A_KIND if name not in NEEDS_BATCH_NORM]
 )  # those are in test_batch_norm.py
-def test_every_method_starts_from_where_it_is_told(name, short):
+def test_every_kind_of_method_starts_from_where_it_is_told(name, short):
     """With steps of next to no length the models stay at the start, whatever the method."""
     fed = made_up(cluster=np.repeat([0, 0, 1, 1, 1], 20))
     start = {key: torch.full_like(part, 0.25) for key, part in TwoLayers().state_dict().items()}
