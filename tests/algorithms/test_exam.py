@@ -33,15 +33,11 @@ VARIANTS = {name: (name, QUICK.get(name, {"num_local_steps": 3})) for name in AL
         "self-fl-augmented",
         {"variances": "known", "tolerance": 1e-3, "max_convergence_steps": 25},
     ),
-    "self-fl, start alone": ("self-fl", {"initial_steps": 4, "adaptive_steps": False, "uncertainty_weights": False}),
-    "self-fl, steps alone": ("self-fl", {"initial_steps": 4, "adaptive_start": False, "uncertainty_weights": False}),
     "self-fl, weights alone": ("self-fl", {"initial_steps": 4, "adaptive_start": False, "adaptive_steps": False}),
     "self-fl-cluster, by variance": (
         "self-fl-cluster",
         {"initial_steps": 4, "clusters": "variance", "num_clusters": 3, "others": "cohort"},
     ),
-    "self-fl-cluster, known, by examples": ("self-fl-cluster", {"variances": "known", "uncertainty_weights": False}),
-    "apfl, fixed": ("apfl", {"num_local_steps": 3, "adaptive": False, "mixing": 0.3}),
     "pfedme, mixed": ("pfedme", {"num_local_steps": 2, "num_inner_steps": 3, "mixing": 0.5}),
     "perfedavg, hessian-free": ("perfedavg", {"num_local_steps": 2, "order": "hessian-free"}),
 }
