@@ -102,7 +102,7 @@ def as_problem(source, participation, rounds, seed=0):
 def compared(
     name, options, setting, twin, *, rounds=ROUNDS, federation_options=None, privacy=NOT_PRIVATE, **twin_options
 ):
-    """Both runs, held against each other in all that every method has; the code's reports, and both outcomes."""
+    """Both runs, compared with each other in all that every method has; the code's reports, and both outcomes."""
     source, problem = source_and_problem(setting, rounds, **(federation_options or {}))
     reports = []
     engine, state, personal = run(

@@ -1,4 +1,4 @@
-"""BatchNorm in a federation, held against plain loops of torch: averaged, kept by clients, by batches alone."""
+"""BatchNorm in a federation, compared with plain loops of torch: averaged, kept by clients, by batches alone."""
 
 import copy
 import re

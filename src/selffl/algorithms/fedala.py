@@ -114,7 +114,7 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
         )
 
     def broadcast(self, server: MixtureServer, clients: Tensor) -> MixtureBroadcast:
-        """The same for everybody."""
+        """Send the global model and the last one to everybody."""
         shape = (*clients.shape, server.params.shape[-1])
         return MixtureBroadcast(server.params.unsqueeze(-2).expand(shape), server.is_mixed.unsqueeze(-2).expand(shape))
 

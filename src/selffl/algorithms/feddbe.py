@@ -117,7 +117,7 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
         return ShiftMemory(torch.zeros_like(params))
 
     def broadcast(self, server: CentreServer, clients: Tensor) -> CentreBroadcast:
-        """The same for everybody."""
+        """Send the global model and the features' centre to everybody."""
         params, centre = (
             values.unsqueeze(-2).expand(*clients.shape, values.shape[-1]) for values in (server.params, server.centre)
         )

@@ -84,7 +84,7 @@ class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory]
         return HeadServer(params, is_head)
 
     def broadcast(self, server: HeadServer, clients: Tensor) -> HeadBroadcast:
-        """The same for everybody."""
+        """Send the global model to everybody."""
         shape = (*clients.shape, server.params.shape[-1])
         return HeadBroadcast(server.params.unsqueeze(-2).expand(shape), server.is_head.unsqueeze(-2).expand(shape))
 

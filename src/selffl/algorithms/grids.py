@@ -1,4 +1,4 @@
-"""What is worth tuning in each method, and the values to begin with.
+"""What is tuned in each method, and the values to begin with.
 
 A grid that turns out too narrow is widened (`selffl.runs.search`).  The table has the names of the registry.
 ``fine_tune`` is no option of a method: it is a number of local steps that follow training, on each client by itself.

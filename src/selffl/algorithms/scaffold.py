@@ -86,7 +86,7 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
         return ControlMemory(torch.zeros_like(params))
 
     def broadcast(self, server: ControlServer, clients: Tensor) -> ControlBroadcast:
-        """The same for everybody."""
+        """Send the global model and the server's control variate to everybody."""
         shape = (*clients.shape, server.params.shape[-1])
         return ControlBroadcast(server.params.unsqueeze(-2).expand(shape), server.control.unsqueeze(-2).expand(shape))
 

@@ -89,7 +89,7 @@ class TrainingOptions:
             )
 
     def at_home(self) -> Self:
-        """The same without noise for rows: for training whose outcome stays with the client."""
+        """These options without noise for rows: for training whose outcome stays with the client."""
         return replace(self, row_clip=None, row_noise_multiplier=0.0)
 
     def to_json(self) -> dict[str, Any]:

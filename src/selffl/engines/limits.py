@@ -209,7 +209,7 @@ class SumLimits:
         return {name: weight.clamp(max=self._most_weight) for name, weight in given.items()}
 
     def _length(self, value: Tensor) -> Tensor:
-        """Of all numbers of a field together, by client ``[..., C]``."""
+        """Length of all numbers of a field together, by client ``[..., C]``."""
         by_client = value.unsqueeze(-1) if value.ndim == self.axis + 1 else value.flatten(self.axis + 1)
         length: Tensor = torch.linalg.vector_norm(by_client, dim=-1, dtype=torch.float64)
         return length

@@ -227,7 +227,7 @@ def tune_runs(
     on_trial: OnTrial | None = None,
     **last: Any,
 ) -> Tuning:
-    """`tune` for whoever makes methods and runs otherwise.
+    """`tune` for callers that make methods and runs otherwise.
 
     Args:
         name: Of the method.

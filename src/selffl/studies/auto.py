@@ -99,7 +99,7 @@ FIELDS = {
 
 
 def chosen_label(name: str) -> str:
-    """Of a method whose lambda was chosen."""
+    """Label of a method whose lambda was chosen."""
     return f"{name}, λ chosen"
 
 

@@ -117,7 +117,7 @@ def _walk(params: Tensor, rows: OwnRows, clients: Tensor, walk: Walk) -> Tensor:
 
 
 def _scores(params: Tensor, features: Tensor, num_classes: int) -> Tensor:
-    """Of ``features [m, N, F]`` at ``params [m, P]``: ``[m, N, K]``."""
+    """Scores of ``features [m, N, F]`` at ``params [m, P]``: ``[m, N, K]``."""
     weight, bias = params[:, :-num_classes], params[:, -num_classes:]
     weight = weight.view(len(params), num_classes, -1)
     return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))

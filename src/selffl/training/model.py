@@ -262,7 +262,7 @@ class ModelTask(FeatureTask):
         return class_counts(self._model, labels, owner, len(size)).reshape(*self.shape, num_classes)
 
     def class_scores(self, params: Tensor, draw: int) -> tuple[Tensor, Tensor] | None:
-        """Of the model as it is; a single score is the second of two, the first being 0."""
+        """Scores of each class by the model as it is; a single score is the second of two, the first being 0."""
         self._check_open("class scores")
         if not self.has_classes:
             return None
