@@ -19,7 +19,7 @@ from selffl.errors import ConfigError
 
 SOURCE = Path(selffl.__file__).parent
 TESTS = Path(__file__).parent.parent
-MAY_NAME_METHODS = ("algorithms/__init__.py", "algorithms/grids.py", "studies/")  # the registry, studies
+MAY_NAME_METHODS = ("algorithms/__init__.py", "studies/")  # the registry, studies
 WORDS = {"local"}  # of English, too: names of methods where they stand alone
 EVERY_METHOD = ("algorithms", "engines", "runs")  # tests that put all methods through the same
 

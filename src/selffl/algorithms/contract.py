@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Tensor
 
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.hierarchy import Hierarchy
 from selffl.algorithms.norms import BatchNorm
 from selffl.algorithms.population import Population
@@ -66,6 +67,7 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
     recorded: ClassVar[tuple[str, ...]] = ()  # fields of an upload that a run writes down, client by client
     may_be_unknown: ClassVar[tuple[str, ...]] = ()  # fields of an upload that may be NaN
     per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a client axis [..., M, ...]
+    grid: ClassVar[Grid | None] = None  # options that are tuned, with first values; None: it does not say
     newcomer_visits: ClassVar[int | None] = None  # visits that make a new client's model; None: until it stops moving
     has_closing_visit: ClassVar[bool] = False  # whether clients go on by themselves once training is over
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, PersonalMemory, move, row_count
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, require_head
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound
@@ -71,6 +72,7 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
     """
 
     name: ClassVar[str] = "fedpac"
+    grid: ClassVar[Grid] = {"alignment": (0.1, 1.0, 10.0)}  # the authors' value is 1
     source: ClassVar[str] = "Xu et al., ICLR 2023"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None

@@ -26,6 +26,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import Memory, Personalises
+from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.layers import Layer, names_of
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_string
@@ -154,6 +155,7 @@ class FedPer(SharedBody):
     """
 
     name: ClassVar[str] = "fedper"
+    grid: ClassVar[Grid] = STEPS_AFTER
     source: ClassVar[str] = "Arivazhagan et al., arXiv 1912.00818, 2019"
 
     head: str = ""

@@ -25,6 +25,7 @@ from selffl.algorithms.averaging import (
 )
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
+from selffl.algorithms.grids import LOCAL_STEPS, Grid
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 from selffl.algorithms.suggestions import suggest
@@ -50,6 +51,7 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
     """
 
     name: ClassVar[str] = "fedrod"
+    grid: ClassVar[Grid] = LOCAL_STEPS
     source: ClassVar[str] = "Chen and Chao, ICLR 2022"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, move
 from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
@@ -62,6 +63,7 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
     """
 
     name: ClassVar[str] = "scaffold"
+    grid: ClassVar[Grid] = STEPS_AFTER
     source: ClassVar[str] = "Karimireddy et al., ICML 2020"
     personalises: ClassVar[Personalises] = "nothing"
     only_sgd: ClassVar[str | None] = "its control variates are gradients, read off the way that plain gradient steps go"

@@ -54,6 +54,7 @@ from selffl.algorithms.auto_records import (
 from selffl.algorithms.auto_spread import learn_spread, sum_disagreements
 from selffl.algorithms.averaging import FixedLocalSteps, move, row_count, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.held_steps import Hold, descend_held
 from selffl.algorithms.layers import by_group, sizes_of
 from selffl.algorithms.options import check_number
@@ -98,6 +99,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             check_number("prior_precision", self.prior_precision, above=0.0, alternative=", or none")
 
     name: ClassVar[str] = "self-fl-auto"
+    grid: ClassVar[Grid] = {}  # there is nothing to tune
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
     no_row_privacy: ClassVar[str | None] = (
