@@ -1,6 +1,11 @@
-"""Which files pytest leaves out where an optional package is missing; their tests say so when they are skipped."""
+"""Which files pytest leaves out where an optional package is missing (their tests say so), and how threads wait."""
 
+import os
 from importlib.util import find_spec
+
+# Before torch is imported.  Threads that wait for each other sleep: tests share two cores, and one with two threads
+# would take six times as long while others run.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 NEED_FLOWER = [
     "src/selffl/engines/flower/*",

@@ -27,7 +27,6 @@ from selffl.data.federation import Federation, Rows
 
 SHAPE, NUM_CLASSES, LEARNING_RATE = (3, 32, 32), 10, 0.01
 CASES = {"1 process, 1 thread": (1, 1), "1 process, 2 threads": (1, 2), "2 ranks, 1 thread": (2, 1)}
-FIRST = next(iter(CASES))
 
 
 def child(args: argparse.Namespace) -> None:
@@ -124,13 +123,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--json", type=Path, help="also write every measurement to this file")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         child(args)
         return
-    cases = {name: Processes.start(*case) for name, case in CASES.items()}
+    cases = {name: Processes.start(*case) for name, case in CASES.items() if name in args.cases}
     for case in cases.values():  # the first round, and all that comes before it
         case.told()
     for _ in range(args.turns):
@@ -142,8 +142,9 @@ def main() -> None:
     print(f"Rounds of {args.method}, {args.cohort} of {args.clients} clients, {args.steps} steps of batch {args.batch}")
     print(f"{where}, {args.turns} turns, interleaved\n")
     print(f"{'':20}  {'a round':>10}  {'times as fast, on the wall':>26}  {'of the processor':>20}")
+    first = next(iter(cases.values()))
     for name, case in cases.items():
-        shown = [_ratios(cases[FIRST].wall, case.wall), _ratios(cases[FIRST].processor, case.processor)]
+        shown = [_ratios(first.wall, case.wall), _ratios(first.processor, case.processor)]
         print(f"{name:20}  {statistics.median(case.wall) * 1e3:7.0f} ms  {shown[0]:>26}  {shown[1]:>20}")
     if args.json is not None:
         found = {name: {"wall": case.wall, "processor": case.processor} for name, case in cases.items()}

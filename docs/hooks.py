@@ -77,10 +77,11 @@ def options_table(name: str) -> str:
 
 def grids_table() -> str:
     """What is worth tuning in each method, and the values to begin with."""
-    from selffl.algorithms.grids import GRIDS
+    from selffl.algorithms import ALGORITHMS
 
     lines = ["| method | option | values |", "|---|---|---|"]
-    for name, grid in GRIDS.items():
+    for name, make in ALGORITHMS.items():
+        grid = make().grid
         for option, values in grid.items():
             lines.append(f"| `{name}` | `{option}` | {', '.join(f'{value:g}' for value in values)} |")
         if not grid:

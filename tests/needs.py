@@ -1,9 +1,10 @@
-"""Which methods need more than a model of one layer, and which learn variances: found by asking each of them."""
+"""Which methods need more than rows and a model of one layer, and which learn variances: found by asking each."""
+
+from dataclasses import replace
 
 import torch
 
 from selffl.algorithms import ALGORITHMS, Layer, Population
-from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.layers import ClassBias, Head
 from selffl.errors import ConfigError
 
@@ -15,7 +16,7 @@ NOT_LINEAR = Population(3, cluster=CLUSTER, layers=(Layer("body", 0, 5), Layer("
 
 
 def refusing(population):
-    """The names of methods that do not start on such a model."""
+    """The names of methods that do not start with such a population."""
     found = set()
     for name, make in ALGORITHMS.items():
         try:
@@ -27,7 +28,16 @@ def refusing(population):
 
 NEEDS_LAYERS = refusing(ONE_LINEAR)  # a body and a head
 NEEDS_HEAD = refusing(NOT_LINEAR)  # a last layer that is linear, whose input are the features
+NEEDS_CLUSTERS = refusing(replace(ONE_LINEAR, cluster=None)) - NEEDS_LAYERS  # of clients
 NEEDS_BATCH_NORM = {name for name, make in ALGORITHMS.items() if make().batch_norm == "kept"}  # to keep
-LEARNS_VARIANCES = {
-    name for name, make in ALGORITHMS.items() if type(make()).inter_variance is not Algorithm.inter_variance
-}
+LEARNS_VARIANCES = {name for name, make in ALGORITHMS.items() if make().has_inter_variance}
+
+
+def _kind_of(name):
+    """What decides which states and models a method has."""
+    method = ALGORITHMS[name]()
+    return method.personalises, method.uploads_add, method.has_closing_visit, name in NEEDS_LAYERS, name in NEEDS_HEAD
+
+
+# The first method of each kind, for what the common exam puts every method through without files and modules.
+ONE_OF_A_KIND = list({_kind_of(name): name for name in reversed(ALGORITHMS)}.values())

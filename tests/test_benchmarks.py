@@ -35,7 +35,10 @@ TINY = {
         "--clients", "20", "60", "--cohort", "5", "--rows", "4", "--features", "6", "--steps", "2", "--turns", "2",
     ],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
-    "ranks": ["--clients", "4", "--cohort", "4", "--rows", "3", "--steps", "1", "--batch", "2", "--turns", "1"],
+    "ranks": [
+        "--clients", "4", "--cohort", "4", "--rows", "3", "--steps", "1", "--batch", "2", "--turns", "1",
+        "--cases", "1 process, 1 thread", "2 ranks, 1 thread",
+    ],
     "privacy_attacks": ["--part", "audit", "--repeats", "4"],
     "interval_coverage": ["--clients", "4", "--inter-variances", "0.5", "--repeats", "3"],
     "grouped_variances": [
@@ -57,7 +60,7 @@ ROWS = {
     "large_tables": ["5x60"],
     "memory": ["import torch", "whole run, above it"],
     "scale": ["20 clients", "60 clients"],
-    "ranks": ["1 process, 1 thread", "1 process, 2 threads", "2 ranks, 1 thread"],
+    "ranks": ["1 process, 1 thread", "2 ranks, 1 thread"],
     "privacy_attacks": ["{'z': 1.0,", "{'z': 2.0,", "{'z': 4.0,"],
     "grouped_variances": ["| linear | 8 | 0.3 |", "| logistic | 8 | 0.3 |"],
     "interval_coverage": ["| personal, integrated over σ₀² |", "| mean, Hartung–Knapp |", "| σ₀², Q-profile |"],

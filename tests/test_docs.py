@@ -363,7 +363,7 @@ def headline_of(study):
 
 def at_the_end_of_its_grid(study, label, chosen):
     """Whether a value that was chosen is the first or the last of what was tried; no fine-tuning is not an end."""
-    from selffl.algorithms.grids import GRIDS
+    from selffl.algorithms import algorithm
     from selffl.studies.auto import FIELDS
 
     if "tried" in chosen:  # by the search that widens its grid, and says so
@@ -371,7 +371,7 @@ def at_the_end_of_its_grid(study, label, chosen):
     value = float(chosen.split(" = ")[1])
     if label == "fedavg, fine-tuned":
         return value == max(FIELDS[study.removeprefix("auto-")].fine_tune)
-    grid = GRIDS[label.split(",")[0]]["penalty"]
+    grid = algorithm(label.split(",")[0]).grid["penalty"]
     return value in (min(grid), max(grid))
 
 

@@ -474,7 +474,7 @@ MISTAKES = {
         ("fedavg", "'penalty'"), "run digits -a fedavg --set penalty=1", lambda: selffl.algorithm("fedavg", penalty=1),
     ),
     "a method for BatchNorm without any": Mistake(
-        ("fedbn is to keep BatchNorm", "the model has no BatchNorm", "by fedavg"),
+        ("fedbn is to keep BatchNorm", "the model has no BatchNorm", "such as fedavg"),
         "run digits -a fedbn", lambda: train(algorithm="fedbn"),
     ),
     "an option of a study's method": Mistake("unknown key in --set", "run study-good --set penaltie=1"),

@@ -114,7 +114,7 @@ def loaded_after():
     [
         ("import selffl", {"torch", "flwr", "selffl.engines.flower"}),
         ("assert selffl.errors.DataError and selffl.data.load", {"sklearn", "PIL", "pandas", "scipy.io", "matplotlib"}),
-        ("assert selffl.train", {"sklearn", "flwr", "selffl.engines.flower"}),
+        ("assert selffl.train", {"sklearn", "scipy.optimize", "flwr", "selffl.engines.flower"}),
         ("import selffl.runs.trackers", {"tensorboard", "mlflow", "wandb", "sklearn"}),
     ],
 )

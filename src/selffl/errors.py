@@ -4,7 +4,7 @@ SelfFLError
 ├── ConfigError       an option, a name or a combination that cannot work
 ├── DataError         rows, columns or arrays that are not what they should be
 ├── CheckpointError   a saved run that is damaged, incomplete or of another version
-├── DivergedError     training left the finite numbers
+├── DivergedError     training has diverged: a number is NaN or infinite
 ├── RefusedError      an order over the network that a client does not follow
 ├── QuorumError       too few clients answered in a round over the network
 └── RankError         a process of a run over several was lost, or has failed
@@ -46,7 +46,7 @@ class CheckpointError(SelfFLError):
 
 
 class DivergedError(SelfFLError):
-    """Training left the finite numbers."""
+    """Training has diverged: a number is NaN or infinite."""
 
 
 class RefusedError(SelfFLError):

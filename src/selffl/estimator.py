@@ -33,7 +33,7 @@ from selffl.training.flat import FlatModel
 from selffl.training.losses import squared_error
 
 DEFAULT_LEARNING_RATE = 0.1  # of local steps, where nobody says otherwise
-SMALL_LEARNING_RATE = 1e-4  # steps that are worth a warning
+SMALL_LEARNING_RATE = 1e-4  # below it a warning says that steps are small
 
 Array = npt.NDArray[Any]
 Model = str | nn.Module | Callable[[Any, int], nn.Module]
@@ -108,12 +108,12 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self._personal = run._session.personal_models(run._state).cpu().float()
 
     def _rate(self, federation: Federation) -> float:
-        """Of the local steps, where none was asked for."""
+        """Learning rate of the local steps, where none was asked for."""
         del federation
         return DEFAULT_LEARNING_RATE
 
     def _outputs(self, x: Any, client: Any) -> Tensor:
-        """Of each row, by its client's model; by the global one for clients that were not there and for none."""
+        """Outputs for each row, by its client's model, or by the global one without a client that was there."""
         check_is_fitted(self)
         checked = self._check_rows(x, reset=False)
         rows = torch.tensor((checked - self.mean_) / self.scale_)
@@ -126,9 +126,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             raise _InputError(f"X has {len(rows)} rows and client {len(column)}; expected as many of each.")
         place = {name: number for number, name in enumerate(self.clients_)}
         ids, owner = number_ids("client", column)
-        strangers = [name for name in ids if name not in place]
-        if strangers:
-            some = first_few(strangers, 3, repr)
+        unknown = [name for name in ids if name not in place]
+        if unknown:
+            some = first_few(unknown, 3, repr)
             warnings.warn(f"rows of {some} are answered by the global model: fit has not seen them.", stacklevel=3)
         found: Tensor | None = None
         for number, name in enumerate(ids):

@@ -98,6 +98,8 @@ def _least_noise(epsilon_of: Callable[[float], float], epsilon: float, delta: fl
 
     ε is about a power of the noise, so that Brent's method needs few steps in logarithms.
     """
+    from scipy.optimize import brentq  # here: as in `selffl.maths.intervals`
+
     excess: dict[float, float] = {}
 
     def excess_at(log_noise: float) -> float:

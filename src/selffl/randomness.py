@@ -48,7 +48,7 @@ def _mix(bits: Tensor) -> Tensor:
 
 
 def _mix_number(bits: int) -> int:
-    """The same of one number: Python takes a microsecond, torch for a tensor of one seventy."""
+    """Mix the bits of one number: Python takes a microsecond, torch for a tensor of one seventy."""
     bits &= _ALL_BITS
     bits = (bits ^ bits >> 30) * _MULTIPLY_1 & _ALL_BITS
     bits = (bits ^ bits >> 27) * _MULTIPLY_2 & _ALL_BITS

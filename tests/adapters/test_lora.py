@@ -283,7 +283,8 @@ def test_each_matrix_has_a_variance(fed):
     assert list(found) == ["0.lora_B.weight", "2.weight", "2.bias"]
     assert list(found.values()) == pytest.approx((server.inter_variance * server.variance_ratios).tolist())
     with pytest.raises(
-        ConfigError, match=r"^fedavg learns no variance for each tensor; expected a run of self-fl-auto"
+        ConfigError,
+        match=r"^fedavg learns no variance for each tensor; .* such as self-fl-auto\.",
     ):
         selffl.train(lora(body_of(), 4), fed, "fedavg", **SETTINGS | {"rounds": 1}).inter_variances()
 

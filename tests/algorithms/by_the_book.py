@@ -8,6 +8,7 @@ import copy
 import torch
 from torch import nn
 
+BODY_ALONE = ("fedrep",)  # methods whose heads are not averaged
 CROSS_ENTROPY = nn.functional.cross_entropy
 
 
@@ -91,7 +92,7 @@ class Book:
             # DITTO's personal model begins at the global one of the client's first round.
             sent = getattr(self, method)(cohort, t, **steps)
             names = None
-            if method == "fedrep":
+            if method in BODY_ALONE:
                 names = {name for name in self.shared.state_dict() if not name.startswith(self.head)}
             self.average(cohort, sent, names)
         return self

@@ -78,7 +78,7 @@ def with_lie(upload, field, value):
 def lies(method, source, server, upload, field):
     """Everything from nothing to the largest number, either sign, and the very ends of what is allowed."""
     honest = tensors_of(upload)[field][LIAR]
-    for power in (-300, -30, -1, 0.3, 1, 2, 3, 10, 38, 300):
+    for power in (-300, -1, 0.3, 2, 10, 38, 300):
         for sign in (1.0, -1.0):
             yield honest * sign * 10.0**power
             yield torch.full_like(honest, sign * 10.0**power) if honest.is_floating_point() else honest

@@ -50,7 +50,8 @@ def test_an_epoch_is_as_many_steps_as_meet_every_row(source):
 def test_each_client_of_a_cohort_does_what_it_would_do_alone_with_that_many_steps(source, name):
     """The same draws, the same steps: only the block it is computed in differs."""
     epochs = 2
-    bound = {"max_convergence_steps": 30} if name == "self-fl-augmented" else {}
+    options = {field.name for field in fields(algorithm(name))}
+    bound = dict.fromkeys(options & {"max_convergence_steps"}, 30)
     upload, kept, task = one_round(algorithm(name, num_local_epochs=epochs, **bound), source, torch.arange(len(SIZES)))
     for client, size in enumerate(SIZES):
         steps = epochs * -(-size // BATCH)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import selffl
+from needs import NEEDS_BATCH_NORM
 from selffl.algorithms import ALGORITHMS, SGD, Adam, LocalTask, Momentum
 from selffl.algorithms.averaging import SharedModel
 from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
@@ -17,23 +18,6 @@ from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
 PARAMS = 5
-ALLOWED = {
-    "fedavg",
-    "fedavg-equal",
-    "fedprox",
-    "ditto",
-    "ditto-equal",
-    "local",
-    "fedala",
-    "feddbe",
-    "feddpa",
-    "fedbabu",
-    "fedbn",
-    "fedper",
-    "fedrep",
-    "fedpac",
-    "fedrod",
-}
 OTHERS = [Momentum(), Momentum(0.5), Momentum(0.8, nesterov=True), Adam(), Adam(0.8, 0.9, 1e-3)]
 every_optimiser = pytest.mark.parametrize("optimiser", [SGD(), *OTHERS], ids=repr)
 
@@ -168,7 +152,7 @@ def test_a_run_equals_rounds_by_torch(name, optimiser):
     shared, personal = module, [module] * 4
     for number in (1, 2, 3):
         sent = [trained_by_torch(source, shared, client, number, 6, optimiser) for client in range(4)]
-        if name == "ditto":
+        if method.personalises == "model":  # by a pull of strength 1 to the shared one
             personal = [
                 trained_by_torch(source, personal[client], client, number, 6, optimiser, 1.0, shared)
                 for client in range(4)
@@ -177,7 +161,7 @@ def test_a_run_equals_rounds_by_torch(name, optimiser):
         with torch.no_grad():
             for part, *others in zip(shared.parameters(), *(own.parameters() for own in sent), strict=True):
                 part.copy_(sum(weight * other for weight, other in zip(weights, others, strict=True)))
-    expected = personal if name == "ditto" else [shared] * 4
+    expected = [shared] * 4 if method.personalises == "nothing" else personal
     for client, model in zip(fed.clients, expected, strict=True):
         for found, part in zip(run.personal_model(client).parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(found, part, rtol=1e-6, atol=1e-9)
@@ -214,16 +198,15 @@ def test_a_run_goes_on_with_its_optimiser(tmp_path):
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
-@pytest.mark.parametrize("optimiser", ["momentum", "adam"])
+@pytest.mark.parametrize(("name", "optimiser"), [*((name, "adam") for name in ALGORITHMS), ("self-fl", "momentum")])
 def test_methods_take_other_steps_or_say_why_not(name, optimiser, tmp_path, short):
     fed = federation().with_clusters([0, 0, 1, 1])
     options = {"rounds": 1, "optimiser": optimiser, "out": tmp_path / "run"}
-    if name in ALLOWED:
-        module = nn.Sequential(network(), nn.BatchNorm1d(3)).double() if name == "fedbn" else network()
-        assert selffl.train(module, fed, name, **options).summary["status"] == "finished"
-        return
     method = short(name)
+    if method.only_sgd is None:
+        module = nn.Sequential(network(), nn.BatchNorm1d(3)).double() if name in NEEDS_BATCH_NORM else network()
+        assert selffl.train(module, fed, method, **options).summary["status"] == "finished"
+        return
     refusal = f"^optimiser is '{optimiser}', and {method.name} cannot use it: .*. Expected 'sgd', or a method"
     with pytest.raises(ConfigError, match=refusal):
         selffl.train(network(), fed, method, **options)

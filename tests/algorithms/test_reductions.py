@@ -465,15 +465,17 @@ def test_clusters_by_variance_follow_what_clients_report():
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.4])
-@pytest.mark.parametrize("name", ["fedper", "fedrep"])
-def test_where_coordinates_do_not_mix_the_body_is_fedavgs_and_the_head_is_local(name, participation):
+@pytest.mark.parametrize(
+    ("mixed", "shared", "alone"),
+    [
+        (FedPer(num_local_steps=4), FedAvg(num_local_steps=4), Local(num_local_steps=4)),
+        (FedRep(num_local_steps=4, head_steps=7), FedAvg(num_local_steps=4, weighting="equal"), Local(7)),
+    ],
+    ids=["fedper", "fedrep"],
+)
+def test_where_coordinates_do_not_mix_the_body_is_fedavgs_and_the_head_is_local(mixed, shared, alone, participation):
     """The Gaussian loss is a sum over coordinates; FedRep's head has its own number of steps, and the plain mean."""
     source = federation(6, rates_differ=True)
-    mixed, shared, alone = (
-        (FedPer(num_local_steps=4), FedAvg(num_local_steps=4), Local(num_local_steps=4))
-        if name == "fedper"
-        else (FedRep(num_local_steps=4, head_steps=7), FedAvg(num_local_steps=4, weighting="equal"), Local(7))
-    )
     runs = [run(method, source, 6, participation=participation) for method in (mixed, shared, alone)]
     body, head = slice(0, -1), slice(-1, None)
     torch.testing.assert_close(runs[0][1].server.params[body], runs[1][1].server.params[body], rtol=1e-13, atol=0)

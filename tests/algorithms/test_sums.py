@@ -53,7 +53,7 @@ def test_the_spread_is_not_the_noise():
     ("options", "reason"),
     [
         ({"variances": "known"}, "expected 'estimated'"),
-        ({"uncertainty_weights": False}, "Use fedavg"),
+        ({"uncertainty_weights": False}, "numbers of examples are not among"),
     ],
 )
 def test_what_sums_cannot_do_is_refused(options, reason):

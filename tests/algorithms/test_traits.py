@@ -1,6 +1,7 @@
 """What methods declare of themselves, and that nobody asks for their names instead."""
 
 import ast
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -13,10 +14,14 @@ import selffl
 from selffl.algorithms import ALGORITHMS, FedAvg
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.records import tensors_of
+from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 
 SOURCE = Path(selffl.__file__).parent
-MAY_NAME_METHODS = ("algorithms/", "studies/")  # a method's own file, the registry, studies
+TESTS = Path(__file__).parent.parent
+MAY_NAME_METHODS = ("algorithms/__init__.py", "studies/")  # the registry, studies
+WORDS = {"local"}  # of English, too: names of methods where they stand alone
+EVERY_METHOD = ("algorithms", "engines", "runs")  # tests that put all methods through the same
 
 
 def upload_fields(method):
@@ -45,15 +50,35 @@ def test_what_a_method_declares_is_there(name, short):
     assert has_clients is not method.uploads_add
     for field in method.per_client:
         assert getattr(server, field).shape[0] == 2
+    assert method.has_inter_variance is (method.inter_variance(server) is not None)
+    assert method.has_group_variances is (method.group_variances(server) is not None)
+
+
+NAMES = re.compile(rf"(?<![\w-])({'|'.join(sorted(ALGORITHMS, reverse=True))})(?![\w-])")
+
+
+def names_in(text):
+    """Methods that are named in a text."""
+    return set(NAMES.findall(text)) - (set() if text in ALGORITHMS else WORDS)
+
+
+def tree_of(path):
+    """A file's syntax tree; of nothing, where it has no name of a method between quotation marks."""
+    text = path.read_text(encoding="utf-8")
+    return ast.parse(text if any(names_in(part) for part in text.split('"')[1:]) else "")
 
 
 def names_of_methods(tree):
-    """String constants that are a method's name, outside docstrings."""
-    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    """Methods that string constants name, also in the middle, outside docstrings and beside a method's own ``name``."""
+    exempt = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    exempt |= {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "name"
+    }
     for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts
-        if is_text and node.value in ALGORITHMS:
-            yield node.value, node.lineno
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in exempt:
+            yield from ((name, node.lineno) for name in names_in(node.value))
 
 
 def test_no_other_file_knows_a_method_by_its_name():
@@ -61,9 +86,37 @@ def test_no_other_file_knows_a_method_by_its_name():
         f"{path.relative_to(SOURCE)}:{line} {name!r}"
         for path in sorted(SOURCE.rglob("*.py"))
         if not str(path.relative_to(SOURCE)).startswith(MAY_NAME_METHODS)
-        for name, line in names_of_methods(ast.parse(path.read_text(encoding="utf-8")))
+        for name, line in names_of_methods(tree_of(path))
     ]
     assert found == []
+
+
+def branches_on_names(tree):
+    """Comparisons with a method's name, or differences of sets of them, that are no assertion."""
+    asserted = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Assert) for part in ast.walk(node.test)}
+    for node in ast.walk(tree):
+        is_choice = isinstance(node, ast.Compare) or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub))
+        if is_choice and id(node) not in asserted:
+            constants = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            if any(constant in ALGORITHMS for constant in constants):
+                yield node.lineno, ast.unparse(node)
+
+
+def test_no_test_of_every_method_asks_for_a_name():
+    """What is expected of a method may be a table by name, or an assertion; what a test does follows from traits."""
+    found = [
+        f"{path.relative_to(TESTS)}:{line} {text}"
+        for folder in EVERY_METHOD
+        for path in sorted((TESTS / folder).rglob("*.py"))
+        for line, text in branches_on_names(tree_of(path))
+    ]
+    assert found == []
+
+
+def test_messages_suggest_methods_that_fit():
+    assert suggest(lambda method: True) == "fedavg or ditto"
+    assert suggest(lambda method: method.personalises == "model") == "ditto or self-fl-auto"
+    assert suggest(lambda method: method.has_group_variances) == "self-fl-auto"
 
 
 class Localised(FedAvg):

@@ -107,7 +107,7 @@ def as_problem(source, participation, rounds, seed=0):
 def compared(
     name, options, setting, twin, *, rounds=ROUNDS, federation_options=None, privacy=NOT_PRIVATE, **twin_options
 ):
-    """Both runs, held against each other in all that every method has; the code's reports, and both outcomes."""
+    """Both runs, compared with each other in all that every method has; the code's reports, and both outcomes."""
     source, problem = source_and_problem(setting, rounds, **(federation_options or {}))
     reports = []
     engine, state, personal = run(
@@ -284,13 +284,16 @@ BASELINES = [
 ]
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize(
-    ("name", "options", "twin", "twin_options"),
-    BASELINES,
-    ids=[f"{name}-{i}" for i, (name, *_) in enumerate(BASELINES)],
-)
-def test_a_baseline_equals_its_twin(setting, name, options, twin, twin_options):
+def alternating(cases, first=0):
+    """Pairs with settings: every case in half of the settings, every setting with half of the cases."""
+    return [
+        (case, setting) for i, case in enumerate(cases) for j, setting in enumerate(SETTINGS) if (i + j) % 2 == first
+    ]
+
+
+@pytest.mark.parametrize(("number", "setting"), alternating(range(len(BASELINES))))
+def test_a_baseline_equals_its_twin(number, setting):
+    name, options, twin, twin_options = BASELINES[number]
     if twin in (twins.run_fedper, twins.run_fedbabu) and SETTINGS[setting][0]["num_params"] == 1:
         pytest.skip("one coordinate is no body and head")
     compared(name, options, setting, twin, rounds=BASELINE_ROUNDS, **twin_options)
@@ -314,6 +317,13 @@ SELF_FL = {
 }
 
 
+TWIN_OF_VARIANT = {  # what the twin has to be told of a variant, beside its options
+    "self-fl-exact": {"form": "exact"},
+    "self-fl-augmented": {"augmented": True},
+    "self-fl-cluster": {"clusters": "column"},
+}
+
+
 def self_fl_twin_options(setting, options, name):
     """The options of the twin that mean the same; smoothing by participation is the share of clients in a cohort."""
     federation_options, participation = SETTINGS[setting]
@@ -322,13 +332,14 @@ def self_fl_twin_options(setting, options, name):
     if smoothing == "participation":
         smoothing = max(math.floor(participation * num_clients), 1) / num_clients
     known = options.get("variances") == "known"
-    clusters = options.get("clusters", "column") if name == "self-fl-cluster" else None
-    augmented = name == "self-fl-augmented"
+    variant = TWIN_OF_VARIANT.get(name, {})
+    clusters = options.get("clusters", variant.get("clusters"))
+    augmented = variant.get("augmented", False)
     return {
         "smoothing": smoothing,
         "max_local_steps": options.get("max_local_steps", 40),
         "initial_steps": options.get("initial_steps", 20),
-        "form": options.get("form", "exact" if name == "self-fl-exact" else "paper"),
+        "form": options.get("form", variant.get("form", "paper")),
         "known_inter": source_and_problem(setting)[0].inter_variance.item() if known else None,
         "variance_scale": options.get("variance_scale", "sum"),
         "others": options.get("others", "all" if clusters else "cohort"),
@@ -356,17 +367,13 @@ def assert_self_fl_equals_its_twin(name, options, setting):
     assert_self_fl_agrees(*agreed)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("case", SELF_FL)
+# The exact form differs in one formula: each case and setting in one form or the other.
+@pytest.mark.parametrize(("case", "setting"), alternating(SELF_FL, first=1))
 def test_self_fl_equals_its_twin(case, setting):
     assert_self_fl_equals_its_twin("self-fl", SELF_FL[case], setting)
 
 
-# The exact form differs in one formula: every case in half of the settings, every setting with half of the cases.
-EXACT = [(case, setting) for i, case in enumerate(SELF_FL) for j, setting in enumerate(SETTINGS) if (i + j) % 2 == 0]
-
-
-@pytest.mark.parametrize(("case", "setting"), EXACT)
+@pytest.mark.parametrize(("case", "setting"), alternating(SELF_FL))
 def test_exact_self_fl_equals_its_twin(case, setting):
     assert_self_fl_equals_its_twin("self-fl-exact", SELF_FL[case], setting)
 
@@ -418,7 +425,7 @@ OTHER_STEPS = [
 
 @pytest.mark.parametrize(
     ("is_grouped", "with_rows", "num_local_steps", "setting"),
-    [*((*kind, setting) for kind in AUTO_KINDS for setting in SETTINGS), *OTHER_STEPS],
+    [*((*kind, setting) for kind, setting in alternating(AUTO_KINDS)), *OTHER_STEPS],
 )
 def test_self_fl_auto_equals_its_twin(is_grouped, with_rows, num_local_steps, setting):
     options, name = {"num_local_steps": num_local_steps}, "self-fl-auto"
@@ -472,8 +479,7 @@ CLUSTERS = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("case", CLUSTERS)
+@pytest.mark.parametrize(("case", "setting"), alternating(CLUSTERS))
 def test_cluster_self_fl_equals_its_twin(case, setting):
     assert_self_fl_equals_its_twin("self-fl-cluster", CLUSTERS[case], setting)
 

@@ -251,7 +251,7 @@ def test_a_split_by_user_is_recognised(tmp_path):
     with pytest.raises(DataError, match=r"share no user, as LEAF's split by user leaves them.*Run\.welcome"):
         Federation.from_leaf(tmp_path)
     fed = Federation.from_leaf(tmp_path / "train", test_fraction=0.2)
-    run = selffl.train(nn.Linear(4, 3), fed, "self-fl-auto", rounds=2, learning_rate=0.1, seed=0)
+    run = selffl.train(nn.Linear(4, 3), fed, "fedavg", rounds=2, learning_rate=0.1, seed=0)
     newcomer = run.welcome(Federation.from_leaf(tmp_path / "test").subset([three]))  # what the message says to do
     assert newcomer(torch.zeros(1, 4)).shape == (1, 3)
     write(tmp_path / "test" / "a.json", {three: rows[three], one: rows[one]})
@@ -385,7 +385,7 @@ def test_a_leaf_folder_is_trained_on_saved_and_resumed(split, tmp_path):
     folder, train, _ = split
     fed = Federation.from_leaf(folder)
     options = {"learning_rate": 0.1, "batch_size": 4, "seed": 0, "out": tmp_path / "run"}
-    run = selffl.train(nn.Linear(4, 3), fed, "self-fl-auto", rounds=3, **options)
+    run = selffl.train(nn.Linear(4, 3), fed, "ditto", rounds=3, **options)
     assert [row["client"] for row in run.clients] == sorted(train)
     again = selffl.load(tmp_path / "run", model=nn.Linear(4, 3))
     assert again.federation.fingerprint() == fed.fingerprint()

@@ -300,7 +300,7 @@ def test_a_pfllib_folder_is_trained_on_saved_and_resumed(made, tmp_path):
     fed = Federation.from_pfllib(made[0], trusted=True)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
     options = {"learning_rate": 0.1, "batch_size": 4, "seed": 0}
-    method = selffl.algorithm("self-fl-auto", num_local_steps=4)
+    method = selffl.algorithm("ditto", num_local_steps=4)
     whole = selffl.train(model, fed, method, rounds=3, **options)
     selffl.train(model, fed, method, rounds=2, out=tmp_path / "run", **options)
     run = selffl.resume(tmp_path / "run", rounds=3)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import selffl
-from needs import NEEDS_LAYERS
+from needs import NEEDS_CLUSTERS, NEEDS_LAYERS
 from selffl.algorithms import ALGORITHMS, SelfFLAuto, algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.algorithms.rowwise import RowwiseTask
@@ -161,7 +161,7 @@ def test_federations_side_by_side_have_the_models_of_one_at_a_time():
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if not ALGORITHMS[name]().has_closing_visit])
 def test_methods_without_a_closing_visit_have_the_models_they_had(name, source, short):
-    if name in NEEDS_LAYERS or name == "self-fl-cluster":
+    if name in NEEDS_LAYERS | NEEDS_CLUSTERS:
         pytest.skip("needs layers or clusters")
     engine = CohortEngine(short(name), source, 0.4, 1)
     state = engine.advance(engine.start(torch.zeros(650)), 2)

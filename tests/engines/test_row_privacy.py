@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import selffl
+from needs import NEEDS_BATCH_NORM
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation, Rows
@@ -17,8 +18,8 @@ from selffl.training import model as training_model
 SIZES = (6, 9, 14, 8)
 NOISY = {"row_clip": 0.5, "row_noise_multiplier": 2.0}
 TRAINED = {"rounds": 3, "participation": 0.75, "seed": 1, "batch_size": 5, "evaluate_every": 0}
-TAKING = [name for name in ALGORITHMS if algorithm(name).no_row_privacy is None and name != "fedbn"]
 REFUSING = [name for name in ALGORITHMS if algorithm(name).no_row_privacy is not None]
+TAKING = [name for name in ALGORITHMS if name not in {*REFUSING, *NEEDS_BATCH_NORM}]
 
 
 def federation(seed=0):

@@ -122,7 +122,7 @@ def assert_matches_rationals(z, variance, inter, form):
         assert close(p.local_weight[m], want.local_weight)
         assert close(p.gain[m], 1 / want.local_weight)
         assert close(p.personal_variance[m], want.personal_variance)
-        # A mean of terms of either sign can cancel to nothing, so its error is held against the largest term.  Two
+        # A mean of terms of either sign can cancel to nothing, so its error is compared with the largest term.  Two
         # roundings are inherent in the formulas used: Eq. (12) takes the client's own term out of the global mean
         # (a few ulps of that term), and k_m is a float (an ulp of k_m moves the mean by an ulp of the others' term).
         slack = Fraction(1e-12) * want.others_term + Fraction(8 * EPSILON) * want.own_term

@@ -72,7 +72,7 @@ def test_a_gain_is_over_training_alone_whoever_measured_it(folder, group):
 
 def test_methods_are_told_by_how_many_lose(folder, group):
     found = {row.method: row for row in client_gains.by_joining(group)}
-    assert list(found) == ["self-fl-auto", "fedavg"]  # training alone is held against nothing
+    assert list(found) == ["self-fl-auto", "fedavg"]  # training alone is compared with nothing
     for name, row in found.items():
         tables = [counted(table_of(folder, name, seed)) for seed in SEEDS]
         assert all(0 < len(table) < 40 for table in tables)

@@ -1,13 +1,15 @@
-"""BatchNorm in a federation, held against plain loops of torch: averaged, kept by clients, by batches alone."""
+"""BatchNorm in a federation, compared with plain loops of torch: averaged, kept by clients, by batches alone."""
 
 import copy
 import re
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import selffl
+from needs import NEEDS_BATCH_NORM, ONE_OF_A_KIND
 from selffl.algorithms import ALGORITHMS
 from selffl.errors import ConfigError, DataError
 from selffl.runs.recipe import Recipe
@@ -109,27 +111,33 @@ def test_averaged_is_the_plain_loop_of_modules_in_training_mode(gradients):
         assert (module.state_dict()[name] - first[name]).abs().min() > 0.01
 
 
+OWN_PENALTY = {"ditto": 1.0, "local": 0.0}  # of the models that clients keep
+
+
+def sent_model(method, shared, run, client, number):
+    """What a client trains from the shared model and sends."""
+    if method in OWN_PENALTY and not OWN_PENALTY[method]:
+        return shared
+    penalty = {"fedprox": 1.0}.get(method, 0.0)
+    step = {"perfedavg": meta_steps}.get(method, partial(step_through, penalty=penalty, anchor=shared))
+    return step(shared, run, client, number)
+
+
 @pytest.mark.parametrize("method", ["ditto", "fedprox", "local", "perfedavg"])
 def test_a_model_has_the_statistics_of_its_own_passes(method):
     """Penalties pull parameters alone; two models of a client have statistics of their own."""
     fed = federation()
     run = trained(method, fed=fed, rounds=2)
+    weights = {"perfedavg": [1] * 5}.get(method, sizes(fed))
     shared, own = network(), [None] * 5
     for number in (1, 2):
-        after = []
-        for client in range(5):
-            if method == "fedprox":
-                after.append(step_through(shared, run, client, number, penalty=1.0, anchor=shared))
-            elif method == "perfedavg":
-                after.append(meta_steps(shared, run, client, number))
-            else:
-                after.append(step_through(shared, run, client, number) if method == "ditto" else shared)
-                penalty = 1.0 if method == "ditto" else 0.0
-                own[client] = step_through(own[client] or shared, run, client, number, penalty, shared)
-        equal = [1] * 5
-        shared = averaged(after, equal if method == "perfedavg" else sizes(fed))
+        after = [sent_model(method, shared, run, client, number) for client in range(5)]
+        if method in OWN_PENALTY:
+            pull = {"penalty": OWN_PENALTY[method], "anchor": shared}
+            own = [step_through(own[client] or shared, run, client, number, **pull) for client in range(5)]
+        shared = averaged(after, weights)
     assert_same(run.global_model(), shared)
-    for client in range(5) if method in ("ditto", "local") else ():
+    for client in range(5) if method in OWN_PENALTY else ():
         assert_same(run.personal_model(client), own[client])
 
 
@@ -290,8 +298,8 @@ def test_by_batches_alone_is_the_plain_loop_and_answers_a_clients_rows_together(
     assert run.summary["global_accuracy"] == shared / len(fed.test.labels)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedbn"])
-def test_every_method_can_go_by_batches_alone(name, short):
+@pytest.mark.parametrize("name", [name for name in ONE_OF_A_KIND if name not in NEEDS_BATCH_NORM])
+def test_every_kind_of_method_can_go_by_batches_alone(name, short):
     fed = federation().with_clusters([0, 0, 1, 1, 1])
     run = selffl.train(network(), fed, short(name), rounds=2, participation=1.0, batch_norm="batch")
     assert run.summary["status"] == "finished"
@@ -384,7 +392,7 @@ def test_a_model_without_batch_norm_to_keep_is_refused(method, policy, layer):
     module = nn.Sequential(nn.Flatten(), layer, nn.Linear(36, 3))
     message = (
         f"{method} is to keep BatchNorm with each client, and the model has no BatchNorm with anything to keep; "
-        "expected some. Give another model, or train by fedavg or another method, without batch_norm='kept'."
+        "expected some. Give another model, or train without batch_norm='kept', by a method such as fedavg or ditto."
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         trained(method, module, batch_norm=policy)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import selffl
-from selffl.algorithms import ALGORITHMS
+from needs import NEEDS_BATCH_NORM, ONE_OF_A_KIND
 from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.runs import export as exporting
 from selffl.runs.export import PersonalModels
@@ -76,11 +76,10 @@ def stored(path):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [name for name in ALGORITHMS if name != "fedbn"]
-)  # which wants BatchNorm: test_batch_norm.py
+    "algorithm", [name for name in ONE_OF_A_KIND if name not in NEEDS_BATCH_NORM]
+)  # those are in test_batch_norm.py
 def test_every_bit_of_every_model_comes_back(algorithm, tmp_path, short):
-    fed = rows().with_clusters([0, 0, 0, 1, 1, 1]) if algorithm == "self-fl-cluster" else rows()
-    run = trained(short(algorithm), fed=fed)
+    run = trained(short(algorithm), fed=rows().with_clusters([0, 0, 0, 1, 1, 1]))
     run.export(tmp_path / "all.safetensors")
     models = PersonalModels(tmp_path / "all.safetensors")
     assert models.clients == list(run.federation.clients)
@@ -258,7 +257,7 @@ def test_models_come_with_their_uncertainty(tmp_path):
 
 def test_a_loaded_run_exports_the_same_file(tmp_path):
     fed = rows()
-    run = selffl.train("softmax", fed, rounds=3, participation=0.5, out=tmp_path / "run")
+    run = selffl.train("softmax", fed, "ditto", rounds=3, participation=0.5, out=tmp_path / "run")
     run.export(tmp_path / "a")
     selffl.load(tmp_path / "run").export(tmp_path / "b")
     (ours, about), (theirs, other) = load_tensors(tmp_path / "a"), load_tensors(tmp_path / "b")

@@ -226,7 +226,7 @@ def test_whose_training_alone_leaves_the_finite_numbers_has_no_number_and_the_ot
     assert alone.pop(4) is None
     assert all(error < 0.1 for error in alone.values())
     assert run.summary["mean_realised_gain"] < 0
-    assert run.gains()[-1]["why"] == "alone, its training left the finite numbers"
+    assert run.gains()[-1]["why"] == "alone, its training diverged"
 
 
 # -------------------------------------------------------------------------------------------------- chance, reasons
@@ -277,7 +277,7 @@ def test_reasons_are_read_off_the_numbers():
     gaining = client("a", accuracy=0.9, alone_accuracy=0.6, num_won=15, num_train=4, predicted_gain=6.0)
     assert why(gaining)["a"] == "small client: 4 rows, the others are predicted to be worth 20"
     lost = client("a", alone_accuracy=None, realised_gain=None, num_won=None, num_lost=None)
-    assert why(lost)["a"] == "alone, its training left the finite numbers"
+    assert why(lost)["a"] == "alone, its training diverged"
 
 
 def test_a_tenth_are_large_and_a_quarter_unlike():

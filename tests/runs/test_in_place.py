@@ -46,8 +46,9 @@ def federation():
     return selffl.Federation.from_arrays(*drawn_rows(), test_fraction=0.3)
 
 
-@pytest.mark.parametrize("gradients", ["vmap", "loop", "unfold"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "gradients"), [*((method, "vmap") for method in METHODS), ("ditto", "loop"), ("ditto", "unfold")]
+)
 def test_a_module_in_place_trains_and_answers_as_out_of_place(method, gradients, short):
     fed, settings = federation(), {"rounds": 2, "participation": 1.0, "evaluate_every": 1, "gradients": gradients}
     before = [part.clone() for part in (fed.train.features, fed.test.features)]

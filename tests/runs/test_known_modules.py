@@ -1,6 +1,6 @@
 """Modules that others have written train as cohorts: ResNet, MobileNet, ViT, and Hugging Face's from a config.
 
-Each is held against a plain loop of torch on the same minibatches.  torchvision and transformers are no dependencies:
+Each is compared with a plain loop of torch on the same minibatches.  torchvision and transformers are no dependencies:
 ``pip install 'selffl[known-modules]'``.
 """
 

@@ -52,10 +52,10 @@ def trained(algorithm, kind="classes", **options):
         module = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, CLASSES))
     if method.batch_norm == "kept":
         module = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES))
-    if algorithm == "self-fl-augmented":  # which would look for local optima for long
-        algorithm = selffl.algorithm(algorithm, max_convergence_steps=20)
+    if "max_convergence_steps" in vars(method):  # it would look for local optima for long
+        method = replace(method, max_convergence_steps=20)
     return selffl.train(
-        module, federation(kind), algorithm,
+        module, federation(kind), method,
         **{"rounds": 6, "participation": 0.5, "learning_rate": 0.05, "batch_size": BATCH, "dtype": torch.float64}
         | ({"loss": mse_loss} if kind == "values" else {}) | options,
     )  # fmt: skip

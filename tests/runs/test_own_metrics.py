@@ -73,8 +73,7 @@ def outputs_of(run, view):
     return found
 
 
-@pytest.mark.parametrize("room", [None, 300])
-@pytest.mark.parametrize("method", ["ditto", "fedavg"])
+@pytest.mark.parametrize(("method", "room"), [("ditto", 300), ("fedavg", None)])
 def test_every_number_is_that_of_scikit_learn(method, room, monkeypatch):
     """Also where outputs come in pieces, of which a client has several."""
     if room:

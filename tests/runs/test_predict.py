@@ -300,7 +300,7 @@ def test_an_unknown_word_is_said(classes):
 def test_a_run_on_arrays_has_no_names_of_columns():
     x = np.random.default_rng(0).normal(size=(60, 2))
     fed = selffl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), np.arange(60) % 3)
-    run = selffl.train("softmax", fed, rounds=2, participation=1.0)
+    run = selffl.train("softmax", fed, "ditto", rounds=2, participation=1.0)
     with pytest.raises(ConfigError, match="no column names"):
         run.predict(pandas.DataFrame(x))
     answers = run.predict(x, client=(np.arange(60) % 3).tolist())
@@ -328,7 +328,7 @@ def test_the_guides_way_without_selffl_is_right(task, tmp_path):
     label = rng.poisson(many) if task == "counts" else many
     rows = pandas.DataFrame({"site": np.arange(400) % 4, "t": seconds, "y": label})
     fed = selffl.Federation.from_frame(rows, "site", "y", task=task, test_fraction=0.25)
-    run = selffl.train(nn.Linear(1, 1), fed, rounds=10, participation=1.0, learning_rate=0.05)
+    run = selffl.train(nn.Linear(1, 1), fed, "ditto", rounds=10, participation=1.0, learning_rate=0.05)
     run.export(tmp_path / "one.safetensors", [1], full=True)
     with safe_open(tmp_path / "one.safetensors", "pt") as file:
         about = file.metadata()

@@ -22,6 +22,7 @@ from selffl.engines.ranks import TIMEOUT, FirstRankLostError
 from selffl.errors import ConfigError, RankError
 
 ROUNDS = 3
+TABLES = ("history", "participation", "clients", "answers", "summary")  # of a run
 
 
 def normalised():
@@ -98,6 +99,9 @@ def train_cases(rank, names, folder):
     """Some cases, on each rank."""
     for name in names:
         run = train(name)
+        (folder / f"{name}-{rank}.json").write_text(
+            json.dumps({table: getattr(run, table) for table in TABLES}), encoding="utf-8"
+        )
         if rank == 0:
             torch.save(found_of(run), folder / f"{name}.pt")
         else:
@@ -114,7 +118,9 @@ def spread(tmp_path_factory):
     for size, names in {2: tuple(CASES), 3: WITH_THREE}.items():
         folder = tmp_path_factory.mktemp(f"ranks-{size}")
         assert on_ranks(size, train_cases, names, folder) == [0] * size
-        found |= {(size, name): torch.load(folder / f"{name}.pt") for name in names}
+        for name in names:
+            tables = [json.loads((folder / f"{name}-{rank}.json").read_text(encoding="utf-8")) for rank in range(size)]
+            found[size, name] = torch.load(folder / f"{name}.pt") | {"tables": tables}
     return found
 
 
@@ -133,6 +139,13 @@ def test_ranks_have_the_bits_of_one_process_with_as_many_shards(size, name, spre
     assert_same(spread[size, name], expected)
     assert spread[size, name]["rows"] == expected["rows"]
     assert spread[size, name]["clients"] == expected["clients"]
+
+
+@pytest.mark.parametrize(("size", "name"), [(2, "fedavg"), (3, "self-fl")])
+def test_every_rank_has_the_same_tables(size, name, spread):
+    first, *others = spread[size, name]["tables"]
+    assert first["answers"]
+    assert others == [first] * (size - 1)
 
 
 @pytest.mark.parametrize("name", CASES)

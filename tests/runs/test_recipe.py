@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import MISSING, fields, replace
@@ -195,6 +196,18 @@ def test_a_folder_of_before_goes_on(folder, tmp_path):
     assert [path.name for path in sorted(folder.iterdir())] == [
         path.name for path in sorted((tmp_path / "whole").iterdir())
     ]
+
+
+@pytest.mark.parametrize("folder", WITHIN, indirect=True)
+def test_a_folder_of_before_goes_on_one_client_at_a_time(folder, tmp_path):
+    together = selffl.resume(shutil.copytree(folder, tmp_path / "together"))
+    path = folder / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["config"]["engine"] = "serial"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    run = selffl.resume(folder)
+    assert (run.config.engine, together.config.engine) == ("serial", "cohort")
+    torch.testing.assert_close(models_of(run), models_of(together), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("folder", ["self-fl"], indirect=True)

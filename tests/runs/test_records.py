@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import selffl
+from selffl.algorithms import SelfFLAuto
 from selffl.data import load
 
 SETTINGS = {"rounds": 6, "participation": 0.5, "learning_rate": 0.03, "evaluate_every": 2}
@@ -87,16 +88,24 @@ def test_the_predicted_gain_is_that_of_a_dense_gaussian_model(fed, form):
         assert gain == pytest.approx(assumed[m] / left, rel=1e-4)
 
 
-@pytest.mark.parametrize("chosen", ["self-fl-auto", "by hand", "self-fl-exact", "fedavg"])
-def test_a_run_says_between_what_the_variance_between_clients_lies(fed, tmp_path, chosen):
-    by_hand = selffl.algorithm("self-fl-auto", prior_precision=5.0)
-    run = selffl.train("softmax", fed, by_hand if chosen == "by hand" else chosen, out=tmp_path / "run", **SETTINGS)
+@pytest.mark.parametrize(
+    ("chosen", "has_interval"),
+    [
+        ("self-fl-auto", True),
+        (SelfFLAuto(prior_precision=5.0), False),
+        ("self-fl-exact", False),
+        ("fedavg", False),
+    ],
+    ids=["self-fl-auto", "by hand", "self-fl-exact", "fedavg"],
+)
+def test_a_run_says_between_what_the_variance_between_clients_lies(fed, tmp_path, chosen, has_interval):
+    run = selffl.train("softmax", fed, chosen, out=tmp_path / "run", **SETTINGS)
     last, kept = run.history[-1], selffl.load(tmp_path / "run").summary
     names = ("inter_variance", "inter_variance_low", "inter_variance_high")
     inter, low, high = (kept[name] for name in names)
     assert (inter, low, high) == tuple(last[name] for name in names)
     assert (inter is None) == (chosen == "fedavg")
-    if chosen == "self-fl-auto":
+    if has_interval:
         assert 0.0 <= low <= inter <= high
         assert low < high
         rows = table(tmp_path / "run" / "history.csv")

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import selffl
-from needs import NEEDS_BATCH_NORM, NEEDS_LAYERS
+from needs import NEEDS_BATCH_NORM, NEEDS_CLUSTERS, NEEDS_LAYERS, ONE_OF_A_KIND
 from programs import fork
-from selffl.algorithms import ALGORITHMS
 from selffl.data import load as load_data
 from selffl.errors import CheckpointError, ConfigError
 from selffl.runs import folder
@@ -138,8 +137,8 @@ def rounds_of(folder):
     return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
-@pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - NEEDS_BATCH_NORM - {"self-fl-cluster"}))
-def test_every_method_goes_on_from_a_checkpoint(tmp_path, algorithm, short):
+@pytest.mark.parametrize("algorithm", sorted(set(ONE_OF_A_KIND) - NEEDS_BATCH_NORM - NEEDS_CLUSTERS))
+def test_every_kind_of_method_goes_on_from_a_checkpoint(tmp_path, algorithm, short):
     """The state of the middle is all that is needed: a run of two rounds, gone on with, is one of four."""
     method, model = short(algorithm), "mlp" if algorithm in NEEDS_LAYERS else "softmax"
     often = {"evaluate_every": 2, "participation": 0.75}  # so that a client's variance is known when the run goes on

@@ -77,10 +77,12 @@ class Faulty(Note):
 
 def test_an_object_is_told_of_everything(fed, tmp_path):
     note, other, rows = Note(), Note(), []
-    run = selffl.train("softmax", fed, tracker=[note, other], out=tmp_path / "run", on_round=rows.append, **OPTIONS)
+    run = selffl.train(
+        "softmax", fed, "ditto", tracker=[note, other], out=tmp_path / "run", on_round=rows.append, **OPTIONS
+    )
     assert isinstance(note, Tracker)
     assert note.news == other.news
-    assert note.news[0] == ("begin", "self-fl-auto", tmp_path / "run")
+    assert note.news[0] == ("begin", "ditto", tmp_path / "run")
     assert [news for kind, *news in note.news if kind == "log"] == [[row] for row in run.history]
     assert note.news[-1] == ("end", run.summary, run.clients)
     assert run.summary["status"] == "finished"
@@ -93,11 +95,11 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(where, fed):
     faulty, note = Faulty(where), Note()
     reason = rf"the tracker Faulty failed in {where} \(the disk is full\); the run goes on without it"
     with pytest.warns(UserWarning, match=reason) as said:
-        run = selffl.train("softmax", fed, tracker=[faulty, note], **OPTIONS)
+        run = selffl.train("softmax", fed, "ditto", tracker=[faulty, note], **OPTIONS)
     assert len(said) == 1
     assert faulty.news.count("failed") == 1
     assert [news for kind, *news in note.news if kind == "log"] == [[row] for row in run.history]
-    without = selffl.train("softmax", fed, **OPTIONS)
+    without = selffl.train("softmax", fed, "ditto", **OPTIONS)
     assert [row["weighted_accuracy"] for row in run.history] == [row["weighted_accuracy"] for row in without.history]
 
 
@@ -108,7 +110,7 @@ def test_trackers_are_told_when_a_run_stops_or_diverges(fed):
 
     note = Note()
     with pytest.raises(KeyboardInterrupt):
-        selffl.train("softmax", fed, tracker=note, on_round=interrupt, **OPTIONS)
+        selffl.train("softmax", fed, "ditto", tracker=note, on_round=interrupt, **OPTIONS)
     assert note.news[-1][1]["status"] == "stopped"
     assert [row["round"] for kind, row, *_ in note.news if kind == "log"] == [1, 2, 3]
     note = Note()
@@ -128,7 +130,7 @@ def test_trackers_are_told_when_a_run_stops_or_diverges(fed):
 )
 def test_what_is_no_tracker_is_refused_before_anything_is_written(choice, reason, fed, tmp_path):
     with pytest.raises(ConfigError, match=reason):
-        selffl.train("softmax", fed, tracker=choice, out=tmp_path / "run", **OPTIONS)
+        selffl.train("softmax", fed, "ditto", tracker=choice, out=tmp_path / "run", **OPTIONS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -136,9 +138,9 @@ def test_what_is_no_tracker_is_refused_before_anything_is_written(choice, reason
 def test_a_package_that_is_missing_is_named_with_its_extra(name, fed, monkeypatch, tmp_path):
     monkeypatch.setattr(tracking, "find_spec", lambda wanted: None if wanted == name else util.find_spec(wanted))
     with pytest.raises(ConfigError, match=rf"wants the package {name}, which is not here: .*'selffl\[{name}\]'"):
-        selffl.train("softmax", fed, tracker=name, **OPTIONS)
+        selffl.train("softmax", fed, "ditto", tracker=name, **OPTIONS)
     run = tmp_path / "run"
-    selffl.train("softmax", fed, out=run, **OPTIONS)
+    selffl.train("softmax", fed, "ditto", out=run, **OPTIONS)
     (run / tracking.FILE).write_text(json.dumps({name: {}}), encoding="utf-8")
     with pytest.warns(UserWarning, match=rf"'selffl\[{name}\]'\. The run goes on without it"):
         assert selffl.resume(run, rounds=8).summary["status"] == "finished"
@@ -208,7 +210,7 @@ class OfMLflow:
 
     def check(self, run):
         assert self.run.info.status == "FINISHED"
-        assert self.run.info.run_name == "self-fl-auto on arrays, seed 0"
+        assert self.run.info.run_name == "ditto on arrays, seed 0"
         assert self.run.data.params["learning_rate"] == str(run.config.learning_rate)
         assert self.run.data.params["options.num_local_steps"] == "20"
         points = self.client.get_metric_history(self.run.info.run_id, "clients")
@@ -277,7 +279,7 @@ class OfWandB:
 
     def check(self, run):
         begun = [record.run for record in self.records if record.WhichOneof("record_type") == "run"]
-        assert {(each.project, each.display_name) for each in begun} == {("selffl", "self-fl-auto on arrays, seed 0")}
+        assert {(each.project, each.display_name) for each in begun} == {("selffl", "ditto on arrays, seed 0")}
         config = {item.key: json.loads(item.value_json) for item in begun[0].config.update}
         assert config["learning_rate"] == run.config.learning_rate
         summary = {}
@@ -311,7 +313,7 @@ def agree(found, history):
 @readers
 @pytest.mark.slow
 def test_what_was_written_is_the_history(reader, fed, tmp_path):
-    run = selffl.train("softmax", fed, tracker=reader.name, out=tmp_path / "run", **OPTIONS)
+    run = selffl.train("softmax", fed, "ditto", tracker=reader.name, out=tmp_path / "run", **OPTIONS)
     found = reader(reader.place(tmp_path / "run"))
     agree(found.curves(), run.history)
     found.check(run)
@@ -327,7 +329,14 @@ def test_a_run_that_is_taken_up_goes_on_in_the_tracked_run(reader, fed, tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         selffl.train(
-            "softmax", fed, tracker=reader.name, out=tmp_path / "run", checkpoint_every=3, on_round=interrupt, **OPTIONS
+            "softmax",
+            fed,
+            "ditto",
+            tracker=reader.name,
+            out=tmp_path / "run",
+            checkpoint_every=3,
+            on_round=interrupt,
+            **OPTIONS,
         )
     if reader is OfMLflow:
         assert reader(reader.place(tmp_path / "run")).run.info.status == "KILLED"
@@ -343,7 +352,7 @@ def test_a_run_that_is_taken_up_goes_on_in_the_tracked_run(reader, fed, tmp_path
 @readers
 @pytest.mark.slow
 def test_without_a_folder_files_lie_where_each_has_them(reader, fed, tmp_path):
-    run = selffl.train("softmax", fed, tracker=reader.name, **OPTIONS)
+    run = selffl.train("softmax", fed, "ditto", tracker=reader.name, **OPTIONS)
     name = {"tensorboard": "runs", "mlflow": "mlruns", "wandb": "wandb"}[reader.name]
     assert [path.name for path in tmp_path.iterdir()] == [name]
     inner = next((tmp_path / name).iterdir()) if reader is OfTensorBoard else tmp_path / name
@@ -356,7 +365,7 @@ def test_all_three_at_once_and_mlflow_where_the_environment_says(fed, tmp_path, 
         pytest.importorskip(name)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "elsewhere").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    run = selffl.train("softmax", fed, tracker=list(TRACKERS), out=tmp_path / "run", **OPTIONS)
+    run = selffl.train("softmax", fed, "ditto", tracker=list(TRACKERS), out=tmp_path / "run", **OPTIONS)
     for reader, place in (
         (OfTensorBoard, tmp_path / "run" / "tensorboard"),
         (OfMLflow, tmp_path / "elsewhere"),

@@ -3,7 +3,7 @@
 import json
 import os
 import pickle
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import selffl
+from needs import NEEDS_BATCH_NORM, ONE_OF_A_KIND
 from selffl.algorithms import ALGORITHMS, FedAvg, SelfFL
 from selffl.data import load as load_data
 from selffl.errors import CheckpointError, ConfigError, DataError, DivergedError
@@ -148,8 +149,8 @@ def test_the_module_is_left_as_it_was_and_may_be_anything():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if name != "fedbn"]
-)  # which wants BatchNorm: test_batch_norm.py
+    "name", [name for name in ALGORITHMS if name not in NEEDS_BATCH_NORM]
+)  # those are in test_batch_norm.py
 def test_every_method_trains_and_hands_out_models(name, short):
     clusters = np.repeat([0, 0, 1, 1, 1], 20)
     run = selffl.train(TwoLayers(), made_up(cluster=clusters), short(name), rounds=2, participation=0.4)
@@ -234,15 +235,15 @@ def test_a_warm_start_from_a_run_a_folder_and_a_state_dict(fed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if name != "fedbn"]
-)  # which wants BatchNorm: test_batch_norm.py
-def test_every_method_starts_from_where_it_is_told(name, short):
+    "name", [name for name in ONE_OF_A_KIND if name not in NEEDS_BATCH_NORM]
+)  # those are in test_batch_norm.py
+def test_every_kind_of_method_starts_from_where_it_is_told(name, short):
     """With steps of next to no length the models stay at the start, whatever the method."""
     fed = made_up(cluster=np.repeat([0, 0, 1, 1, 1], 20))
     start = {key: torch.full_like(part, 0.25) for key, part in TwoLayers().state_dict().items()}
     method = short(name)
-    if name == "pfedbayes":  # whose rate is its own
-        method = replace(method, adam_learning_rate=None)
+    own_rates = {field.name: None for field in fields(method) if field.name == "adam_learning_rate"}
+    method = replace(method, **own_rates)
     run = selffl.train(TwoLayers(), fed, method, rounds=3, participation=0.6, learning_rate=1e-12, start=start)
     for place, model in enumerate((run.global_model(), *(run.personal_model(client) for client in fed.clients))):
         for layer, part in model.state_dict().items():
@@ -446,6 +447,6 @@ def test_without_a_method_clients_with_opposite_answers_are_learned():
     labels = ((rows[:, 0] + rows[:, 1] > 0) ^ (client % 2 == 1)).astype(int)
     fed = selffl.Federation.from_arrays(rows, labels, client, test_fraction=0.5)
     torch.manual_seed(0)
-    run = selffl.train(nn.Linear(4, 2), fed, rounds=120)
+    run = selffl.train(nn.Linear(4, 2), fed, rounds=60, evaluate_every=0)
     assert run.config.algorithm == selffl.algorithms.DEFAULT_ALGORITHM
     assert run.summary["weighted_accuracy"] > 0.9  # self-fl reaches 0.75

@@ -17,7 +17,7 @@ def sent(method, attack, share=0.4):
     """What five clients send in the first round, and who of them lies."""
     problem, uploads = replace(TINY, attack=attack, hostile_share=share, rounds=1), []
     method = problem.method(method)
-    lying = LYING[type(method)]
+    lying = LYING[method.name]
 
     class Heard(lying):
         def client_round(self, broadcast, memory, task):
@@ -73,7 +73,7 @@ def test_every_attack_is_tried_on_whom_it_concerns():
 
 def test_the_study_has_a_line_for_every_arm_and_measures_honest_clients(monkeypatch, tmp_path):
     monkeypatch.setattr(attacks, "DEFENCES", {"fedavg": ("clip",)})
-    monkeypatch.setattr(attacks, "ATTACKS", {"flip ×10": ATTACKS["flip ×10"]})
+    monkeypatch.setattr(attacks, "ATTACKS", ("flip ×10",))
     found = attacks_study(TINY, Job(num_seeds=2, folder=tmp_path), (0.2,))
     assert [line["defence"] for line in found.table] == ["none", "clip", "none", "clip"]
     assert [claim.text[:7] for claim in found.claims] == ["Target:", "Target:"]

@@ -135,7 +135,7 @@ def test_a_run_equals_a_plain_loop(kind):
 
 def go(**given):
     settings = {"rounds": 3, "participation": 0.7, "learning_rate": 0.1, "batch_size": BATCH, "dtype": "float64"}
-    method = selffl.algorithm("self-fl-auto", num_local_steps=5)
+    method = selffl.algorithm("ditto", num_local_steps=5)
     return selffl.train(network(), images(), method, loss=LOSS, augmentation="crop flip", **settings | given)
 
 

@@ -164,8 +164,9 @@ def test_parameters_stay_in_float32(dtype):
         train(precision="bfloat16", dtype=dtype)
 
 
-@pytest.mark.parametrize("gradients", ["loop", "vmap"])
-@pytest.mark.parametrize("name", ["fedrod", "feddbe", "self-fl-auto", "ditto"])
+@pytest.mark.parametrize(
+    ("name", "gradients"), [("fedrod", "vmap"), ("feddbe", "loop"), ("self-fl-auto", "vmap"), ("ditto", "loop")]
+)
 def test_methods_that_look_into_the_model_have_it_too(name, gradients):
     torch.manual_seed(2)
     module = nn.Sequential(nn.Flatten(), nn.Linear(126, 8), nn.Tanh(), nn.Linear(8, 3))

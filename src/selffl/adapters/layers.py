@@ -56,7 +56,7 @@ class Adapted(nn.Module):
     @staticmethod
     @abstractmethod
     def shapes(base: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of A and B."""
+        """Shapes of A and B."""
 
     @abstractmethod
     def change(self) -> Tensor:
@@ -64,7 +64,7 @@ class Adapted(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Of the layer with its change, for code that takes weights instead of calling layers."""
+        """The layer's weight with its change, for code that takes weights instead of calling layers."""
         return cast(Tensor, self.base.weight) + self.change()
 
     @property

@@ -67,6 +67,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
 }
 
 DEFAULT_ALGORITHM = SelfFLAuto.name  # where nobody names one
+WELL_KNOWN = (FedAvg.name, Ditto.name)  # which messages name first, where they suggest another method
 
 
 def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
@@ -84,6 +85,22 @@ def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
         if option not in known:
             raise unknown_name(f"option of {name}", option, known)
     return ALGORITHMS[name](**options)
+
+
+def is_registered(name: str, method: Algorithm[Any, Any, Any, Any]) -> bool:
+    """Whether the registry makes methods of that kind under that name."""
+    return name in ALGORITHMS and type(ALGORITHMS[name]()) is type(method)
+
+
+def registered_name(method: Algorithm[Any, Any, Any, Any]) -> str:
+    """The name that the registry has for a method, the most particular one that fits; else the method's own."""
+    presets = {
+        name: make.keywords if isinstance(make, partial) else {}
+        for name, make in ALGORITHMS.items()
+        if is_registered(name, method)
+    }
+    fitting = [name for name, preset in presets.items() if preset.items() <= vars(method).items()]
+    return max(fitting, key=lambda name: len(presets[name]), default=method.name)
 
 
 def traits_recorded(name: str) -> dict[str, bool]:

@@ -21,6 +21,7 @@ from selffl.algorithms.averaging import (
     SharedModel,
 )
 from selffl.algorithms.contract import Personalises
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_bool, check_number
 from selffl.algorithms.solver import iterate, rate_of
@@ -46,6 +47,7 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory]):
     """
 
     name: ClassVar[str] = "apfl"
+    grid: ClassVar[Grid] = {"mixing": (0.25, 0.5, 0.75)}
     source: ClassVar[str] = "Deng et al., arXiv 2003.13461, 2020"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "the share alpha scales the own model's steps, and moves by a gradient step itself"

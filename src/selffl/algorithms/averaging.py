@@ -60,7 +60,7 @@ class PersonalMemory:
 
     @classmethod
     def empty(cls, params: Tensor) -> PersonalMemory:
-        """Of clients that have not taken part."""
+        """The memory of clients that have not taken part."""
         return cls(torch.zeros_like(params), torch.zeros_like(params[..., 0]))
 
     def model(self, global_params: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def check_weighting(weighting: Weighting) -> None:
 
 
 def row_count(rows: Tensor) -> Bound:
-    """Of a client's number of rows: at least one, if it has any, and no more than there can be, ``[..., C]``."""
+    """Bounds of a client's number of rows ``[..., C]``: at least one, if it has any, and no more than there can be."""
     return Bound(rows.clamp(max=1.0), rows)
 
 

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Tensor
 
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.hierarchy import Hierarchy
 from selffl.algorithms.norms import BatchNorm
 from selffl.algorithms.population import Population
@@ -60,11 +61,13 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
     # Why models with running statistics are beyond the method; None: it leaves them to training passes and averages.
     no_statistics: ClassVar[str | None] = "it does not say, by no_statistics = None, that it can"
     keeps_layers: ClassVar[bool] = False  # whether clients keep the layers that a population says they do
+    needs_classes: ClassVar[bool] = False  # whether it makes no sense where rows have no classes
     batch_norm: ClassVar[BatchNorm] = "averaged"  # the policy for BatchNorm, where nobody says another
     uploads_add: ClassVar[bool] = True  # whether the server needs nothing but the sum of a cohort's uploads
     recorded: ClassVar[tuple[str, ...]] = ()  # fields of an upload that a run writes down, client by client
     may_be_unknown: ClassVar[tuple[str, ...]] = ()  # fields of an upload that may be NaN
     per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a client axis [..., M, ...]
+    grid: ClassVar[Grid | None] = None  # options that are tuned, with first values; None: it does not say
     newcomer_visits: ClassVar[int | None] = None  # visits that make a new client's model; None: until it stops moving
     has_closing_visit: ClassVar[bool] = False  # whether clients go on by themselves once training is over
 

@@ -17,6 +17,7 @@ from selffl.algorithms.averaging import (
     Weighting,
     check_weighting,
 )
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.solver import descend
@@ -33,6 +34,7 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
     """
 
     name: ClassVar[str] = "ditto"
+    grid: ClassVar[Grid] = {"penalty": (0.03, 0.1, 0.3, 1.0, 3.0)}
     source: ClassVar[str] = "Li et al., ICML 2021"
     only_sgd: ClassVar[str | None] = None
     num_optimisers: ClassVar[int] = 2

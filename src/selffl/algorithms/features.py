@@ -58,7 +58,7 @@ class FeatureTask(RowwiseTask):
 
     @abstractmethod
     def class_moments(self, params: Tensor) -> ClassMoments:
-        """Of all training rows, at models ``params [..., clients, P]`` as they answer; for tasks that have classes."""
+        """Moments of each class's features over all training rows, at models ``params [..., clients, P]``."""
 
     @abstractmethod
     def objective_gradient(
@@ -72,7 +72,7 @@ class FeatureTask(RowwiseTask):
     def with_objective(
         self, objective: Objective, num_extra: int = 0, constants: Sequence[Tensor] = ()
     ) -> ObjectiveTask:
-        """The same rows with another objective, for models with ``num_extra`` numbers in front of their own.
+        """A task of these rows with another objective, for models with ``num_extra`` numbers in front of their own.
 
         ``constants`` are ``[..., clients, ...]``.  Gradients count as those of this task.
         """
@@ -100,7 +100,7 @@ class ObjectiveTask(LocalTask):
         return self._task.batch(draw, slots), [each[slots] for each in self._constants]
 
     def batch_gradient(self, params: Tensor, batch: tuple[Any, list[Tensor]]) -> Tensor:
-        """Of the objective."""
+        """Gradient of the objective."""
         return self._task.objective_gradient(self._objective, params, self._num_extra, *batch)
 
 

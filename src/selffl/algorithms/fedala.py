@@ -24,6 +24,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import Personalises
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.layers import names_of
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_integer, check_number
@@ -70,6 +71,7 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
     """
 
     name: ClassVar[str] = "fedala"
+    grid: ClassVar[Grid] = {"mixing_rate": (0.1, 1.0, 10.0)}  # the authors' value is 1
     source: ClassVar[str] = "Zhang et al., AAAI 2023"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
@@ -114,7 +116,7 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
         )
 
     def broadcast(self, server: MixtureServer, clients: Tensor) -> MixtureBroadcast:
-        """The same for everybody."""
+        """Send the global model and the last one to everybody."""
         shape = (*clients.shape, server.params.shape[-1])
         return MixtureBroadcast(server.params.unsqueeze(-2).expand(shape), server.is_mixed.unsqueeze(-2).expand(shape))
 

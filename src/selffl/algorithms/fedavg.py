@@ -21,6 +21,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import Personalises
+from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.solver import descend
 
@@ -35,6 +36,7 @@ class FedAvg(FixedLocalSteps, StatelessClients):
     """
 
     name: ClassVar[str] = "fedavg"
+    grid: ClassVar[Grid] = STEPS_AFTER
     source: ClassVar[str] = "McMahan et al., AISTATS 2017"
     personalises: ClassVar[Personalises] = "nothing"
     only_sgd: ClassVar[str | None] = None

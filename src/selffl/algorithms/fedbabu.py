@@ -17,6 +17,7 @@ from torch import Tensor
 from selffl.algorithms.averaging import ModelUpload, PersonalMemory, Weighting, check_weighting
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.fedper import CutModel, HeadBroadcast, head_layers
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.layers import Layer
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_integer, check_string
@@ -36,6 +37,7 @@ class FedBABU(CutModel[PersonalMemory]):
     """
 
     name: ClassVar[str] = "fedbabu"
+    grid: ClassVar[Grid] = {"fine_tune_epochs": (1, 5, 20)}  # the authors' value is 5
     source: ClassVar[str] = "Oh et al., ICLR 2022"
     personalises: ClassVar[Personalises] = "model"
     newcomer_visits: ClassVar[int | None] = 1

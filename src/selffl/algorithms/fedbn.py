@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from selffl.algorithms.averaging import Weighting, check_weighting
 from selffl.algorithms.fedper import SharedBody
+from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.layers import Layer
 from selffl.algorithms.norms import BatchNorm
 from selffl.algorithms.population import Population
@@ -28,6 +29,7 @@ class FedBN(SharedBody):
     """
 
     name: ClassVar[str] = "fedbn"
+    grid: ClassVar[Grid] = STEPS_AFTER
     source: ClassVar[str] = "Li et al., ICLR 2021"
     batch_norm: ClassVar[BatchNorm] = "kept"
 

@@ -29,6 +29,7 @@ from selffl.algorithms.averaging import (
 )
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.layers import names_of
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
@@ -79,6 +80,7 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     """
 
     name: ClassVar[str] = "feddbe"
+    grid: ClassVar[Grid] = {"penalty": (0.1, 1.0, 10.0, 50.0)}  # the authors' value is 50
     source: ClassVar[str] = "Zhang et al., NeurIPS 2023"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
@@ -117,7 +119,7 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
         return ShiftMemory(torch.zeros_like(params))
 
     def broadcast(self, server: CentreServer, clients: Tensor) -> CentreBroadcast:
-        """The same for everybody."""
+        """Send the global model and the features' centre to everybody."""
         params, centre = (
             values.unsqueeze(-2).expand(*clients.shape, values.shape[-1]) for values in (server.params, server.centre)
         )

@@ -26,6 +26,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import Personalises
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.solver import descend
@@ -42,6 +43,7 @@ class FedDPA(FixedLocalSteps, SharedModel[PersonalMemory]):
     """
 
     name: ClassVar[str] = "feddpa"
+    grid: ClassVar[Grid] = {"mixing": (0.25, 0.5, 0.75)}  # the authors' value is 0.5
     source: ClassVar[str] = "Yang et al., NeurIPS 2024"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None

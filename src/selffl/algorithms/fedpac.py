@@ -19,10 +19,12 @@ from torch import Tensor
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, PersonalMemory, move, row_count
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, require_head
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.solver import descend
+from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 from selffl.maths.combination import combination_weights, feature_noise
 
@@ -70,9 +72,11 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
     """
 
     name: ClassVar[str] = "fedpac"
+    grid: ClassVar[Grid] = {"alignment": (0.1, 1.0, 10.0)}  # the authors' value is 1
     source: ClassVar[str] = "Xu et al., ICLR 2023"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None
+    needs_classes: ClassVar[bool] = True
     no_row_privacy: ClassVar[str | None] = (
         "its clients send how many rows of each class they have, and these rows' mean features"
     )
@@ -141,7 +145,7 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
             raise ConfigError(
                 f"{self.name} has a prototype for each class, and these rows have no classes; expected cross-entropy "
                 "without weights, whole numbers as labels and a last layer whose bias is added to the scores. Change "
-                "loss or model, or use another method, such as fedrep."
+                f"loss or model, or use another method, such as {suggest(lambda other: not other.needs_classes)}."
             )
         assert task.head is not None
         is_head = torch.zeros_like(broadcast.params[..., :1, :].flatten(0, -2)[0], dtype=torch.bool)

@@ -26,6 +26,7 @@ from selffl.algorithms.averaging import (
     check_weighting,
 )
 from selffl.algorithms.contract import Memory, Personalises
+from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.layers import Layer, names_of
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_string
@@ -84,7 +85,7 @@ class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory]
         return HeadServer(params, is_head)
 
     def broadcast(self, server: HeadServer, clients: Tensor) -> HeadBroadcast:
-        """The same for everybody."""
+        """Send the global model to everybody."""
         shape = (*clients.shape, server.params.shape[-1])
         return HeadBroadcast(server.params.unsqueeze(-2).expand(shape), server.is_head.unsqueeze(-2).expand(shape))
 
@@ -154,6 +155,7 @@ class FedPer(SharedBody):
     """
 
     name: ClassVar[str] = "fedper"
+    grid: ClassVar[Grid] = STEPS_AFTER
     source: ClassVar[str] = "Arivazhagan et al., arXiv 1912.00818, 2019"
 
     head: str = ""

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from selffl.algorithms.averaging import ModelBroadcast, ModelUpload, NoMemory
 from selffl.algorithms.fedavg import FedAvg
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.solver import descend
@@ -24,6 +25,7 @@ class FedProx(FedAvg):
     """
 
     name: ClassVar[str] = "fedprox"
+    grid: ClassVar[Grid] = {"penalty": (0.001, 0.01, 0.1, 1.0)}  # the authors' values
     source: ClassVar[str] = "Li et al., MLSys 2020"
 
     penalty: float = 1.0

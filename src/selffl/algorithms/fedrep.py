@@ -13,6 +13,7 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import Weighting
 from selffl.algorithms.fedper import FedPer
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_integer
 from selffl.algorithms.solver import descend
@@ -28,6 +29,7 @@ class FedRep(FedPer):
     """
 
     name: ClassVar[str] = "fedrep"
+    grid: ClassVar[Grid] = {"head_steps": (10, 20, 40)}
     source: ClassVar[str] = "Collins et al., ICML 2021"
     num_optimisers: ClassVar[int] = 2  # of the head, and of the body
 

@@ -25,8 +25,10 @@ from selffl.algorithms.averaging import (
 )
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
+from selffl.algorithms.grids import LOCAL_STEPS, Grid
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
+from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 
 ABSENT = -1e4  # log n of a class that a client has no rows of: no score makes up for it
@@ -49,9 +51,11 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
     """
 
     name: ClassVar[str] = "fedrod"
+    grid: ClassVar[Grid] = LOCAL_STEPS
     source: ClassVar[str] = "Chen and Chao, ICLR 2022"
     personalises: ClassVar[Personalises] = "layers"
     only_sgd: ClassVar[str | None] = None
+    needs_classes: ClassVar[bool] = True
     no_row_privacy: ClassVar[str | None] = (
         "its clients train on an objective made of their class frequencies, which no noise hides"
     )
@@ -85,7 +89,8 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
             raise ConfigError(
                 f"{self.name} balances classes by how often a client has them, and these rows have none: expected "
                 "cross-entropy without weights, whole numbers as labels and a last layer whose bias is added to the "
-                "scores. Change loss or model, or use another method, such as fedper."
+                "scores. Change loss or model, or use another method, such as "
+                f"{suggest(lambda other: not other.needs_classes)}."
             )
         size, place, own_head = head.stop - head.start, slice(head.start, head.stop), head._replace(start=0)
         log_counts = bias.to_scores(task.class_counts(bias.num_classes).to(broadcast.params).log().clamp(min=ABSENT))

@@ -17,6 +17,8 @@ Upload = TypeVar("Upload")
 class Hierarchy(Generic[Server, Upload]):
     """What is known of the two levels, where a method learns it; None where it does not."""
 
+    has_inter_variance: ClassVar[bool] = False  # whether the server learns σ₀², the variance between clients
+    has_group_variances: ClassVar[bool] = False  # whether it learns one of each group of parameters
     information_balance: ClassVar[float | None] = None  # of a row, in the personal posterior; None: there is none
 
     def inter_variance(self, server: Server) -> Tensor | None:

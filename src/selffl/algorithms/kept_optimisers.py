@@ -81,7 +81,7 @@ class _Keeping:
 
 
 def _slots_of(memory: KeptMemory) -> RememberedSteps:
-    """The same with one axis of clients, in tensors that may be written into."""
+    """Copies of remembered steps with one axis of clients, in tensors that may be written into."""
     axes = memory.num_steps.ndim - 1  # of clients
     return RememberedSteps(memory.num_steps.flatten(0, axes - 1).clone(), memory.states.flatten(0, axes - 1).clone())
 

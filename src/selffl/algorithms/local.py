@@ -16,6 +16,7 @@ from selffl.algorithms.averaging import (
     PersonalModelClients,
 )
 from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.grids import LOCAL_STEPS, Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError
@@ -30,6 +31,7 @@ class Local(FixedLocalSteps, PersonalModelClients):
     """
 
     name: ClassVar[str] = "local"
+    grid: ClassVar[Grid] = LOCAL_STEPS
     has_global_model: ClassVar[bool] = False  # it stays as it was
     is_federated: ClassVar[bool] = False
     only_sgd: ClassVar[str | None] = None

@@ -93,7 +93,7 @@ class LocalTask(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no gradients of single rows")
 
     def at_home(self) -> Self:
-        """The same work without noise for rows, for what stays with the client and moves nothing that it sends."""
+        """This work without noise for rows, for what stays with the client and moves nothing that it sends."""
         return self
 
     def check_noisy_gradients(self, name: str, most: int | Tensor) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from selffl.algorithms.options import check_choice
+from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 
 BatchNorm = Literal["averaged", "kept", "batch"]
@@ -26,20 +27,22 @@ def check_batch_norm(batch_norm: BatchNorm, method: Any, *, num_statistics: int,
     if batch_norm == "kept" and not method.keeps_layers:
         raise ConfigError(
             f"batch_norm is 'kept', and {method.name} keeps no layers with its clients; expected a method that does, "
-            "such as fedbn, fedper or fedrep, or batch_norm='averaged' or 'batch'."
+            f"such as {suggest(lambda other: other.keeps_layers)}, or batch_norm='averaged' or 'batch'."
         )
     if method.batch_norm == "kept" != batch_norm:
         raise ConfigError(
             f"batch_norm is {batch_norm!r}, and {method.name} keeps BatchNorm with each client; expected 'kept', or no "
-            "batch_norm. Without that the method is fedavg."
+            "batch_norm: nothing else of the model is a client's own."
         )
     if batch_norm == "kept" and not num_kept:
         raise ConfigError(
             f"{method.name} is to keep BatchNorm with each client, and the model has no BatchNorm with anything to "
-            "keep; expected some. Give another model, or train by fedavg or another method, without batch_norm='kept'."
+            "keep; expected some. Give another model, or train without batch_norm='kept', by a method such as "
+            f"{suggest(lambda other: other.batch_norm != 'kept')}."
         )
     if num_statistics and method.no_statistics is not None:
         raise ConfigError(
             f"the model has BatchNorm with running statistics, and {method.name} cannot carry them: "
-            f"{method.no_statistics}. Pass batch_norm='batch', use GroupNorm, or take a method such as fedavg."
+            f"{method.no_statistics}. Pass batch_norm='batch', use GroupNorm, or take a method such as "
+            f"{suggest(lambda other: other.no_statistics is None)}."
         )

@@ -19,6 +19,7 @@ from selffl.algorithms.averaging import (
     StatelessClients,
 )
 from selffl.algorithms.contract import Personalises
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_choice, check_integer, check_number
 from selffl.algorithms.solver import descend, iterate, rate_of
@@ -37,6 +38,7 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
     """
 
     name: ClassVar[str] = "perfedavg"
+    grid: ClassVar[Grid] = {"adaptation_steps": (1, 5, 20)}
     source: ClassVar[str] = "Fallah et al., NeurIPS 2020"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "its meta-gradient is that of one plain inner step"

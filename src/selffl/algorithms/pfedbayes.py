@@ -17,6 +17,7 @@ from torch.nn.functional import softplus
 
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, PersonalMemory, move
 from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.optimisers import Adam
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
@@ -73,6 +74,7 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
     """
 
     name: ClassVar[str] = "pfedbayes"
+    grid: ClassVar[Grid] = {"adam_learning_rate": (1e-3, 3e-3, 1e-2)}  # the authors' value is 0.001
     source: ClassVar[str] = "Zhang et al., ICML 2022"
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it takes Adam's steps by itself, at a rate of its own (adam_learning_rate)"

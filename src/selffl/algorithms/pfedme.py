@@ -20,6 +20,7 @@ from selffl.algorithms.averaging import (
     PersonalModelClients,
     move,
 )
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.solver import iterate, rate_of
@@ -38,6 +39,7 @@ class PFedMe(FixedLocalSteps, PersonalModelClients):
     """
 
     name: ClassVar[str] = "pfedme"
+    grid: ClassVar[Grid] = {"penalty": (1.0, 5.0, 15.0)}  # the authors' value is 15
     source: ClassVar[str] = "Dinh et al., NeurIPS 2020"
     only_sgd: ClassVar[str | None] = "its outer step is a gradient of the Moreau envelope"
     no_row_privacy: ClassVar[str | None] = "its clients take several steps on one minibatch, and noise hides each once"

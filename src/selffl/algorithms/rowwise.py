@@ -48,7 +48,7 @@ class RowwiseTask(LocalTask):
 
     @abstractmethod
     def halves(self) -> Self:
-        """The same work with each client's rows cut in two, drawn once and for all: ``[..., clients, 2]``.
+        """This work with each client's rows cut in two, drawn once and for all: ``[..., clients, 2]``.
 
         Its ``num_terms`` are those of the halves.  The second half of a client with a single row is empty; it has no
         terms, and whatever its minibatches hold does not count.  Gradients are counted by client, as everywhere.
@@ -81,7 +81,7 @@ class RowwiseTask(LocalTask):
         return torch.ones_like(params[:, 0])
 
     def measure_halves(self, models: Tensor, others: Tensor) -> HalfMeasurement:
-        """Of a task of halves: gradients on rows of each half, at its own model and at the other's.
+        """Measure a task of halves: gradients on rows of each half, at its own model and at the other's.
 
         ``models`` and ``others`` are ``[..., clients, 2, P]``: that of each half, and what the other half's is for rows
         of this one.  Half of the first minibatch of each half; both count as one minibatch, so that a client spends two

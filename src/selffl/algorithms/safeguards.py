@@ -97,5 +97,5 @@ class Safeguards(Generic[Server, Upload]):
         return {name: Limit(clip, weight) for name, weight in self.averaged.items()}
 
     def in_units_of_limits(self, upload: Upload) -> Upload:
-        """The same upload, where sums matter only relative to each other: in units in which limits can be stated."""
+        """The upload in units in which limits can be stated, where sums matter only relative to each other."""
         return upload

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, move
 from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
@@ -62,6 +63,7 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
     """
 
     name: ClassVar[str] = "scaffold"
+    grid: ClassVar[Grid] = STEPS_AFTER
     source: ClassVar[str] = "Karimireddy et al., ICML 2020"
     personalises: ClassVar[Personalises] = "nothing"
     only_sgd: ClassVar[str | None] = "its control variates are gradients, read off the way that plain gradient steps go"
@@ -86,7 +88,7 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
         return ControlMemory(torch.zeros_like(params))
 
     def broadcast(self, server: ControlServer, clients: Tensor) -> ControlBroadcast:
-        """The same for everybody."""
+        """Send the global model and the server's control variate to everybody."""
         shape = (*clients.shape, server.params.shape[-1])
         return ControlBroadcast(server.params.unsqueeze(-2).expand(shape), server.control.unsqueeze(-2).expand(shape))
 

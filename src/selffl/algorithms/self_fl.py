@@ -63,6 +63,7 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
     """A variant of Self-FL whose server knows the variance of every client, as last reported (D5)."""
 
     uploads_add: ClassVar[bool] = False
+    has_inter_variance: ClassVar[bool] = True
     recorded: ClassVar[tuple[str, ...]] = ("num_local_steps", "wanted_steps")
     may_be_unknown: ClassVar[tuple[str, ...]] = ("intra_variance", "wanted_steps")
     averaged: ClassVar[Mapping[str, str | None]] = {"params": None}

@@ -57,6 +57,7 @@ from selffl.algorithms.auto_spread import learn_spread, sum_disagreements
 from selffl.algorithms.auto_trial import PriorTrial
 from selffl.algorithms.averaging import FixedLocalSteps, move, row_count, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.held_steps import Hold, descend_held
 from selffl.algorithms.layers import by_group, sizes_of
 from selffl.algorithms.options import check_number
@@ -101,6 +102,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             check_number("prior_precision", self.prior_precision, above=0.0, alternative=", or none")
 
     name: ClassVar[str] = "self-fl-auto"
+    grid: ClassVar[Grid] = {}  # there is nothing to tune
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
     no_row_privacy: ClassVar[str | None] = (
@@ -119,6 +121,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         "spread_products": 1e6,
     }
     has_closing_visit: ClassVar[bool] = True
+    has_inter_variance: ClassVar[bool] = True
+    has_group_variances: ClassVar[bool] = True
     information_balance: ClassVar[float | None] = 0.25  # half-way between empirical (0) and expected (1/2) information
 
     def start(self, params: Tensor, population: Population) -> AutoServer:

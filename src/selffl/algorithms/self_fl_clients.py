@@ -14,6 +14,7 @@ from torch import Tensor
 
 from selffl.algorithms.averaging import check_epochs
 from selffl.algorithms.contract import Personalises
+from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
 from selffl.maths.posterior import FORMS, Form, initial_params, local_steps, prior_variance, rounded_steps
@@ -67,6 +68,7 @@ class PlanningClients:
     """
 
     personalises: ClassVar[Personalises] = "model"
+    grid: ClassVar[Grid | None] = {"max_local_steps": (20, 40, 80)}
     only_sgd: ClassVar[str | None] = "how long a client trains follows from how fast plain steps contract, Eq. (19)"
     no_row_privacy: ClassVar[str | None] = None
     no_weight_decay: ClassVar[str | None] = "its loss is a likelihood, and the prior beside it is what it computes"

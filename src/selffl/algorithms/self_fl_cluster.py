@@ -170,7 +170,7 @@ def _precision(intra_variance: Tensor, is_member: Tensor) -> tuple[Tensor, Tenso
 
 
 def _spread(models: Tensor, counted: Tensor) -> Spread:
-    """Of those of ``models [..., K, P]`` that count, ``[..., K]``; the others are zero."""
+    """Spread of those of ``models [..., K, P]`` that count, ``[..., K]``; the others are zero."""
     count = counted.sum(-1).to(models)
     mean = models.sum(-2) / count.unsqueeze(-1)
     return Spread(count, mean, ((models - mean.unsqueeze(-2)).square().sum(-1) * counted).sum(-1))

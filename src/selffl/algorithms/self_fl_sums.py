@@ -71,6 +71,7 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
     """
 
     name: ClassVar[str] = "self-fl-sums"
+    has_inter_variance: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +79,7 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
             raise ConfigError("variances is 'known'; expected 'estimated': the server does not know single clients.")
         if not self.uncertainty_weights:
             raise ConfigError(
-                "uncertainty_weights is False; expected True: numbers of examples are not among the sums. Use fedavg."
+                "uncertainty_weights is False; expected True: numbers of examples are not among the sums."
             )
 
     def start(self, params: Tensor, population: Population) -> SumsServer:
@@ -87,7 +88,7 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
         return SumsServer(params, nothing, nothing, torch.full_like(nothing, population.num_clients))
 
     def broadcast(self, server: SumsServer, clients: Tensor) -> SumsBroadcast:
-        """The same to everybody: the model, sigma_0^2, r, and 1/S_m as if the others were average clients."""
+        """Send everybody the model, sigma_0^2, r, and 1/S_m as if the others were average clients."""
         total = server.inter_variance + server.intra_variance
         number = torch.full_like(total, clients.shape[-1]) if self.others == "cohort" else server.num_clients
         rest = torch.where(total > 0, total / (number - 1), torch.nan)  # before the first spread nothing is known

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
 
 from selffl.algorithms.options import check_bool, check_number
 from selffl.algorithms.schedules import rate_in_round, schedule_of
+from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 
 LARGEST = torch.finfo(torch.float32).max
@@ -87,7 +89,7 @@ class TrainingOptions:
             )
 
     def at_home(self) -> Self:
-        """The same without noise for rows: for training whose outcome stays with the client."""
+        """These options without noise for rows: for training whose outcome stays with the client."""
         return replace(self, row_clip=None, row_noise_multiplier=0.0)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,16 +99,23 @@ class TrainingOptions:
     def check_method(self, method: Any) -> None:
         """Refuse what a method has no room for, by its ``no_weight_decay``, ``no_clipping`` and ``no_row_privacy``."""
         wanted = {
-            "row_clip": (self.row_clip is not None, method.no_row_privacy, "none"),
-            "weight_decay": (self.weight_decay != 0.0, method.no_weight_decay, "0"),
-            "max_gradient_norm": (self.max_gradient_norm is not None, method.no_clipping, "none"),
+            "row_clip": (self.row_clip is not None, "no_row_privacy", "none"),
+            "weight_decay": (self.weight_decay != 0.0, "no_weight_decay", "0"),
+            "max_gradient_norm": (self.max_gradient_norm is not None, "no_clipping", "none"),
         }
-        for name, (is_asked, why, usual) in wanted.items():
+        for name, (is_asked, trait, usual) in wanted.items():
+            why = getattr(method, trait)
             if is_asked and why is not None:
+                others = suggest(partial(_has_room, trait))
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}, and {method.name} cannot have it: {why}. Expected {usual}, or "
-                    "another method, such as fedavg or ditto."
+                    f"another method, such as {others}."
                 )
+
+
+def _has_room(trait: str, method: Any) -> bool:
+    """Whether a method says of this trait that nothing is against it."""
+    return getattr(method, trait) is None
 
 
 TRAINING_OPTIONS = tuple(each.name for each in fields(TrainingOptions))

@@ -61,7 +61,7 @@ class Problem:
             yield draw.choice(len(self.labels), self.cohort, replace=False).tolist()
 
     def accuracy(self, weight: Any, bias: Any) -> float:
-        """Of a model ``weight [K, F]``, ``bias [K]`` on everybody's rows, client by client to spare memory."""
+        """Accuracy of a model ``weight [K, F]``, ``bias [K]`` on everybody's rows, client by client to spare memory."""
         weight, bias = np.asarray(weight), np.asarray(bias)
         rows = zip(self.features, self.labels, strict=True)
         return float(np.mean([((x @ weight.T + bias).argmax(-1) == y).mean() for x, y in rows]))
@@ -367,7 +367,7 @@ def peak_megabytes() -> float:
 
 
 def choose_threads(rounds: Rounds, cores: int) -> int:
-    """Of torch's threads, as many as make a round quicker: all cores, or one, as loops over small products like it."""
+    """Number of torch's threads that makes a round quicker: all cores, or one, as loops over small products like it."""
     torch = sys.modules.get("torch")
     seconds: dict[int, float] = {}
     for threads in (cores, 1):

@@ -281,7 +281,7 @@ def _refuse_other_settings(
     asked |= options
     given = {setting.partition("=")[0] for setting in settings} - {"rounds"}
     asked |= {key: value for key, value in changed.settings.items() if key in given}
-    if ":" not in problem.data:  # rows of the user's own are held against the run's own fingerprint
+    if ":" not in problem.data:  # rows of the user's own are compared with the run's own fingerprint
         asked["data"], begun["data"] = problem.data, recipe.data
     for key, value in asked.items():
         if begun.get(key) != value:

@@ -459,7 +459,7 @@ class Federation:
         return cls._of(pack_arrays(x, y, client, chosen, cluster))
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Federation:
-        """The same federation with its tensors on a device, rows in a precision as `Rows.to` has it."""
+        """This federation with its tensors on a device, rows in a precision as `Rows.to` has it."""
         moved = {name: rows.to(device, dtype) for name, rows in self.parts.items()}
         return replace(self, cluster=None if self.cluster is None else self.cluster.to(device), **moved)  # type: ignore[arg-type]
 
@@ -473,7 +473,7 @@ class Federation:
         return replace(self, clients=["all"], cluster=None, source=None, **parts)
 
     def subset(self, clients: Sequence[Hashable]) -> Federation:
-        """The same federation with some of its clients, by their ids; the rest can come later, as new clients.
+        """This federation with some of its clients, by their ids; the rest can come later, as new clients.
 
         Examples:
             >>> import selffl
@@ -495,7 +495,7 @@ class Federation:
         )
 
     def with_validation(self, fraction: float, *, seed: int = 0, stratify: bool = False) -> Federation:
-        """The same federation with a share of each client's training rows set aside for choosing options.
+        """This federation with a share of each client's training rows set aside for choosing options.
 
         Test rows stay as they are.  Every client keeps a training row, so that one with a single row has no validation
         rows.  Features stay as they are prepared.
@@ -518,7 +518,7 @@ class Federation:
         return replace(self, train=train, validation=validation, source=None)
 
     def with_clusters(self, cluster: Sequence[int]) -> Federation:
-        """The same federation with its clients in clusters, one number for each client in their order, from 0 up."""
+        """This federation with its clients in clusters, one number for each client in their order, from 0 up."""
         numbers = torch.as_tensor(cluster)
         if numbers.shape != (self.num_clients,) or numbers.is_floating_point() or (numbers < 0).any():
             raise DataError(
@@ -529,7 +529,7 @@ class Federation:
         return replace(self, cluster=numbers.to(torch.int64), source=None)
 
     def map_features(self, transform: Callable[[Any], Any]) -> Federation:
-        """The same federation with ``transform`` applied to the features of each part, ``[rows, ...]`` at once.
+        """This federation with ``transform`` applied to the features of each part, ``[rows, ...]`` at once.
 
         Where they are a dictionary it is given that, as `selffl.data.named.NamedFeatures`; it returns a tensor or a
         dictionary.

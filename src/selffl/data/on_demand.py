@@ -31,7 +31,7 @@ class RowSource(Protocol):
 
     @property
     def num_classes(self) -> int | None:
-        """Of all labels; none where they are targets."""
+        """Number of classes of all labels; none where they are targets."""
         ...
 
     def read(self, clients: Tensor) -> Rows:
@@ -170,7 +170,7 @@ class RowsOnDemand(Rows):
         return rows.to(self._device, self._dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
-        """The same rows, moved whenever they are made."""
+        """These rows, moved whenever they are made."""
         return RowsOnDemand(self._source, self._split, self._part, device, dtype or self._dtype)
 
 

@@ -26,7 +26,7 @@ class Rows:
 
     @property
     def num_rows(self) -> int:
-        """Of all clients."""
+        """Number of rows of all clients."""
         return int(self.offset[-1])
 
     @property
@@ -83,7 +83,7 @@ class Rows:
         return Rows(self.features[is_chosen], self.labels[is_chosen], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
-        """The same rows on a device, features (and targets that are not classes) in a precision, if one is given."""
+        """These rows on a device, features (and targets that are not classes) in a precision, if one is given."""
 
         def move(values: Tensor) -> Tensor:
             return values.to(device, dtype if values.is_floating_point() else None)

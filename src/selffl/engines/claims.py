@@ -61,7 +61,7 @@ class Claims:
         return next(reason() for is_possible, reason in self._checks(client, upload) if not bool(is_possible.all()))
 
     def _checks(self, clients: Tensor, upload: Any) -> Iterator[tuple[Tensor, Callable[[], str]]]:
-        """Of each thing that is looked at, the verdict by client, and what to say of it where there is one client."""
+        """Check one thing after another: the verdict by client, and what to say of it where there is one client."""
         rows = self.rows.to(clients.device).expand(*clients.shape[: self.axis], -1).gather(-1, clients)
         if self.limits is None:
             bounds = self.algorithm.bounds(self.server, clients, upload, rows.to(torch.float64))
@@ -125,7 +125,7 @@ def _widen(end: float | Tensor, side: float) -> float | Tensor:
 
 
 def _outside(name: str, value: Tensor, is_outside: Tensor, low: float | Tensor, high: float | Tensor) -> str:
-    """Of the first number that is outside."""
+    """Message about the first number that is outside."""
     place = int(is_outside.flatten().to(torch.int64).argmax())
     whole = (torch.as_tensor(each).expand(value.shape) for each in (value, low, high))
     found, least, most = (float(each.flatten()[place]) for each in whole)

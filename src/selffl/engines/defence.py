@@ -14,6 +14,7 @@ from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.options import check_choice
+from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 from selffl.maths.robust import cap_weights, clip_lengths, draw_to_centre, take_median, trim
 
@@ -32,8 +33,11 @@ def check_defence(robust: str, method: Method) -> None:
     why = _refusal(robust, method)
     if why is not None:
         others = [name for name in ROBUST[1:] if _refusal(name, method) is None]
-        instead = f"'none', or one of {', '.join(others)}" if others else "'none', or another method, such as fedavg"
-        raise ConfigError(f"robust is {robust!r}, and {method.name} cannot have it: {why}. Expected {instead}.")
+        methods = suggest(lambda other: _refusal(robust, other) is None)
+        instead = f"one of {', '.join(others)}" if others else f"another method, such as {methods}"
+        raise ConfigError(
+            f"robust is {robust!r}, and {method.name} cannot have it: {why}. Expected 'none', or {instead}."
+        )
 
 
 def _refusal(robust: str, method: Method) -> str | None:
@@ -44,7 +48,7 @@ def _refusal(robust: str, method: Method) -> str | None:
         return "its clients learn nothing from each other"
     if not method.averaged:
         return "its server combines single clients' models by more than an average"
-    if robust == "hierarchy" and type(method).inter_variance is Algorithm.inter_variance:
+    if robust == "hierarchy" and not method.has_inter_variance:
         return "it has no variance between clients to say what is plausible"
     return method.no_defence.get(robust)
 

@@ -31,6 +31,7 @@ from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.options import check_number
 from selffl.algorithms.records import tensors_of
 from selffl.algorithms.safeguards import Bound, Limit
+from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 
 Method = Algorithm[Any, Any, Any, Any]
@@ -85,16 +86,20 @@ class PrivacyOptions:
 
     def _refusal(self, method: Method, robust: str) -> str | None:
         if not method.is_federated:
-            return "its clients send nothing. Expected another method, such as fedavg"
+            return f"its clients send nothing. Expected another method, such as {suggest(_has_sums)}"
         if not method.uploads_add:
-            return (
-                "its server needs single clients, not sums. Expected a method whose uploads add, such as self-fl-sums"
-            )
+            others = suggest(lambda other: _has_sums(other) and other.personalises == method.personalises)
+            return f"its server needs single clients, not sums. Expected a method whose uploads add, such as {others}"
         if robust != "none":
             return f"robust is {robust!r}, which needs single clients, not noisy sums. Expected one of both"
         if self.max_weight is None and not method.has_equal_weights():
             return "its clients do not weigh the same. Expected max_weight, too, the most that one may weigh"
         return None
+
+
+def _has_sums(method: Method) -> bool:
+    """Whether clients send something, and the server needs its sums alone."""
+    return method.is_federated and method.uploads_add
 
 
 NOT_PRIVATE = PrivacyOptions()
@@ -204,7 +209,7 @@ class SumLimits:
         return {name: weight.clamp(max=self._most_weight) for name, weight in given.items()}
 
     def _length(self, value: Tensor) -> Tensor:
-        """Of all numbers of a field together, by client ``[..., C]``."""
+        """Length of all numbers of a field together, by client ``[..., C]``."""
         by_client = value.unsqueeze(-1) if value.ndim == self.axis + 1 else value.flatten(self.axis + 1)
         length: Tensor = torch.linalg.vector_norm(by_client, dim=-1, dtype=torch.float64)
         return length

@@ -83,7 +83,7 @@ class GatheredUploads:
 
     @classmethod
     def of_sum(cls, algorithm: Method, clients: Tensor, total: Any, limits: SumLimits | None = None) -> Self:
-        """Of ``clients [C]`` of whom nothing but the sum of their uploads is known: none can be checked or recorded."""
+        """Uploads of ``clients [C]`` of whom nothing but the sum is known: none can be checked or recorded."""
         gathered = cls(algorithm, 0, limits=limits)
         recorded = {name: [torch.full(clients.shape, torch.nan)] for name in algorithm.recorded}
         gathered.found = Uploads(total, clients=[clients], recorded=recorded)

@@ -81,7 +81,7 @@ class _NamedMethod:
 
 
 def serial_engine(engine: CohortEngine, ids: Sequence[Hashable]) -> CohortEngine:
-    """The same engine with one client at a time, by the clients' ``ids``."""
+    """This engine with one client at a time, by the clients' ``ids``."""
     source = _NamedSource(engine.source, ids)
     method = cast("Algorithm[Any, Any, Any, Any]", _NamedMethod(engine.algorithm, source))
     return replace(engine, algorithm=method, source=source, chunk_size=1)

@@ -29,7 +29,7 @@ def rho_of(deviation: float) -> float:
 def slope_of_first(
     mean: Tensor, deviation: Tensor, other_mean: Tensor, other_precision: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of KL(q || w) with respect to the mean and to the *deviation* of q, where w is the other with 1/sigma_w^2.
+    """Slope of KL(q || w) by the mean and the *deviation* of q, where w is the other with 1/sigma_w^2.
 
     What steps of q have in common is given: sigma_q is needed for a draw anyway, and w stays while q moves.
     """
@@ -37,7 +37,7 @@ def slope_of_first(
 
 
 def slope_of_second(mean: Tensor, rho: Tensor, other_mean: Tensor, other_rho: Tensor) -> NormalSlope:
-    """Of KL(q || w) with respect to w = N(other_mean, softplus(other_rho)^2), where q is the first."""
+    """Slope of KL(q || w) with respect to w = N(other_mean, softplus(other_rho)^2), where q is the first."""
     other = softplus(other_rho)
     gap, precision = other_mean - mean, other.square().reciprocal()
     by_deviation = (1.0 - (softplus(rho).square() + gap.square()) * precision) / other

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
 from scipy.special import ndtr, ndtri
 
 from selffl.maths.heterogeneity import restricted_log_likelihood, search_grid
@@ -67,6 +66,8 @@ def _support(log_density: Callable[[float], float], points: Floats) -> tuple[flo
     heights = [log_density(point) for point in points]
     best = int(np.argmax(heights))
     bounds = (float(points[max(best - 1, 0)]), float(points[min(best + 1, len(points) - 1)]))
+    from scipy.optimize import brentq, minimize_scalar  # here: as in `selffl.maths.intervals`
+
     top = minimize_scalar(lambda point: -log_density(point), bounds=bounds, method="bounded", options={"xatol": 1e-9})
     where, peak = max((float(top.x), -float(top.fun)), (float(points[best]), heights[best]), key=lambda pair: pair[1])
     above = [float(point) for point, height in zip(points, heights, strict=True) if height > peak - FAR_BELOW] or [

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import chdtrc, chdtri, stdtr, stdtrit
 
 from selffl.maths.heterogeneity import SMALLEST_SEARCHED, remaining_weight, root_of_misfit
@@ -72,6 +71,8 @@ def profile_likelihood(
     Hardy and Thompson, Statistics in Medicine 15 (1996).
     """
     floor = likelihood(estimate, hierarchy) - float(chdtri(1, 1.0 - level)) / 2.0
+
+    from scipy.optimize import brentq  # here: it takes longer to import than all of scipy that training needs
 
     def surplus(log_variance: float) -> float:
         return likelihood(math.exp(log_variance), hierarchy) - floor

@@ -1,7 +1,7 @@
 """Robust means: what a few of many vectors say at will moves the mean of all no further than the others allow.
 
-Vectors are ``[..., C, P]``, of C clients.  Each function gives the vectors that take their places, so that whoever
-averages them, by whatever weights, has the robust mean, and whoever measures their spread has that of the core.
+Vectors are ``[..., C, P]``, of C clients.  Each function gives the vectors that take their places, so that
+their mean, by any weights, is the robust mean, and their spread is that of the core.
 """
 
 from __future__ import annotations

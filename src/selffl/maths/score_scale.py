@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 MAX_STEP = 1.0  # by which a factor changes in a round, at most
-MIN_SCORE_FACTOR = 0.1  # below which scores would be worth nothing
+MIN_SCORE_FACTOR = 0.1  # below which scores would say next to nothing
 MAX_FREQUENCY_WEIGHT = 2.0  # a/t: beside scores as they are, nobody's frequencies count for more than their square
 
 
 class Derivatives(NamedTuple):
-    """Of minus the log-likelihood of rows, at given factors (t, a)."""
+    """Derivatives of minus the log-likelihood of rows, at given factors (t, a)."""
 
     slope: Tensor  # [..., 2]
     curvature: Tensor  # [..., 2, 2]

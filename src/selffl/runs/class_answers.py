@@ -22,12 +22,12 @@ class ClassAnswers:
 
     @classmethod
     def of_rows(cls, number: int) -> Self:
-        """Of so many rows, none of which has an answer yet."""
+        """Answers for so many rows, none of which has one yet."""
         return cls(torch.full((number,), -1), torch.full((number,), torch.nan, dtype=torch.float64))
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self | None:
-        """Of the rows of all parts, in their order; none where there are no parts."""
+        """Answers of the rows of all parts, in their order; none where there are no parts."""
         if not parts:
             return None
         return cls(torch.cat([each.classes for each in parts]), torch.cat([each.confidence for each in parts]))

@@ -65,7 +65,7 @@ class Confidence:
 
     @property
     def moderation(self) -> Moderation:
-        """Of all clients, learned when it is first asked for."""
+        """The moderation of all clients, learned when it is first asked for."""
         if not self.has_posterior:
             raise ConfigError(
                 f"{self._session.recipe.algorithm} does not know how sure its models are; expected "
@@ -83,7 +83,7 @@ class Confidence:
         return Tangents(self._session.model, params, self._session.measure, self._session.recipe.gradients)
 
     def logits(self, position: int | None, features: Features, is_moderated: bool = False) -> Tensor:
-        """Of classes, ``[rows, K]``, of a client's model, or of the global one."""
+        """Logits of classes ``[rows, K]``, by a client's model or the global one."""
         moderation = self.moderation if is_moderated else None
         own = self.tangents(position)
         logits = own.logits(features)

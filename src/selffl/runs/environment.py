@@ -29,7 +29,7 @@ def environment() -> dict[str, str]:
 
 @cache
 def _commit() -> str | None:
-    """Of this checkout, or none; asked once, for a process computes with the code that it began with."""
+    """The commit of this checkout, or none; asked once, for a process computes with the code that it began with."""
     try:
         found = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],

@@ -146,7 +146,7 @@ class Evaluation:
 
     @property
     def num_rows(self) -> Tensor:
-        """Of each client, ``[M]``."""
+        """Number of rows of each client, ``[M]``."""
         return self.offset.diff()
 
     @property
@@ -155,7 +155,7 @@ class Evaluation:
         return (*self.measure.metrics, *self.own_metrics)
 
     def of_clients(self, metric: str, view: str) -> Tensor:
-        """Of each client ``[M]``; NaN where it has no rows, or what takes two classes for want of a second."""
+        """Scores of each client ``[M]``; NaN where it has no rows, or what takes two classes for want of a second."""
         for what, name, known in (("metric", metric, self.metrics), ("view", view, self.numbers)):
             if name not in known:
                 raise unknown_name(what, name, known)
@@ -205,7 +205,7 @@ class Evaluation:
         return float(_take_root(metric, self._totals(metric, view)[chosen].sum() / rows.sum()))
 
     def top(self, metric: str, view: str) -> float:
-        """The same over the tenth of clients with the most training rows."""
+        """Mean over the tenth of clients with the most training rows."""
         return self.weighted(metric, view, self.by_size[: max(len(self.by_size) // 10, 1)])
 
     def worst(self, metric: str, view: str) -> float:

@@ -6,7 +6,7 @@ A file of personal models is one that `selffl.state.checkpoint` writes, safetens
     rows.NAME      the rows of that parameter, along its first axis, in which clients differ from the global model,
                    client by client: their values, or differences in units of a scale where precision was given up
     offset.NAME    where each client's rows begin and end
-    where.NAME     which rows they are; not there if whoever differs differs in all
+    where.NAME     which rows they are; not there if clients that differ do so in all
 
 Rows are compared bit by bit, so that what a method leaves alone takes no room: clients that never took part, bodies
 that all share, words that a client has never seen.

@@ -52,7 +52,7 @@ class ReportedEvaluation(Evaluation):
     totals: Mapping[str, Tensor]  # "personal.accuracy": of each client [M], a sum over its rows, or the value itself
 
     def of_clients(self, metric: str, view: str) -> Tensor:
-        """Of each client ``[M]``; NaN where nothing is known."""
+        """Scores of each client ``[M]``; NaN where nothing is known."""
         is_value = metric == "auc" or metric in self.own_metrics
         return self.totals[f"{view}.{metric}"] if is_value else super().of_clients(metric, view)
 

@@ -33,7 +33,7 @@ def gain_columns(
     Args:
         joined: the method's personal models.
         alone: those of clients that trained by themselves.
-        lost: whose training alone left the finite numbers, ``[M]``; their cells are empty.
+        lost: whose training alone diverged, ``[M]``; their cells are empty.
         counts: rows won and lost by joining, ``[M]``, where they are known and the rows are not.
     """
     metric = joined.metrics[0]
@@ -51,7 +51,7 @@ def gain_columns(
 
 
 def _won_and_lost(joined: Evaluation, alone: Evaluation) -> dict[str, Tensor]:
-    """Of each client's rows, how many one of its two models has right and the other wrong."""
+    """How many of each client's rows one of its two models has right and the other wrong."""
     ours, theirs = (each.of_rows("accuracy", "personal").bool() for each in (joined, alone))
     sizes = joined.num_rows.tolist()
     return {
@@ -61,7 +61,7 @@ def _won_and_lost(joined: Evaluation, alone: Evaluation) -> dict[str, Tensor]:
 
 
 def gain_scores(clients: Sequence[Row]) -> Row:
-    """Of all clients with a realised gain: the share that loses, and the mean; empty where there is none."""
+    """The share of clients that loses, and the mean gain, where it is realised; empty where there is none."""
     gains = [row["realised_gain"] for row in clients if row.get("realised_gain") is not None]
     return {
         "share_losing": sum(gain < 0 for gain in gains) / len(gains) if gains else None,
@@ -113,7 +113,7 @@ def gain_rows(clients: Sequence[Row], metric: str, *, has_global: bool = True) -
 
 
 def losers(rows: Sequence[Row]) -> list[Row]:
-    """Of such rows those that lose, the worst first, but who loses within chance after all others.
+    """Rows of clients that lose, the worst first, but who loses within chance after all others.
 
     Clients with two or three test rows lose or gain half of everything: they would fill every short list.
     """
@@ -155,7 +155,7 @@ def _chance(row: Row, metric: str) -> bool | None:
 
 @dataclass(frozen=True)
 class _Typical:
-    """What a client is held against: the others with held-out rows."""
+    """What a client is compared with: the others with held-out rows."""
 
     rows: float  # the median of training rows
     many: float  # what the largest tenth has at least, if that is twice the median
@@ -194,7 +194,7 @@ def _why(row: Row, metric: str, typical: _Typical, chance: bool | None) -> str:
         return "never took part in a round"
     if gain is None:
         has_own = row.get(metric) is not None
-        return "alone, its training left the finite numbers" if has_own else f"no {metric} of its test rows"
+        return "alone, its training diverged" if has_own else f"no {metric} of its test rows"
     if gain == 0:
         return f"no difference: {seen}"
     if chance:

@@ -1,4 +1,4 @@
-"""Personal models of a run, each made once: after closing visits, which are training, that is worth keeping."""
+"""Personal models of a run, each made once and kept: closing visits are training."""
 
 from __future__ import annotations
 

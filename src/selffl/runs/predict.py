@@ -189,7 +189,7 @@ class Predictor:
         return found, found >= 0
 
     def _outputs(self, inputs: Features, positions: Array) -> Tensor:
-        """Of each row, by the model at its position."""
+        """Outputs for each row, by the model at its position."""
         found: Tensor | None = None
         order = np.argsort(positions, kind="stable")
         distinct, start = np.unique(positions[order], return_index=True)

@@ -94,8 +94,7 @@ def train_over(
 
 def dismiss(ranks: Ranks, run: Run) -> Run:
     """On rank 0: tell the others that the run is there, and return it."""
-    records = Records(run.history, run.participation, run.clients, run.summary)
-    ranks.dismiss(Result(records, replace(run._state, memory=AbsentMemory())))
+    ranks.dismiss(Result(run._records(), replace(run._state, memory=AbsentMemory())))
     return run
 
 

@@ -1,4 +1,4 @@
-"""What a run writes down: rows of its tables, made of reports, and told to whoever watches."""
+"""What a run writes down: rows of its tables, made of reports, and told to observers."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import Tensor, nn
 
 from selffl.algorithms.options import check_choice
+from selffl.algorithms.suggestions import suggest
 from selffl.data.federation import Federation
 from selffl.data.named import row_shape
 from selffl.data.preparation import Preparation
@@ -76,6 +77,10 @@ class Run:
     def federation(self) -> Federation:
         """The rows it was trained on."""
         return self._session.federation
+
+    def _records(self) -> Records:
+        """All tables of the run."""
+        return Records(self.history, self.participation, self.clients, self.summary, self.answers)
 
     def global_model(self) -> nn.Module:
         """The shared model."""
@@ -162,7 +167,8 @@ class Run:
         found = self._session.method.group_variances(self._state.server)
         if found is None:
             raise ConfigError(
-                f"{self.config.algorithm} learns no variance for each tensor; expected a run of self-fl-auto."
+                f"{self.config.algorithm} learns no variance for each tensor; expected a run of a method that does, "
+                f"such as {suggest(lambda method: method.has_group_variances)}."
             )
         return dict(zip(self._session.model.group_names, found.tolist(), strict=True))
 
@@ -375,7 +381,7 @@ class Run:
         target = Path(path)
         refuse_if_taken(target)
         self._session = self._session.with_fingerprint()
-        records = Records(self.history, self.participation, self.clients, self.summary, self.answers)
+        records = self._records()
         folder = create_run_folder(target, self._session, self._state, self.summary.get("seconds", 0.0))
         if records.summary:
             folder.add_evaluation(records)

@@ -20,6 +20,7 @@ from selffl.algorithms.local import training_alone
 from selffl.algorithms.norms import check_batch_norm
 from selffl.algorithms.optimisers import check_optimiser, optimiser_of
 from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.algorithms.suggestions import suggest
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
@@ -113,7 +114,7 @@ class Session:
         if recipe.precision == "bfloat16" and method.no_bfloat16 is not None:
             raise ConfigError(
                 f"precision is 'bfloat16', and {method.name} cannot have it: {method.no_bfloat16}. Expected 'full', or "
-                "another method, such as fedavg or ditto."
+                f"another method, such as {suggest(lambda other: other.no_bfloat16 is None)}."
             )
         device, dtype = torch.device(recipe.device), getattr(torch, str(recipe.dtype))
         batch_norm = recipe.batch_norm or method.batch_norm

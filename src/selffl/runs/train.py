@@ -192,7 +192,7 @@ def train(
     Raises:
         ConfigError: an option that cannot work, or a folder that already holds a run.
         DataError: rows that the model cannot take.
-        DivergedError: training left the finite numbers; what was recorded until then is kept.
+        DivergedError: training has diverged (NaN or infinity); what was recorded until then is kept.
     """
     settings = {name: value for name, value in locals().items() if name in SETTINGS}
     name, method = named_method(algorithm)

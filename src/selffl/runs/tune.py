@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from selffl.algorithms import DEFAULT_ALGORITHM
-from selffl.algorithms.grids import FINE_TUNE, GRIDS, Grid
+from selffl.algorithms.grids import FINE_TUNE, Grid
 from selffl.algorithms.options import check_integer
 from selffl.data.federation import Federation
 from selffl.engines.ranks import num_ranks
@@ -150,7 +150,7 @@ def tune(
             either; else a share of each client's training rows is set aside while settings are tried.
         algorithm: The method, whose other options stay as they are.
         grid: Values by name: of options of the method, of settings such as ``learning_rate``, or of ``fine_tune``,
-            local steps that follow training, with 0 for none.  None: the method's own (`selffl.algorithms.grids`).
+            local steps that follow training, with 0 for none.  None: the method's own (`Algorithm.grid`).
         validation_fraction: Share of each client's training rows to choose on.
         max_trials: As many settings as may be tried, those of the grid among them; the same for every method makes a
             comparison fair.
@@ -227,7 +227,7 @@ def tune_runs(
     on_trial: OnTrial | None = None,
     **last: Any,
 ) -> Tuning:
-    """`tune` for whoever makes methods and runs otherwise.
+    """`tune` for callers that make methods and runs otherwise.
 
     Args:
         name: Of the method.
@@ -249,7 +249,7 @@ def tune_runs(
             "Tune without torchrun, then train with what was chosen over several."
         )
     if grid is None:
-        grid = default_grid(name)
+        grid = default_grid(name, make({}))
     check_grid(grid)
     _check_values(grid, make, beside or {})
     sizes = _validation_sizes(aside)
@@ -271,9 +271,9 @@ def tune_runs(
     return tuning
 
 
-def default_grid(name: str) -> Grid:
-    """The grid of a method, by its name."""
-    found = GRIDS.get(name)
+def default_grid(name: str, method: Method) -> Grid:
+    """The method's own grid; ``name`` is what it is recorded by."""
+    found = method.grid
     if found is None:
         raise ConfigError(
             f"{name} has no grid of its own; expected one, such as grid={{'learning_rate': (0.01, 0.1)}}."

@@ -181,7 +181,7 @@ class DiskMemory(Generic[Memory]):
 
     @classmethod
     def begin(cls, fresh: Memory, num_clients: int, path: Path | None) -> DiskMemory[Memory]:
-        """Of clients that have not taken part, whose memory is ``fresh``, fields ``[1, ...]``."""
+        """Memories of clients that have not taken part: ``fresh``, fields ``[1, ...]``."""
         slots = torch.full((num_clients,), -1, dtype=torch.int32)
         return cls(slots, torch.zeros(num_clients, dtype=torch.int64), SlotFolder(fresh, path))
 
@@ -239,7 +239,7 @@ class DiskMemory(Generic[Memory]):
         return self
 
     def stored_in(self, path: Path) -> DiskMemory[Memory]:
-        """The same memories with their files in that folder: itself, or a copy."""
+        """These memories with their files in that folder: itself, or a copy."""
         if self.folder.path.absolute() == path.absolute():
             return self
         copy = DiskMemory.begin(self.folder.fresh, len(self.slots), path)

@@ -42,7 +42,7 @@ class Block(nn.Module):
         self.straight = nn.Conv2d(before, after, 1, stride=2)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Of half the sides."""
+        """Pictures of half the sides."""
         inner = torch.relu(self.first_norm(self.first(pictures)))
         return torch.relu(self.second_norm(self.second(inner)) + self.straight(pictures))
 

@@ -74,7 +74,7 @@ def pretrain(
 
 
 def _digest(network: nn.Module, features: Tensor, labels: Tensor, *options: float) -> str:
-    """Of all that a trained network depends on."""
+    """Digest of all that a trained network depends on."""
     digest = hashlib.sha256(repr(options).encode())
     for part in (*network.state_dict().values(), features, labels):
         digest.update(part.contiguous().numpy().data)

@@ -129,7 +129,7 @@ def network(is_small: bool = False) -> nn.Module:
 
 
 def rows(seed: int, is_small: bool = False) -> Rows:
-    """The same for all seeds, which split them; of twenty speakers for a quick look."""
+    """The rows for all seeds, which split them; of twenty speakers for a quick look."""
     del seed
     return of_some_clients(encode_clips(), NUM_SMALL) if is_small else encode_clips()
 

@@ -136,7 +136,7 @@ def encode_rows(is_small: bool = False) -> Rows:
 
 
 def rows(seed: int, is_small: bool = False) -> Rows:
-    """The same for all seeds, which split them."""
+    """The rows for all seeds, which split them."""
     del seed
     return encode_rows(is_small)
 

@@ -114,7 +114,7 @@ class Adapters:
         )
 
     def settings(self, method: Method, chosen: Mapping[str, Choice]) -> list[dict[str, Any]]:
-        """Of the problem, that a method may choose from; ``chosen`` is what others have."""
+        """Settings of the problem that a method may choose from; ``chosen`` is what others have."""
         if method.setting_of is not None:
             return [dict(chosen[method.setting_of].settings)]
         return [
@@ -150,7 +150,7 @@ class Choice:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Of the problem."""
+        """Settings of the problem."""
         return self.arm.settings
 
     @property
@@ -220,7 +220,7 @@ class Line:
 
     @property
     def column(self) -> str:
-        """Of the tables of clients: the accuracy of that view."""
+        """Column of the tables of clients: the accuracy of that view."""
         return f"{prefix_of(self.choice.view)}accuracy"
 
     def by_size(self) -> list[Estimate]:
@@ -299,7 +299,7 @@ def table_line(adapters: Adapters, label: str, line: Line, losing: Estimate | No
 
 
 def bytes_sent(adapters: Adapters, arm: Arm) -> float:
-    """Of one client in a round, to it and back."""
+    """Bytes that go to one client in a round, and back."""
     if arm.algorithm == "local":
         return 0.0
     problem = replace(adapters.problem, **arm.settings)

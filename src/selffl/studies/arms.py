@@ -33,7 +33,7 @@ from selffl.studies.result import Estimate, Job, split_ratio
 WARM = "warm-up"  # what its folder is called
 SCORES = "scores.safetensors"
 START = "start"  # the view of the model that a run starts from
-MAKING = (
+FILES_WITH_NUMBERS = (
     "arms.py",
     "problems.py",
     "own.py",
@@ -48,8 +48,8 @@ MAKING = (
     "published_problems.py",
     "grouped_models.py",
     "grouped_runs.py",
-)  # of the studies' files, those that make numbers
-INDEX = ".arms.json"  # which runs a study is at, for whoever watches it
+)  # of the studies, those that make numbers
+INDEX = ".arms.json"  # which runs a study is at, for those who watch it
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ def run_arm(
         if start is not None:
             scores = scores | {START: load_tensors(start / SCORES)[0]["global"]}
         save_tensors(place / SCORES, scores, {})
-    return _outcome(place, read_records(place), seed)  # as whoever comes later finds it
+    return _outcome(place, read_records(place), seed)  # as it is found later
 
 
 def _empty_folder(place: Path) -> None:
@@ -358,7 +358,7 @@ def source_digest() -> str:
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        is_of_studies = path.parent.name == "studies" and path.name not in MAKING
+        is_of_studies = path.parent.name == "studies" and path.name not in FILES_WITH_NUMBERS
         if not is_of_studies and path.relative_to(root).parts[0] not in ("reports", "cli"):
             digest.update(ast.dump(_without_docstrings(path.read_text(encoding="utf-8"))).encode())
     return digest.hexdigest()

@@ -22,21 +22,6 @@ FAR_TIMES = 100.0
 FALSE_ROWS = 1e5
 
 
-def moving(change: Callable[[Tensor, Tensor], Tensor]) -> Lie:
-    """A lie about the model: ``change(moves [C, P], is_liar [C])`` gives what liars move it by."""
-
-    def lie(broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
-        latest = broadcast.latest if hasattr(broadcast, "latest") else broadcast.params
-        is_whole = hasattr(upload, "params")
-        own = upload.params - latest if is_whole else upload.change / upload.weight.unsqueeze(-1)
-        found = torch.where(is_liar.unsqueeze(-1), change(own, is_liar), own)
-        if is_whole:
-            return replace(upload, params=latest + found)
-        return replace(upload, change=found * upload.weight.unsqueeze(-1))
-
-    return lie
-
-
 def _random(moves: Tensor, is_liar: Tensor) -> Tensor:
     """Noise, ten times as long as an honest move, another for each liar, the same in every round."""
     noise = torch.randn(moves.shape, generator=torch.Generator().manual_seed(0), dtype=moves.dtype)
@@ -54,59 +39,22 @@ def _colluding(moves: Tensor, is_liar: Tensor) -> Tensor:
     return found.expand_as(moves)
 
 
-def rows(broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
-    """A false number of rows, and whatever is weighed by it."""
-    if not hasattr(upload, "weight"):
-        return replace(upload, num_examples=upload.num_examples.masked_fill(is_liar, FALSE_ROWS))
-    weight = torch.full_like(upload.weight, FALSE_ROWS)
-    found = {}
-    if hasattr(upload, "num_examples"):
-        found["num_examples"] = upload.num_examples.masked_fill(is_liar, FALSE_ROWS)
-        prior = broadcast.prior_rows
-        weight = torch.where(prior.isnan(), weight, local_weight(prior, weight))
-    factor = torch.where(is_liar, weight / upload.weight, 1.0)
-    for name in ("change", "weight", "class_weights", "weight_with_classes"):
-        if hasattr(upload, name):
-            tensor = getattr(upload, name)
-            found[name] = tensor * factor.reshape(-1, *[1] * (tensor.ndim - 1))
-    return replace(upload, **found)
-
-
-def variances(broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
-    """The largest variance that passes, or that rows decide far more than they do; nothing where none is sent."""
-    if hasattr(upload, "intra_variance"):
-        most = 3.9 * upload.params.square().sum(-1)
-        return replace(upload, intra_variance=torch.where(is_liar, most, upload.intra_variance))
-    if hasattr(upload, "disagreements"):
-        factor = torch.where(is_liar, 1e6, 1.0).unsqueeze(-1)
-        return replace(upload, disagreements=upload.disagreements.abs() * factor)
-    return upload
-
-
-def classes(broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
-    """Rows of the first class alone; nothing where no classes are sent."""
-    if not hasattr(upload, "class_weights"):
-        return upload
-    false = torch.zeros_like(upload.class_weights)
-    false[..., 0] = upload.weight_with_classes
-    return replace(upload, class_weights=torch.where(is_liar.unsqueeze(-1), false, upload.class_weights))
-
-
-ATTACKS: Mapping[str, Lie] = {
-    "flip": moving(lambda moves, _: -moves),
-    "flip ×10": moving(lambda moves, _: -MANY_TIMES * moves),
-    "scale ×100": moving(lambda moves, _: FAR_TIMES * moves),
-    "random": moving(_random),
-    "colluding": moving(_colluding),
-    "rows": rows,
-    "variances": variances,
-    "classes": classes,
+Move = Callable[[Tensor, Tensor], Tensor]  # what liars move the model by, of honest moves [C, P] and who lies [C]
+MOVES: Mapping[str, Move] = {
+    "flip": lambda moves, _: -moves,
+    "flip ×10": lambda moves, _: -MANY_TIMES * moves,
+    "scale ×100": lambda moves, _: FAR_TIMES * moves,
+    "random": _random,
+    "colluding": _colluding,
 }
+ATTACKS = (*MOVES, "rows", "variances", "classes")
 
 
 @dataclass(frozen=True)
 class Lying:
     """Clients of a method that lie about what they send; what they keep is honest.
+
+    What stands here suits a method that sends a weighted change of the model and its weight, and nothing else.
 
     Attributes:
         attack: One of `ATTACKS`.
@@ -120,7 +68,39 @@ class Lying:
         """The method's; then the lie."""
         upload, memory = super().client_round(broadcast, memory, task)  # type: ignore[misc]
         is_liar = torch.isin(task.clients, torch.tensor(self.liars, device=task.clients.device))
-        return ATTACKS[self.attack](broadcast, upload, is_liar), memory
+        lies: Mapping[str, Lie] = {
+            "rows": self.claim_rows,
+            "variances": self.claim_variances,
+            "classes": self.claim_class,
+        }
+        return lies.get(self.attack, self.move)(broadcast, upload, is_liar), memory
+
+    def move(self, broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
+        """What `MOVES` says, instead of the clients' own change of the model."""
+        weight = upload.weight.unsqueeze(-1)
+        return replace(upload, change=self._moves(upload.change / weight, is_liar) * weight)
+
+    def claim_rows(self, broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
+        """A false number of rows, and whatever is weighed by it."""
+        return _reweigh(upload, torch.full_like(upload.weight, FALSE_ROWS), is_liar, "change", "weight")
+
+    def claim_variances(self, broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
+        """Nothing: no variance is sent."""
+        return upload
+
+    def claim_class(self, broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
+        """Nothing: no classes are sent."""
+        return upload
+
+    def _moves(self, moves: Tensor, is_liar: Tensor) -> Tensor:
+        return torch.where(is_liar.unsqueeze(-1), MOVES[self.attack](moves, is_liar), moves)
+
+
+def _reweigh(upload: Any, weight: Tensor, is_liar: Tensor, *names: str) -> Any:
+    """An upload whose liars weigh ``weight [C]``, and with them the sums of these names."""
+    factor = torch.where(is_liar, weight / upload.weight, 1.0)
+    sums = {name: getattr(upload, name) for name in names}
+    return replace(upload, **{name: each * factor.reshape(-1, *[1] * (each.ndim - 1)) for name, each in sums.items()})
 
 
 @dataclass(frozen=True)
@@ -135,22 +115,51 @@ class LyingDitto(Lying, Ditto):
 
 @dataclass(frozen=True)
 class LyingSelfFL(Lying, SelfFL):
-    """Self-FL with hostile clients."""
+    """Self-FL with hostile clients, which send models, numbers of rows and variances."""
+
+    def move(self, broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
+        """What `MOVES` says, on top of the model that was received."""
+        return replace(upload, params=broadcast.params + self._moves(upload.params - broadcast.params, is_liar))
+
+    def claim_rows(self, broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
+        """A false number of rows."""
+        return replace(upload, num_examples=upload.num_examples.masked_fill(is_liar, FALSE_ROWS))
+
+    def claim_variances(self, broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
+        """The largest variance that passes."""
+        most = 3.9 * upload.params.square().sum(-1)
+        return replace(upload, intra_variance=torch.where(is_liar, most, upload.intra_variance))
 
 
 @dataclass(frozen=True)
 class LyingSelfFLAuto(Lying, SelfFLAuto):
-    """`self-fl-auto` with hostile clients."""
+    """`self-fl-auto` with hostile clients, which send numbers of rows, classes and what halves of rows disagree on."""
+
+    def claim_rows(self, broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
+        """A false number of rows, and the weight that a client of so many rows has."""
+        weight, prior = torch.full_like(upload.weight, FALSE_ROWS), broadcast.prior_rows
+        weight = torch.where(prior.isnan(), weight, local_weight(prior, weight))
+        found = _reweigh(upload, weight, is_liar, "change", "weight", "class_weights", "weight_with_classes")
+        return replace(found, num_examples=upload.num_examples.masked_fill(is_liar, FALSE_ROWS))
+
+    def claim_variances(self, broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
+        """That rows decide far more than they do."""
+        factor = torch.where(is_liar, 1e6, 1.0).unsqueeze(-1)
+        return replace(upload, disagreements=upload.disagreements.abs() * factor)
+
+    def claim_class(self, broadcast: Any, upload: Any, is_liar: Tensor) -> Any:
+        """Rows of the first class alone."""
+        false = torch.zeros_like(upload.class_weights)
+        false[..., 0] = upload.weight_with_classes
+        return replace(upload, class_weights=torch.where(is_liar.unsqueeze(-1), false, upload.class_weights))
 
 
-LYING: Mapping[type, Any] = {
-    kind.__mro__[2]: kind for kind in (LyingFedAvg, LyingDitto, LyingSelfFL, LyingSelfFLAuto)
-}  # by the method itself
+LYING: Mapping[str, Any] = {kind.name: kind for kind in (LyingFedAvg, LyingDitto, LyingSelfFL, LyingSelfFLAuto)}
 
 
 def attack_method(method: Method, attack: str, liars: tuple[int, ...]) -> Method:
     """The method, with clients that lie about what they send."""
-    found: Method = LYING[type(method)](**vars(method), attack=attack, liars=liars)
+    found: Method = LYING[method.name](**vars(method), attack=attack, liars=liars)
     return found
 
 

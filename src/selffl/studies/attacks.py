@@ -26,7 +26,7 @@ from selffl.studies.result import (
     Verdict,
 )
 
-SHARES = (0.05, 0.1, 0.2, 0.4)
+HOSTILE_SHARES = (0.05, 0.1, 0.2, 0.4)  # of the clients
 MAIN_SHARE = 0.2  # at which every defence is tried, and which the bar is for
 MAX_LOSS_POINTS = 2.0  # that honest clients may lose to hostile ones
 MAX_PRICE_POINTS = 0.3  # that they may lose by a defence without any
@@ -102,7 +102,7 @@ def loss(
     return Estimate.of(torch.tensor(gaps), test_per_train=ratio_of((*plain, *found)))
 
 
-def attacks_study(whole: AttackedProblem, job: Job, shares: Sequence[float] = SHARES) -> StudyResult:
+def attacks_study(whole: AttackedProblem, job: Job, shares: Sequence[float] = HOSTILE_SHARES) -> StudyResult:
     """Every method, attack, share and defence."""
     problem = whole.shorten(5) if job.quick else whole
     seeds = seeds_of(job)

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms import Algorithm, SelfFLAuto, algorithm
-from selffl.algorithms.grids import FINE_TUNE, GRIDS
+from selffl.algorithms.grids import FINE_TUNE
 from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.rounds import RoundReport
 from selffl.runs.folder import Row
+from selffl.runs.tune import default_grid
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.comparison import (
     METRICS,
@@ -99,7 +100,7 @@ FIELDS = {
 
 
 def chosen_label(name: str) -> str:
-    """Of a method whose lambda was chosen."""
+    """Label of a method whose lambda was chosen."""
     return f"{name}, λ chosen"
 
 
@@ -107,7 +108,7 @@ def _run(entry: TunedComparison, job: Job) -> StudyResult:
     problem = entry.quick() if job.quick else entry.found()
     seeds = seeds_of(job)
     choosing = range(1 if job.quick else min(entry.num_choosing, len(seeds)))
-    grids = {name: GRIDS[name]["penalty"] for name in TUNED}
+    grids = {name: default_grid(name, algorithm(name))["penalty"] for name in TUNED}
     grids = {name: grid[:: len(grid) // 2] if job.quick else grid for name, grid in grids.items()}
     plain = [Arm(name, name) for name in (AUTO, "local", *entry.others)]
     num_trials = sum(map(len, grids.values())) + 1

@@ -60,7 +60,7 @@ class Comparison:
 
     problem: Problem  # what is trained
     claims: Mapping[str, str]  # baselines by label, each with the statement that the first method is better
-    methods: tuple[str, ...] = METHODS  # at the problem's own L; the first is held against all others
+    methods: tuple[str, ...] = METHODS  # at the problem's own L; the first is compared with all others
     paper: Mapping[str, Mapping[str, float]] | None = None  # its numbers, by label and metric, as it prints them
     more_steps: int | None = None  # L of a further run of the paper's personal baselines, where it reports one
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the first method, by label: to see why

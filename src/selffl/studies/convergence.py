@@ -120,7 +120,7 @@ class Slope:
 
     @classmethod
     def of(cls, sizes: Sequence[int], floors: list[Tensor]) -> Slope:
-        """Of the mean error at each size; the interval by resampling repeats 2000 times."""
+        """Slope of the mean error at each size; the interval by resampling repeats 2000 times."""
         x = np.log(np.asarray(sizes, dtype=float))
         centred = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
 

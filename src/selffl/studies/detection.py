@@ -1,4 +1,4 @@
-"""Detectors held against the model they started from: relative false accepts by device type and state."""
+"""Detectors beside the model they started from: relative false accepts by device type and state."""
 
 from __future__ import annotations
 

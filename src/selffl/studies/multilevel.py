@@ -48,7 +48,7 @@ from selffl.studies.result import (
 )
 
 NEGLIGIBLE = 1e-4  # difference, as a share of the estimator's error, that decides nothing however sure it is
-NEAR = 0.01  # of the true variance, where the learned one is called right
+MAX_GAP = 0.01  # between the learned variance and the true one, in units of σ₀², where it is called right
 
 OVER_BOTH = (
     "Comparisons are paired over seeds. Seeds that split the same real rows anew: corrected resampled t test (Nadeau "
@@ -252,8 +252,8 @@ def _variance_claim(problem: Problem, truth: float, rows: Sequence[Row]) -> Clai
     gap = Estimate.of(learned - truth, test_per_train=FRESH_DRAWS)
     beside = learned_variances(rows, problem, SLOPES)
     return Claim(
-        f"{problem.name}: the estimator learns σ₀² to within {NEAR:g}.",
-        within(gap, NEAR),
+        f"{problem.name}: the estimator learns σ₀² to within {MAX_GAP:g}.",
+        within(gap, MAX_GAP),
         f"Learned {float(learned.mean()):.4f} ± {gap.error:.4f} for {truth:g}; {SLOPES}: "
         f"{', '.join(f'{value:.4f}' for value in beside)} for intercept and slopes.",
     )

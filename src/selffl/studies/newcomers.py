@@ -51,7 +51,7 @@ class WithNewcomers(Problem):
 
     @classmethod
     def of(cls, problem: Problem, counts: tuple[int, ...] = COUNTS) -> WithNewcomers:
-        """The same problem."""
+        """The problem with new clients beside it."""
         return cls(**{field.name: getattr(problem, field.name) for field in fields(problem)}, counts=counts)
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
@@ -127,7 +127,7 @@ class Line:
 
 
 def lines_of(problem: Problem) -> dict[str, Line]:
-    """Of a problem, by what they are called; the first is held against the others."""
+    """Lines of a problem, by what they are called; the first is compared with the others."""
     steps = problem.num_local_steps
     return {
         OURS: Line(OURS),
@@ -199,7 +199,7 @@ def _by_count(outcomes: Outcomes, line: Line, counts: Sequence[int]) -> dict[int
 
 
 def _of_members(outcomes: Outcomes, line: Line) -> str:
-    """The same of those that took part, on all their rows."""
+    """Accuracy of clients that took part, on all their rows."""
     if line.arm == LOCAL:
         return "–"  # nobody trained for longer than a round
     way = line.way.removesuffix(" steps")

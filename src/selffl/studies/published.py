@@ -156,7 +156,7 @@ class Cell:
 
 
 def published_study(table: PublishedTable, job: Job) -> StudyResult:
-    """Every method in every setting with every seed, held against what was published."""
+    """Every method in every setting with every seed, beside what was published."""
     seeds = range(job.num_seeds or (2 if job.quick else table.num_seeds))
     methods = [replace(each, most_seeds=None) if job.num_seeds else each for each in table.methods]
     total = len(table.problems) * sum(len(seeds[: trained.most_seeds]) for trained in methods)

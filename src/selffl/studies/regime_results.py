@@ -81,7 +81,7 @@ class CellResult:
         return difference(self.outcomes[AUTO], self.outcomes[label], "weighted_accuracy")
 
     def best(self, labels: Iterable[str]) -> str | None:
-        """Of some, the one with the best mean accuracy; none where all diverged."""
+        """The label with the best mean accuracy of some; none where all diverged."""
         trained = [label for label in labels if not math.isnan(self.accuracy(label).mean)]
         return max(trained, key=lambda label: self.accuracy(label).mean, default=None)
 
@@ -107,7 +107,7 @@ class CellResult:
 
     @property
     def rank_correlations(self) -> list[float | None]:
-        """Of predicted gain and gain over local training, by seed; none where either does not vary."""
+        """Rank correlations of predicted and measured gain, by seed; none where either does not vary."""
         pairs = zip(self.outcomes[AUTO], self.outcomes[LOCAL], strict=True)
         return [predicted_order(ours, alone) for ours, alone in pairs]
 

@@ -6,7 +6,7 @@ half of them with even sizes and half with lognormal ones; four come again with 
 sizes.  What is asked for is the worst cell, not what sizes or participation do by themselves: that, this fraction of
 the cross cannot tell from what differs.
 
-In each cell self-fl-auto is held against three things.  Its own global model, with each client's class frequencies:
+In each cell self-fl-auto is compared with three things.  Its own global model, with each client's class frequencies:
 personal models that are worse than that should not have been.  The same method with its precision c by hand, the best
 of a grid: the oracle, chosen on test rows, which nobody can have.  And baselines, of which those that have something to
 choose do so on validation rows of the first seed.

@@ -32,7 +32,7 @@ class Series:
 
     @classmethod
     def of(cls, name: str, x: Sequence[float], estimates: Sequence[Estimate]) -> Series:
-        """Of means with their standard errors."""
+        """A series of means with their standard errors."""
         return cls(name, x, [each.mean for each in estimates], [each.error for each in estimates])
 
 
@@ -189,7 +189,7 @@ class Estimate:
 
     @classmethod
     def of(cls, repeats: Tensor, *, test_per_train: float | None = None) -> Estimate:
-        """Of one number per repeat; a difference that is to be tested has to say what the repeats share."""
+        """Estimate of one number per repeat; a difference that is to be tested has to say what the repeats share."""
         values = repeats.to(torch.float64)
         error = float(values.std(correction=1) / len(values) ** 0.5) if len(values) > 1 else float("nan")
         return cls(float(values.mean()), error, len(values), test_per_train)
@@ -206,11 +206,11 @@ class Estimate:
         return f"{self.mean:+.2f} ± {self.error:.2f}"
 
     def shift_by(self, by: float) -> Estimate:
-        """Of the same numbers plus a constant."""
+        """Estimate of these numbers plus a constant."""
         return replace(self, mean=self.mean + by)
 
     def scale_by(self, by: float) -> Estimate:
-        """Of the same numbers in another unit."""
+        """Estimate of these numbers in another unit."""
         return replace(self, mean=self.mean * by, error=self.error * abs(by))
 
     @property

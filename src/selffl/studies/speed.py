@@ -63,7 +63,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of measurements."""
+        """Spread of measurements."""
         return cls(statistics.median(values), min(values), max(values))
 
 
@@ -124,7 +124,7 @@ def bare_products(
 def cohort_rounds(
     rows: Rows, num_classes: int, *, cohort: int, steps: int, batch: int, chunk_size: int | None = None
 ) -> Case:
-    """The same round by the cohort engine.  A call returns the state of the run."""
+    """A round of FedAvg by the cohort engine.  A call returns the state of the run."""
     num_clients, num_features = len(rows.offset) - 1, math.prod(rows.array.shape[1:])
     flat = FlatModel(build("softmax", num_features, num_classes).to(rows.array.device))
     federation = Federation(range(num_clients), rows, rows)

@@ -44,7 +44,7 @@ from selffl.studies.result import (
 )
 
 AUTO = SelfFLAuto.name
-NEAR = 0.1  # of the theoretical limit
+MAX_EXCESS = 0.1  # over the theoretical limit, as a share of it
 ALIKE = 0.05  # share of an error by which another may differ and count as the same
 LIMITS = {form: f"limit, {form} posterior" for form in FORMS}
 
@@ -127,7 +127,7 @@ def is_lower(difference: Estimate) -> bool:
 
 
 def verdict_of_counts(*parts: bool) -> Verdict:
-    """Of a statement whose parts are counted and not tested."""
+    """Verdict of a statement whose parts are counted and not tested."""
     return in_parts("holds" if part else "does not hold" for part in parts)
 
 
@@ -190,7 +190,7 @@ def estimated_rows(setting: Setting, progress: Progress, done: int, total: int) 
 
 
 def quick_setting(setting: Setting) -> Setting:
-    """The same study with fewer repeats and rates."""
+    """This study with fewer repeats and rates."""
     return replace(setting, num_repeats=20, participation=(0.1, 0.5, 1.0))
 
 
@@ -253,9 +253,11 @@ def learned_claim(setting: Setting, outcomes: Outcomes, bound: Outcome) -> Claim
         for attribute, found in ratios.items()
     }
     return Claim(
-        f"Not in the paper: {AUTO}, told no variance, comes within {100 * NEAR:.0f} % of the theoretical limit.",
+        f"Not in the paper: {AUTO}, told no variance, comes within {100 * MAX_EXCESS:.0f} % of the theoretical limit.",
         in_parts(
-            all_above_zero([paired((1.0 + NEAR) * limit, getattr(outcomes[AUTO, rate], name)) for rate in ratios[name]])
+            all_above_zero(
+                [paired((1.0 + MAX_EXCESS) * limit, getattr(outcomes[AUTO, rate], name)) for rate in ratios[name]]
+            )
             for name, limit in (("local_error", bound.local_error), ("global_error", bound.global_error))
         ),
         f"Mean ℓ1 error over that of the posterior mean with everything known: personal {said['local_error']}; global "

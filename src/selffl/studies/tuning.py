@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from selffl.algorithms.grids import FINE_TUNE, GRIDS
+from selffl.algorithms import Ditto
+from selffl.algorithms.grids import FINE_TUNE
+from selffl.algorithms.grids import STEPS_AFTER as GRID_AFTER
 from selffl.runs.evaluation import prefix_of
 from selffl.runs.search import Search, Setting, search_grid
 from selffl.runs.tune import MAX_TRIALS, VALIDATION_SHARE, is_allowed
@@ -18,8 +20,8 @@ from selffl.studies.arms import Arm, Outcome, run_arms
 from selffl.studies.problems import Problem
 from selffl.studies.result import Job
 
-PENALTIES: tuple[float, ...] = GRIDS["ditto"]["penalty"]  # lambda of DITTO
-STEPS_AFTER: tuple[int, ...] = GRIDS["fedavg"][FINE_TUNE][1:]  # of fine-tuning, beside none
+PENALTIES: tuple[float, ...] = Ditto.grid["penalty"]  # lambda of DITTO
+STEPS_AFTER: tuple[int, ...] = GRID_AFTER[FINE_TUNE][1:]  # of fine-tuning, beside none
 EQUAL_TRIALS = f"baselines may try {MAX_TRIALS} settings each"
 
 

@@ -80,7 +80,7 @@ def numbers_of_rows(
 def numbers_of_outputs(
     outputs: Tensor, rows: Rows, measure: Measure, on_client: OnClient | None = None
 ) -> tuple[Tensor, ...]:
-    """The same of outputs ``[rows, ...]`` that are there already."""
+    """Numbers of each row from outputs ``[rows, ...]`` that are there already."""
     if len(rows.labels) == 0:
         return _of_no_rows(outputs, measure)
     if on_client is not None:

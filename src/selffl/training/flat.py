@@ -161,7 +161,7 @@ class FlatModel:
 
     @cached_property
     def class_bias(self) -> ClassBias | None:
-        """Of the last layer, if it is linear and trains weights and bias; `has_scores` says if it makes the scores."""
+        """Where the last layer's bias is, if it is linear and trains both; `has_scores` says if it makes the scores."""
         name, last = self.last_layer
         weights, bias = (f"{name}.{part}".removeprefix(".") for part in ("weight", "bias"))
         names = list(self._shapes)
@@ -299,7 +299,7 @@ class FlatModel:
     def train_borrowed(
         self, own: Mapping[str, Tensor], features: Features, key: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The same with the module's own parameters, wherever they point, and the statistics of ``own``."""
+        """A training pass with the module's own parameters, wherever they point, and the statistics of ``own``."""
         return self._pass(partial(call, self._training[0]), own, features, key)
 
     def _pass(

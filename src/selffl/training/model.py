@@ -16,6 +16,7 @@ from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
 from selffl.algorithms.local_task import Walk
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
+from selffl.algorithms.suggestions import suggest
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
@@ -186,7 +187,7 @@ class ModelTask(FeatureTask):
         if bool((self._last_draw[slots] >= batch.draw).any()):
             raise ConfigError(
                 "the method takes two gradients of one minibatch, which noise hides once; expected a minibatch for "
-                "each. Leave row_clip out, or use another method, such as fedavg or ditto."
+                f"each. Leave row_clip out, or use another method, such as {_row_private_methods()}."
             )
         assert self.row_clip is not None
         self._last_draw[slots] = batch.draw
@@ -216,7 +217,7 @@ class ModelTask(FeatureTask):
         if self.row_clip is not None:
             raise ConfigError(
                 f"row_clip is {self.row_clip:g}, and the method looks at {what} of its clients, which no noise hides; "
-                "expected a method that sends what is made of gradients alone, such as fedavg or ditto."
+                f"expected a method that sends what is made of gradients alone, such as {_row_private_methods()}."
             )
 
     def halves(self) -> Self:
@@ -266,7 +267,7 @@ class ModelTask(FeatureTask):
         return class_counts(self._model, labels, owner, len(size)).reshape(*self.shape, num_classes)
 
     def class_scores(self, params: Tensor, draw: int) -> tuple[Tensor, Tensor] | None:
-        """Of the model as it is; a single score is the second of two, the first being 0."""
+        """Scores of each class by the model as it is; a single score is the second of two, the first being 0."""
         self._check_open("class scores")
         if not self.has_classes:
             return None
@@ -445,3 +446,8 @@ class ModelSource:
             self.model, self.loss, rows, places, self.learning_rate, self.batch_size, self.seed, round_number,
             self.gradients, keys=clients, optimiser=self.optimiser, options=self.options,
         )  # fmt: skip
+
+
+def _row_private_methods() -> str:
+    """A few methods whose clients send nothing of rows but what is made of gradients."""
+    return suggest(lambda method: method.no_row_privacy is None)

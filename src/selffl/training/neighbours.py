@@ -108,7 +108,7 @@ def _places(rows: Rows, clients: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _probabilities(outputs: Tensor) -> Tensor:
-    """Of classes ``[..., K]``; a single output is the log-odds of the second of two."""
+    """Probabilities of classes ``[..., K]``; a single output is the log-odds of the second of two."""
     return (outputs if outputs.shape[-1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], dim=-1)).softmax(-1)
 
 

@@ -1,8 +1,8 @@
 """A Flower grid in one process that sends every message over the wire and back: what would not survive it fails.
 
-Messages go through Flower's protocol buffers and through the objects that it stores and pulls, and are held against the
-checks that its server makes.  A fault stands between a client's answer and the server.  `Small` is a federation that
-takes no time, for tests of what goes on around the training.
+Messages go through Flower's protocol buffers and through the objects that it stores and pulls, and through the checks
+that its server makes.  A fault stands between a client's answer and the server.  `Small` is a federation that takes no
+time, for tests of what goes on around the training.
 """
 
 import torch

@@ -122,7 +122,7 @@ class Bounds:
             is_value = metric == "auc" or metric in self.own_metrics  # of the client, not a sum over its rows
             if rows == 0 and not is_value:  # a sum over nothing
                 least = most = 0.0
-            # What is not defined, and what was lost where training alone left the finite numbers.
+            # What is not defined, and what was lost where training alone diverged.
             may_be_unknown = is_value or view == "alone"
             is_unknown = may_be_unknown and isinstance(value, float) and math.isnan(value)
             if type(value) is not float or not (is_unknown or least <= value <= most):

@@ -142,7 +142,7 @@ class Member:
 
     @property
     def seed(self) -> bytes:
-        """Of the client's own mask."""
+        """Seed of the client's own mask."""
         return self._derived("seed")
 
     @property

@@ -1,7 +1,7 @@
 """A client's part of a record of tensors as Flower sends it, and back, to the bit.
 
 What travels is the slice of one client, client axis and all (``[1, ...]``), by its dotted names: a single client is a
-cohort of one.  What arrives is held against a template, for it comes from another machine.
+cohort of one.  What arrives is compared with a template, for it comes from another machine.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def templates(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Tem
 
 
 def upload_template(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Any:
-    """Likewise of what it sends: of one round of a lone client that has nothing to learn.
+    """A template of what a client sends: of one round of a lone client that has nothing to learn.
 
     For the server, once a run: the round has all its steps over vectors ``[P]``, too many for every message.
     """

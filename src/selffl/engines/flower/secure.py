@@ -303,7 +303,7 @@ class SecureSite:
         return about, Member(self._secret(), about.session, about.number)
 
     def _secret(self) -> bytes:
-        """Of this client in this experiment, made once: 32 bytes that only its user may read."""
+        """The secret of this client in this experiment, made once: 32 bytes that only its user may read."""
         path = self.stem.with_name(f"{self.stem.name}-secret")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
