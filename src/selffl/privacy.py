@@ -115,7 +115,6 @@ def _least_noise(epsilon_of: Callable[[float], float], epsilon: float, delta: fl
             )
     while excess_at(low) <= 0:
         low, high = low + min(excess[low], -1.0), low
-    from scipy.optimize import brentq  # here: 40 MB of every process that only trains
 
     brentq(excess_at, low, high, xtol=LOG_NOISE_TOLERANCE)  # has looked at both sides of the root, as near as that
     return math.exp(min(log_noise for log_noise, found in excess.items() if found <= 0))
