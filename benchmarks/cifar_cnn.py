@@ -20,7 +20,7 @@ def main() -> None:
     """Measure and print."""
     parser = options(__doc__, repeats=5)
     parser.add_argument("--clients", type=int, nargs="+", help="that train in a round; several are measured in turn")
-    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=["auto", "vmap", "loop", "unfold"], choices=WAYS)
     size_options(parser, rows=100, steps=40, batch=20)
     args = parser.parse_args()
     cohorts = args.clients or ([5] if args.device == "cpu" else [5, 20, 100])

@@ -9,6 +9,7 @@ SHARE = "; expected a number above 0 and at most 1."
 RATE = "; expected a number above 0 and at most 3.40282e+38."
 ROWS = "; expected a whole number, 1 or more, and 2.14748e+09 or less."
 SEED = "; expected a whole number, 0 or more, below 2^63."
+WAYS = "one of: auto, loop, recomputed, stacked, unfold, vmap."
 STEPS = "; expected a list of numbers of steps, such as (20,)."
 FLOATS = "; expected a floating-point type of torch's, such as torch.float32."
 DECAY = "; expected a number 0 or more and at most 3.40282e+38."
@@ -69,8 +70,8 @@ SETTINGS = [
     ("neighbours", 0, f"neighbours is 0{WHOLE}"),
     ("checkpoint_every", 0.5, "checkpoint_every is 0.5; expected a whole number, 0 or more."),
     ("chunk_size", 0, f"chunk_size is 0{WHOLE}"),
-    ("gradients", "vmpa", "unknown gradients 'vmpa'; did you mean 'vmap'? Expected one of: auto, loop, unfold, vmap."),
-    ("gradients", 3, "unknown gradients 3; expected one of: auto, loop, unfold, vmap."),
+    ("gradients", "vmpa", f"unknown gradients 'vmpa'; did you mean 'vmap'? Expected {WAYS}"),
+    ("gradients", 3, f"unknown gradients 3; expected {WAYS}"),
     ("dtype", "int64", f"dtype is 'int64'{FLOATS}"),
     ("dtype", "float7", f"dtype is 'float7'{FLOATS}"),
     ("dtype", torch.int32, f"dtype is torch.int32{FLOATS}"),

@@ -128,8 +128,9 @@ def compared(
     )
     concluded = engine.conclude(state)
     closed = engine.personal(concluded, is_over=True)
-    if "closed" in expected:
+    if "multiple" in expected:
         assert concluded.server.closing_multiple.item() == pytest.approx(expected["multiple"])
+    if "closed" in expected:
         torch.testing.assert_close(closed, torch.tensor(expected["closed"], dtype=torch.float64), rtol=1e-9, atol=1e-10)
     else:
         assert torch.equal(closed, personal)

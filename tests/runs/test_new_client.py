@@ -87,9 +87,10 @@ def logits(params, x):
 
 
 def precisions(run):
-    """c of each parameter, one over the variance of its group; they differ, so that it matters whose is whose."""
+    """How hard each parameter is held: one over the variance of its group, as often as the trial says; they differ."""
     server = run._state.server
-    found = 1.0 / (server.inter_variance * server.variance_ratios).repeat_interleave(server.group_sizes)
+    variances = (server.inter_variance * server.variance_ratios).repeat_interleave(server.group_sizes)
+    found = server.closing_multiple / variances
     assert found.max() > 1.02 * found.min()
     return found
 

@@ -93,7 +93,7 @@ class Confidence:
 
     def _precision(self) -> float:
         """c of all parameters; products of gradients know how much more or less each varies."""
-        return 1.0 / float(self._state.server.inter_variance)
+        return float(self._state.server.closing_multiple / self._state.server.inter_variance)
 
     def _products(
         self, tangents: Tangents, left: tuple[Features, Tensor], right: tuple[Features, Tensor]

@@ -130,7 +130,7 @@ def test_what_a_client_can_just_have_counts(change, small, heard):
 @pytest.mark.parametrize(("each", "is_left_out"), [(2.6, False), (2.9, True)])  # the victim has eight rows
 def test_classes_of_a_client_weigh_no_more_than_the_client(each, is_left_out, tmp_path, heard):
     small = Small(tmp_path, "self-fl-auto")
-    found = small.serve(small.grid(of_client(tensor("class_weights", each))), rounds=1)
+    found = small.serve(small.grid(of_client(tensor("class_weights", each), rounds=[1])), rounds=1)
     assert took_part(found, 1) == (REST if is_left_out else list(Small.clients))
     reason = f"round 1: client {VICTIM} is left out: the sum of class_weights is 8.7; expected 0 to 8."
     assert heard() == [reason] * is_left_out
@@ -140,7 +140,7 @@ def test_classes_of_a_client_weigh_no_more_than_the_client(each, is_left_out, tm
 def test_no_client_makes_the_interval_of_the_variance_what_it_likes(each, is_left_out, tmp_path, heard):
     """Squares of what its halves agree and disagree on are no larger than what it says of both allows, nor below 0."""
     small = Small(tmp_path, "self-fl-auto")
-    found = small.serve(small.grid(of_client(tensor("spread_products", each))), rounds=1)
+    found = small.serve(small.grid(of_client(tensor("spread_products", each), rounds=[1])), rounds=1)
     assert took_part(found, 1) == (REST if is_left_out else list(Small.clients))
     said = heard()
     assert len(said) == is_left_out

@@ -3,7 +3,7 @@
 For cells of the studies `regimes-*` and seeds: the multiple that is chosen, its personal models beside the method's own
 global model, and beside the best view of FedAvg, with class frequencies and fine-tuned, chosen on test rows.
 
-    python benchmarks/trial_of_priors.py mnist --cells 9 13 14 --seeds 0 1 2 --multiples --device cuda
+    python tools/trial_of_priors.py mnist --cells 9 13 14 --seeds 0 1 2 --multiples --device cuda
 """
 
 from __future__ import annotations
