@@ -175,7 +175,7 @@ def test_the_tutorial_says_what_its_comparisons_show():
     assert "With these rows `self-fl-auto` has the highest mean, in accuracy and in the worst 10 %." in text
     for column in middle.values():
         assert max(column, key=column.get) == "self-fl-auto", AGAIN
-    assert "none of the differences in accuracy is statistically significant" in text
+    assert "None of the differences in accuracy is statistically significant" in text
     assert set(SHOWN["terminal-compare.svg"]["claims"].values()) == {"inconclusive"}, AGAIN
     assert "Where clinics hardly differ (0.05), one shared model is enough." in text
     alike = rows("0.05")["accuracy"]

@@ -37,17 +37,20 @@ def copied(state):
 
 
 @pytest.mark.parametrize(
-    ("losses", "multiple"),
+    ("losses", "squares", "multiple"),
     [
-        ((-1.0, -3.0, -2.0, 5.0), MULTIPLES[1]),
-        ((0.5, 0.1, -2.0, -7.0), MULTIPLES[3]),
-        ((0.5, 0.1, 2.0, 7.0), 1.0),
-        ((0.0, 0.0, 0.0, 0.0), 1.0),  # nobody has two halves
+        ((-1.0, -3.0, -2.0, 5.0), 1.0, MULTIPLES[1]),
+        ((-1.0, -3.0, -2.0, 5.0), 9.7, MULTIPLES[1]),  # of twelve clients: 9 + 9/12
+        ((-1.0, -3.0, -2.0, 5.0), 9.8, 1.0),  # within a standard error
+        ((0.5, 0.1, -2.0, -7.0), 9.8, MULTIPLES[3]),
+        ((0.5, 0.1, 2.0, 7.0), 1.0, 1.0),
+        ((0.0, 0.0, 0.0, 0.0), 0.0, 1.0),  # nobody has two halves
     ],
 )
-def test_the_multiple_that_loses_least_is_taken(source, losses, multiple):
+def test_the_multiple_that_surely_loses_least_is_taken(source, losses, squares, multiple):
     _, state = trained(source, 1)
-    found = PriorTrial(AUTO, 1).server_round(state.server, torch.arange(12), TrialUpload(torch.tensor(losses)))
+    upload = TrialUpload(torch.tensor(losses), torch.full((4,), squares))
+    found = PriorTrial(AUTO, 1).server_round(state.server, torch.arange(12), upload)
     assert found.closing_multiple.item() == pytest.approx(multiple)
     before = tensors_of(state.server)
     assert all(torch.equal(part, before[name]) for name, part in tensors_of(found).items() if "multiple" not in name)
@@ -118,7 +121,8 @@ def test_nothing_is_tried_where_it_could_not_be_trusted_or_hidden():
 
 def test_an_upload_beyond_a_clients_rows_is_not_possible(source):
     _, state = trained(source)
-    upload = TrialUpload(torch.tensor([[9.0, 0, 0, 0], [0, 0, -8.0, 0]]))
+    losses = torch.tensor([[9.0, 0, 0, 0], [0, 0, -8.0, 0]])
+    upload = TrialUpload(losses, losses.square())
     bound = PriorTrial(AUTO, 3).bounds(state.server, torch.arange(2), upload, torch.tensor([8.0, 8.0]))["excess_losses"]
     inside = (upload.excess_losses >= bound.least) & (upload.excess_losses <= bound.most)
     assert inside.all(-1).tolist() == [False, True]

@@ -1281,7 +1281,7 @@ def run_self_fl_auto(
         return [problem["half_loss"](closing, m, half)(models[1 - half]) for half in (0, 1)], models
 
     # Before that all clients try how hard to be held, on rows of one half by models of the other.
-    gained = [0.0] * len(multiples)
+    gains = [[] for _ in multiples]
     for m, count in enumerate(problem["examples"] if closing is not None else ()):
         terms = problem["half_terms"][m]
         if not terms[1]:
@@ -1293,7 +1293,13 @@ def run_self_fl_auto(
         for place, times in enumerate(multiples):
             others, _ = other_losses(m, times)
             worse = [part * (x - y) / nat for part, x, y, nat in zip(terms, others, learned, nats, strict=True)]
-            gained[place] -= count * min(max(math.fsum(worse) / problem["terms"][m], -most_nats), most_nats)
+            gains[place].append(-count * min(max(math.fsum(worse) / problem["terms"][m], -most_nats), most_nats))
+    # Clients whose rows cannot be halved count as having gained nothing.
+    everybody = [own + [0.0] * (len(problem["examples"]) - len(own)) for own in gains]
+    spreads = [math.fsum((x - math.fsum(own) / len(own)) ** 2 for x in own) ** 0.5 for own in everybody]
+    gained = [
+        math.fsum(own) if math.fsum(own) > spread else 0.0 for own, spread in zip(everybody, spreads, strict=True)
+    ]
     multiple = multiples[gained.index(max(gained))] if max(gained) > 0.0 else 1.0
     precision = [multiple * c for c in precision]
     for m in memory if closing is not None else ():

@@ -4,7 +4,8 @@ What halves of clients' rows agree on says how far clients differ from each othe
 a client should go from the global model may be more, where that is hardly trained, and less, where halves remember what
 the global model has learned since.  So when training is over some clients try it.  Each trains the model of either half
 as in a closing visit, under the learned precision c and under multiples of it, and sums up what each half's model loses
-on rows of the other half.  The multiple with the smallest sum over clients is everybody's.
+on rows of the other half.  The multiple with the smallest sum over clients is everybody's, of those whose sum is below
+that of c by more than a standard error.
 
 One half's rows are what the other half's model has not been trained on, but for the global model, which has seen both.
 """
@@ -39,6 +40,7 @@ class TrialUpload:
     """What a client adds to the sums."""
 
     excess_losses: Tensor  # N_m times what a row of the other half loses under each multiple beyond c [..., C, 4]
+    excess_squares: Tensor  # of which these are the squares [..., C, 4]
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,15 @@ class PriorTrial(Algorithm[AutoServer, AutoBroadcast, AutoMemory, TrialUpload]):
         of_row = ((share / nat).unsqueeze(-1) * excess).sum(-2).nan_to_num(nan=MOST_NATS).clamp(-MOST_NATS, MOST_NATS)
         count = task.num_examples.expand(task.shape).to(of_row)
         is_there = (halves.num_terms > 0).all(-1)  # not where there is a single row
-        return TrialUpload((count * is_there).unsqueeze(-1) * of_row), memory
+        excess_losses = (count * is_there).unsqueeze(-1) * of_row
+        return TrialUpload(excess_losses, excess_losses.square()), memory
 
     def server_round(self, server: AutoServer, clients: Tensor, upload: TrialUpload) -> AutoServer:
-        """The multiple under which rows lose least; c itself, unless another is better."""
-        least, place = upload.excess_losses.min(-1)
-        best = upload.excess_losses.new_tensor(MULTIPLES)[place]
+        """The multiple under which rows lose least; c itself, unless another is surely better."""
+        total, number = upload.excess_losses, clients.shape[-1]
+        error = (upload.excess_squares - total.square() / number).clamp(min=0.0).sqrt()
+        least, place = total.where(total < -error, 0.0).min(-1)
+        best = total.new_tensor(MULTIPLES)[place]
         return replace(server, closing_multiple=torch.where(least < 0, best, 1.0).to(server.params))
 
     def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
@@ -103,7 +108,7 @@ class PriorTrial(Algorithm[AutoServer, AutoBroadcast, AutoMemory, TrialUpload]):
     def bounds(self, server: AutoServer, clients: Tensor, upload: TrialUpload, rows: Tensor) -> Mapping[str, Bound]:
         """No row counts for more than it may."""
         most = MOST_NATS * rows.unsqueeze(-1)
-        return {"excess_losses": Bound(-most, most)}
+        return {"excess_losses": Bound(-most, most), "excess_squares": Bound(0.0, most.square())}
 
 
 def shift_to_predict(broadcast: AutoBroadcast, by_half: Tensor) -> Tensor:
