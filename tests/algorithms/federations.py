@@ -5,11 +5,13 @@ Gaussian ones with several coordinates; and rows of three classes with a small n
 
 import random
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
+import pytest
 import torch
 from torch import nn
 
-from selffl.algorithms import Layer, auto_spread, auto_trial, held_steps, self_fl_auto
+from selffl.algorithms import Layer, algorithm, auto_closing, auto_spread, held_steps, self_fl_auto
 from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine
@@ -40,8 +42,9 @@ AUTO = {
     "least_disagreement": auto_spread.LEAST_DISAGREEMENT,
     "closing_passes": self_fl_auto.CLOSING_PASSES,
     "least_visits": self_fl_auto.LEAST_CLOSING_VISITS,
-    "multiples": auto_trial.MULTIPLES,
-    "most_nats": auto_trial.MOST_NATS,
+    "closing_rounds": auto_closing.NUM_CLOSING_ROUNDS,
+    "closing_splits": auto_closing.NUM_SPLITS,
+    "most_closing_change": auto_closing.MOST_CLOSING_CHANGE,
 }
 
 
@@ -166,19 +169,33 @@ def network_federation(num_clients=6, *, seed=0, rate=0.1, rates_differ=False, r
 
 
 def classes_by_half(source, num_classes):
-    """Rows of each class in both halves of every client's rows, as its minibatches hold them: each row once."""
-    found = []
-    for m in range(source.population.num_clients):
-        halves = source.task(torch.tensor([m]), 1).halves()
-        of_client = []
+    """A function of client and split: rows of each class in both halves, as minibatches hold them, each row once."""
+
+    @cache
+    def of_client(m, split=0):
+        halves, found = source.task(torch.tensor([m]), 1).halves(split), []
         for half, size in enumerate(halves.num_examples[0].tolist()):
             classes = {}
             for draw in range(-(-size // source.batch_size)):  # an epoch
                 features, labels = (part[0].numpy() for part in halves.batch(draw, torch.tensor([half])))
                 classes |= {row.tobytes(): int(label) for row, label in zip(features, labels.reshape(-1), strict=True)}
-            of_client.append([list(classes.values()).count(k) for k in range(num_classes)])
-        found.append(of_client)
-    return found
+            found.append([list(classes.values()).count(k) for k in range(num_classes)])
+        return found
+
+    return of_client
+
+
+def assert_closing_spread(server, expected, rel):
+    """What closing rounds have said is what the twin of self-fl-auto says."""
+    method, close = algorithm("self-fl-auto"), partial(pytest.approx, rel=rel, abs=1e-12)
+    assert method.inter_variance(server).item() == close(expected["inter_variance"])
+    assert method.group_variances(server).tolist() == close(expected["of_group"])
+    assert method.closing_variances(server).tolist() == close(expected["of_closing"])
+    if expected["interval"] is not None:
+        assert [end.item() for end in method.inter_variance_interval(server)] == close(expected["interval"])
+    if expected["prior_rows"] is not None:
+        rows = (method.gains(server, torch.ones(1)) - 1.0).item()
+        assert rows == close(expected["prior_rows"])
 
 
 def starting_point(source):

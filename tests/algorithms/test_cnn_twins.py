@@ -5,13 +5,12 @@ minibatches that the task hands out, and nothing of the library's own training c
 """
 
 import copy
-import math
 from functools import cache
 
 import pytest
 import torch
 import twins
-from federations import AUTO, classes_by_half, federation, sent_models, starting_point
+from federations import AUTO, assert_closing_spread, classes_by_half, federation, sent_models, starting_point
 from torch import nn
 
 from selffl.algorithms import ALGORITHMS, PerFedAvg, PFedMe, algorithm, self_fl_augmented
@@ -57,10 +56,10 @@ def source_of(module):
     return ModelSource(images(), FlatModel(module), CROSS_ENTROPY, RATE, BATCH, seed=2)
 
 
-def minibatches(source, t, m, half=None):
+def minibatches(source, t, m, half=None, split=0):
     """Client m's minibatches in round t, by number: features and labels; or those of one half of its rows."""
     task = source.task(torch.tensor([m]), t + 1)
-    task, slot = (task, 0) if half is None else (task.halves(), half)
+    task, slot = (task, 0) if half is None else (task.halves(split), half)
     return lambda draw: tuple(part[0] for part in task.batch(draw, torch.tensor([slot])))
 
 
@@ -82,8 +81,8 @@ def as_problem(source, module):
 
     own = copy.deepcopy(module)
 
-    def gradient(t, m, half=None):
-        batch = minibatches(source, t, m, half)
+    def gradient(t, m, half=None, split=0):
+        batch = minibatches(source, t, m, half, split)
 
         def slope(model, draw, short=False):
             features, labels = (part[: (BATCH + 1) // 2] if short else part for part in batch(draw))
@@ -104,20 +103,6 @@ def as_problem(source, module):
                 return list(zip(load(own, model)(features).tolist(), labels.tolist(), strict=True))
 
         return of_rows
-
-    def half_loss(t, m, half):
-        """On the minibatches of an epoch."""
-        batch, count = minibatches(source, t, m, half), (SIZES[m] + 1 - half) // 2
-
-        def of_model(model):
-            with torch.no_grad():
-                losses = [
-                    nn.functional.cross_entropy(load(own, model)(features), labels).item()
-                    for features, labels in map(batch, range(math.ceil(count / BATCH)))
-                ]
-            return math.fsum(losses) / len(losses)
-
-        return of_model
 
     def rows_of(t, m):
         batch = minibatches(source, t, m)
@@ -155,8 +140,7 @@ def as_problem(source, module):
 
     size, rows = sum(part.numel() for part in module.parameters()), source.federation.train
     return {
-        "half_gradient": lambda t, m: [gradient(t, m, half) for half in (0, 1)],
-        "half_loss": half_loss,
+        "half_gradient": lambda t, m, split=0: [gradient(t, m, half, split) for half in (0, 1)],
         "half_terms": [((size + 1) // 2, size // 2) for size in SIZES],
         "terms": [float(size) for size in SIZES],
         "start": unload(module),
@@ -320,11 +304,11 @@ def test_a_network_trained_by_a_method_equals_its_twin(case):
         assert ((closed - personal).norm(dim=-1) > 1e-2).equal(state.num_rounds > 0)
         assert state.server.score_factors.tolist() == pytest.approx(expected["factors"], rel=1e-9)
         variances = (state.server.inter_variance * state.server.variance_ratios).tolist()
-        assert variances == pytest.approx(expected["of_group"], rel=1e-7)
+        assert variances == pytest.approx(expected["trained_of_group"], rel=1e-7)
         interval = [end.item() for end in algorithm(name).inter_variance_interval(state.server)]
         assert interval == pytest.approx(expected["interval"], rel=1e-6)
-        assert len(set(expected["of_group"])) > 1
-        assert state.server.closing_multiple.item() == expected["multiple"]
+        assert len(set(expected["trained_of_group"])) > 1
+        assert_closing_spread(state.server, expected, 1e-6)
     spent = [0] * len(SIZES)
     for report, counts in zip(reports, expected["gradients"], strict=True):
         for m, count in zip(report.clients.tolist(), counts, strict=True):

@@ -6,12 +6,12 @@ from functools import cache
 import pytest
 import torch
 import twins
-from federations import AUTO, federation, run, starting_point
+from federations import AUTO, assert_closing_spread, federation, run, starting_point
 
 from selffl.algorithms import algorithm
 from selffl.engines.cohort import sample_cohort
 from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions
-from selffl.randomness import normal
+from selffl.randomness import normal, uniform
 
 ROUNDS = 12  # Self-FL estimates a client's variance from its third round on
 BASELINE_ROUNDS = 6
@@ -60,25 +60,25 @@ def as_problem(source, participation, rounds, seed=0):
         task = source.task(torch.tensor([m]), t + 1)
         return lambda draw: task.noise(draw, torch.tensor([0]), source.global_params.unsqueeze(0))[0].tolist()
 
-    def halves_of(t, m):
-        """Estimates of both halves: the means of the first half of the rows and of the others; else z_m ± its noise."""
+    def halves_of(t, m, split):
+        """Estimates of both halves: means of the first half of the rows, or of rows by lot, and of the others; else
+        z_m ± its noise."""
+        key = (split,) if split else ()
         if source.data is None:
-            noise = normal(source.seeds, "halves", m, torch.arange(len(estimates[t][m]))).tolist()
+            noise = normal(source.seeds, "halves", *key, m, torch.arange(len(estimates[t][m]))).tolist()
             pairs = list(zip(estimates[t][m], noise, strict=True))
             return [[z + sign * variances[m] ** 0.5 * e for z, e in pairs] for sign in (1, -1)]
         rows = source.data[m, : int(source.num_examples[m])]
+        if split:
+            rows = rows[uniform(source.seeds, "halves", split, m, torch.arange(len(rows))).argsort()]
         cut = (len(rows) + 1) // 2
         return [rows[:cut].mean(0).tolist(), rows[cut:].mean(0).tolist()]
 
-    def half_gradient(t, m):
+    def half_gradient(t, m, split=0):
         return [
             lambda model, draw, short=False, own=own: [(x - z) / variances[m] for x, z in zip(model, own, strict=True)]
-            for own in halves_of(t, m)
+            for own in halves_of(t, m, split)
         ]
-
-    def half_loss(t, m, half):
-        own = halves_of(t, m)[half]
-        return lambda model: math.fsum((x - z) ** 2 for x, z in zip(model, own, strict=True)) / (2.0 * variances[m])
 
     def half_terms(m):
         count = int(source.num_examples[m])
@@ -86,7 +86,6 @@ def as_problem(source, participation, rounds, seed=0):
 
     return {
         "half_gradient": half_gradient,
-        "half_loss": half_loss,
         "half_terms": [half_terms(m) for m in range(num_clients)],
         "terms": [1.0] * num_clients,
         "start": starting_point(source).tolist(),
@@ -128,8 +127,8 @@ def compared(
     )
     concluded = engine.conclude(state)
     closed = engine.personal(concluded, is_over=True)
-    if "multiple" in expected:
-        assert concluded.server.closing_multiple.item() == pytest.approx(expected["multiple"])
+    if "of_closing" in expected:
+        assert_closing_spread(concluded.server, expected, 1e-8)
     if "closed" in expected:
         torch.testing.assert_close(closed, torch.tensor(expected["closed"], dtype=torch.float64), rtol=1e-9, atol=1e-10)
     else:
@@ -435,21 +434,21 @@ def test_self_fl_auto_equals_its_twin(is_grouped, with_rows, num_local_steps, se
         name, options, setting, twins.run_self_fl_auto, federation_options=kind, **options, **AUTO
     )
     server = state.server
-    assert server.inter_variance.item() == pytest.approx(expected["inter_variance"], rel=1e-7, abs=0)
+    assert server.inter_variance.item() == pytest.approx(expected["trained_inter_variance"], rel=1e-7, abs=0)
     variances = (server.inter_variance * server.variance_ratios).tolist()
-    assert variances == pytest.approx(expected["of_group"], rel=1e-7, abs=0)
+    assert variances == pytest.approx(expected["trained_of_group"], rel=1e-7, abs=0)
     interval = [end.item() for end in algorithm(name).inter_variance_interval(server)]
-    if expected["interval"] is None:
+    if expected["trained_interval"] is None:
         assert all(map(math.isnan, interval))
     else:
-        assert interval == pytest.approx(expected["interval"], rel=1e-6, abs=1e-12)
-    if expected["prior_rows"] is None:  # nothing has been decided yet
+        assert interval == pytest.approx(expected["trained_interval"], rel=1e-6, abs=1e-12)
+    if expected["trained_prior_rows"] is None:  # nothing has been decided yet
         assert server.prior_rows.isnan()
         return
-    assert server.prior_rows.item() == pytest.approx(expected["prior_rows"], rel=1e-7, abs=0)
+    assert server.prior_rows.item() == pytest.approx(expected["trained_prior_rows"], rel=1e-7, abs=0)
     rows = torch.tensor([2.0, 50.0], dtype=torch.float64)
     found = algorithm(name).intra_variance(server, torch.tensor([0, 0]), {"num_examples": rows})
-    of_one_row = expected["inter_variance"] * expected["prior_rows"]
+    of_one_row = expected["trained_inter_variance"] * expected["trained_prior_rows"]
     assert found.tolist() == pytest.approx([of_one_row / 2, of_one_row / 50], rel=1e-7, abs=0)
 
 

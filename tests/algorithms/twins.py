@@ -20,7 +20,7 @@ Every run takes a *problem*, a dict of plain values:
                 minibatch, P floats each, the surplus of each, of how many rows they are, and the loss's temperature
     terms       how often the loss counts in each client's log-likelihood
     groups      how many parameters vary alike between clients, group by group in the order they lie; none: all do
-    classes     rows of each class, client by client; half_classes has them by half of each client's rows
+    classes     rows of each class, client by client; half_classes(m, split) has them by half of its rows
     bias        of each class, where its score's bias lies in the model, and which way it acts
     scorers     where all lie that scores are proportional to: the weights and the bias of the last layer
     scores      scores(t, m, half) is a function of (model) that gives the rows of that half's first minibatch: the
@@ -1004,8 +1004,9 @@ def run_self_fl_auto(
     least_skew,
     closing_passes,
     least_visits,
-    multiples,
-    most_nats,
+    closing_rounds,
+    closing_splits,
+    most_closing_change,
 ):
     """D17. A client keeps θ_m, the models of both halves of its rows and the θ they were made with: all move by 1 − k_m
     of the way from there to the new θ."""
@@ -1039,6 +1040,12 @@ def run_self_fl_auto(
     def total(several):
         """Of lists by group, group by group."""
         return [math.fsum(part) for part in zip(*several, strict=True)]
+
+    def of_each(reports):
+        """The mean of numbers, or of lists of them."""
+        if isinstance(reports[0], list):
+            return [math.fsum(part) / len(reports) for part in zip(*reports, strict=True)]
+        return math.fsum(reports) / len(reports)
 
     def less(a, b):
         return [x - y for x, y in zip(a, b, strict=True)]
@@ -1078,7 +1085,7 @@ def run_self_fl_auto(
 
     def rows_of_classes(m):
         """Of all its rows, and of either half."""
-        return [classes[m], *problem["half_classes"][m]] if bias else [[], [], []]
+        return [classes[m], *problem["half_classes"](m)] if bias else [[], [], []]
 
     def row_shift(counts):
         """What scores have on top while these rows train: as often as classes come among them; none that they lack."""
@@ -1111,7 +1118,7 @@ def run_self_fl_auto(
         for half in (0, 1):
             if not problem["half_terms"][m][half]:
                 continue
-            more = shift(problem["half_classes"][m][1 - half], rho)
+            more = shift(problem["half_classes"](m)[1 - half], rho)
             for scores, answer in problem["scores"](t, m, half)(prior):
                 odds = [math.exp(factors[0] * z + factors[1] * s) for z, s in zip(scores, more, strict=True)]
                 chances = [x / math.fsum(odds) for x in odds]
@@ -1129,6 +1136,41 @@ def run_self_fl_auto(
         for (place, sign), x in zip(bias, more, strict=True):
             model[place] += times * sign * x
         return model
+
+    def looked_at(t, m, split, centres, halves, slopes, precision):
+        """What both halves' models say: how far they are from their centres, what they agree on, what they disagree on
+        twice, both by group, what they leave undecided, and the temperature."""
+        terms = problem["half_terms"][m]
+        warmth = problem["temperature"](t, m, halves, 0, split) if "temperature" in problem else 1.0
+        one, two = (less(half, middle) for half, middle in zip(halves, centres, strict=True))
+        # On rows of either half both deviations are from the centre of that half.
+        bends = [
+            less(*(slope([x + d for x, d in zip(middle, own, strict=True)], 0, short=True) for own in (one, two)))
+            for middle, slope in zip(centres, slopes, strict=True)
+        ]
+        seen = zip(dots(one, bends[1]), dots(two, bends[0]), strict=True)
+        disagreement = [(terms[0] * x - terms[1] * y) / 2 for x, y in seen]
+        apart = less(one, two)
+        both = zip(dots(apart, bends[0]), dots(apart, bends[1]), strict=True)
+        squares = [terms[0] * terms[1] / math.fsum(terms) * (x + y) / 2 for x, y in both]
+        held_apart = dot([c * x for c, x in zip(precision, apart, strict=True)], apart)
+        left = terms[0] * terms[1] / math.fsum(terms) ** 2 * held_apart
+        return [(x + y) / 2 for x, y in zip(one, two, strict=True)], dots(one, two), disagreement, squares, left, warmth
+
+    def variances_of(one, groups_before, agreed, disagreed, nats, clients, most):
+        """The variance of all parameters, and of each group's, after what halves of an average client say."""
+        found = math.fsum(agreed) / math.fsum(disagreed)
+        after = changed(one, found, most)
+        one = max(after, one) if nats * math.fsum(disagreed) < least else after
+        several = []
+        for before, a, b in zip(groups_before, agreed, disagreed, strict=True):
+            own = changed(before, a / b if b else math.inf, most)
+            # On the logarithm, as if as many more parameters, decided before, varied by the one variance.
+            weight = clients * max(nats * b, 0.0)
+            several.append(
+                math.exp((weight * math.log(own) + prior_decided * math.log(one)) / (weight + prior_decided))
+            )
+        return one, several
 
     for t, cohort in enumerate(problem["cohorts"]):
         trained, deviations, agreements, disagreements, undecided, temperatures, spent = [], [], [], [], [], [], []
@@ -1156,25 +1198,11 @@ def run_self_fl_auto(
             lean = 1.0 if prior_rows is None else prior_rows / (count + prior_rows)
             spent.append(num_local_steps + 2 * half_steps + own_steps + 2)
             if terms[1] > 0:
-                warmth = problem["temperature"](t, m, halves, 0) if "temperature" in problem else 1.0
-                temperatures.append(warmth)
-                one, two = (less(half, middle) for half, middle in zip(halves, centres, strict=True))
-                # On rows of either half both deviations are from the centre of that half.
-                bends = [
-                    less(
-                        *(slope([x + d for x, d in zip(middle, own, strict=True)], 0, short=True) for own in (one, two))
-                    )
-                    for middle, slope in zip(centres, slopes, strict=True)
-                ]
-                seen = zip(dots(one, bends[1]), dots(two, bends[0]), strict=True)
-                disagreements.append([(terms[0] * x - terms[1] * y) / 2 for x, y in seen])
-                apart = less(one, two)
-                both = zip(dots(apart, bends[0]), dots(apart, bends[1]), strict=True)
-                squared.append([terms[0] * terms[1] / math.fsum(terms) * (x + y) / 2 for x, y in both])
-                deviations.append([(x + y) / 2 for x, y in zip(one, two, strict=True)])
-                agreements.append(dots(one, two))
-                held_apart = dot([c * x for c, x in zip(precision, apart, strict=True)], apart)
-                undecided.append(terms[0] * terms[1] / math.fsum(terms) ** 2 * held_apart)
+                seen = looked_at(t, m, 0, centres, halves, slopes, precision)
+                for several, own_report in zip(
+                    (deviations, agreements, disagreements, squared, undecided, temperatures), seen, strict=True
+                ):
+                    several.append(own_report)
             kept = {"prior": prior, "lean": lean, "rho": rho, "factors": factors}
             memory[m] = kept | {
                 "models": dict(zip(("whole", 0, 1), as_predicting(m, rho, [own, *halves]), strict=True))
@@ -1203,17 +1231,7 @@ def run_self_fl_auto(
                 # What an average client decides of each group, in nats, and how many clients the means are of.
                 nats = unit / (math.fsum(temperatures) / size)
                 clients = min(size / newness, len(problem["examples"]))
-                decided = [nats * number for number in disagreed]
-                found = math.fsum(agreed) / math.fsum(disagreed)
-                after = changed(inter, found, change)
-                inter = max(after, inter) if math.fsum(decided) < least else after
-                for group, number in enumerate(decided):
-                    found = agreed[group] / disagreed[group] if disagreed[group] else math.inf
-                    own = changed(of_group[group], found, change)
-                    # On the logarithm, as if as many more parameters, decided before, varied by the one variance.
-                    weight = clients * max(number, 0.0)
-                    mean = weight * math.log(own) + prior_decided * math.log(inter)
-                    of_group[group] = math.exp(mean / (weight + prior_decided))
+                inter, of_group = variances_of(inter, of_group, agreed, disagreed, nats, clients, change)
             unit = min(max(gone / size, unit / change**2), unit * change**2)
         counts = [problem["examples"][m] for m in cohort]
         # A client weighs itself, by the n_0 that it was sent.
@@ -1257,7 +1275,9 @@ def run_self_fl_auto(
     rho, newness = skew(), (recent + 1.0) / (len(problem["cohorts"]) + 1.0 + recent)
     momentum = newness * first_momentum + (1.0 - newness) * last_momentum
     precision = [1.0 / variance for places, variance in zip(groups, of_group, strict=True) for _ in places]
-    closing = problem.get("closing")
+    closing, known_rows = problem.get("closing"), prior_rows
+    trained_inter, trained_groups = inter, of_group
+    trained_interval = confidence(math.fsum(agreed), math.fsum(disagreed), products, reporting, inter)
 
     def closing_steps(count):
         """As many as pass over so many rows often enough."""
@@ -1266,42 +1286,62 @@ def run_self_fl_auto(
             visits *= 2
         return max(min(visits, len(problem["cohorts"])), least_visits) * num_local_steps
 
-    def other_losses(m, times):
-        """What rows of each half lose on average under the other half's model, held so many times as hard; in nats."""
-        (_, *centres), (_, *starts) = arrived(m, rho)
-        slopes, count, models = problem["half_gradient"](closing, m), int(problem["examples"][m]), []
-        for half, rows in enumerate(((count + 1) // 2, count // 2)):
-            held = [times * c / problem["terms"][m] for c in precision]
-            start, middle, steps = starts[half], centres[half], closing_steps(rows)
-            own = held_descent(start, middle, slopes[half], problem["rates"][m], held, steps, momentum, skipped)
-            if bias:
-                counts = problem["half_classes"][m][half]
-                own = added(own, less([factors[1] * x for x in shift(counts, rho)], row_shift(counts)))
-            models.append(own)
-        return [problem["half_loss"](closing, m, half)(models[1 - half]) for half in (0, 1)], models
-
-    # Before that all clients try how hard to be held, on rows of one half by models of the other.
-    gains = [[] for _ in multiples]
-    for m, count in enumerate(problem["examples"] if closing is not None else ()):
-        terms = problem["half_terms"][m]
-        if not terms[1]:
+    # Before that all clients cut their rows anew, train both halves from the prior means, and say how far they differ.
+    several, (prior_inter, prior_groups) = [], (inter, of_group)
+    for number in range(1, 1 + (0 if closing is None else closing_rounds)):
+        t, held_by = (
+            closing + number - 1,
+            [1.0 / v for places, v in zip(groups, prior_groups, strict=True) for _ in places],
+        )
+        reports = []
+        for m, count in enumerate(problem["examples"]):
+            if not problem["half_terms"][m][1]:
+                continue
+            looks = []
+            for split in range((number - 1) * closing_splits + 1, number * closing_splits + 1):
+                slopes = problem["half_gradient"](t, m, split)
+                counts = problem["half_classes"](m, split) if bias else [[], []]
+                centres = [added(scaled(prior, factors[0]), row_shift(own) if bias else []) for own in counts]
+                halves = []
+                for middle, slope, rows in zip(centres, slopes, ((int(count) + 1) // 2, int(count) // 2), strict=True):
+                    held = [c / problem["terms"][m] for c in held_by]
+                    rate, steps_here = problem["rates"][m], closing_steps(rows)
+                    halves.append(held_descent(middle, middle, slope, rate, held, steps_here, momentum, skipped))
+                looks.append(looked_at(t, m, split, centres, halves, slopes, held_by))
+            reports.append([of_each(own) for own in zip(*looks, strict=True)])
+        size = len(reports)
+        if not size:
             continue
-        learned, models = other_losses(m, 1.0)
-        nats = [
-            problem["half_nat"](closing, m, half, models[1 - half]) if "half_nat" in problem else 1.0 for half in (0, 1)
-        ]
-        for place, times in enumerate(multiples):
-            others, _ = other_losses(m, times)
-            worse = [part * (x - y) / nat for part, x, y, nat in zip(terms, others, learned, nats, strict=True)]
-            gains[place].append(-count * min(max(math.fsum(worse) / problem["terms"][m], -most_nats), most_nats))
-    # Clients whose rows cannot be halved count as having gained nothing.
-    everybody = [own + [0.0] * (len(problem["examples"]) - len(own)) for own in gains]
-    spreads = [math.fsum((x - math.fsum(own) / len(own)) ** 2 for x in own) ** 0.5 for own in everybody]
-    gained = [
-        math.fsum(own) if math.fsum(own) > spread else 0.0 for own, spread in zip(everybody, spreads, strict=True)
-    ]
-    multiple = multiples[gained.index(max(gained))] if max(gained) > 0.0 else 1.0
-    precision = [multiple * c for c in precision]
+        deviations, agreements, disagreements, squared, undecided, temperatures = zip(*reports, strict=True)
+        pairs = [dots(a, b) for i, a in enumerate(deviations) for j, b in enumerate(deviations) if i != j]
+        common = [x / len(pairs) for x in total(pairs)] if pairs else [0.0] * len(groups)
+        found_apart, least_apart = total(disagreements), [least_disagreement * x for x in total(squared)]
+        if math.fsum(found_apart) < math.fsum(least_apart):
+            found_apart = least_apart
+        own = [(math.fsum(a) - math.fsum(common), math.fsum(b)) for a, b in zip(agreements, disagreements, strict=True)]
+        new = [math.fsum(part) / size for part in zip(*((a * a, a * b, b * b) for a, b in own), strict=True)]
+        beyond = [x / size - both for x, both in zip(total(agreements), common, strict=True)]
+        several.append((beyond, common, [x / size for x in found_apart], new))
+        agreed_here, common_here, disagreed_here, new = (
+            [math.fsum(x) / len(several) for x in zip(*part, strict=True)] for part in zip(*several, strict=True)
+        )
+        everybody = len(problem["examples"])
+        if math.fsum(disagreed_here) <= 0.0:
+            several.pop()
+            continue
+        nats, clients = 1.0 / (math.fsum(temperatures) / size), min(size * len(several), everybody)
+        inter, of_group = variances_of(inter, of_group, agreed_here, disagreed_here, nats, clients, most_closing_change)
+        with_common = [x + y for x, y in zip(agreed_here, common_here, strict=True)]
+        prior_inter, prior_groups = variances_of(
+            prior_inter, prior_groups, with_common, disagreed_here, nats, clients, most_closing_change
+        )
+        left, gone = math.fsum(undecided), math.fsum(found_apart)
+        share = (left + gone) / math.fsum(temperatures) / len(prior)
+        worth = math.fsum(problem["examples"]) / everybody * max(max(1.0 / share - 1.0, left / gone), 1e-6)
+        last_rows = worth if gone > 0.0 else None
+        agreed, disagreed, products, reporting = agreed_here, disagreed_here, new, min(clients, size)
+        known_rows = last_rows if last_rows is not None else known_rows
+    precision = [1.0 / variance for places, variance in zip(groups, prior_groups, strict=True) for _ in places]
     for m in memory if closing is not None else ():
         (centre, *_), (own, *halves) = arrived(m, rho)
         gradient, rate, count = problem["gradient"](closing, m), problem["rates"][m], problem["examples"][m]
@@ -1312,13 +1352,16 @@ def run_self_fl_auto(
         memory[m] = kept | {"models": dict(zip(("whole", 0, 1), as_predicting(m, rho, [own, *halves]), strict=True))}
     return result | {
         "closed": [here(m, "whole") for m in range(num_clients)],
-        "multiple": multiple,
-        "gained": gained,
+        "of_closing": prior_groups,
+        "trained_inter_variance": trained_inter,
+        "trained_of_group": trained_groups,
+        "trained_interval": trained_interval,
+        "trained_prior_rows": prior_rows,
         "factors": factors,
         "inter_variance": inter,
         "interval": confidence(math.fsum(agreed), math.fsum(disagreed), products, reporting, inter),
         "of_group": of_group,
-        "prior_rows": prior_rows,
+        "prior_rows": known_rows,
         "frequencies": frequencies,
         "skew": skew(),
     }

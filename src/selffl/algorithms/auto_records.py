@@ -8,7 +8,41 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME
+from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME, map_tensors
+
+
+@dataclass(frozen=True)
+class ClosingSpread:
+    """What closing rounds have said, once training is over; until then, and while it goes on, NaN."""
+
+    inter_variance: Tensor  # sigma_0^2 [...]
+    variance_ratios: Tensor  # [..., G]
+    prior_variance: Tensor  # sigma_0^2 and how far the centre itself is from where clients would have it [...]
+    prior_ratios: Tensor  # of the groups, likewise [..., G]
+    prior_rows: Tensor  # n_0 [...]
+    # What halves of an average client agree on beyond all clients, what all clients have in common, and what halves
+    # disagree on [..., G].
+    agreements: Tensor
+    common: Tensor
+    disagreements: Tensor
+    spread_products: Tensor  # [..., 3]
+    num_reporting: Tensor  # [...]
+
+    @classmethod
+    def unknown(cls, each: Tensor, groups: Tensor) -> ClosingSpread:
+        """NaN everywhere, like ``each [...]`` and ``groups [..., G]``."""
+        one, all_groups = torch.full_like(each, torch.nan), torch.full_like(groups, torch.nan)
+        three = each.new_full((*each.shape, 3), torch.nan)
+        return cls(one, all_groups, one, all_groups, one, all_groups, all_groups, all_groups, three, one)
+
+    def where(self, chosen: Tensor, other: ClosingSpread) -> ClosingSpread:
+        """This one where it is ``chosen [...]``, else the ``other``, as which it is stored."""
+
+        def choose(mine: Tensor, theirs: Tensor) -> Tensor:
+            shaped = chosen.reshape((*chosen.shape, *[1] * (mine.ndim - chosen.ndim)))
+            return torch.where(shaped, mine.to(theirs), theirs)
+
+        return map_tensors(choose, self, other)
 
 
 @dataclass(frozen=True)
@@ -39,8 +73,7 @@ class AutoServer:
     score_factors: Tensor = field(metadata={ADDED_LATER: True})
     factor_curvature: Tensor = field(metadata={ADDED_LATER: True})
     factor_pull: Tensor = field(metadata={ADDED_LATER: True})
-    # By what c is multiplied in closing visits, as the trial after the last round has it [...]; 1 until then.
-    closing_multiple: Tensor = field(metadata={ADDED_LATER: True})
+    closing: ClosingSpread = field(metadata={ADDED_LATER: True})
     clock: Tensor  # number of rounds [...]
 
 
@@ -56,7 +89,7 @@ class AutoBroadcast:
     frequencies: Tensor  # pi [..., C, K]
     class_skew: Tensor  # rho [..., C]: how much frequencies differ between clients; 0 while nothing is known
     score_factors: Tensor  # (t, a) [..., C, 2]: by how much scores and class frequencies are too small
-    closing_multiple: Tensor  # by what c is multiplied once training is over [..., C]
+    closing_variances: Tensor  # of each group, in closing visits [..., C, G]
     newness: Tensor  # how much this round weighs in the running means [..., C]: 1 at first, then ever less
 
 
@@ -110,6 +143,22 @@ class AutoUpload:
     factor_curvature: Tensor  # [..., C, 2, 2]
 
 
+@dataclass(frozen=True)
+class ClosingUpload:
+    """What a client adds to the sums of a closing round, zeros where it has no two rows: means over splits."""
+
+    num_examples: Tensor  # N_m [..., C]
+    has_halves: Tensor  # 1 [..., C]
+    deviation: Tensor  # mean of both halves' models, less mu_m [..., C, P]
+    deviation_squares: Tensor  # its squared length, by group [..., C, G]
+    agreements: Tensor  # d_1 . d_2, by group [..., C, G]
+    disagreements: Tensor  # tr S^2 in expectation [..., C, G]; of a single client it may be below 0
+    squared_disagreements: Tensor  # at least that, in expectation [..., C, G]
+    spread_products: Tensor  # a_m^2, a_m b_m, b_m^2 [..., C, 3]: of what both halves agree and disagree on in all
+    undecided: Tensor  # tr S (1 - S) in expectation [..., C]
+    temperature: Tensor  # of its loss [..., C], the unit of both
+
+
 class Arrival(NamedTuple):
     """A client at the beginning of a visit: its models, as they are while it trains."""
 
@@ -135,6 +184,18 @@ class SpreadReport(NamedTuple):
     undecided: Tensor
     temperature: Tensor
     effective_params: Tensor
+
+
+class LatestSpread(NamedTuple):
+    """What is known last of how clients vary: from closing rounds, or from training while there have been none."""
+
+    inter_variance: Tensor
+    variance_ratios: Tensor
+    prior_rows: Tensor
+    agreements: Tensor
+    disagreements: Tensor
+    spread_products: Tensor
+    num_reporting: Tensor
 
 
 class Spread(NamedTuple):

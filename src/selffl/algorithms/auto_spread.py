@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selffl.algorithms.auto_records import AutoServer, AutoUpload, Spread
+from selffl.algorithms.auto_records import AutoServer, AutoUpload, ClosingUpload, Spread
 from selffl.algorithms.layers import by_group, sizes_of
 from selffl.maths.split_half import centred_products, common_square
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
 MOST_CHANGE = 2.0  # times what it was before a round that c is after it, at most; and one over it, at least
 LEAST_DECIDED = 1e-4  # parameters that an average client decides, below which c grows no further
+LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
 LEAST_DISAGREEMENT = 0.1  # of the squared form of what halves disagree on, which is at least what they do
 PRIOR_DECIDED = 10.0  # parameters that the one variance counts for beside those of a group that clients have decided
 
@@ -55,7 +56,8 @@ def learn_spread(server: AutoServer, upload: AutoUpload, share: Tensor, cohort: 
     kept = products.to(server.spread_products)
     kept = kept.masked_fill(~kept.isfinite().all(-1, keepdim=True), torch.nan)
     with_halves = server.num_clients * upload.has_halves / cohort  # among all clients, if as many as here
-    found = learn_variances(server, means[0] * in_nats, means[1] * in_nats, number)
+    sums = means[0] * in_nats, means[1] * in_nats
+    found = learn_variances(server.inter_variance, server.variance_ratios, *sums, number, MOST_CHANGE)
     is_learned = is_usable & (means[1].sum(-1) > 0) & (not is_fixed)
     follows = total.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
     return Spread(
@@ -70,32 +72,44 @@ def learn_spread(server: AutoServer, upload: AutoUpload, share: Tensor, cohort: 
 
 
 def learn_variances(
-    server: AutoServer, agreements: Tensor, disagreements: Tensor, number: Tensor
+    one: Tensor, ratios: Tensor, agreements: Tensor, disagreements: Tensor, number: Tensor, most_change: float
 ) -> tuple[Tensor, Tensor]:
-    """The one variance ``[...]``, and the ratios of the groups' own to it ``[..., G]``.
+    """The one variance ``[...]``, and the ratios of the groups' own to it ``[..., G]``, after what they were.
 
     What halves of an average client disagree on ``[..., G]``, in nats, is how many parameters of a group it
     decides.  Times the ``number [...]`` of clients that this is a mean of, it is what the logarithm of a group's
     own variance counts for beside that of the one of all.
     """
-    old = server.inter_variance.to(agreements)
+    old = one.to(agreements)
     total = disagreements.sum(-1)
-    one = _within(old, agreements.sum(-1) / total)
+    one = _within(old, agreements.sum(-1) / total, most_change)
     # Where clients decide next to nothing, nothing is gained by holding them harder.
     one = torch.where(total < LEAST_DECIDED, one.maximum(old), one)
-    before = old.unsqueeze(-1) * server.variance_ratios.to(agreements)
-    own = _within(before, agreements / disagreements)
+    before = old.unsqueeze(-1) * ratios.to(agreements)
+    own = _within(before, agreements / disagreements, most_change)
     decided = disagreements.clamp(min=0.0) * number.unsqueeze(-1)
     return one, (own / one.unsqueeze(-1)) ** (decided / (decided + PRIOR_DECIDED))
 
 
-def sum_disagreements(upload: AutoUpload) -> Tensor:
+def find_prior_rows(upload: AutoUpload | ClosingUpload, num_params: int, number: int) -> Tensor:
+    """n_0 ``[...]``: k = N/(N + n_0) of an average of ``number`` clients is the share of the parameters it decides.
+
+    Where rows decide nearly everything, by what they leave undecided.  NaN where what is measured may be noise alone.
+    """
+    disagreement = sum_disagreements(upload).sum(-1)
+    decided = (disagreement + upload.undecided) / upload.temperature / num_params
+    odds = torch.maximum(1.0 / decided - 1.0, upload.undecided / disagreement)
+    prior_rows = upload.num_examples / number * odds.clamp(min=LEAST_UNDECIDED)
+    return prior_rows.where(disagreement > 0, torch.nan)
+
+
+def sum_disagreements(upload: AutoUpload | ClosingUpload) -> Tensor:
     """What halves disagree on ``[..., G]``, summed over clients; in all, no less than a share of its squared form."""
     least = LEAST_DISAGREEMENT * upload.squared_disagreements
     is_less = upload.disagreements.sum(-1, keepdim=True) < least.sum(-1, keepdim=True)
     return torch.where(is_less, least, upload.disagreements)
 
 
-def _within(old: Tensor, new: Tensor) -> Tensor:
+def _within(old: Tensor, new: Tensor, most_change: float) -> Tensor:
     """A variance after a round: no more than so many times what it was, nor less than one over that."""
-    return torch.where(new.isfinite(), new, old).clamp(min=old / MOST_CHANGE, max=old * MOST_CHANGE)
+    return torch.where(new.isfinite(), new, old).clamp(min=old / most_change, max=old * most_change)

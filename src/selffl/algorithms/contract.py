@@ -25,7 +25,7 @@ client may send and how noise hides it, and `selffl.algorithms.hierarchy`, what 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Tensor
@@ -109,12 +109,12 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
         """What clients keep once training is over, after ``num_rounds``: nothing is sent back."""
         return self.adapt(broadcast, memory, task)
 
-    def closing_trial(self, num_rounds: int) -> Algorithm[Server, Broadcast, Memory, Any] | None:
-        """A round after the last of ``num_rounds``, in which some clients try what closing visits are to be like.
+    def closing_rounds(self, num_rounds: int) -> Sequence[Algorithm[Server, Broadcast, Memory, Any]]:
+        """Rounds after the last of ``num_rounds``, in which some clients say what closing visits are to be like.
 
-        It takes this method's state and memories, and leaves the memories as they are.  None: there is nothing to try.
+        They take this method's state and memories, one after the other, and leave the memories as they are.
         """
-        return None
+        return ()
 
     def local_work(self) -> tuple[int, int | None] | None:
         """Steps, and epochs instead of them, of a client that trains alone for as long; None: nothing to compare."""

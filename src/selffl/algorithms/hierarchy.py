@@ -33,8 +33,15 @@ class Hierarchy(Generic[Server, Upload]):
         """σ₀² of each group of the population's parameters ``[..., G]``; None: the method has one for all, or none."""
         return None
 
+    def closing_prior(self, server: Server) -> tuple[Tensor, Tensor] | None:
+        """The variance of the prior of closing visits ``[...]``, and the ratios of the groups' own to it ``[..., G]``.
+
+        None: the method has no such prior.
+        """
+        return None
+
     def closing_multiple(self, server: Server) -> Tensor | None:
-        """How many times as hard as 1/σ₀² says closing visits are held ``[...]``, 1 until tried; None: no trial."""
+        """How many times as hard as 1/σ₀² says closing visits are held ``[...]``; None: the method has none."""
         return None
 
     def intra_variance(self, server: Server, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor | None:

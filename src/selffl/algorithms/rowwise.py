@@ -47,8 +47,8 @@ class RowwiseTask(LocalTask):
         """Standard normal numbers like ``params [n, P]``, which go with minibatch ``draw`` as its rows do."""
 
     @abstractmethod
-    def halves(self) -> Self:
-        """This work with each client's rows cut in two, drawn once and for all: ``[..., clients, 2]``.
+    def halves(self, split: int = 0) -> Self:
+        """This work with each client's rows cut in two, drawn once and for all for a ``split``: ``[..., clients, 2]``.
 
         Its ``num_terms`` are those of the halves.  The second half of a client with a single row is empty; it has no
         terms, and whatever its minibatches hold does not count.  Gradients are counted by client, as everywhere.
@@ -62,15 +62,6 @@ class RowwiseTask(LocalTask):
         if isinstance(self.learning_rate, Tensor):
             task.learning_rate = self.learning_rate.unsqueeze(-1).expand(task.shape)
         return task
-
-    @abstractmethod
-    def mean_losses(self, params: Tensor) -> Tensor:
-        """What a row of each client loses on average at its model ``params [..., clients, P]``: ``[..., clients]``."""
-
-    def mean_temperature(self, params: Tensor) -> Tensor:
-        """How large a loss is one nat there ``[..., clients]``, as the first minibatch says."""
-        slots = torch.arange(self.shape.numel(), device=params.device)
-        return self.temperature(params.reshape(len(slots), -1), self.batch(0, slots)).reshape(self.shape)
 
     def shorten(self, batch: Any) -> Any:
         """The first half of the rows of a minibatch, rounded up; all of it, where there are no minibatches."""

@@ -28,8 +28,7 @@ their rows where models have many parameters, equally where they have few.  Pers
 
 Once training is over each client makes a long closing visit by itself, for few have arrived at their modes by then:
 some tens of passes over its rows, and no longer than it would have trained had it taken part in every round.  How hard
-it is held then, some clients try before (`selffl.algorithms.auto_trial`): c, or a multiple of it under which models of
-either half of the rows lose less on the other half.
+it is held then is learned before, from models of halves that have arrived (`selffl.algorithms.auto_closing`).
 
 Uploads add.  A client weighs itself, by the n_0 that it was sent, which is one round old, and its class frequencies
 travel multiplied by that weight: the server learns everybody's, and of no client how many rows of a class it has.
@@ -44,6 +43,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from selffl.algorithms.auto_closing import NUM_CLOSING_ROUNDS, ClosingRound
 from selffl.algorithms.auto_noise import limits_of, totals_and_rows, usable_sum
 from selffl.algorithms.auto_records import (
     Arrival,
@@ -51,10 +51,11 @@ from selffl.algorithms.auto_records import (
     AutoMemory,
     AutoServer,
     AutoUpload,
+    ClosingSpread,
+    LatestSpread,
     SpreadReport,
 )
-from selffl.algorithms.auto_spread import learn_spread, sum_disagreements
-from selffl.algorithms.auto_trial import PriorTrial
+from selffl.algorithms.auto_spread import find_prior_rows, learn_spread
 from selffl.algorithms.averaging import FixedLocalSteps, move, row_count, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.grids import Grid
@@ -79,7 +80,6 @@ AVERAGING_POWER = 8.0  # round t weighs as t^8 in the running means of the share
 CLOSING_PASSES = 50  # over its own rows that a client makes once training is over, in the time of a power of two visits
 LEAST_CLOSING_VISITS = 4  # that these take, at least
 LEAST_SKEW = 0.01  # rho: a client that has met one class alone believes so, a little, whatever others have met
-LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
 NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree
 TINY = 1e-12  # of a curvature: below that a float has lost digits
 STEPS_PER_WHOLE = 10  # of the steps of a visit, one in so many is on all rows; the others are on halves
@@ -149,7 +149,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             params.new_ones(*each.shape, 2),
             params.new_zeros(*each.shape, 2, 2),
             params.new_zeros(*each.shape, 2),
-            torch.ones_like(each),
+            ClosingSpread.unknown(each, ones),
             torch.zeros_like(each),
         )
 
@@ -165,13 +165,13 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         return AutoBroadcast(
             server.params.unsqueeze(-2).expand(*clients.shape, -1),
             server.latest.unsqueeze(-2).expand(*clients.shape, -1),
-            self.group_variances(server).unsqueeze(-2).expand(*clients.shape, -1),
+            (server.inter_variance.unsqueeze(-1) * server.variance_ratios).unsqueeze(-2).expand(*clients.shape, -1),
             server.group_sizes.unsqueeze(-2).expand(*clients.shape, -1),
             server.prior_rows.unsqueeze(-1).expand(clients.shape),
             server.frequencies.unsqueeze(-2).expand(*clients.shape, -1),
             skew.unsqueeze(-1).expand(clients.shape),
             server.score_factors.unsqueeze(-2).expand(*clients.shape, -1),
-            server.closing_multiple.unsqueeze(-1).expand(clients.shape),
+            self.closing_variances(server).unsqueeze(-2).expand(*clients.shape, -1),
             _newness(server.clock + 1).unsqueeze(-1).expand(clients.shape),
         )
 
@@ -213,7 +213,6 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """
         anchor = _scale_scores(broadcast.params, broadcast.score_factors, task)
         model, halves = memory.model(anchor), memory.half_models(anchor)
-        half_anchors = anchor.unsqueeze(-2).expand_as(halves)
         counts = torch.cat([by_half.sum(-2, keepdim=True), by_half], dim=-2)
         excess = torch.zeros_like(counts)
         if (bias := task.class_bias) is not None:
@@ -223,13 +222,18 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             moved = memory.prior_weight.unsqueeze(-1) * (shift - before)
             of_rows = row_shift(counts, broadcast.frequencies.unsqueeze(-2))
             excess = of_rows - shift.unsqueeze(-2)
-            anchor, half_anchors = (
-                bias.add_shift(anchor, of_rows[..., 0, :]),
-                bias.add_shift(half_anchors, of_rows[..., 1:, :]),
-            )
+            anchor = bias.add_shift(anchor, of_rows[..., 0, :])
             model = bias.add_shift(model, moved + excess[..., 0, :])
             halves = bias.add_shift(halves, moved.unsqueeze(-2) + excess[..., 1:, :])
-        return Arrival(anchor, half_anchors, model, halves, excess)
+        return Arrival(anchor, self.half_anchors(broadcast, task, by_half), model, halves, excess)
+
+    def half_anchors(self, broadcast: AutoBroadcast, task: RowwiseTask, by_half: Tensor) -> Tensor:
+        """Prior means of halves ``[..., C, 2, P]``, to train from, by rows of each class ``by_half [..., C, 2, K]``."""
+        anchor = _scale_scores(broadcast.params, broadcast.score_factors, task).unsqueeze(-2)
+        anchors = anchor.expand(*by_half.shape[:-1], anchor.shape[-1])
+        if (bias := task.class_bias) is None:
+            return anchors
+        return bias.add_shift(anchors, row_shift(by_half, broadcast.frequencies.unsqueeze(-2)))
 
     def adapt(self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask) -> AutoMemory:
         """A client's own training alone, on all rows: neither FedAvg's steps, nor halves, nor a report."""
@@ -251,13 +255,26 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         visits = 2 ** (exponent - (fraction == 0.5).to(exponent)).clamp(min=0)
         return steps * visits.clamp(max=num_rounds).clamp(min=LEAST_CLOSING_VISITS)
 
-    def closing_trial(self, num_rounds: int) -> PriorTrial | None:
-        """Which multiple of c suits rows that models were not trained on; none where c is set by hand."""
-        return PriorTrial(self, num_rounds) if self.prior_precision is None else None
+    def closing_rounds(self, num_rounds: int) -> tuple[ClosingRound, ...]:
+        """In which it is learned once more how far clients differ; none where c is set by hand."""
+        numbers = range(1, 1 + NUM_CLOSING_ROUNDS) if self.prior_precision is None else ()
+        return tuple(ClosingRound(self, num_rounds, number) for number in numbers)
 
     def closing_multiple(self, server: AutoServer) -> Tensor:
-        """As the trial has it."""
-        return server.closing_multiple
+        """By how much less the prior is sure of a closing visit, for the centre is not known exactly either."""
+        return self.inter_variance(server) / self.closing_prior(server)[0]
+
+    def closing_prior(self, server: AutoServer) -> tuple[Tensor, Tensor]:
+        """The variance of the prior in closing visits ``[...]``, and the ratios of the groups' to it ``[..., G]``."""
+        found = server.closing
+        is_open = found.prior_variance.isnan()
+        one = torch.where(is_open, server.inter_variance, found.prior_variance)
+        return one, torch.where(is_open.unsqueeze(-1), server.variance_ratios, found.prior_ratios)
+
+    def closing_variances(self, server: AutoServer) -> Tensor:
+        """Of each group in closing visits ``[..., G]``."""
+        one, ratios = self.closing_prior(server)
+        return one.unsqueeze(-1) * ratios
 
     def train_alone(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, num_steps: int | Tensor
@@ -265,8 +282,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """What clients keep after so many steps towards their posterior modes, on all rows."""
         by_half = task.halves().class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
         arrival, momentum = self.arrive(broadcast, memory, task, by_half), self.own_momentum(broadcast)
-        variances = broadcast.group_variances / broadcast.closing_multiple.unsqueeze(-1)
-        hold = Hold.of(variances, broadcast.group_sizes, task)
+        hold = Hold.of(broadcast.closing_variances, broadcast.group_sizes, task)
         model = descend_held(task, arrival.model, arrival.anchor, hold, num_steps, momentum)
         return self.keep(broadcast, task, arrival, model, arrival.halves)
 
@@ -372,13 +388,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         number = clients.shape[-1]
         latest, clock = move(server.latest, upload.change, upload.weight), server.clock + 1
         share = _newness(clock)
-        # k = N/(N + n_0) of an average client; where rows decide nearly everything, by what they leave undecided.
-        disagreement = sum_disagreements(upload).sum(-1)
-        decided = (disagreement + upload.undecided) / upload.temperature / upload.change.shape[-1]
-        odds = torch.maximum(1.0 / decided - 1.0, upload.undecided / disagreement)
-        prior_rows = upload.num_examples / number * odds.clamp(min=LEAST_UNDECIDED)
-        # Of a few clients what is measured may be noise alone: then nothing moves.
-        prior_rows = prior_rows.where(disagreement > 0, torch.nan)
+        prior_rows = find_prior_rows(upload, upload.change.shape[-1], number)
         # Means over all rounds; the guess that frequencies began from counts as one.
         frequencies = upload.class_weights / upload.weight_with_classes.unsqueeze(-1)
         same_class = upload.same_class_rate / upload.has_pairs
@@ -399,7 +409,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             spread.unit,
             server.num_clients,
             *self.factors_round(server, upload, share),
-            torch.ones_like(server.closing_multiple),
+            ClosingSpread.unknown(server.inter_variance, server.variance_ratios),
             clock,
         )
 
@@ -413,13 +423,23 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         factors = next_factors(old, curvatures / weight.unsqueeze(-1), pulls / weight)
         return tuple(each.to(server.params) for each in (factors, curvatures, pulls))  # type: ignore[return-value]
 
+    def latest_spread(self, server: AutoServer) -> LatestSpread:
+        """How clients vary, as closing rounds say, or training while there have been none."""
+        is_open, found = server.closing.inter_variance.isnan(), []
+        for name in LatestSpread._fields:
+            trained, closed = getattr(server, name), getattr(server.closing, name)
+            shaped = is_open.reshape((*is_open.shape, *[1] * (trained.ndim - is_open.ndim)))
+            found.append(torch.where(shaped, trained, closed))
+        return LatestSpread(*found)
+
     def inter_variance(self, server: AutoServer) -> Tensor:
         """sigma_0^2, as learned."""
-        return server.inter_variance
+        return self.latest_spread(server).inter_variance
 
     def group_variances(self, server: AutoServer) -> Tensor:
         """sigma_g^2: the one of all times how much more or less a group varies."""
-        return server.inter_variance.unsqueeze(-1) * server.variance_ratios
+        found = self.latest_spread(server)
+        return found.inter_variance.unsqueeze(-1) * found.variance_ratios
 
     def inter_variance_interval(self, server: AutoServer) -> tuple[Tensor, Tensor] | None:
         """By how clients differ about sigma_0^2; none where it is set by hand.
@@ -428,18 +448,20 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """
         if self.prior_precision is not None:
             return None
-        agreement, disagreement = (part.double().sum(-1) for part in (server.agreements, server.disagreements))
-        error = ratio_error(agreement, disagreement, server.spread_products.double(), server.num_reporting)
+        found = self.latest_spread(server)
+        agreement, disagreement = (part.double().sum(-1) for part in (found.agreements, found.disagreements))
+        error = ratio_error(agreement, disagreement, found.spread_products.double(), found.num_reporting)
         low, high = ratio_interval(agreement / disagreement, error)
-        return low.minimum(server.inter_variance), high.maximum(server.inter_variance)
+        return low.minimum(found.inter_variance), high.maximum(found.inter_variance)
 
     def intra_variance(self, server: AutoServer, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor:
         """sigma_m^2 = sigma_0^2 n_0/N_m."""
-        return (server.inter_variance * server.prior_rows).unsqueeze(-1) / recorded["num_examples"]
+        found = self.latest_spread(server)
+        return (found.inter_variance * found.prior_rows).unsqueeze(-1) / recorded["num_examples"]
 
     def gains(self, server: AutoServer, num_examples: Tensor) -> Tensor:
         """Factor by which the others shrink each client's variance, ``[..., M]``: 1 + sigma_m^2/sigma_0^2 (D11)."""
-        return 1.0 + server.prior_rows.double().unsqueeze(-1) / num_examples
+        return 1.0 + self.latest_spread(server).prior_rows.double().unsqueeze(-1) / num_examples
 
     def bounds(self, server: AutoServer, clients: Tensor, upload: AutoUpload, rows: Tensor) -> Mapping[str, Bound]:
         """A client weighs what its rows say, its classes no more than itself, no share is above 1, squares are of

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from selffl.studies.problems import Problem
 
 NUM_NAMED_CLIENTS = 5
+NEARLY_AS_HARD = 0.8  # times as hard as the variance between clients says: not worth a sentence
 
 STUDY_HELP = f"What to train: {', '.join(names.PROBLEMS)}; or a folder that `selffl init` has made, or its study file."
 Study = Annotated[str, typer.Argument(help=STUDY_HELP, metavar="STUDY", autocompletion=names.study)]
@@ -118,9 +119,11 @@ def print_summary(run: Run, name: str, place: Path) -> None:
         inter, low, high = (f"{found[f'inter_variance{end}']:.3g}" for end in ("", "_low", "_high"))
         said = f"Variance between clients: σ₀² = {inter}, between {low} and {high} with 95 % confidence."
         console.tell(console.out, said)
-    if (multiple := found.get("closing_multiple") or 1.0) != 1.0:
-        held = f"{multiple:g} times as hard" if multiple > 1.0 else f"{1.0 / multiple:g} times as loosely"
-        said = f"Personal models did best on rows set aside when held {held} as that says."
+    if (multiple := found.get("closing_multiple") or 1.0) < NEARLY_AS_HARD:
+        said = (
+            f"Personal models were held {1.0 / multiple:.2g} times as loosely as that says: the global model is not "
+            "where clients would have it."
+        )
         console.tell(console.out, said)
     for unit, before in (("client", ""), ("row", "row_")):
         if found.get(f"{before}delta") is not None:

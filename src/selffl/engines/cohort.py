@@ -20,7 +20,7 @@ from selffl.engines.claims import Claims
 from selffl.engines.closed_models import ClosedModels
 from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions, SumLimits
 from selffl.engines.noise import seeded_noise
-from selffl.engines.rounds import GatheredUploads, RoundReport, Uploads, finish_round, trial_after
+from selffl.engines.rounds import GatheredUploads, RoundReport, Uploads, closing_rounds_after, finish_round
 from selffl.engines.shards import ONE_SHARD, Shards
 from selffl.errors import DivergedError
 from selffl.randomness import smallest_uniforms, uniform
@@ -31,7 +31,7 @@ from selffl.state.memory import MemoryStore, Store, memories_of, store_of
 Keep = Callable[[Any, int], DiskMemory[Any]]
 
 LEAST_COUNTED = 0.5  # share of a cohort whose answers have to be usable
-MOST_IN_TRIAL = 200  # clients that try closing visits
+MOST_IN_CLOSING = 200  # clients that take part in a closing round
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class RoundOrder:
 
     round_number: int
     server: Any
-    is_trial: bool = False  # whether what is tried is closing visits, after the last round
+    closing: int = 0  # which of the closing rounds after the last this is, from 1 up; 0: it is none
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ def cohort_size(num_clients: int, participation: float) -> int:
     return max(math.floor(participation * num_clients + 1e-9), 1)  # 0.29 * 100 is 28.999...
 
 
-def trial_share(num_clients: int) -> float:
-    """The share of the clients that try closing visits."""
-    return min(MOST_IN_TRIAL / num_clients, 1.0)
+def closing_share(num_clients: int) -> float:
+    """The share of the clients that take part in a closing round."""
+    return min(MOST_IN_CLOSING / num_clients, 1.0)
 
 
 def sample_cohort(seed: int | Tensor, round_number: int, num_clients: int, participation: float) -> Tensor:
@@ -149,7 +149,7 @@ class CohortEngine:
         robust: The defence against hostile clients (`selffl.engines.defence`).
         privacy: What bounds each client's part of the sums, and the noise on them (`selffl.engines.limits`).
         shards: Parts of the clients that train apart, and who does it (`selffl.engines.shards`).
-        is_trial: Whether its rounds are those in which closing visits are tried.
+        closing: Which of the closing rounds its round is, from 1 up; 0: its rounds are those of training.
     """
 
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -161,7 +161,7 @@ class CohortEngine:
     robust: str = "none"
     privacy: PrivacyOptions = NOT_PRIVATE
     shards: Shards = ONE_SHARD
-    is_trial: bool = False
+    closing: int = 0
     _closed: ClosedModels = field(default_factory=ClosedModels, init=False, repr=False, compare=False)
 
     def start(self, params: Tensor, keep: Keep | None = None) -> RunState:
@@ -200,7 +200,7 @@ class CohortEngine:
         counts = MemoryStore(Counts(state.num_gradients, state.num_rounds), shape, copied=not consume)
         for number in range(state.round_number + 1, state.round_number + num_rounds + 1):
             work = self.shard_rounds(number, server, store, state.num_gradients.device)
-            found = self.shards.map(RoundOrder(number, server, self.is_trial), work.train)
+            found = self.shards.map(RoundOrder(number, server, self.closing), work.train)
             gathered = self._gathering(server, work.clients.device)
             for each in found:
                 gathered.found.join(each.uploads)
@@ -219,26 +219,25 @@ class CohortEngine:
             state.round_number + num_rounds, server, store.contents(), counted.num_gradients, counted.num_rounds
         )
 
-    def for_trial(self, num_rounds: int) -> CohortEngine | None:
-        """The engine in which some clients try closing visits, after so many rounds; None: nothing is tried."""
-        trial = trial_after(self.algorithm, num_rounds, self.robust, self.privacy)
-        if trial is None:
-            return None
-        share = trial_share(self.source.population.num_clients)
-        return replace(self, algorithm=trial, participation=share, is_trial=True)
+    def closing_engines(self, num_rounds: int) -> list[CohortEngine]:
+        """An engine for each closing round after so many rounds of training."""
+        share = closing_share(self.source.population.num_clients)
+        rounds = closing_rounds_after(self.algorithm, num_rounds, self.robust, self.privacy)
+        return [
+            replace(self, algorithm=algorithm, participation=share, closing=number)
+            for number, algorithm in enumerate(rounds, 1)
+        ]
 
     def conclude(self, state: RunState) -> RunState:
-        """The state once training is over: with what clients have tried of closing visits, where they try anything.
+        """The state once training is over: with what clients have said in closing rounds, where there are any.
 
         Memories of ``state`` are written into, the same numbers as before.
         """
-        engine = self.for_trial(state.round_number)
-        if engine is None:
-            return state
         # What clients spend on it, as on their closing visits, is no part of training.
-        counted = replace(state, num_gradients=state.num_gradients.clone(), num_rounds=state.num_rounds.clone())
-        tried = engine.advance(counted, 1, consume=True)
-        return replace(state, server=tried.server, memory=tried.memory)
+        closed = replace(state, num_gradients=state.num_gradients.clone(), num_rounds=state.num_rounds.clone())
+        for engine in self.closing_engines(state.round_number):
+            closed = engine.advance(closed, 1, consume=True)
+        return replace(state, server=closed.server, memory=closed.memory)
 
     def shard_rounds(self, number: int, server: Any, store: Store, device: torch.device) -> ShardRounds:
         """The clients' half of a round that begins with this ``server``, to be done shard by shard."""

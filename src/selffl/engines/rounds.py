@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -172,16 +172,16 @@ class GatheredUploads:
         return map_tensors(lambda *tensors: torch.cat(tensors, dim=self._axis), *parts)
 
 
-def trial_after(
+def closing_rounds_after(
     algorithm: Method, num_rounds: int, robust: str, privacy: PrivacyOptions
-) -> Algorithm[Any, Any, Any, Any] | None:
-    """The round in which closing visits are tried, after the last of ``num_rounds``; None: there is none.
+) -> Sequence[Algorithm[Any, Any, Any, Any]]:
+    """The method's closing rounds, after the last of ``num_rounds``.
 
-    A trial of losses is no sum that a defence knows, or that noise is accounted for: then there is none.
+    Their sums are none that a defence knows, or that noise is accounted for: then there are none.
     """
     if not algorithm.has_closing_visit or robust != "none" or privacy.clip is not None:
-        return None
-    return algorithm.closing_trial(num_rounds)
+        return ()
+    return algorithm.closing_rounds(num_rounds)
 
 
 def finish_round(

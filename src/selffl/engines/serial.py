@@ -58,10 +58,9 @@ class _NamedMethod:
         found = getattr(self._method, name)
         return self._named(name, found) if name in STAGES else found
 
-    def closing_trial(self, num_rounds: int) -> Any:
+    def closing_rounds(self, num_rounds: int) -> Any:
         """The method's, named likewise."""
-        trial = self._method.closing_trial(num_rounds)
-        return None if trial is None else _NamedMethod(trial, self._source)
+        return [_NamedMethod(each, self._source) for each in self._method.closing_rounds(num_rounds)]
 
     def _named(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

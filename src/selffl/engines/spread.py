@@ -119,12 +119,13 @@ class RankTraining:
         self._memory.take_changed()  # rank 0 has them
 
     def train(self, order: RoundOrder) -> list[ShardRound]:
-        """The clients of this rank's shards, in one round, or in the trial after the last."""
-        engine = self._engine.for_trial(order.round_number - 1) if order.is_trial else self._engine
-        assert engine is not None
+        """The clients of this rank's shards, in one round, or in a closing round after the last."""
+        engine = self._engine
+        if order.closing:
+            engine = engine.closing_engines(order.round_number - order.closing)[order.closing - 1]
         work = engine.shard_rounds(order.round_number, order.server, self._memory, self.state.num_gradients.device)
         found = [work.train(shard) for shard in self._shards]
-        if not order.is_trial:
+        if not order.closing:
             self.state.num_rounds[work.clients] += 1
         return found
 

@@ -91,15 +91,21 @@ class Confidence:
             return logits
         return moderate(logits, self._variance(position, own, features, logits.argmax(-1)), moderation)
 
+    def _prior(self) -> tuple[Tensor, Tensor]:
+        """The variance of the prior of personal models, and by how much more or less each group varies."""
+        prior = self._session.method.closing_prior(self._state.server)
+        assert prior is not None
+        return prior
+
     def _precision(self) -> float:
         """c of all parameters; products of gradients know how much more or less each varies."""
-        return float(self._state.server.closing_multiple / self._state.server.inter_variance)
+        return 1.0 / float(self._prior()[0])
 
     def _products(
         self, tangents: Tangents, left: tuple[Features, Tensor], right: tuple[Features, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        server = self._state.server
-        return tangents.products(left, right, by_parameter(server.variance_ratios.double(), server.group_sizes))
+        ratios = by_parameter(self._prior()[1].double(), self._state.server.group_sizes)
+        return tangents.products(left, right, ratios)
 
     def _own(self, position: int, tangents: Tangents) -> _Own:
         """At most so many of a client's rows, by lot; none if it has never trained: its model knows none of them."""

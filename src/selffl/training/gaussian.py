@@ -5,7 +5,9 @@ Each client's loss is the negative log-likelihood of its local estimate, Eq. (4)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
@@ -14,26 +16,26 @@ from torch import Tensor
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask, split_in_two
 from selffl.errors import ConfigError
-from selffl.randomness import integers, normal, random_bits
+from selffl.randomness import integers, normal, random_bits, uniform
 
 
 class GaussianTask(RowwiseTask):
     """Gradient of Eq. (4) for a cohort: (theta - z_m) / sigma_m^2, Eq. (5).
 
     The local estimate stands for all of a client's rows, so that every minibatch is the whole data set and B = 1.
-    ``key [..., clients]`` is that of noise, for methods that ask for some.  ``half_estimates [..., clients, 2, P]`` are
-    those of two halves of the rows, which make up ``half_shares`` of them.
+    ``key [..., clients]`` is that of noise, for methods that ask for some.  ``halve`` gives
+    estimates of two halves of the rows ``[..., clients, 2, P]``, by the number of a split, and their shares of them.
     """
 
     def __init__(
         self, local_estimate: Tensor, intra_variance: Tensor, num_examples: Tensor, learning_rate: float | Tensor,
-        key: Tensor, half_estimates: Tensor | None = None, half_shares: Tensor | None = None,
+        key: Tensor, halve: Callable[[int], tuple[Tensor, Tensor]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(intra_variance.shape, num_examples, learning_rate)
         self._estimate = local_estimate.reshape(-1, local_estimate.shape[-1])
         self._variance = intra_variance.reshape(-1, 1)
         self._key = key.reshape(-1, 1)
-        self._half_estimates, self._half_shares = half_estimates, half_shares
+        self._halve = halve
         self._shares: Tensor | None = None  # of the rows that this task has
         self._last: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
@@ -58,18 +60,13 @@ class GaussianTask(RowwiseTask):
         estimate, variance = batch
         return (params - estimate) / variance
 
-    def mean_losses(self, params: Tensor) -> Tensor:
-        """Eq. (4), of all rows at once."""
-        errors = (params.reshape(self._estimate.shape) - self._estimate).square() / (2.0 * self._variance)
-        return errors.sum(-1).reshape(self.shape)
-
-    def halves(self) -> Self:
+    def halves(self, split: int = 0) -> Self:
         """A half's loss is (theta - z)^2 / (2 sigma_m^2) with its own estimate z, and counts by its share."""
-        if self._half_estimates is None:
+        if self._halve is None:
             raise ConfigError("this task was given one estimate a client; expected estimates of two halves beside it.")
         task = self._copy_for_halves()
-        task._shares = self._half_shares
-        task._estimate = self._half_estimates.reshape(-1, self._half_estimates.shape[-1])
+        estimates, task._shares = self._halve(split)
+        task._estimate = estimates.reshape(-1, estimates.shape[-1])
         task._key = torch.stack([2 * self._key, 2 * self._key + 1], dim=1).flatten(0, 1)
         task._variance, task._last = self._variance.repeat_interleave(2, dim=0), None
         return task
@@ -177,23 +174,32 @@ class GaussianFederation:
         count, rate = of_cohort(self.num_examples), self.learning_rate
         rate = of_cohort(rate) if isinstance(rate, Tensor) else rate
         key = random_bits(self.seeds.unsqueeze(-1), "noise", round_number, clients)
-        return GaussianTask(estimate, variance, count, rate, key, *self._halves(clients, estimate, variance, count))
+        return GaussianTask(
+            estimate, variance, count, rate, key, partial(self._halve, clients, estimate, variance, count)
+        )
 
-    def _halves(self, clients: Tensor, estimate: Tensor, variance: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def _halve(
+        self, clients: Tensor, estimate: Tensor, variance: Tensor, count: Tensor, split: int
+    ) -> tuple[Tensor, Tensor]:
         """Estimates of two halves of each client's rows ``[..., C, 2, P]``, and their shares ``[..., C, 2]``.
 
         Where no rows were drawn, z_m plus and minus a noise as large as its own: two independent estimates whose mean
         it is, each as uncertain as that of half the rows (Rasines and Young, Biometrika, 2023).
         """
+        key = (split,) if split else ()
         if self.data is None:
             coordinate = torch.arange(estimate.shape[-1])
-            noise = normal(self.seeds[..., None, None], "halves", clients.unsqueeze(-1), coordinate).to(estimate)
+            noise = normal(self.seeds[..., None, None], "halves", *key, clients.unsqueeze(-1), coordinate)
+            noise = noise.to(estimate)
             noise = variance.sqrt().unsqueeze(-1) * noise
             shares = torch.full((*clients.shape, 2), 0.5).to(variance)
             return torch.stack([estimate + noise, estimate - noise], dim=-2), shares
         index = clients[..., None, None].expand(*clients.shape, *self.data.shape[-2:])
         parts = split_in_two(count)
-        place = torch.arange(self.data.shape[-2])
+        place = torch.arange(self.data.shape[-2]).expand(*clients.shape, -1)
+        if split:  # rows come in no order, so that the first half of them is one way to cut them
+            lots = uniform(self.seeds[..., None, None], "halves", split, clients.unsqueeze(-1), place)
+            place = lots.where(place < count.unsqueeze(-1), torch.inf).argsort(-1).argsort(-1)
         is_first = place < parts[..., :1]
         is_half = torch.stack([is_first, ~is_first & (place < count.unsqueeze(-1))], dim=-2).to(estimate)
         means = is_half @ self.data.gather(-3, index) / parts.clamp(min=1).unsqueeze(-1)

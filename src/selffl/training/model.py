@@ -31,7 +31,6 @@ from selffl.training.blocks import (
     gradient_of,
     is_class,
     is_softmax_regression,
-    losses_of,
     outputs_of,
     quickest_way,
     rows_at,
@@ -220,14 +219,15 @@ class ModelTask(FeatureTask):
                 f"expected a method that sends what is made of gradients alone, such as {_row_private_methods()}."
             )
 
-    def halves(self) -> Self:
-        """Each client's rows in an order of their own, keyed by seed and client, and cut in the middle."""
+    def halves(self, split: int = 0) -> Self:
+        """Each client's rows in an order of their own, keyed by seed, client and split, and cut in the middle."""
         self._check_open("halves of the rows")
         size, keys = self._size, self._keys
         owner = self._owners(size)
         begin = size.cumsum(0) - size
         row = torch.arange(len(owner), device=size.device) - begin[owner]
-        by_lot = uniform(self._seed, "half", keys[owner], row).argsort(stable=True)
+        key = (split,) if split else ()
+        by_lot = uniform(self._seed, "half", *key, keys[owner], row).argsort(stable=True)
         task = self._copy_for_halves()
         parts = task.num_examples
         task._order = (self._begin[owner] + row)[by_lot[owner[by_lot].argsort(stable=True)]]
@@ -275,21 +275,6 @@ class ModelTask(FeatureTask):
         targets = class_targets(self._model, labels.flatten(0, 1)).reshape(*labels.shape[:2], -1)
         scores = self._outputs(params, features)
         return (scores if scores.shape == targets.shape else torch.cat([0.0 * scores, scores], dim=-1)), targets
-
-    def mean_losses(self, params: Tensor) -> Tensor:
-        """Over the minibatches of the first epoch, as rows are when they are told."""
-        self._check_open("losses")
-        block, number = params.reshape(-1, params.shape[-1]), self.steps_per_epoch.reshape(-1).clamp(min=1)
-        total = torch.zeros(len(block), dtype=torch.float64, device=params.device)
-        for draw in range(int(number.max())):
-            slots = (draw < number).nonzero().flatten()
-            features, labels = self._rows_of(draw, slots)
-            way = quickest_way(self._model, block[slots], features)
-            with torch.no_grad():
-                outputs = outputs_of(self._model, block[slots], features, way)
-                losses = losses_of(self._model, self._loss, outputs, labels, way)
-            total.index_add_(0, slots, losses.double())
-        return (total / number).to(params).reshape(self.shape)
 
     @property
     def has_classes(self) -> bool:

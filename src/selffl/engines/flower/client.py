@@ -165,7 +165,8 @@ class Site:
         method = self._method_for(order)
         expected = templates(method, self.model)
         memory = self._memory(order, expected)
-        before = memory.after(order.round_number - 1) if order.is_trial else memory.before(order.round_number)
+        number = order.round_number
+        before = memory.after(number - order.closing) if order.closing else memory.before(number)
         task = self._task(own, order, order.round_number)
         upload, after = method.client_round(unpack(expected.broadcast, arrays), before, task)
         check_noisy_gradients(method, task)
@@ -180,7 +181,7 @@ class Site:
                     f"{name} of client {order.client} is not finite after round {order.round_number}; expected finite "
                     "numbers. Lower the learning rate or the penalty."
                 )
-        if not order.is_trial:
+        if not order.closing:
             memory.keep(order.round_number, before, after)
         spent = int(task.num_gradients.sum())
         if is_secure:
@@ -276,17 +277,17 @@ class Site:
         return of_task | found, numbers
 
     def _method_for(self, order: Order) -> Method:
-        """What is done in a round, or in the trial after the last."""
+        """What is done in a round, or in a closing round after the last."""
         method = self._keeping(order, self.algorithm)
-        if not order.is_trial:
+        if not order.closing:
             return method
-        trial = method.closing_trial(order.round_number - 1)
-        if trial is None:
+        rounds = method.closing_rounds(order.round_number - order.closing)
+        if not 0 < order.closing <= len(rounds):
             raise RefusedError(
-                f"the server asks client {order.client} to try its closing visit, and {method.name} has nothing to "
-                "try; expected a round of training. Give server and client the same method."
+                f"the server asks client {order.client} for closing round {order.closing}, and {method.name} has "
+                f"{len(rounds)} of them; expected a round of training. Give server and client the same method."
             )
-        return trial
+        return rounds[order.closing - 1]
 
     def _read_shared(self, order: Order) -> Shared:
         """What comes with an order to evaluate: names, shapes and types."""

@@ -17,7 +17,7 @@ from selffl.algorithms.optimisers import Optimiser, optimiser_of
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
-PROTOCOL = 9  # of these messages; other numbers are refused
+PROTOCOL = 10  # of these messages; other numbers are refused
 
 MAX_SHOWN_CHARACTERS = 200  # of what others have sent
 
@@ -38,7 +38,7 @@ class Order:
         run: Tells two runs of one experiment's name apart.
         round_number: From 1 up.
         is_over: Whether training ended with that round; clients of a method with a closing visit then make it.
-        is_trial: Whether the client tries its closing visit, for the others to know how it should be.
+        closing: Which of the closing rounds after the last this is, from 1 up; 0: it is none.
         client: The id of the client that is meant.
         number: Its number in the federation, which keys its random numbers.
         seed: Of the minibatches.
@@ -58,7 +58,7 @@ class Order:
     run: str
     round_number: int
     is_over: bool
-    is_trial: bool
+    closing: int
     client: str
     number: int
     seed: int

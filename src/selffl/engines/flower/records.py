@@ -162,11 +162,7 @@ class _Idle(FeatureTask):
         """Zero."""
         return torch.zeros_like(params)
 
-    def mean_losses(self, params: Tensor) -> Tensor:
-        """Zero."""
-        return params.new_zeros(self.shape)
-
-    def halves(self) -> Self:
+    def halves(self, split: int = 0) -> Self:
         """The one row, and none."""
         return self._copy_for_halves()
 

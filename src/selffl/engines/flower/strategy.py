@@ -35,7 +35,7 @@ from torch import Tensor
 from selffl.algorithms import Algorithm
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.claims import Claims
-from selffl.engines.cohort import RunState, sample_cohort, trial_share
+from selffl.engines.cohort import RunState, closing_share, sample_cohort
 from selffl.engines.flower.answers import Alone, Bounds, EvaluationSums, check_answer
 from selffl.engines.flower.client import VIEWS, Shared
 from selffl.engines.flower.messages import (
@@ -55,7 +55,7 @@ from selffl.engines.flower.secure import SecureRound, read_masked, read_sum
 from selffl.engines.flower.settings import Answers, Network, Records, Rounds, RunIdentity
 from selffl.engines.limits import PrivacyOptions, SumLimits
 from selffl.engines.noise import secure_noise
-from selffl.engines.rounds import GatheredUploads, RoundReport, finish_round, trial_after
+from selffl.engines.rounds import GatheredUploads, RoundReport, closing_rounds_after, finish_round
 from selffl.errors import DataError, QuorumError
 from selffl.training.flat import FlatModel
 
@@ -97,7 +97,7 @@ class SelfFLStrategy(Strategy):
         self._algorithm, self._recipe, self._network = algorithm, recipe, network
         self._privacy, self._fingerprint, self._model = PrivacyOptions.of(recipe), fingerprint(model), model
         self._bounds = Bounds(upload_template(algorithm, model), network.max_examples, tuple(own_metrics))
-        self._asked, self._is_trial = algorithm, False  # what a cohort does: a round, or the trial after the last
+        self._asked, self._closing = algorithm, 0  # what a cohort does: a round, or which of the closing rounds
         self._grid: Grid | None = None  # that the last messages went by
         self._save, self._records = save, records
         self.roster = Roster(self.ids, self._fingerprint, max(network.connect_seconds, QUERY_SECONDS))
@@ -114,11 +114,11 @@ class SelfFLStrategy(Strategy):
     ) -> list[Message]:
         """One message for each client of the cohort that is connected.  A list: Flower goes through it twice."""
         self._grid = grid
-        return self._order_round(grid, self._recipe.participation)
+        return self._order_round(grid, self.state.round_number + 1, self._recipe.participation)
 
-    def _order_round(self, grid: Grid, participation: float) -> list[Message]:
+    def _order_round(self, grid: Grid, number: int, participation: float) -> list[Message]:
         """To a cohort of so large a share of the clients."""
-        number, self._reasons = self.state.round_number + 1, []
+        self._reasons = []
         self._cohort = sample_cohort(self.names.cohort_seed, number, len(self.ids), participation)
         nodes = self._find_connected(grid, self._cohort.tolist())
         for client in self._cohort.tolist():
@@ -199,25 +199,25 @@ class SelfFLStrategy(Strategy):
         return pack(Shared(report.server.params)), MetricRecord(metrics)  # type: ignore[arg-type]
 
     def _conclude(self) -> None:
-        """Have some clients try their closing visits, where the method has them try any; too few change nothing."""
-        trial = trial_after(self._algorithm, self.state.round_number, self._recipe.robust, self._privacy)
-        if trial is None:
-            return
-        assert self._grid is not None
-        bounds, number = self._bounds, self.state.round_number + 1
-        self._asked, self._is_trial = trial, True
-        self._bounds = replace(bounds, template=upload_template(trial, self._model))
-        messages = self._order_round(self._grid, trial_share(len(self.ids)))
-        replies = self._grid.send_and_receive(messages, timeout=self._network.round_seconds)
-        gathered, spent = (self._gather if self._secure is None else self._gather_sum)(number, replies)
-        assert self._cohort is not None
-        if len(spent) >= self._needed(len(self._cohort)):
-            server = finish_round(trial, self.state.server, number, gathered, spent, secure_noise).server
-            self.state = replace(self.state, server=server)
-        else:
-            tried = f"{len(spent)} of {len(self._cohort)} clients have tried their closing visits"
-            _log.warning("%s: too few, and the visits are as hard held as was learned.", tried)
-        self._asked, self._is_trial, self._bounds = self._algorithm, False, bounds
+        """Have some clients say what closing visits are to be like; a closing round of too few changes nothing."""
+        bounds, last = self._bounds, self.state.round_number
+        rounds = closing_rounds_after(self._algorithm, last, self._recipe.robust, self._privacy)
+        for closing, asked in enumerate(rounds, 1):
+            assert self._grid is not None
+            self._asked, self._closing = asked, closing
+            self._bounds = replace(bounds, template=upload_template(asked, self._model))
+            number = last + closing
+            messages = self._order_round(self._grid, number, closing_share(len(self.ids)))
+            replies = self._grid.send_and_receive(messages, timeout=self._network.round_seconds)
+            gathered, spent = (self._gather if self._secure is None else self._gather_sum)(number, replies)
+            assert self._cohort is not None
+            if len(spent) >= self._needed(len(self._cohort)):
+                server = finish_round(asked, self.state.server, number, gathered, spent, secure_noise).server
+                self.state = replace(self.state, server=server)
+            else:
+                said = f"{len(spent)} of {len(self._cohort)} clients have answered in closing round {closing}"
+                _log.warning("%s: too few, and it changes nothing.", said)
+        self._asked, self._closing, self._bounds = self._algorithm, 0, bounds
 
     def _gather(self, number: int, replies: Iterable[Message]) -> tuple[GatheredUploads, Tensor]:
         """The uploads that count, and what each has cost ``[C]``, in ascending order of clients."""
@@ -397,7 +397,7 @@ class SelfFLStrategy(Strategy):
             run=self.names.run,
             round_number=number,
             is_over=self._is_over(),
-            is_trial=self._is_trial,
+            closing=self._closing,
             client=self.ids[client],
             number=client,
             seed=self._recipe.seed,
