@@ -87,10 +87,10 @@ def logits(params, x):
 
 
 def precisions(run):
-    """How hard each parameter is held: one over the variance of its group, as often as the trial says; they differ."""
-    server = run._state.server
-    variances = (server.inter_variance * server.variance_ratios).repeat_interleave(server.group_sizes)
-    found = server.closing_multiple / variances
+    """How hard each parameter is held: one over the variance of its group in closing visits; they differ."""
+    closing = run._state.server.closing
+    variances = closing.prior_variance * closing.prior_ratios
+    found = 1.0 / variances.repeat_interleave(run._state.server.group_sizes)
     assert found.max() > 1.02 * found.min()
     return found
 

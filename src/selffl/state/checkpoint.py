@@ -127,8 +127,13 @@ def fill_record(template: Record, tensors: Mapping[str, Tensor], prefix: str = "
     for field in fields(template):
         earlier = field.metadata.get(EARLIER_NAME, field.name)
         name = earlier if f"{start}{earlier}" in tensors else field.name
-        if ADDED_LATER in field.metadata and f"{start}{name}" not in tensors:
+        if ADDED_LATER in field.metadata and not _holds(tensors, f"{start}{name}"):
             parts[field.name] = getattr(template, field.name)
             continue
         parts[field.name] = fill_record(getattr(template, field.name), tensors, f"{start}{name}")
     return type(template)(**parts)
+
+
+def _holds(tensors: Mapping[str, Tensor], name: str) -> bool:
+    """Whether there is a tensor, or a record of them, of this dotted name."""
+    return name in tensors or any(each.startswith(f"{name}.") for each in tensors)
