@@ -279,9 +279,9 @@ def test_fedsa_shares_a_and_keeps_b(fed):
 
 def test_each_matrix_has_a_variance(fed):
     run = selffl.train(lora(body_of(), 4), fed, "self-fl-auto", **SETTINGS)
-    server, found = run._state.server, run.inter_variances()
+    closing, found = run._state.server.closing, run.inter_variances()
     assert list(found) == ["0.lora_B.weight", "2.weight", "2.bias"]
-    assert list(found.values()) == pytest.approx((server.inter_variance * server.variance_ratios).tolist())
+    assert list(found.values()) == pytest.approx((closing.inter_variance * closing.variance_ratios).tolist())
     with pytest.raises(
         ConfigError,
         match=r"^fedavg learns no variance for each tensor; .* such as self-fl-auto\.",

@@ -127,9 +127,9 @@ def test_a_method_equals_its_twin(case, kind):
         problem["rates"].t = t
         return plain(t, m, *half)
 
-    def half_gradient(t, m):
+    def half_gradient(t, m, *split):
         problem["rates"].t = t
-        return plain_halves(t, m)
+        return plain_halves(t, m, *split)
 
     class Cohorts(list):
         def __iter__(self):

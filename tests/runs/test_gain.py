@@ -352,9 +352,13 @@ def test_self_fl_auto_leaves_weights_and_variances(fed):
     assert all(0 <= number <= 650 for number in decided)
     assert statistics.mean(decided) > 1
     assert {row["num_local_steps"] for row in run.participation} == {None}
+    closing = server.closing
     for row in run.clients:
-        gain = 1 + float(server.prior_rows) / size[row["client"]]
-        assert row["predicted_gain"] == (pytest.approx(gain, rel=1e-5) if row["rounds"] else None)
+        gain = 1 + float(closing.prior_rows) / size[row["client"]]
+        variance = float(closing.inter_variance * closing.prior_rows) / size[row["client"]]
+        expected = {"predicted_gain": gain, "intra_variance": variance} if row["rounds"] else {}
+        for name in ("predicted_gain", "intra_variance"):
+            assert row[name] == pytest.approx(expected.get(name), rel=1e-5)
     for row in rows:
         variance = float(server.inter_variance * server.prior_rows) / size[row["client"]]
         assert row["intra_variance"] == pytest.approx(variance, rel=1e-5)

@@ -65,7 +65,7 @@ def test_the_estimator_answers_as_it_does_by_itself(is_binary):
     known = test.at(~is_new)
     assert np.array_equal(fit.prediction[~is_new], answer(known.features, client=known.group))
     if is_binary:
-        assert fit.variances == (2.0 * alone.run_.history[-1]["inter_variance"],)
+        assert fit.variances == (2.0 * alone.run_.summary["inter_variance"],)
     assert fit.cpu_seconds > 0
     assert fit.note == ""
 
@@ -81,7 +81,7 @@ def test_the_estimators_variance_is_in_the_outcomes_unit():
     found = direct_mixed_model(train, [0])
     assert residual_variance(estimator, train) == pytest.approx(found.scale, rel=0.03)
     fit = fit_estimator(train, train.at(np.arange(5)), rounds=10)
-    expected = 2.0 * residual_variance(estimator, train) * estimator.run_.history[-1]["inter_variance"]
+    expected = 2.0 * residual_variance(estimator, train) * estimator.run_.summary["inter_variance"]
     assert fit.variances == pytest.approx((expected,), rel=1e-9)
 
 

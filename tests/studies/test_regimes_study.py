@@ -110,12 +110,12 @@ LEVEL = (0.80, 0.81, 0.82, 0.83, 0.84)
 def runs(scores, *, precision=None, clients=()):
     """One run for each seed; one that diverged where there is no score."""
     status = ["diverged" if score is None else "finished" for score in scores]
-    history = [] if precision is None else [{"round": 9, "inter_variance": 1.0 / precision}]
+    learned = {} if precision is None else {"inter_variance": 1.0 / precision}
     rows = [
         {"num_train": 90, "num_test": 30, "accuracy": 0.5, "predicted_gain": None, **row} for row in clients or [{}]
     ]
     return [
-        Outcome(seed, {"weighted_accuracy": score, "status": state}, history, [], 1, clients=rows)
+        Outcome(seed, {"weighted_accuracy": score, "status": state} | learned, [], [], 1, clients=rows)
         for seed, (score, state) in enumerate(zip(scores, status, strict=True))
     ]
 
@@ -310,7 +310,7 @@ def test_accuracies_are_those_of_the_models(small):
     assert rows[AUTO]["accuracy"] == pytest.approx(100 * right / len(fed.test.labels))
     view = run.evaluate(class_frequencies=True).weighted("accuracy", "global+classes")
     assert rows[OWN_GLOBAL]["accuracy"] == pytest.approx(100 * view)
-    assert rows[AUTO]["precision"] == pytest.approx(1.0 / run.history[-1]["inter_variance"])
+    assert rows[AUTO]["precision"] == pytest.approx(1.0 / run.summary["inter_variance"])
 
 
 def test_runs_that_are_there_are_not_made_again(small, monkeypatch):

@@ -48,6 +48,10 @@ class Hierarchy(Generic[Server, Upload]):
         """σₘ² of ``clients [..., C]``, of whom so much is recorded, NaN where unknown; None: the method has none."""
         return None
 
+    def intra_variance_by_rows(self, server: Server, num_examples: Tensor) -> Tensor | None:
+        """σₘ² of clients with so many rows ``[..., M]``; None: the server does not know it of those who are away."""
+        return None
+
     def weights(self, server: Server, clients: Tensor, upload: Upload) -> Tensor | None:
         """What each client of the cohort weighs ``[..., C]``, where the server weighs them, relative to each other."""
         return None

@@ -456,8 +456,12 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 
     def intra_variance(self, server: AutoServer, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor:
         """sigma_m^2 = sigma_0^2 n_0/N_m."""
+        return self.intra_variance_by_rows(server, recorded["num_examples"])
+
+    def intra_variance_by_rows(self, server: AutoServer, num_examples: Tensor) -> Tensor:
+        """sigma_m^2 = sigma_0^2 n_0/N_m, as it is known last."""
         found = self.latest_spread(server)
-        return (found.inter_variance * found.prior_rows).unsqueeze(-1) / recorded["num_examples"]
+        return (found.inter_variance * found.prior_rows).unsqueeze(-1) / num_examples
 
     def gains(self, server: AutoServer, num_examples: Tensor) -> Tensor:
         """Factor by which the others shrink each client's variance, ``[..., M]``: 1 + sigma_m^2/sigma_0^2 (D11)."""

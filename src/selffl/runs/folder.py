@@ -63,7 +63,6 @@ CLIENT_MEMORY = "memory"  # the folder of what clients keep on disk
 REPORTED = ("num_local_steps", "wanted_steps", "intra_variance", "effective_params", "weight")
 PARTICIPATION_COLUMNS = ("round", "client", *REPORTED)
 
-CLOSING_MULTIPLE = "closing_multiple"  # how many times as hard as 1/σ₀² says closing visits are held; of the history
 INTERVAL = ("inter_variance_low", "inter_variance_high")  # between what σ₀² lies, 95 % confidence; of the history
 
 STRAY = ".tmp??????"  # what safetensors left of itself in folders of earlier versions, where it was killed
@@ -98,7 +97,6 @@ def history_columns(recipe: Recipe) -> list[str]:
         "intra_variance",
         "inter_variance",
         *INTERVAL,
-        CLOSING_MULTIPLE,
         *spent,
         *score_columns(recipe),
     ]

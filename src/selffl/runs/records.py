@@ -20,7 +20,7 @@ from selffl.privacy import spent_privacy, spent_row_privacy
 from selffl.runs import folder as files
 from selffl.runs.class_answers import count_answers
 from selffl.runs.evaluation import Evaluation, or_none, prefix_of, score_names
-from selffl.runs.folder import CLOSING_MULTIPLE, INTERVAL, REPORTED, Records, Row, history_columns, score_columns
+from selffl.runs.folder import INTERVAL, REPORTED, Records, Row, history_columns, score_columns
 from selffl.runs.gain import gain_scores
 from selffl.runs.methods import Method
 from selffl.runs.observers import Observer
@@ -81,7 +81,7 @@ class Recorder:
         status = "finished" if kind is None else "diverged" if issubclass(kind, DivergedError) else "stopped"
         if status == "diverged":
             self._publish()
-            self._summarise(status)
+            self._summarise(status, None)
         for observer in self._observers:
             observer.ended(replace(self.records, summary=self.records.summary | {"status": status}))
 
@@ -150,13 +150,13 @@ class Recorder:
 
     def _update(self, state: RunState, status: str | None = None) -> None:
         is_over = state.round_number == self.recipe.rounds and not self.recipe.gain
-        self._summarise(status or ("finished" if is_over else "running"))
+        self._summarise(status or ("finished" if is_over else "running"), state)
         for observer in self._observers:
             observer.updated(self.records, state)
         self._updated = time.perf_counter()
 
-    def _summarise(self, status: str) -> None:
-        self.records.summary = summary_row(self.recipe, len(self._clients), self.records, status)
+    def _summarise(self, status: str, state: RunState | None) -> None:
+        self.records.summary = summary_row(self.recipe, self._method, len(self._clients), self.records, status, state)
 
 
 def visit_bytes(method: Method, report: RoundReport) -> int:
@@ -175,13 +175,7 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
     row: Row = {"round": report.round_number, "clients": report.clients.shape[-1]}
     if not row["clients"]:  # too few answered, over a network, and nothing was learned
         return row, []
-    inter = method.inter_variance(report.server)
-    if inter is not None:
-        row["inter_variance"] = float(inter)
-    if (interval := method.inter_variance_interval(report.server)) is not None:
-        row |= dict(zip(INTERVAL, (or_none(float(end)) for end in interval), strict=True))
-    if (multiple := method.closing_multiple(report.server)) is not None:
-        row[CLOSING_MULTIPLE] = round(float(multiple), 6)  # a float32 of 0.01 is none of a float64
+    row |= spread_cells(method, report.server)
     if not method.recorded:
         return row, []
     found = dict(report.recorded)
@@ -207,6 +201,16 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
     ]
 
 
+def spread_cells(method: Method, server: Any) -> Row:
+    """What a server knows of how clients vary: σ₀², and between what it lies; nothing where the method learns none."""
+    row: Row = {}
+    if (inter := method.inter_variance(server)) is not None:
+        row["inter_variance"] = float(inter)
+    if (interval := method.inter_variance_interval(server)) is not None:
+        row |= dict(zip(INTERVAL, (or_none(float(end)) for end in interval), strict=True))
+    return row
+
+
 def score_cells(recipe: Recipe, report: Evaluated) -> Row:
     """What an evaluation adds to its round's row of the history."""
     cells = report.evaluation.scores()
@@ -225,8 +229,6 @@ def forget_closing_scores(records: Records, earlier: Recipe, recipe: Recipe, met
     if not method.has_closing_visit or not last["round"] == earlier.rounds < recipe.rounds:
         return False
     last |= dict.fromkeys(score_columns(earlier))
-    if last.get(CLOSING_MULTIPLE) is not None:
-        last[CLOSING_MULTIPLE] = 1.0  # which is tried once more
     return True
 
 
@@ -261,8 +263,14 @@ def client_rows(
         last = {row["client"]: row for row in records.participation}  # later rows take the place of earlier ones
         for name in ("num_local_steps", "intra_variance"):
             columns[name] = [last.get(client, {}).get(name) for client in columns["client"]]
-    if (gains := method.gains(state.server, num_train.to(state.server.params.device))) is not None:
-        columns["predicted_gain"] = _or_none(gains.masked_fill(state.num_rounds == 0, torch.nan)[chosen])
+    sizes = num_train.to(state.server.params.device)
+    latest = {
+        "intra_variance": method.intra_variance_by_rows(state.server, sizes),
+        "predicted_gain": method.gains(state.server, sizes),
+    }
+    for name, values in latest.items():
+        if values is not None:
+            columns[name] = _or_none(values.masked_fill(state.num_rounds == 0, torch.nan)[chosen])
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -326,21 +334,27 @@ def _or_none(values: Tensor) -> list[float | None]:
     return [or_none(value) for value in values.tolist()]
 
 
-def summary_row(recipe: Recipe, num_clients: int, records: Records, status: str) -> Row:
-    """The run in one row: the numbers of its last evaluation."""
+def summary_row(
+    recipe: Recipe, method: Method, num_clients: int, records: Records, status: str, state: RunState | None
+) -> Row:
+    """The run in one row: the numbers of its last evaluation, and what ``state``, where there is one, knows."""
     # The accuracies are named for every task, so that a script finds them (empty) where there are none.
     names = list(dict.fromkeys([*score_names(("accuracy",)), *score_columns(recipe)]))
     scored = next((row for row in reversed(records.history) if any(row.get(name) is not None for name in names)), {})
     last: Row = records.history[-1] if records.history else {}
-    # Of the last round that anybody took part in.
+    # Closing rounds, which are no rounds of the history, may know better than the last that anybody took part in.
     spread = next((row for row in reversed(records.history) if row.get("inter_variance") is not None), {})
+    if state is not None and spread:
+        spread = spread_cells(method, state.server)
+        if (multiple := method.closing_multiple(state.server)) is not None:
+            spread["closing_multiple"] = round(float(multiple), 6)  # no more digits than a float32 has
     return {
         "algorithm": recipe.algorithm,
         "data": recipe.data,
         "seed": recipe.seed,
         "rounds": last.get("round", 0),
         **{name: scored.get(name) for name in names},
-        **{name: spread.get(name) for name in ("inter_variance", *INTERVAL, CLOSING_MULTIPLE)},
+        **{name: spread.get(name) for name in ("inter_variance", *INTERVAL, "closing_multiple")},
         "gradient_evaluations": last.get("gradient_evaluations", 0),
         "bytes_sent": last.get("bytes_sent", 0),
         "seconds": last.get("seconds", 0.0),

@@ -14,12 +14,13 @@ from selffl.algorithms import algorithm as method_of
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation
 from selffl.data.registry import load as load_data
+from selffl.engines.cohort import RunState
 from selffl.engines.ranks import Ranks, joined
 from selffl.errors import CheckpointError, ConfigError
 from selffl.models import build
 from selffl.runs import folder as files
 from selffl.runs.environment import check_device
-from selffl.runs.folder import Records, RunFolder
+from selffl.runs.folder import Records, Row, RunFolder
 from selffl.runs.methods import Method
 from selffl.runs.observers import Observer, RoundCallback
 from selffl.runs.ranks import dismiss, follow, for_ranks, shared_module, train_over
@@ -93,7 +94,7 @@ def _go_on(place: Path, session: Session, ranks: Ranks, observers: Sequence[Obse
     with locked(place):
         write_facts(place, session)
         if session.is_over(state) and not recipe.gain:  # and its summary is not there, which nothing else makes again
-            records.summary = summary_row(recipe, session.federation.num_clients, records, "finished")
+            records.summary = _summarise(session, records, "finished", state)
             RunFolder(place).add_evaluation(records)
         is_reopened = forget_closing_scores(records, files.read_config(place), recipe, session.method)
         if is_reopened and recipe.is_evaluated(state.round_number):
@@ -131,8 +132,12 @@ def load(
     records = _records(place, session.federation)
     if records.summary.get("rounds") != state.round_number:  # it went on after the checkpoint, and was interrupted
         records = replace(records.up_to(state.round_number), clients=[])
-        records.summary = summary_row(session.recipe, session.federation.num_clients, records, "running")
+        records.summary = _summarise(session, records, "running", state)
     return make_run(session, state, records)
+
+
+def _summarise(session: Session, records: Records, status: str, state: RunState) -> Row:
+    return summary_row(session.recipe, session.method, session.federation.num_clients, records, status, state)
 
 
 def _records(path: Path, federation: Federation) -> Records:

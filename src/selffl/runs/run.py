@@ -242,7 +242,7 @@ class Run:
             save_state_dict(Path(path), module.state_dict(), about)
             return
         known = {row["client"]: client_about(row) for row in self.clients}
-        variance = getattr(self._state.server, "inter_variance", None)
+        variance = self._session.method.inter_variance(self._state.server)
         write_personal(
             Path(path),
             self._session.model.load(self._state.server.params),

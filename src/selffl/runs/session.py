@@ -232,7 +232,7 @@ class Session:
             state = self.engine.advance(state, 1, ended.append, consume=True)
             if self.is_over(state):
                 state = self.engine.conclude(state)
-            yield state, replace(ended[0], server=state.server)
+            yield state, ended[0]
             if self.recipe.is_evaluated(state.round_number):
                 yield state, self.evaluate_round(state)
         if self.recipe.gain:

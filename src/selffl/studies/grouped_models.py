@@ -109,7 +109,7 @@ def fit_estimator(train: GroupedRows, test: GroupedRows, rounds: int | None = No
         if chosen.any():
             rows = test.at(chosen)
             prediction[chosen] = answers(rows, rows.group if has_model else None)
-    spent, variance = time.process_time() - began, estimator.run_.history[-1].get("inter_variance")
+    spent, variance = time.process_time() - began, estimator.run_.summary["inter_variance"]
     # A score for each of two classes has a coefficient of its own: log-odds, their difference, vary twice as much.
     # With a squared error σ₀² is in units of twice the variance of residuals.
     unit = 1.0 if is_binary(train) or variance is None else residual_variance(estimator, train)
@@ -122,13 +122,11 @@ def residual_variance(estimator: Any, train: GroupedRows) -> float:
     """Estimate the variance of residuals by those of the rows that a regression was fitted to.
 
     Their squares are too small: of a group's coefficients its N rows have decided the share N/(N + n_0), and as many
-    degrees of freedom are lost.  The run has σ₀² and the mean over groups of σ₀² n_0/N.
+    degrees of freedom are lost.  The gain that the run predicts is one over that share.
     """
     residual = train.outcome - estimator.predict(train.features, client=train.group)
-    sizes = np.unique(train.group, return_counts=True)[1]
-    last = estimator.run_.history[-1]
-    prior_rows = last["intra_variance"] / last["inter_variance"] / np.mean(1.0 / sizes)
-    num_decided = (train.features.shape[1] + 1) * float((sizes / (sizes + prior_rows)).sum())
+    gains = [row["predicted_gain"] for row in estimator.run_.clients]
+    num_decided = (train.features.shape[1] + 1) * sum(1.0 / gain for gain in gains if gain is not None)
     return float(np.square(residual).sum() / (len(residual) - num_decided))
 
 

@@ -113,8 +113,8 @@ class CellResult:
 
 
 def precision_of(outcome: Outcome) -> float:
-    """c after the last round; NaN where a run left none."""
-    variance = outcome.history[-1].get("inter_variance") if outcome.history else None
+    """c as a run has learned it in the end; NaN where it has none."""
+    variance = outcome.summary.get("inter_variance")
     return math.nan if variance is None else 1.0 / float(variance)
 
 

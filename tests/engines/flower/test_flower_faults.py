@@ -175,28 +175,32 @@ def test_finite_lies_of_one_client_do_not_end_a_run(method, changes, reason, tmp
     assert len(left_out) == (0 if reason is None else 4)
 
 
-@pytest.mark.parametrize(("each", "is_left_out"), [(-8.0, False), (-9.0, True), (1e30, True)])  # it has eight rows
-def test_nobody_settles_how_closing_visits_are_held(each, is_left_out, tmp_path, heard):
-    """In the trial after the last round a client counts for its rows at most; other answers are left out by name."""
+@pytest.mark.parametrize("name", ["deviation_squares", "spread_products", "agreements", "num_examples"])
+def test_nobody_settles_how_closing_visits_are_held(name, tmp_path, heard):
+    """In both closing rounds after the last an answer that cannot be is left out by name."""
     small = Small(tmp_path, "self-fl-auto")
-    found = small.serve(small.grid(of_client(tensor("excess_losses", each), rounds=[3])), rounds=2)
+    found = small.serve(small.grid(of_client(tensor(name, 1e6), rounds=[3, 4])), rounds=2)
     assert found.summary["status"] == "finished"
     assert took_part(found, 2) == list(Small.clients)
     said = heard()
-    assert len(said) == is_left_out
-    assert all(f"round 3: client {VICTIM} is left out: excess_losses is {each:g}; expected -8 to 8." in x for x in said)
+    assert len(said) == 2
+    wrong = "spread_products" if name == "agreements" else name  # these are of the agreements
+    for number, line in zip((3, 4), said, strict=True):
+        assert line.startswith(f"round {number}: client {VICTIM} is left out: {wrong} is ")
+    assert 0.0 < found.summary["inter_variance"] < 10.0
 
 
-def test_a_trial_of_too_few_changes_nothing(tmp_path, caplog):
-    """Nobody answers it: the run ends all the same, and closing visits are held as was learned."""
+def test_closing_rounds_of_too_few_change_nothing(tmp_path, caplog):
+    """Nobody answers them: the run ends all the same, and closing visits are held as was learned."""
 
     def fault(message, answer):
-        return [] if message.metadata.group_id == "3" else [answer(message)]
+        return [] if message.metadata.group_id in ("3", "4") else [answer(message)]
 
     found = (small := Small(tmp_path, "self-fl-auto")).serve(small.grid(fault), rounds=2)
     assert found.summary["status"] == "finished"
     assert found.summary["closing_multiple"] == 1.0
-    assert "0 of 4 clients have tried their closing visits" in caplog.text
+    assert found.summary["inter_variance"] == found.history[-1]["inter_variance"]
+    assert "0 of 4 clients have answered in closing round 1: too few, and it changes nothing." in caplog.text
 
 
 def test_nobody_has_more_rows_than_it_said_when_it_came(tmp_path, heard):

@@ -174,11 +174,11 @@ class SelfFLStrategy(Strategy):
                 why = f" ({self._reasons[0]})" if self._reasons else ""
                 raise QuorumError(f"{problem}{why}. The log has every reason; lower the quorum, or wait longer.")
             _log.warning("%s; the round is skipped.", problem)
-            self.state = replace(self.state, round_number=number)
+            self.state, trained = replace(self.state, round_number=number), self.state.server
             if self._is_over():
                 self._conclude()
             nobody = self._at([])
-            self._report(RoundReport(number, nobody, None, {}, self.state.server, nobody))
+            self._report(RoundReport(number, nobody, None, {}, trained, nobody))
             self._saved()
             return None, None
         report = finish_round(self._algorithm, self.state.server, number, gathered, spent, secure_noise)
@@ -193,7 +193,7 @@ class SelfFLStrategy(Strategy):
         )
         if self._is_over():
             self._conclude()
-        self._report(replace(report, server=self.state.server))
+        self._report(report)
         self._saved()
         metrics = {"round": number, "clients": len(spent), "gradient-evaluations": int(spent.sum())}
         return pack(Shared(report.server.params)), MetricRecord(metrics)  # type: ignore[arg-type]
