@@ -304,17 +304,16 @@ def test_every_decision_is_listed():
 
 
 def test_the_numbers_of_self_fl_auto_are_those_of_the_code():
-    from selffl.algorithms import auto_spread, auto_trial, held_steps, self_fl_auto
-    from selffl.engines.cohort import MOST_IN_TRIAL
+    from selffl.algorithms import auto_closing, auto_spread, held_steps, self_fl_auto
+    from selffl.engines.cohort import MOST_IN_CLOSING
     from selffl.maths import score_scale
 
     page = (ROOT / "docs" / "methods" / "self-fl.md").read_text(encoding="utf-8")
     stated = {name: float(value) for name, value in re.findall(r"^\| `([A-Z_]+)` \| ([\d.]+) \|", page, re.M)}
-    known = vars(held_steps) | vars(score_scale) | vars(auto_spread) | vars(auto_trial) | vars(self_fl_auto)
-    known |= {"MOST_IN_TRIAL": MOST_IN_TRIAL}
+    known = vars(held_steps) | vars(score_scale) | vars(auto_spread) | vars(auto_closing) | vars(self_fl_auto)
+    known |= {"MOST_IN_CLOSING": MOST_IN_CLOSING}
     assert stated == {name: known[name] for name in stated}
-    assert len(stated) == 21
-    assert f"| `MULTIPLES` | {', '.join(f'{multiple:g}' for multiple in auto_trial.MULTIPLES)} |" in page
+    assert len(stated) == 23
 
 
 def test_readme_lists_every_method():
