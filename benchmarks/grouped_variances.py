@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
+from scipy.special import expit
 
 from selffl.estimator import SelfFLClassifier, SelfFLRegressor
 
@@ -90,7 +91,7 @@ def logistic_variance(rows: Rows) -> float:
         deviation, centre = math.exp(at[0] / 2), at[1:]
         effect = np.zeros((int(group.max()) + 1, width))  # of each group, in standard deviations: its mode
         for _ in range(30):
-            chance = 1.0 / (1.0 + np.exp(-(design * (centre + deviation * effect[group])).sum(1)))
+            chance = expit((design * (centre + deviation * effect[group])).sum(1))
             slope = deviation * by_group(design * (outcome - chance)[:, None], group) - effect
             bend = design[:, :, None] * design[:, None, :] * (chance * (1.0 - chance))[:, None, None]
             curvature = deviation**2 * by_group(bend, group) + np.eye(width)
@@ -115,7 +116,7 @@ def both(kind: str, rows: Rows, rounds: int) -> tuple[float, float]:
     """σ₀² by maximum likelihood and as a run learns it, in the unit of the outcome or of log-odds."""
     estimator: Any = (SelfFLRegressor if kind == "linear" else SelfFLClassifier)(rounds=rounds)
     estimator.fit(rows.design[:, 1:], rows.outcome, client=rows.group)
-    learned = 2.0 * float(estimator.run_.history[-1]["inter_variance"])  # of two scores, or over twice the residuals'
+    learned = 2.0 * float(estimator.run_.summary["inter_variance"])  # of two scores, or over twice the residuals'
     if kind == "linear":
         likeliest, noise = linear_variances(rows)
         return likeliest, learned * noise
