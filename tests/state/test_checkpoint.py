@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from selffl.algorithms.records import ADDED_LATER, tensors_of
@@ -121,7 +120,7 @@ def test_another_version_is_refused(tmp_path):
     header["__metadata__"]["version"] = "99"
     new = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(new)) + new + content[8 + size :])
-    with pytest.raises(CheckpointError, match="has version 99; expected 1"):
+    with pytest.raises(CheckpointError, match="has version 99; expected 1 or 2"):
         load_tensors(path)
 
 
@@ -172,8 +171,8 @@ def test_what_is_said_of_a_file_is_read_alone(tmp_path):
     assert load_about(path) == load_tensors(path)[1] == ABOUT
     save_file({"x": torch.zeros(1)}, tmp_path / "plain.safetensors")
     (tmp_path / "torn.safetensors").write_bytes(path.read_bytes()[:20])
-    for name in ("plain", "torn", "absent"):
-        with pytest.raises(CheckpointError, match=f"{name}.safetensors is damaged"):
+    for name, why in (("plain", "was not written by selffl"), ("torn", "is damaged"), ("absent", "does not exist")):
+        with pytest.raises(CheckpointError, match=f"{name}.safetensors {why}"):
             load_about(tmp_path / f"{name}.safetensors")
 
 
@@ -196,13 +195,3 @@ def test_a_field_that_came_later_is_left_as_it_is_and_the_others_are_read():
 
     found = fill_record(Grown(torch.ones(1)), {"params": torch.tensor([3.0, 4.0])})
     assert (found.added.tolist(), found.params.tolist()) == ([1.0], [3.0, 4.0])
-
-
-def test_what_the_library_refuses_for_another_reason_than_the_disk_is_not_hidden(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise SafetensorError("an odd header")
-
-    monkeypatch.setattr("selffl.state.checkpoint.save_file", refuse)
-    with pytest.raises(SafetensorError, match="an odd header"):
-        saved(tmp_path)
-    assert not list(tmp_path.iterdir())

@@ -36,7 +36,7 @@ from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import Preparation
 from selffl.engines.cohort import check_noisy_gradients
-from selffl.engines.flower.memory import ClientMemory
+from selffl.engines.flower.memory import ClientMemory, Start
 from selffl.engines.flower.messages import (
     ABOUT,
     ARRAYS,
@@ -166,9 +166,9 @@ class Site:
         expected = templates(method, self.model)
         memory = self._memory(order, expected)
         number = order.round_number
-        before = memory.after(number - order.closing) if order.closing else memory.before(number)
+        start = Start(memory.after(number - order.closing), 0) if order.closing else memory.before(number)
         task = self._task(own, order, order.round_number)
-        upload, after = method.client_round(unpack(expected.broadcast, arrays), before, task)
+        upload, after = method.client_round(unpack(expected.broadcast, arrays), start.memory, task)
         check_noisy_gradients(method, task)
         privacy = PrivacyOptions(**json.loads(order.privacy))
         if privacy.clip is not None:
@@ -182,7 +182,7 @@ class Site:
                     "numbers. Lower the learning rate or the penalty."
                 )
         if not order.closing:
-            memory.keep(order.round_number, before, after)
+            memory.keep(order.round_number, start, after)
         spent = int(task.num_gradients.sum())
         if is_secure:
             hidden = self.secure_site(client, order.experiment).mask_answer(content, method, upload, spent)
