@@ -161,7 +161,7 @@ class Site:
                 f"the server asks client {client} for a plain answer; expected a secure sum, as its site insists on "
                 "(secure_sums=True). Have the server make secure sums, or the site not insist."
             )
-        own = self._rows(client)
+        own = self._rows(client, is_tested=False)
         method = self._method_for(order)
         expected = templates(method, self.model)
         memory = self._memory(order, expected)
@@ -320,8 +320,11 @@ class Site:
             options=TrainingOptions(**json.loads(order.training)), is_secret=True,
         )  # fmt: skip
 
-    def _rows(self, client: Hashable) -> OwnRows:
-        """A client's rows, in the model's precision and on its device, their loss and their measure."""
+    def _rows(self, client: Hashable, *, is_tested: bool = True) -> OwnRows:
+        """A client's rows, in the model's precision and on its device, their loss and their measure.
+
+        Rows to test on are checked only where they are used: when a client says who it is, and where it evaluates.
+        """
         data = self.load_data(client)
         if isinstance(data, Federation):
             if data.num_clients != 1:
@@ -337,7 +340,9 @@ class Site:
         device, dtype = self.model.device, self.model.dtype
         train, test = (part.to(device, dtype) for part in (scaled.train, scaled.test))
         measures = [
-            check_rows(self.model, loss, part, [client]) for part in (train, test) if len(part.labels) or part is train
+            check_rows(self.model, loss, part, [client])
+            for part in (train, test)
+            if part is train or (is_tested and len(part.labels))
         ]
         measure = measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
         return OwnRows(train, test, loss, label_scale.in_user_units(measure), preparation, label_scale)
