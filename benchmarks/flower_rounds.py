@@ -52,6 +52,7 @@ STAGES = {
     "selffl.engines.flower.client:pack": "packing",
     "selffl.engines.flower.client:unpack": "packing",
     "selffl.engines.flower.strategy:pack": "packing",
+    "selffl.engines.flower.strategy:pack_each": "packing",
     "selffl.engines.flower.answers:unpack": "packing",
     "selffl.engines.flower.client:is_finite": "checks of answers",
     "selffl.engines.claims:Claims.are_possible": "checks of answers",
