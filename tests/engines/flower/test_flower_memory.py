@@ -13,6 +13,7 @@ from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.flower import memory as module
 from selffl.engines.flower.memory import ClientMemory, Start, file_name, memories
 from selffl.errors import CheckpointError, RefusedError
+from selffl.state.files import exclusive_lock
 
 
 def memory_of(folder, client="anna", experiment="first", name="self-fl", run=""):
@@ -347,3 +348,17 @@ def test_a_damaged_memory_of_an_earlier_version_is_refused(tmp_path):
         memory.before(6)
     with pytest.raises(CheckpointError, match="its checksum differs"):
         memory.keep(6, Start(memory.newcomer, 5), memory.newcomer)
+
+
+def test_a_reader_waits_for_a_writer(tmp_path):
+    """Between two looks at two files another process could replace one of them."""
+    memory = memory_of(tmp_path)
+    memory.keep(1, memory.before(1), plus(memory.newcomer, 1))
+    found = []
+    reader = threading.Thread(target=lambda: found.append(memory.before(2)))
+    with exclusive_lock(memory.path):
+        reader.start()
+        reader.join(0.2)
+        assert not found
+    reader.join()
+    assert found[0].round_number == 1
