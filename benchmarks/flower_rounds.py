@@ -255,9 +255,10 @@ def across(message: Message) -> tuple[Message, int]:
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
     contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    num_bytes = sum(map(len, contents.values()))  # which are gone once they are put together
     arrived: Message = inflate_object_from_contents(message.object_id, contents)
     arrived.metadata.__dict__["_message_id"] = message.metadata.message_id
-    return arrived, sum(map(len, contents.values()))
+    return arrived, num_bytes
 
 
 def counting_grid(app: ClientApp, clients: int) -> Any:
