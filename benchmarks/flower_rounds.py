@@ -28,6 +28,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from stages import Stages
 from torch import Tensor, nn
 
 # Client processes import this file, and those of Flower's own FedAvg are not to pay for selffl: it is imported below.
@@ -37,6 +38,34 @@ CASES = ("Flower FedAvg", "selffl FedAvg", "selffl Self-FL")
 MODELS = ("softmax", "network")
 WIDTH = 960  # of the network's two layers: 994,570 parameters
 LEARNING_RATE = 0.05
+# Of a round in the process: where its seconds go.  What is not named here is the rest.
+STAGES = {
+    "wire:sealed": "messages",
+    "flower_rounds:across": "messages",
+    "flower_rounds:train_plainly": "training",
+    "selffl.algorithms.fedavg:FedAvg.client_round": "training",
+    "selffl.algorithms.self_fl:SelfFL.client_round": "training",
+    "selffl.engines.flower.client:Site._rows": "rows and their checks",
+    "selffl.engines.flower.client:Site._check": "orders and their checks",
+    "selffl.engines.flower.strategy:SelfFLStrategy._message": "orders and their checks",
+    "selffl.engines.flower.client:templates": "templates",
+    "selffl.engines.flower.client:pack": "packing",
+    "selffl.engines.flower.client:unpack": "packing",
+    "selffl.engines.flower.strategy:pack": "packing",
+    "selffl.engines.flower.strategy:pack_each": "packing",
+    "selffl.engines.flower.answers:unpack": "packing",
+    "selffl.engines.flower.client:is_finite": "checks of answers",
+    "selffl.engines.claims:Claims.are_possible": "checks of answers",
+    "selffl.engines.rounds:GatheredUploads.add": "sums",
+    "selffl.engines.flower.strategy:finish_round": "server's step",
+    "flwr.serverapp.strategy:FedAvg.aggregate_train": "server's step",
+    "selffl.engines.flower.memory:load_tensors": "reading files",
+    "selffl.engines.flower.memory:save_tensors": "writing files",
+    "selffl.engines.flower.server:save_tensors": "writing files",
+    "selffl.state.checkpoint:_crc32": "checksums",
+    "os:fsync": "waiting for the disk",
+    "selffl.runs.flower:RemoteRecorder.take": "records",
+}
 APART = ["unshare", "--map-root-user", "--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
 
 
@@ -73,8 +102,24 @@ def read_rows(folder: Path, client: Any) -> tuple[Tensor, Tensor, Tensor, Tensor
 # ------------------------------------------------------------------------------------------- as a user of Flower has it
 
 
+def train_plainly(module: nn.Module, criterion: nn.Module, x: Tensor, y: Tensor, config: ConfigRecord) -> float:
+    """A plain loop: the mean loss of its minibatches."""
+    steps, batch, rate = (config[name] for name in ("steps", "batch", "lr"))
+    optimiser = torch.optim.SGD(module.parameters(), lr=rate)
+    left, total = steps, 0.0
+    while left:
+        for rows in torch.randperm(len(y)).split(batch)[:left]:
+            optimiser.zero_grad()
+            loss = criterion(module(x[rows]), y[rows])
+            loss.backward()
+            optimiser.step()
+            total += loss.item()
+            left -= 1
+    return total / steps
+
+
 def plain_client(model: str, folder: Path) -> ClientApp:
-    """A plain loop."""
+    """A client that takes the server's model and its configuration, and sends its own."""
     module, criterion = build(model), nn.CrossEntropyLoss()
     app = ClientApp()
 
@@ -82,18 +127,8 @@ def plain_client(model: str, folder: Path) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         module.load_state_dict(message.content["arrays"].to_torch_state_dict())
         x, y, _, _ = read_rows(folder, context.node_config["partition-id"])
-        steps, batch, rate = (message.content["config"][name] for name in ("steps", "batch", "lr"))
-        optimiser = torch.optim.SGD(module.parameters(), lr=rate)
-        left, total = steps, 0.0
-        while left:
-            for rows in torch.randperm(len(y)).split(batch)[:left]:
-                optimiser.zero_grad()
-                loss = criterion(module(x[rows]), y[rows])
-                loss.backward()
-                optimiser.step()
-                total += loss.item()
-                left -= 1
-        metrics = MetricRecord({"train-loss": total / steps, "num-examples": len(y)})
+        mean_loss = train_plainly(module, criterion, x, y, message.content["config"])
+        metrics = MetricRecord({"train-loss": mean_loss, "num-examples": len(y)})
         content = RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": metrics})
         return Message(content=content, reply_to=message)
 
@@ -175,9 +210,12 @@ def server_of(case: str, model: str, folder: Path, args: argparse.Namespace, cli
 class Watch:
     """When each round began, and what had gone over the loopback by then: of all rounds but the last."""
 
-    def __init__(self, grid: Grid, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, grid: Grid, clock: Callable[[], float] = time.perf_counter, stages: Stages | None = None
+    ) -> None:
         self.began: list[float] = []
         self.looped: list[int] = []
+        self.stages: dict[str, float] = {}  # seconds of a round
         send = grid.send_and_receive
 
         def send_and_receive(messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -185,6 +223,11 @@ class Watch:
             if messages and messages[0].metadata.message_type == "train":
                 self.began.append(clock())
                 self.looped.append(loopback())
+                if stages is not None and len(self.began) == 1:
+                    stages.clear()
+                elif stages is not None:
+                    num_rounds = len(self.began) - 1
+                    self.stages = {stage: seconds / num_rounds for stage, seconds in stages.read().items()}
             return send(messages, timeout=timeout)
 
         grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
@@ -206,11 +249,20 @@ def loopback() -> int:
     return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
 
 
-def counting_grid(app: ClientApp, clients: int) -> Any:
-    """A grid in this process that takes every message apart as Flower stores it, and counts the bytes."""
-    sys.path.insert(0, str(HERE.parent / "tests" / "engines" / "flower"))
+def across(message: Message) -> tuple[Message, int]:
+    """The message taken apart as Flower stores it and put together again, and its bytes."""
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    num_bytes = sum(map(len, contents.values()))  # which are gone once they are put together
+    arrived: Message = inflate_object_from_contents(message.object_id, contents)
+    arrived.metadata.__dict__["_message_id"] = message.metadata.message_id
+    return arrived, num_bytes
+
+
+def counting_grid(app: ClientApp, clients: int) -> Any:
+    """A grid in this process that takes every message apart as Flower stores it, and counts the bytes."""
     from wire import RUN, WireGrid, sealed
 
     class CountingGrid(WireGrid):  # type: ignore[misc]
@@ -221,10 +273,8 @@ def counting_grid(app: ClientApp, clients: int) -> Any:
             self.counted: dict[str, list[int]] = defaultdict(list)
 
         def _across(self, message: Message, direction: str) -> Message:
-            contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
-            self.counted[f"{message.metadata.message_type} {direction}"].append(sum(map(len, contents.values())))
-            arrived: Message = inflate_object_from_contents(message.object_id, contents)
-            arrived.metadata.__dict__["_message_id"] = message.metadata.message_id
+            arrived, num_bytes = across(message)
+            self.counted[f"{message.metadata.message_type} {direction}"].append(num_bytes)
             return arrived
 
         def answer(self, message: Message) -> Message:
@@ -237,12 +287,17 @@ def counting_grid(app: ClientApp, clients: int) -> Any:
 
 
 def in_process(case: str, model: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """One run in this process: seconds of its rounds, and bytes of a message by kind and direction."""
-    grid = counting_grid(client_of(case, model, folder, args), args.clients)
-    watch = Watch(grid, {"wall": time.perf_counter, "cpu": time.process_time}[args.clock])
-    server_of(case, model, folder, args, args.clients)(grid, Context(7, 1, {}, RecordDict(), {}))
+    """One run in this process: seconds of its rounds, in all and by stage, and bytes of a message by kind and way."""
+    clock = {"wall": time.perf_counter, "cpu": time.process_time}[args.clock]
+    sys.path.insert(0, str(HERE.parent / "tests" / "engines" / "flower"))
+    sys.modules.setdefault("flower_rounds", sys.modules[__name__])  # as which its functions are named
+    stages = Stages(clock)
+    with stages.watching(STAGES):
+        grid = counting_grid(client_of(case, model, folder, args), args.clients)
+        watch = Watch(grid, clock, stages)
+        server_of(case, model, folder, args, args.clients)(grid, Context(7, 1, {}, RecordDict(), {}))
     sizes = {name: sum(counts) / len(counts) for name, counts in grid.counted.items()}
-    return {"seconds": watch.seconds, "bytes": sizes}
+    return {"seconds": watch.seconds, "stages": watch.stages, "bytes": sizes}
 
 
 # ----------------------------------------------------------------------------------------------------------- deployment
@@ -435,6 +490,18 @@ def table(title: str, unit: str, turns: dict[tuple[str, str], list[float]]) -> N
     print()
 
 
+def stage_table(runs: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    """Where the seconds of a round go: the median of the turns, for each stage and case."""
+    for model in dict.fromkeys(model for model, _ in runs):
+        cases = [case for of_model, case in runs if of_model == model]
+        print(f"Milliseconds of a round by stage, {model}\n{'':26}" + "".join(f"  {case:>14}" for case in cases))
+        names = dict.fromkeys([*STAGES.values(), "rest"])
+        for stage in names:
+            found = [middle(run["stages"].get(stage, 0.0) for run in runs[model, case]) for case in cases]
+            print(f"{stage:26}" + "".join(f"  {1000 * seconds:14,.1f}" for seconds in found))
+        print()
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -465,7 +532,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     sizes = f"{args.steps} steps of batch {args.batch}, {'' if args.evaluate else 'no '}evaluation, one thread"
-    record: dict[str, Any] = {"seconds": {}, "bytes": {}, "of_clients": {}}
+    record: dict[str, Any] = {"seconds": {}, "stages": {}, "bytes": {}, "of_clients": {}}
     with TemporaryDirectory(prefix="rounds") as name:
         folder = Path(name)
         if "process" in args.where:
@@ -498,6 +565,7 @@ def report(head: str, where: str, runs: dict[tuple[str, str], list[dict[str, Any
 
     table("Seconds of a round, median of a turn", "s", each(lambda run: middle(run["seconds"])))
     if where == "process":
+        stage_table(runs)
         table("Bytes to train, to a client in a round", "B", each(lambda run: run["bytes"]["train down"]))
         table("Bytes to train, from a client in a round", "B", each(lambda run: run["bytes"]["train up"]))
         table("Bytes to train, both ways", "B", each(lambda run: run["bytes"]["train down"] + run["bytes"]["train up"]))
@@ -509,6 +577,7 @@ def report(head: str, where: str, runs: dict[tuple[str, str], list[dict[str, Any
         key = f"{case}, {model}, {where}"
         record["seconds"][key] = [run["seconds"] for run in found]
         if where == "process":
+            record["stages"][key] = [run["stages"] for run in found]
             record["bytes"][key] = found[-1]["bytes"]
         else:
             record["bytes"][key] = [run["looped"] for run in found]

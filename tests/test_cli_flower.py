@@ -19,7 +19,7 @@ import selffl
 from selffl import cli
 from selffl.algorithms import algorithm
 from selffl.data import load
-from selffl.engines.flower.memory import ClientMemory
+from selffl.engines.flower.memory import ClientMemory, Start
 from selffl.runs.folder import RunFolder
 from selffl.runs.recipe import Recipe
 from selffl.state.checkpoint import load_tensors, save_tensors
@@ -56,7 +56,7 @@ def remember(folder, client, experiment="first", last=4, model=None):
     """What a client leaves after ``last`` rounds, and after an evaluation of round ``model``."""
     memory = ClientMemory(folder, experiment, client, algorithm("self-fl").newcomer(torch.zeros(1, 23)), "run")
     if last:
-        memory.keep(last, memory.newcomer, memory.newcomer)
+        memory.keep(last, Start(memory.newcomer, 0), memory.newcomer)
     if model:
         flat = FlatModel(module(model))
         memory.path.parent.mkdir(parents=True, exist_ok=True)

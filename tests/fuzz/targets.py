@@ -35,7 +35,7 @@ from selffl.data.preparation import Preparation
 from selffl.data.sent140 import read_tweets
 from selffl.data.text import read_original
 from selffl.engines.cohort import RunState
-from selffl.engines.flower.memory import ClientMemory
+from selffl.engines.flower.memory import ClientMemory, Start
 from selffl.errors import SelfFLError
 from selffl.models.layers import build_layers, describe_layers
 from selffl.reports import page, svg
@@ -161,7 +161,7 @@ def read_memory(content: bytes) -> object:
     newcomer = selffl.algorithm("ditto").newcomer(torch.zeros(1, 3))
     with folder() as place:
         memory = ClientMemory(place, "x", "a", newcomer, "r")
-        memory.keep(1, newcomer, newcomer)
+        memory.keep(1, Start(newcomer, 0), newcomer)
         tensors, _ = load_tensors(memory.path)
         save_tensors(memory.path, tensors, about)
         return memory.latest()

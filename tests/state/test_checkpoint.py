@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, checked before they are believed."""
 
+import hashlib
 import json
 import os
 import struct
@@ -9,12 +10,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from selffl.algorithms.records import ADDED_LATER, tensors_of
 from selffl.errors import CheckpointError
-from selffl.state.checkpoint import fill_record, load_about, load_tensors, save_tensors
+from selffl.state.checkpoint import (
+    DTYPES,
+    fill_record,
+    load_about,
+    load_tensors,
+    save_tensors,
+    write_safetensors,
+)
 
 TENSORS = {
     "params": torch.tensor([[1.5, -0.0], [float("nan"), 1e-42]]),
@@ -121,7 +128,7 @@ def test_another_version_is_refused(tmp_path):
     header["__metadata__"]["version"] = "99"
     new = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(new)) + new + content[8 + size :])
-    with pytest.raises(CheckpointError, match="has version 99; expected 1"):
+    with pytest.raises(CheckpointError, match="has version 99; expected 1 or 2"):
         load_tensors(path)
 
 
@@ -172,8 +179,8 @@ def test_what_is_said_of_a_file_is_read_alone(tmp_path):
     assert load_about(path) == load_tensors(path)[1] == ABOUT
     save_file({"x": torch.zeros(1)}, tmp_path / "plain.safetensors")
     (tmp_path / "torn.safetensors").write_bytes(path.read_bytes()[:20])
-    for name in ("plain", "torn", "absent"):
-        with pytest.raises(CheckpointError, match=f"{name}.safetensors is damaged"):
+    for name, why in (("plain", "was not written by selffl"), ("torn", "is damaged"), ("absent", "does not exist")):
+        with pytest.raises(CheckpointError, match=f"{name}.safetensors {why}"):
             load_about(tmp_path / f"{name}.safetensors")
 
 
@@ -198,11 +205,61 @@ def test_a_field_that_came_later_is_left_as_it_is_and_the_others_are_read():
     assert (found.added.tolist(), found.params.tolist()) == ([1.0], [3.0, 4.0])
 
 
-def test_what_the_library_refuses_for_another_reason_than_the_disk_is_not_hidden(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise SafetensorError("an odd header")
+def test_every_type_is_what_safetensors_reads(tmp_path):
+    tensors = {f"{number}.{code}": torch.arange(3).to(dtype) for number, (dtype, code) in enumerate(DTYPES.items())}
+    tensors |= {"bits": torch.tensor([True, False, True]), "strided": torch.zeros(3, 4)[:1, :1], "none": torch.zeros(0)}
+    write_safetensors(tmp_path / "t", tensors, {"note": "θ"})
+    back = load_file(tmp_path / "t")
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (back[name].dtype, back[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(back[name], tensor)
 
-    monkeypatch.setattr("selffl.state.checkpoint.save_file", refuse)
-    with pytest.raises(SafetensorError, match="an odd header"):
-        saved(tmp_path)
-    assert not list(tmp_path.iterdir())
+
+def first_version(path):
+    """What version 1 wrote: a SHA-256 of everything."""
+    text = json.dumps(ABOUT, sort_keys=True)
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(TENSORS):
+        digest.update(f"{name}\0{TENSORS[name].dtype}\0{tuple(TENSORS[name].shape)}\0".encode())
+        digest.update(bytes(bits(TENSORS[name])))
+    save_file(TENSORS, path, {"format": "selffl", "version": "1", "about": text, "sha256": digest.hexdigest()})
+    return path
+
+
+def test_a_file_of_the_first_version_is_read(tmp_path):
+    tensors, about = load_tensors(first_version(tmp_path / "c"))
+    assert about == load_about(tmp_path / "c") == ABOUT
+    assert {name: bits(tensor) for name, tensor in tensors.items()} == {n: bits(t) for n, t in TENSORS.items()}
+
+
+@pytest.mark.parametrize("read", [load_tensors, load_about])
+def test_a_damaged_file_of_the_first_version_is_refused(read, tmp_path):
+    path = first_version(tmp_path / "c")
+    content = path.read_bytes()
+    for harmed in (content[:-1] + bytes([content[-1] ^ 1]), content.replace(b'\\"round\\": 7', b'\\"round\\": 8')):
+        assert harmed != content
+        path.write_bytes(harmed)
+        with pytest.raises(CheckpointError, match="its checksum differs"):
+            read(path)
+
+
+def test_a_file_cannot_be_made_one_of_the_first_version(tmp_path):
+    """No version stands without its checksum."""
+    path = saved(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b'"version": "2"', b'"version": "1"'))
+    with pytest.raises(CheckpointError, match="its checksum differs"):
+        load_tensors(path)
+
+
+def test_what_is_said_of_a_file_has_a_checksum_of_its_own(tmp_path):
+    path = saved(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'\\"round\\": 7', b'\\"round\\": 8'))
+    for read in (load_tensors, load_about):
+        with pytest.raises(CheckpointError, match="its checksum differs"):
+            read(path)
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert load_about(path) == ABOUT
+    with pytest.raises(CheckpointError, match="its checksum differs"):
+        load_tensors(path)

@@ -123,7 +123,7 @@ def flower_list(
             "client": memory.client,
             "round": last,
             "model_of_round": model,
-            "bytes": sum(path.stat().st_size for path in (memory.path, memory.model_path) if path.is_file()),
+            "bytes": sum(path.stat().st_size for path in (*memory.paths, memory.model_path) if path.is_file()),
             "problem": problem,
         }
         for memory, last, model, problem in memories(folder)

@@ -131,6 +131,8 @@ class GatheredUploads:
     def _sum(self, tensor: Tensor) -> Tensor:
         """The sum over clients in double precision, so that their order and number cost no digits of a model."""
         precise = torch.float32 if tensor.device.type == "mps" else torch.float64  # which that device lacks
+        if tensor.shape[self._axis] == 1:  # a sum begins at 0, so that -0 becomes 0
+            return tensor.select(self._axis, 0).to(precise, copy=True).add_(0.0)
         return tensor.sum(self._axis, dtype=precise)
 
     @property

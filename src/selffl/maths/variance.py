@@ -34,7 +34,7 @@ class Spread:
         """Spread of ``vectors [..., count, P]``, in two passes."""
         mean = vectors.sum(-2) / max(vectors.shape[-2], 1)  # of nothing: zero, as in `empty`
         count = torch.full_like(mean[..., 0], vectors.shape[-2], dtype=_precise(vectors))
-        return cls(count, mean, (vectors - mean.unsqueeze(-2)).to(count).square().sum((-2, -1)))
+        return cls(count, mean, (vectors - mean.unsqueeze(-2)).to(count).square_().sum((-2, -1)))
 
     def update(self, vector: Tensor) -> Spread:
         """Spread with one more vector for each entry.

@@ -1,68 +1,107 @@
 """Tensors on disk with a version and a checksum: what a run goes on from.
 
 A checkpoint is a plain safetensors file.  Its header holds the format's version, a JSON object of the writer's choice,
-and a SHA-256 over everything else, so that damage is told from change.
+and checksums, so that damage is told from change: a CRC-32 of that object, and one of everything else.  Version 1,
+which is still read, had one SHA-256 of both.  That took five times as long, and a checksum is no signature.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
-import tempfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME
 from selffl.errors import CheckpointError
 from selffl.state.files import atomic_write
 
-VERSION = 1
+VERSION = 2
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+}  # fmt: skip
 
 Record = TypeVar("Record")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write tensors and a JSON object in one file, all or nothing."""
-    # A copy of its own for each: views that share memory, or jump through it, cannot be stored.
-    plain = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(about, sort_keys=True)
-    header = {"format": "selffl", "version": str(VERSION), "about": text, "sha256": _checksum(plain, text)}
+    header = {
+        "format": "selffl",
+        "version": str(VERSION),
+        "about": text,
+        "about_crc32": _crc32_of_text(text),
+        "crc32": _crc32(plain),
+    }
     with atomic_write(path) as partial:
         write_safetensors(partial, plain, header)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """Write a safetensors file; what the disk refuses is an `OSError`, and the mode is that of any new file.
+    """Write a safetensors file: the length of its JSON, the JSON, and the tensors one behind the other.
 
-    The library writes into a temporary file of its own beside ``path``, for its owner alone.  It gets a folder for it,
-    which goes whatever happens, or has an ending by which it is found if the process is killed.
+    The library's own writer copies every tensor twice, refuses those that share memory, and has errors of its own for
+    what the disk refuses.
     """
-    path.touch()
-    with tempfile.TemporaryDirectory(prefix=f"{path.name}.", suffix=".part", dir=path.parent) as place:
-        content = Path(place) / "content"
-        try:
-            save_file(dict(tensors), content, dict(header))
-        except SafetensorError as error:
-            if (code := re.search(r"\(os error (\d+)\)", str(error))) is None:
-                raise
-            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
-        content.chmod(path.stat().st_mode & 0o777)
-        content.replace(path)
+    entries: dict[str, Any] = {"__metadata__": dict(header)}
+    stop, parts = 0, []
+    # Those of the widest type first: so each begins where its numbers may begin.
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
+        start, stop = stop, stop + tensor.nbytes
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        parts.append(tensor)
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in parts:
+            file.write(_bytes_of(tensor))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_tensors` wrote, checked."""
+    tensors: dict[str, Tensor] = {}
+
+    def read(file: Any) -> None:
+        for name in file.keys():  # noqa: SIM118 (no mapping)
+            tensors[name] = file.get_tensor(name)
+
+    header = _read(path, read)
+    about = header.get("about", "")
+    if header["version"] == "1":
+        is_whole = header.get("sha256") == _sha256(tensors, about)
+    else:
+        is_whole = header.get("about_crc32") == _crc32_of_text(about) and header.get("crc32") == _crc32(tensors)
+    if not is_whole:
+        raise _damaged(path, "its checksum differs")
+    return tensors, json.loads(about)
+
+
+def load_about(path: Path) -> dict[str, Any]:
+    """The JSON object of such a file alone, checked; in files of version 1 only all can be checked at once."""
+    header = _read(path, lambda _: None)
+    if header["version"] == "1":
+        return load_tensors(path)[1]
+    text = header.get("about", "")
+    if header.get("about_crc32") != _crc32_of_text(text):
+        raise _damaged(path, "its checksum differs")
+    about: dict[str, Any] = json.loads(text)
+    return about
+
+
+def _read(path: Path, read: Callable[[Any], None]) -> dict[str, str]:
+    """The header of a file of ours, which ``read`` is given open."""
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; expected a file that selffl has saved.")
     try:
@@ -71,41 +110,53 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(f"{path} cannot be opened ({error.strerror}); expected a readable file.") from None
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
+            header: dict[str, str] = file.metadata() or {}
             if header.get("format") != "selffl":
                 raise CheckpointError(f"{path} was not written by selffl; expected one of its checkpoints.")
-            if header.get("version") != str(VERSION):
+            if header.get("version") not in ("1", str(VERSION)):
                 raise CheckpointError(
-                    f"{path} has version {header.get('version')}; expected {VERSION}. Use the selffl that wrote it."
+                    f"{path} has version {header.get('version')}; expected 1 or {VERSION}. Use the selffl that wrote "
+                    "it."
                 )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            read(file)
     except (SafetensorError, OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path} is damaged ({error}); expected a whole checkpoint. Delete it and start the run anew."
-        ) from None
-    if _checksum(tensors, header.get("about", "")) != header.get("sha256"):
-        raise CheckpointError(
-            f"{path} is damaged (its checksum differs); expected a whole checkpoint. Delete it and start the run anew."
-        )
-    return tensors, json.loads(header["about"])
+        raise _damaged(path, str(error)) from None
+    return header
 
 
-def load_about(path: Path) -> dict[str, Any]:
-    """The JSON object of such a file alone, unchecked: for one that `load_tensors` has seen a moment ago."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            about: dict[str, Any] = json.loads((file.metadata() or {})["about"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); expected a whole checkpoint.") from None
-    return about
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged ({why}); expected a whole checkpoint. Delete it and start the run anew.")
 
 
-def _checksum(tensors: Mapping[str, Tensor], about: str) -> str:
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The numbers of a tensor as they are written: copied only where they do not lie one behind the other."""
+    whole = tensor.detach().cpu().contiguous()
+    # A tensor of one number lies one behind the other whatever its strides are, and is viewed by them.
+    found: memoryview = whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data
+    return found
+
+
+def _crc32_of_text(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _crc32(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, types, shapes and numbers."""
+    found = 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found = zlib.crc32(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode(), found)
+        found = zlib.crc32(_bytes_of(tensor), found)
+    return f"{found:08x}"
+
+
+def _sha256(tensors: Mapping[str, Tensor], about: str) -> str:
+    """The checksum of version 1."""
     digest = hashlib.sha256(about.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_bytes_of(tensor))
     return digest.hexdigest()
 
 

@@ -166,15 +166,11 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
         *keys: Tensor, channels_last: bool = False,
     ) -> None:  # fmt: skip
         """Write the gradient of one client."""
-        with model.borrowed() as leaves, torch.enable_grad():
-            parts = model.parts(params[client].detach())
-            for leaf, part in zip(leaves, parts.values(), strict=False):
-                is_image = channels_last and part.ndim == 4
-                leaf.data = part.contiguous(memory_format=torch.channels_last) if is_image else part
-            outputs, left = model.train_borrowed(parts, features[client], *(key[client] for key in keys))
-            slopes = torch.autograd.grad(loss(outputs, labels[client]), leaves, materialize_grads=True)
-            found = [slope.reshape(-1) for slope in slopes] + ([] if left is None else [left])
-            torch.cat(found, out=gradients[client])
+        keys = tuple(key[client] for key in keys)
+        own = params[client], features[client], labels[client]
+        slopes, left = slopes_of(model, loss, *own, *keys, channels_last=channels_last)
+        found = [slope.reshape(-1) for slope in slopes] + ([] if left is None else [left])
+        torch.cat(found, out=gradients[client])
 
     def gradient(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
         if is_softmax and is_class(labels[0]) and isinstance(features, Tensor) and features.ndim == 3:
@@ -199,6 +195,29 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
     stacked = StackedGradient(loss, gradients == "recomputed")
     model.gradients[known] = GraphedGradient(gradient)
     return partial(model.gradients[known], model)
+
+
+def slopes_of(
+    model: FlatModel, loss: Loss, params: Tensor, features: Features, labels: Tensor, *keys: Tensor,
+    channels_last: bool = False,
+) -> tuple[tuple[Tensor, ...], Tensor | None]:  # fmt: skip
+    """The gradient at ``params [P]`` by parameter of the module, and the statistics that the pass leaves."""
+    with model.borrowed() as leaves, torch.enable_grad():
+        parts = model.parts(params.detach())
+        for leaf, part in zip(leaves, parts.values(), strict=False):
+            is_image = channels_last and part.ndim == 4
+            leaf.data = part.contiguous(memory_format=torch.channels_last) if is_image else part
+        outputs, left = model.train_borrowed(parts, features, *keys)
+        return torch.autograd.grad(loss(outputs, labels), leaves, materialize_grads=True), left
+
+
+def is_walked_alone(model: FlatModel, loss: Loss, gradients: Gradients, params: Tensor, features: Features) -> bool:
+    """Whether a lone client ``params [1, P]`` is computed by the loop on a CPU, with nothing shared between threads."""
+    if gradients == "auto":
+        by_loop = quickest_way(model, params, features) == "loop" and not may_be_shared_out(model, loss, params)
+    else:
+        by_loop = gradients == "loop"
+    return by_loop and len(params) == 1 and params.device.type == "cpu" and not model.num_statistics
 
 
 def may_be_shared_out(model: FlatModel, loss: Loss, params: Tensor) -> bool:

@@ -268,7 +268,7 @@ def _extreme_rows(features: NamedFeatures) -> Tensor:
 
 
 def _outputs(model: FlatModel, features: Features, kind: str) -> Tensor:
-    params = model.params.to(features.device)
+    parts = model.own_parts(features.device)
     generators = [torch.default_generator]
     if features.device.type == "cuda":
         generators.append(torch.cuda.default_generators[features.device.index or 0])
@@ -278,7 +278,7 @@ def _outputs(model: FlatModel, features: Features, kind: str) -> Tensor:
         with refuse_beyond(model.answering):
             model.probe_rows(features)
             with torch.no_grad():
-                outputs = model(params, features)
+                outputs = model.at(parts, features)
         model.probe_training(features)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         found = describe_rows(features)
@@ -286,7 +286,7 @@ def _outputs(model: FlatModel, features: Features, kind: str) -> Tensor:
             found = f"shape {tuple(features.shape[1:])} and type {features.dtype}"
         raise DataError(
             f"{kind} cannot take a row of {found}: {one_line(error)}. Reshape or cast the rows; the "
-            f"model has parameters of type {params.dtype}."
+            f"model has parameters of type {model.dtype}."
         ) from None
     if not all(torch.equal(old, generator.get_state()) for old, generator in zip(before, generators, strict=True)):
         raise ConfigError(

@@ -94,6 +94,10 @@ class FlatModel:
         """The module's own trained parameters, and its statistics behind them: ``[P]``."""
         return torch.cat([part.detach().reshape(-1) for part in (self._trained | self._statistics).values()])
 
+    def own_parts(self, device: torch.device) -> dict[str, Tensor]:
+        """The module's own trained parameters and statistics by name, on a device: as `parts` of `params`, uncopied."""
+        return {name: part.detach().to(device) for name, part in (self._trained | self._statistics).items()}
+
     @property
     def device(self) -> torch.device:
         """Where its parameters are."""
@@ -289,7 +293,12 @@ class FlatModel:
 
         ``key [1]`` is that of the masks of dropout, where the module has any.
         """
-        parts = self.parts(params)
+        return self.train_with(self.parts(params), features, key)
+
+    def train_with(
+        self, parts: Mapping[str, Tensor], features: Features, key: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """A training pass with trained parameters and statistics by name."""
 
         def forward(rows: Features) -> Tensor:
             return call(self._training[0], rows, {name: parts[name] for name in self._trained})
@@ -406,7 +415,7 @@ class FlatModel:
         before = {name: (buffer, buffer.clone(), _writes(buffer)) for name, buffer in trained.named_buffers()}
         key = torch.zeros(1, dtype=torch.int64, device=features.device) if self.leaves_out else None
         with torch.no_grad():
-            self.train_at(self.params.to(features.device), features, key)
+            self.train_with(self.own_parts(features.device), features, key)
         for name, buffer in trained.named_buffers():
             was, values, writes = before[name]
             # What has converged is written with the same values, and other ones once parameters move.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
-from selffl.algorithms.local_task import Walk
+from selffl.algorithms.local_task import StepPart, Walk
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
 from selffl.algorithms.suggestions import suggest
@@ -31,9 +31,11 @@ from selffl.training.blocks import (
     gradient_of,
     is_class,
     is_softmax_regression,
+    is_walked_alone,
     outputs_of,
     quickest_way,
     rows_at,
+    slopes_of,
 )
 from selffl.training.classes import class_counts, class_targets, has_classes
 from selffl.training.evaluation import blocks_of_clients
@@ -329,11 +331,13 @@ class ModelTask(FeatureTask):
         )
 
     def walk(self, walk: Walk) -> tuple[Tensor, Tensor] | None:
-        """Softmax regression on a CPU, of clients that have few rows for the steps they take."""
+        """Softmax regression on a CPU, of clients that have few rows for the steps they take; and a lone client."""
         features, labels = self._rows.features, self._rows.labels
         is_changed = self.weight_decay or self.max_gradient_norm is not None or self.row_clip is not None
-        if is_changed or not self._is_softmax_regression or walk.num_steps.device.type != "cpu":
+        if is_changed or walk.num_steps.device.type != "cpu":
             return None
+        if not self._is_softmax_regression:
+            return self._walk_alone(walk)
         if not is_class(labels) or not isinstance(features, Tensor) or features.ndim != 2:
             return None
         params = walk.states[0]
@@ -366,6 +370,29 @@ class ModelTask(FeatureTask):
                 walk_by_rows(part, own, some, first, wanted)
         self.num_gradients.index_add_(0, clients // self.slots_per_client, walk.num_steps[clients])
         return is_few, found
+
+    def _walk_alone(self, walk: Walk) -> tuple[Tensor, Tensor] | None:
+        """A lone client of a module, parameter by parameter: putting its gradients in one row takes a third as long."""
+        begin = walk.states[0]
+        assert begin is not None
+        num_steps = int(walk.num_steps.max())
+        slots = torch.arange(len(walk.num_steps), device=walk.num_steps.device)
+        if not num_steps or len(slots) != 1 or walk.group_sizes is not None:
+            return None
+        first = self.batch(walk.first_draw, slots)
+        assert not isinstance(first, DrawnRows)
+        if not is_walked_alone(self._model, self._loss, self._gradients, begin, first[0]):
+            return None
+        states = tuple(torch.zeros_like(begin) if state is None else state.clone() for state in walk.states)
+        views = [self._model.parts_by_client(state).values() for state in states]
+        parts = [tuple(part.flatten(1) for part in of_states) for of_states in zip(*views, strict=True)]
+        for number in range(num_steps):
+            rows = [given[0] for given in (first if number == 0 else self.batch(walk.first_draw + number, slots))]
+            slopes, _ = slopes_of(self._model, self._loss, states[0][0], *rows)
+            gradients = [slope.reshape(1, -1) for slope in slopes]
+            walk.advance(number, slots, [StepPart(*each) for each in zip(parts, gradients, strict=True)])
+        self.num_gradients.index_add_(0, slots // self.slots_per_client, walk.num_steps)
+        return torch.ones_like(walk.num_steps, dtype=torch.bool), states[walk.result]
 
     def batch_gradient(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """All clients at once."""

@@ -23,6 +23,6 @@ def test_server_and_clients_killed_together_go_on_to_the_same_bits(tmp_path):
 
 @pytest.mark.slow
 def test_a_client_that_is_killed_is_a_message_lost():
-    verdicts = list(clients_killed(step=37))
+    verdicts = list(clients_killed(step=29))
     assert len(verdicts) > 2
     assert all(is_good for _, is_good in verdicts), verdicts

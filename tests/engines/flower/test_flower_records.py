@@ -1,6 +1,8 @@
 """Records over the wire and back: the same bits, or an error that says what does not fit."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from wire import WireGrid, over_the_wire, sealed
 
 from selffl.algorithms import ALGORITHMS, algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.engines.flower import records
 from selffl.engines.flower.messages import Answer, Order, fingerprint, options_of, read, write
-from selffl.engines.flower.records import of_place, pack, templates, unpack, upload_template
+from selffl.engines.flower.records import DTYPES, of_place, pack, templates, unpack, upload_template
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
@@ -158,3 +161,45 @@ def test_a_fingerprint_sees_shapes_types_and_frozen_values_but_no_trained_ones()
     assert flat() == flat(lambda module: module[0].weight.add_(1))
     others = [flat(size=4), flat(dtype=torch.float64), flat(lambda module: module[1].bias.add_(1))]
     assert len({flat(), *others}) == 4
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES.values()))
+@pytest.mark.parametrize("shape", [(1, 5), (2, 3, 4), (0, 3), (7,)])
+def test_an_array_is_what_flower_makes_of_it(dtype, shape):
+    """Byte for byte, so that Flower's own reader has it, and that ours has what Flower's writes."""
+    values = (torch.arange(math.prod(shape)).reshape(shape) * 3 - 7).to(dtype)
+    ours, theirs = records._array("a", values), Array(values.numpy())
+    assert (ours.dtype, ours.shape, ours.stype, ours.data) == (theirs.dtype, theirs.shape, theirs.stype, theirs.data)
+    assert torch.equal(records._tensor("a", theirs), values)
+    turned = Array(np.asfortranarray(values.numpy()))
+    assert torch.equal(records._tensor("a", turned), values)
+
+
+@pytest.mark.parametrize("harm", ["longer", "shorter", "version", "pickled", "kind"])
+def test_an_array_that_is_not_whole_is_refused(harm):
+    whole = records._array("a", torch.arange(6.0).reshape(1, 6))
+    objects = BytesIO()
+    np.save(objects, np.array([[1]], dtype=object), allow_pickle=True)
+    data = {
+        "longer": whole.data + b"more",
+        "shorter": whole.data[:-4],
+        "version": whole.data[:6] + b"\x02" + whole.data[7:],
+        "pickled": objects.getvalue(),
+        "kind": whole.data,
+    }[harm]
+    stype = "pickle" if harm == "kind" else whole.stype
+    with pytest.raises(DataError, match="'a' cannot be read"):
+        records._tensor("a", Array(whole.dtype, whole.shape, stype, data))
+
+
+def test_what_all_clients_are_sent_is_one_array():
+    whole = record()
+    whole = replace(whole, params=whole.params[0].expand(3, -1), small=torch.rand(3, 4))
+    found = records.pack_each(whole, 3)
+    assert len({id(arrays["params"]) for arrays in found}) == 1
+    assert len({id(arrays["small"]) for arrays in found}) == 3
+    for place, arrays in enumerate(found):
+        expected = pack(of_place(whole, place))
+        assert {name: array.data for name, array in arrays.items()} == {
+            name: array.data for name, array in expected.items()
+        }

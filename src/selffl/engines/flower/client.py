@@ -36,7 +36,7 @@ from selffl.algorithms.training_options import TrainingOptions
 from selffl.data.federation import Federation, Rows
 from selffl.data.preparation import Preparation
 from selffl.engines.cohort import check_noisy_gradients
-from selffl.engines.flower.memory import ClientMemory
+from selffl.engines.flower.memory import ClientMemory, Start
 from selffl.engines.flower.messages import (
     ABOUT,
     ARRAYS,
@@ -161,14 +161,14 @@ class Site:
                 f"the server asks client {client} for a plain answer; expected a secure sum, as its site insists on "
                 "(secure_sums=True). Have the server make secure sums, or the site not insist."
             )
-        own = self._rows(client)
+        own = self._rows(client, is_tested=False)
         method = self._method_for(order)
         expected = templates(method, self.model)
         memory = self._memory(order, expected)
         number = order.round_number
-        before = memory.after(number - order.closing) if order.closing else memory.before(number)
+        start = Start(memory.after(number - order.closing), 0) if order.closing else memory.before(number)
         task = self._task(own, order, order.round_number)
-        upload, after = method.client_round(unpack(expected.broadcast, arrays), before, task)
+        upload, after = method.client_round(unpack(expected.broadcast, arrays), start.memory, task)
         check_noisy_gradients(method, task)
         privacy = PrivacyOptions(**json.loads(order.privacy))
         if privacy.clip is not None:
@@ -182,7 +182,7 @@ class Site:
                     "numbers. Lower the learning rate or the penalty."
                 )
         if not order.closing:
-            memory.keep(order.round_number, before, after)
+            memory.keep(order.round_number, start, after)
         spent = int(task.num_gradients.sum())
         if is_secure:
             hidden = self.secure_site(client, order.experiment).mask_answer(content, method, upload, spent)
@@ -320,8 +320,11 @@ class Site:
             options=TrainingOptions(**json.loads(order.training)), is_secret=True,
         )  # fmt: skip
 
-    def _rows(self, client: Hashable) -> OwnRows:
-        """A client's rows, in the model's precision and on its device, their loss and their measure."""
+    def _rows(self, client: Hashable, *, is_tested: bool = True) -> OwnRows:
+        """A client's rows, in the model's precision and on its device, their loss and their measure.
+
+        Rows to test on are checked only where they are used: when a client says who it is, and where it evaluates.
+        """
         data = self.load_data(client)
         if isinstance(data, Federation):
             if data.num_clients != 1:
@@ -337,7 +340,9 @@ class Site:
         device, dtype = self.model.device, self.model.dtype
         train, test = (part.to(device, dtype) for part in (scaled.train, scaled.test))
         measures = [
-            check_rows(self.model, loss, part, [client]) for part in (train, test) if len(part.labels) or part is train
+            check_rows(self.model, loss, part, [client])
+            for part in (train, test)
+            if part is train or (is_tested and len(part.labels))
         ]
         measure = measures[0] if all(found == measures[0] for found in measures) else by_loss(loss)
         return OwnRows(train, test, loss, label_scale.in_user_units(measure), preparation, label_scale)

@@ -7,11 +7,14 @@ cohort of one.  What arrives is compared with a template, for it comes from anot
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
+from flwr.common.constant import SType
+from numpy.lib import format as npy
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm
@@ -45,6 +48,27 @@ def check_dtype(dtype: torch.dtype) -> None:
 def pack(record: Any) -> ArrayRecord:
     """The tensors of a record by name."""
     return ArrayRecord({name: _array(name, tensor) for name, tensor in _join_numbers(tensors_of(record)).items()})
+
+
+def pack_each(record: Any, num_clients: int) -> list[ArrayRecord]:
+    """The tensors of a cohort's record, client by client.
+
+    A tensor that is the same for all of them is one array, which Flower hashes once and not for each client.
+    """
+    tensors = tensors_of(record)
+    shared = {
+        name: _array(name, tensor[:1])
+        for name, tensor in tensors.items()
+        if num_clients > 1 and tensor.stride(0) == 0 and tensor[0].numel() > 1
+    }
+    found = []
+    for place in range(num_clients):
+        own = {name: tensor[place : place + 1] for name, tensor in tensors.items()}
+        arrays = ArrayRecord()
+        for name, tensor in _join_numbers(own).items():  # one by one: given a dictionary, it would make its own arrays
+            arrays[name] = shared[name] if name in shared else _array(name, tensor)
+        found.append(arrays)
+    return found
 
 
 def of_place(record: Record, place: int) -> Record:
@@ -112,12 +136,23 @@ def models_of(record: Any, num_params: int) -> dict[str, Tensor]:
 def _array(name: str, tensor: Tensor) -> Array:
     if tensor.dtype not in DTYPES.values():
         raise DataError(f"{name!r} is {tensor.dtype}, which NumPy does not have; expected one of {', '.join(DTYPES)}.")
-    return Array(np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(tuple(tensor.shape)))
+    values, head = tensor.detach().cpu().contiguous().numpy(), BytesIO()
+    npy.write_array_header_1_0(head, npy.header_data_from_array_1_0(values))
+    # As `Array(values)` has it, which copies the numbers three times.
+    data = b"".join((head.getvalue(), values.reshape(-1).view(np.uint8).data))
+    return Array(str(values.dtype), tuple(values.shape), SType.NUMPY, data)
 
 
 def _tensor(name: str, array: Array) -> Tensor:
     try:
-        return torch.from_numpy(array.numpy())
+        if array.stype != SType.NUMPY:
+            raise TypeError(f"it is of the kind {array.stype!r}")
+        data = BytesIO(array.data)
+        if npy.read_magic(data) != (1, 0):
+            raise ValueError("its version is not 1.0")
+        shape, is_fortran, dtype = npy.read_array_header_1_0(data)
+        found = np.frombuffer(array.data, dtype, offset=data.tell())
+        return torch.from_numpy(found.reshape(shape, order="F" if is_fortran else "C").copy())
     except Exception as error:  # bytes from elsewhere are unreadable in many ways
         raise DataError(f"{name!r} cannot be read ({' '.join(str(error).split())[:120]}); expected an array.") from None
 

@@ -49,7 +49,7 @@ from selffl.engines.flower.messages import (
     shown,
     write,
 )
-from selffl.engines.flower.records import of_place, pack, upload_template
+from selffl.engines.flower.records import of_place, pack, pack_each, upload_template
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
 from selffl.engines.flower.secure import SecureRound, read_masked, read_sum
 from selffl.engines.flower.settings import Answers, Network, Records, Rounds, RunIdentity
@@ -129,9 +129,9 @@ class SelfFLStrategy(Strategy):
         # To the whole cohort, whoever is there: a round that is asked for again asks the same of everybody.
         broadcast = self._asked.broadcast(self.state.server, self._at(self._cohort.tolist()))
         self._sent = {}
-        for place, client in enumerate(self._cohort.tolist()):
+        packed = pack_each(broadcast, len(self._cohort))
+        for client, arrays in zip(self._cohort.tolist(), packed, strict=True):
             if client in nodes:
-                arrays = pack(of_place(broadcast, place))
                 self._sent[client] = self._message(MessageType.TRAIN, number, client, nodes[client], arrays)
                 for name, record in ({} if self._secure is None else self._secure.order_records(client)).items():
                     self._sent[client].content[name] = record
