@@ -50,16 +50,22 @@ SOURCES = ("src/selffl/algorithms", "src/selffl/maths", "tests/algorithms", "tes
 
 def descriptions(kind: type) -> dict[str, str]:
     """What each option of a method means: the ``Attributes`` of its class and of those that it inherits from."""
-    from griffe import Docstring, DocstringSectionAttributes
-
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not base.__dict__.get("__doc__"):
-            continue
-        for section in Docstring(inspect.cleandoc(base.__doc__ or "")).parse("google", warnings=False):
-            if isinstance(section, DocstringSectionAttributes):
-                found |= {item.name: " ".join(item.description.split()) for item in section.value}
+        found |= entries(base.__dict__.get("__doc__") or "")
     return found
+
+
+def entries(docstring: str) -> dict[str, str]:
+    """Name and meaning of each attribute or argument that a docstring lists."""
+    from griffe import Docstring, DocstringSectionAttributes, DocstringSectionParameters
+
+    return {
+        item.name: " ".join(item.description.split())
+        for section in Docstring(inspect.cleandoc(docstring)).parse("google", warnings=False)
+        if isinstance(section, DocstringSectionAttributes | DocstringSectionParameters)
+        for item in section.value
+    }
 
 
 def options_table(name: str) -> str:
@@ -92,8 +98,9 @@ def grids_table() -> str:
 def settings_table() -> str:
     """The settings of a run: name, default, where else it can be given, meaning."""
     from selffl.runs.recipe import FLOWER_SETTINGS, SETTINGS, STUDY_SETTINGS, Recipe
+    from selffl.runs.train import train
 
-    meaning, defaults = descriptions(Recipe), {field.name: field.default for field in fields(Recipe)}
+    meaning, defaults = entries(train.__doc__ or ""), {field.name: field.default for field in fields(Recipe)}
     lines = ["| setting | default | study file, `--set` | over Flower | meaning |", "|---|---|---|---|---|"]
     for name in SETTINGS:
         default = html.escape(repr(defaults[name])).replace("&#x27;", '"')

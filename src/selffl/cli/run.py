@@ -16,7 +16,7 @@ from selffl.cli import console, live, names, ranks
 from selffl.cli.report import print_verdict, write_report
 from selffl.cli.studies import print_record, print_table
 from selffl.cli.training import Study, Verbose, find_problem, print_gains, print_summary, settle
-from selffl.errors import ConfigError, DataError, RankError, unknown_name
+from selffl.errors import ConfigError, DataError, RankError, check_known
 from selffl.runs.recipe import STUDY_SETTINGS
 
 if TYPE_CHECKING:
@@ -212,8 +212,7 @@ def compare_command(
     if algorithms is not None:
         methods = [name.strip() for name in algorithms.split(",") if name.strip()]
     for name in methods:
-        if name not in ALGORITHMS:
-            raise unknown_name("algorithm", name, ALGORITHMS)
+        check_known("algorithm", name, ALGORITHMS)
     if len(set(methods)) != len(methods) or not methods:
         raise ConfigError(f"--algorithms is {algorithms!r}; expected names, each once, with commas between them.")
     repeats = problem.num_seeds if seeds is None else seeds

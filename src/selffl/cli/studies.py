@@ -16,7 +16,7 @@ from rich.text import Text
 
 from selffl.cli import console, live, names
 from selffl.cli.report import print_verdict, write_report
-from selffl.errors import DataError, unknown_name
+from selffl.errors import DataError, check_known
 
 if TYPE_CHECKING:
     from selffl.reports.record import StudyRecord
@@ -187,8 +187,7 @@ def paper_run(
     from selffl.studies import STUDIES
 
     for name in ids:
-        if name not in STUDIES:
-            raise unknown_name("study", name, STUDIES)
+        check_known("study", name, STUDIES)
     console.check_folder(folder)
     check_device(device)
     words = ["selffl", "paper", "run", *ids, *(["--quick"] if quick else []), "--out", str(folder)]

@@ -36,7 +36,7 @@ from selffl.data.partition import (
 )
 from selffl.data.rows import Rows
 from selffl.data.split import Split
-from selffl.errors import ConfigError, DataError, one_line, unknown_name
+from selffl.errors import ConfigError, DataError, check_known, one_line
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -161,8 +161,7 @@ def cifar10(split: Split, partition: str = "three-classes") -> Federation:
     50,000 training images and are all tested on the 10,000 test images, each by its own shares of the classes
     (`selffl.training.class_shares`); there is no ``test_fraction``.  Channels have mean 0 and standard deviation 1.
     """
-    if partition not in PARTITIONS:
-        raise unknown_name("partition of cifar10", partition, PARTITIONS)
+    check_known("partition of cifar10", partition, PARTITIONS)
     images, labels = images_and_labels()
     if partition.startswith(SHARED_TEST):
         return _with_shared_test(images, labels.astype(np.int64), split, PARTITIONS[partition])

@@ -23,7 +23,7 @@ from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.partition import class_blocks, two_digits_by_power_law
 from selffl.data.split import Split
-from selffl.errors import DataError, unknown_name
+from selffl.errors import DataError, check_known
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -116,8 +116,7 @@ def mnist(split: Split, partition: str = "two-digits") -> Federation:
     trains on a fifth (a ``test_fraction`` of 0.8); pixels run from -1 to 1 (pFedBayes: Zhang et al., ICML 2022, the
     small MNIST; after AllenBeau's public implementation).
     """
-    if partition not in PARTITIONS:
-        raise unknown_name("partition of mnist", partition, PARTITIONS)
+    check_known("partition of mnist", partition, PARTITIONS)
     images, labels = images_and_labels()
     pixels = images.reshape(len(images), -1).astype(np.float32)
     if partition == "two-digits":

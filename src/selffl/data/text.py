@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selffl.data.locate import DataFile, read_checked
-from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.errors import ConfigError, DataError, check_known
 
 Table = Literal["glove100", "glove100-original", "glove300"]
 Floats = npt.NDArray[np.float32]
@@ -187,8 +187,7 @@ def read_original(path: Path, dimensions: int, num_words: int | None = None) -> 
 
 def embedding_files(embeddings: str = "glove100") -> list[DataFile]:
     """The files of a table."""
-    if embeddings not in get_args(Table):
-        raise unknown_name("embeddings", embeddings, get_args(Table))
+    check_known("embeddings", embeddings, get_args(Table))
     if (dimensions := ORIGINALS.get(embeddings)) is not None:
         name = f"glove.6B.{dimensions}d.txt"
         return [DataFile("glove", (name, f"glove.6B/{name}"), partial(read_original, dimensions=dimensions))]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from selffl.errors import ConfigError, unknown_name
+from selffl.errors import ConfigError, check_known
 from selffl.models.audio import wakeword_cnn
 from selffl.models.scaling import Standardise
 from selffl.models.select import Select
@@ -81,14 +81,12 @@ def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0
         >>> build("softmax", 784, 10)
         Linear(in_features=784, out_features=10, bias=True)
     """
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
+    check_known("model", name, MODELS)
     known = list(inspect.signature(MODELS[name]).parameters)[2:]
     if options and not known:
         raise ConfigError(f"model {name} has no options; expected none, found {', '.join(options)}.")
     for option in options:
-        if option not in known:
-            raise unknown_name(f"option of model {name}", option, known)
+        check_known(f"option of model {name}", option, known)
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"rows have shape {sizes}; expected sizes of 1 or more.")

@@ -16,7 +16,7 @@ from selffl.data.federation import Federation
 from selffl.data.named import row_shape
 from selffl.data.preparation import Preparation
 from selffl.engines.cohort import RunState
-from selffl.errors import ConfigError, unknown_name
+from selffl.errors import ConfigError, check_known
 from selffl.models.layers import describe_layers
 from selffl.runs import folder as files
 from selffl.runs.best_round import best_round
@@ -301,8 +301,7 @@ class Run:
         """
         check_choice("by", by, ("test", "validation"))
         name = metric or leading_metric(self.history) or self.config.metrics[0]
-        if name not in self.config.metrics:
-            raise unknown_name("metric", name, self.config.metrics)
+        check_known("metric", name, self.config.metrics)
         is_noted = by == "validation" and self.config.evaluate_validation
         if by != self.config.evaluate_on and not is_noted:
             raise ConfigError(

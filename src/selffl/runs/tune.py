@@ -21,7 +21,7 @@ from selffl.algorithms.grids import FINE_TUNE, Grid
 from selffl.algorithms.options import check_integer
 from selffl.data.federation import Federation
 from selffl.engines.ranks import num_ranks
-from selffl.errors import ConfigError, DataError, DivergedError, pluralise, unknown_name
+from selffl.errors import ConfigError, DataError, DivergedError, check_known, pluralise
 from selffl.runs.evaluation import leading_metric
 from selffl.runs.methods import Method, named_method
 from selffl.runs.recipe import SETTINGS, STUDY_SETTINGS, check_settings
@@ -301,8 +301,7 @@ def _check_values(grid: Mapping[str, Sequence[Any]], make: Callable[[Setting], M
     """Refuse what is no option or setting, and values that it does not take, before anything is trained."""
     options = [field.name for field in fields(make({}))]  # type: ignore[arg-type]
     for name, values in grid.items():
-        if name not in (*options, *STUDY_SETTINGS, FINE_TUNE):
-            raise unknown_name("name in the grid", name, (*options, *STUDY_SETTINGS, FINE_TUNE))
+        check_known("name in the grid", name, (*options, *STUDY_SETTINGS, FINE_TUNE))
         if name in STEPS and getattr(make({name: values[0]}), "num_local_epochs", None) is not None:
             raise ConfigError(
                 f"{name} is in the grid, and num_local_epochs takes its place; expected one of them. Leave "
@@ -396,8 +395,7 @@ class _Scorer:
         if self.metric is None:
             self.metric = leading_metric([run.summary])
         metrics = run.config.metrics
-        if self.metric not in metrics:
-            raise unknown_name("metric", self.metric, metrics)
+        check_known("metric", self.metric, metrics)
         try:
             evaluation = run.evaluate(fine_tune=(steps,) if steps else ())
         except DivergedError:

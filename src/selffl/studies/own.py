@@ -25,7 +25,7 @@ from selffl.algorithms import ALGORITHMS
 from selffl.algorithms.options import check_integer
 from selffl.data import DATA_SETS
 from selffl.data.federation import Federation
-from selffl.errors import ConfigError, SelfFLError, one_line, unknown_name
+from selffl.errors import ConfigError, SelfFLError, check_known, one_line, unknown_name
 from selffl.models import MODELS
 from selffl.runs.recipe import STUDY_SETTINGS, check_settings
 from selffl.studies.problems import Problem
@@ -122,8 +122,7 @@ def read_study(path: Path) -> OwnProblem:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is no TOML ({error}); expected lines KEY = VALUE, words in quotes.") from None
     for key, value in found.items():
-        if key not in KEYS:
-            raise unknown_name(f"key in {file}", key, KEYS)
+        check_known(f"key in {file}", key, KEYS)
         KEYS[key](f"{key} in {file}", value)
     for key in ("data", "model"):
         if key not in found:

@@ -14,7 +14,7 @@ from selffl.algorithms.norms import BatchNorm
 from selffl.data import DATA_SETS, load
 from selffl.data.federation import Federation
 from selffl.engines.defence import Robust
-from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.errors import ConfigError, DataError, check_known
 from selffl.runs.methods import Method
 from selffl.runs.recipe import STUDY_SETTINGS
 from selffl.runs.run import Run
@@ -113,8 +113,7 @@ class Problem:
 
     def method(self, name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
         """A method with the problem's numbers of steps, unless the options say otherwise."""
-        if name not in ALGORITHMS:
-            raise unknown_name("algorithm", name, ALGORITHMS)
+        check_known("algorithm", name, ALGORITHMS)
         known = {f.name for f in fields(ALGORITHMS[name]())}  # type: ignore[arg-type]
         steps = {
             "num_local_steps": self.num_local_steps,
