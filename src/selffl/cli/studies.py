@@ -16,6 +16,7 @@ from rich.text import Text
 
 from selffl.cli import console, live, names
 from selffl.cli.report import print_verdict, write_report
+from selffl.cli.training import VerboseRuns
 from selffl.errors import DataError, check_known
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ def demo_command(
         "runs/demo"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print the study's record as JSON.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
-    ] = False,
+    verbose: VerboseRuns = False,
 ) -> None:
     """Train Self-FL and baselines on embedded handwritten digits; ends with a table and an HTML page.
 
