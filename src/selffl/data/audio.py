@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.locate import DataFile, read_checked
+from selffl.data.locate import DataFile, read_checked, refuse_unreadable
 from selffl.errors import ConfigError, DataError, one_line
 from selffl.state.files import atomic_write
 
@@ -121,18 +121,15 @@ class Clips:
 def read_index(path: Path) -> Index:
     """The table of clips, once its checksum is right."""
     content = read_checked(path, INDEX_SHA256, "a file of recordings")
-    try:
+    expected = "expected a table of clips with the columns file, start, length, source, label, word and speaker"
+    kinds = (UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError)
+    with refuse_unreadable(path, f"{expected}. Copy it again", *kinds):
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
         columns: dict[str, Any] = {
             name: np.array([row[name] for row in rows], dtype=np.str_)
             for name in ("file", "source", "label", "word", "speaker")
         }
         columns |= {name: np.array([int(row[name]) for row in rows], dtype=np.int64) for name in ("start", "length")}
-    except (UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
-        raise DataError(
-            f"{path} cannot be read ({one_line(error)}); expected a table of clips with the columns file, start, "
-            "length, source, label, word and speaker. Copy it again."
-        ) from None
     return Index(**columns)
 
 
@@ -140,14 +137,13 @@ def read_recording(path: Path, sha256: str | None = None) -> Samples:
     """All samples of a FLAC file, once its checksum is right."""
     soundfile = _soundfile()
     content = read_checked(path, sha256, "a file of recordings")
-    try:
-        with soundfile.SoundFile(io.BytesIO(content)) as file:
-            rate, channels, expected = file.samplerate, file.channels, file.frames
-            samples: Samples = file.read(dtype="int16")
-    except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
-        raise DataError(
-            f"{path} cannot be read ({one_line(error)}); expected a recording as FLAC. It is damaged: copy it again."
-        ) from None
+    damaged = "expected a recording as FLAC. It is damaged: copy it again"
+    with (
+        refuse_unreadable(path, damaged, soundfile.SoundFileError, RuntimeError, ValueError),
+        soundfile.SoundFile(io.BytesIO(content)) as file,
+    ):
+        rate, channels, expected = file.samplerate, file.channels, file.frames
+        samples: Samples = file.read(dtype="int16")
     if rate != RATE_HZ or channels != 1:
         raise DataError(
             f"{path} has {rate} samples a second in {channels} channel(s); expected {RATE_HZ} in one. Convert it, or "
@@ -161,13 +157,12 @@ def read_recording(path: Path, sha256: str | None = None) -> Samples:
 def read_decoded(path: Path) -> dict[str, Samples]:
     """One file of a decoded copy: the samples of some recordings, by their names, once their checksums are right."""
     content = read_checked(path, None, "a file of recordings")
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # a damaged archive can fail in any way
-        raise DataError(
-            f"{path} cannot be read ({one_line(error)}); expected decoded recordings. Decode them again."
-        ) from None
+    # A damaged archive can fail in any way.
+    with (
+        refuse_unreadable(path, "expected decoded recordings. Decode them again", Exception),
+        np.load(io.BytesIO(content), allow_pickle=False) as file,
+    ):
+        arrays = {name: file[name] for name in file.files}
     for name, samples in arrays.items():
         if name not in SAMPLES_SHA256 or samples.dtype != np.int16 or samples.ndim != 1:
             raise DataError(

@@ -5,18 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from selffl.data import (
-    cifar10,
-    digits,
-    emnist,
-    letters,
-    mnist,
-    multilevel,
-    sent140,
-    sentiment,
-    synthetic,
-    wakeword,
-)
+from selffl.data import cifar10, digits, emnist, letters, mnist, multilevel, sent140, sentiment, synthetic, wakeword
 from selffl.data.dataset import DataSet
 from selffl.data.federation import Federation
 from selffl.errors import check_known
