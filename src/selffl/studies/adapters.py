@@ -28,18 +28,7 @@ from selffl.studies.adapter_rows import HEAD
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.auto import AUTO, numbers_sent, share_losing
 from selffl.studies.comparison import as_personal, by_round, history, mean_gradients, points, run_each, runs_of
-from selffl.studies.result import (
-    OVER_SPLITS,
-    TARGET,
-    Claim,
-    Estimate,
-    Figure,
-    Job,
-    Study,
-    StudyResult,
-    Verdict,
-    sign,
-)
+from selffl.studies.result import OVER_SPLITS, TARGET, Claim, Estimate, Figure, Job, Study, StudyResult, Verdict, sign
 from selffl.training.flat import FlatModel
 
 NUM_SEEDS = 5
@@ -300,8 +289,6 @@ def table_line(adapters: Adapters, label: str, line: Line, losing: Estimate | No
 
 def bytes_sent(adapters: Adapters, arm: Arm) -> float:
     """Bytes that go to one client in a round, and back."""
-    if arm.algorithm == "local":
-        return 0.0
     problem = replace(adapters.problem, **arm.settings)
     model = FlatModel(problem.module(problem.federation(0), 0))
     method = algorithm(arm.algorithm, **arm.options)
@@ -414,7 +401,6 @@ ADAPTERS = tuple(
         "not in the paper",
         f"{design.problem.setting}; {design.num_seeds} seeds",
         partial(adapters_study, design),
-        "Made when the closing visit of self-fl-auto took as long as four visits.",
     )
     for name, design in DESIGNS.items()
 )

@@ -13,18 +13,7 @@ import torch
 from selffl.studies.arms import Arm, Outcome, Outcomes, ratio_of
 from selffl.studies.attacked_problem import ATTACKS, AttackedProblem
 from selffl.studies.comparison import points, run_each, seeds_of
-from selffl.studies.result import (
-    TARGET,
-    Chart,
-    Claim,
-    Estimate,
-    Figure,
-    Job,
-    Series,
-    Study,
-    StudyResult,
-    Verdict,
-)
+from selffl.studies.result import TARGET, Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
 
 HOSTILE_SHARES = (0.05, 0.1, 0.2, 0.4)  # of the clients
 MAIN_SHARE = 0.2  # at which every defence is tried, and which the bar is for

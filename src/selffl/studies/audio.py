@@ -372,11 +372,6 @@ SAMPLED = replace(
 )
 MADE_UP = "made-up devices, a stand-in for the paper's private audio"
 # Runs that two of the studies share were made twice on a GPU, and differ.
-NOISE = (
-    " On top of seeds and clips there is noise from run to run: those that two of these studies share were made twice, "
-    "on a GPU whose convolutions did not sum in one order, and differ by up to 0.14 in a cell and 0.03 in the mean "
-    "over types."
-)
 AUDIO = (
     Study(
         "wakeword-global",
@@ -384,11 +379,6 @@ AUDIO = (
         "section 4.3, table 3",
         f"{WAKEWORD.setting}; {NUM_SEEDS} seeds",
         partial(global_study, WAKEWORD),
-        "Every method but PerFedAvg makes the pre-trained model better, by about 15 % fewer false accepts, and these "
-        "cannot be told from each other; Self-FL has the lowest mean by two to four per cent. That weighting by sample "
-        "size makes the global model worse, four- to thirteenfold in the paper, does not come out: here it does no "
-        "harm, although D has more than a third of the rows. What the paper's devices have that these have not is not "
-        "known. PerFedAvg's global model is meant to be adapted first, and is poor before." + NOISE,
     ),
     Study(
         "wakeword-personal",
@@ -396,12 +386,6 @@ AUDIO = (
         "section 4.3, table 4",
         f"{WAKEWORD.setting}; {NUM_SEEDS} seeds",
         partial(personal_study, WAKEWORD),
-        "On the mean over types Self-FL's personal models have fewer false accepts than FedAvg's after ten local steps "
-        "and than PerFedAvg's, and cannot be told from DITTO's. By type the lead over FedAvg is that of D and E; for A "
-        "FedAvg is better. How many rows a type has does not explain it: B, with half of A's, gains and A does not. On "
-        "average the personal models are no better than Self-FL's global model. Local training from the same start is "
-        "behind on the mean, though not clearly, and most for C, which has twelve clips of the wake word. PerFedAvg "
-        "adapts by one step, which does not make up for its global model." + NOISE,
     ),
     Study(
         "augmented-wakeword",
@@ -409,7 +393,6 @@ AUDIO = (
         "appendix, table 6",
         f"{WAKEWORD.setting}; local optima after at most {MAX_CONVERGENCE_STEPS} steps a round; {NUM_SEEDS} seeds",
         partial(augmented_study, WAKEWORD),
-        "The two are alike, as the paper says." + NOISE,
     ),
     Study(
         "wakeword-clusters",
@@ -417,9 +400,6 @@ AUDIO = (
         "appendix, table 7",
         f"{SAMPLED.setting}; {NUM_SEEDS} seeds",
         partial(clusters_study, SAMPLED),
-        "The two levels give nearly the same global model, with either kind of cluster. Every cluster has been heard "
-        "after a few rounds, and the smoothing average keeps the client level from forgetting as well. The one large "
-        "number of the paper's table, 1.80 for C in playback at client level, does not appear." + NOISE,
     ),
     Study(
         "wakeword-participation",
@@ -427,8 +407,5 @@ AUDIO = (
         "appendix, table 8",
         f"{SAMPLED.setting}; and C = 0.1; {NUM_SEEDS} seeds",
         partial(participation_study, SAMPLED),
-        "No difference between five and two clients a round is seen here, in any state. The paper's own table is "
-        "mixed: C = 0.25 is better or as good in four of five types in the normal state, C = 0.1 is better in three of "
-        "five in playback, and better or as good in all in the alarm state." + NOISE,
     ),
 )

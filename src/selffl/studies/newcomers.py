@@ -261,6 +261,4 @@ NEWCOMERS = Study(
     f"{LETTERS.setting}; and {MNIST.setting}; a fifth of the clients come after training, with up to "
     f"{max(COUNTS)} rows each; {NUM_SEEDS} seeds",
     lambda job: newcomers_study((DIGITS,) if job.quick else (femnist(), MNIST), job),
-    "With two digits a client, a single row already rules out most of the others' digits, and ten rows give more than "
-    "fifty do elsewhere. With five letters of ten a handful of rows says little, and the global model is as good.",
 )
