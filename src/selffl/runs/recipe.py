@@ -43,8 +43,8 @@ EVERYWHERE = {"study": True, "flower": True}
 class Recipe:
     """What a run was asked to do, checked, and what is recorded of the parts that it was made of.
 
-    Settings are keywords of `selffl.train`, by the same names, with the same defaults and the same meaning, which stands
-    there.  Facts follow from the model, the rows, the method and the functions that were given with them.
+    Settings are keywords of `selffl.train`, by the same names and with the same defaults; what each means stands there.
+    Facts follow from the model, the rows, the method and the functions that were given with them.
 
     Attributes:
         algorithm: Name of the method.

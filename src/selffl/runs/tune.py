@@ -392,12 +392,10 @@ class _Scorer:
         return run
 
     def _measure_setting(self, run: Run, steps: int) -> float:
-        if self.metric is None:
-            self.metric = leading_metric([run.summary])
-        metrics = run.config.metrics
-        check_known("metric", self.metric, metrics)
+        metric = self.metric = self.metric or leading_metric([run.summary]) or ""
+        check_known("metric", metric, run.config.metrics)
         try:
             evaluation = run.evaluate(fine_tune=(steps,) if steps else ())
         except DivergedError:
             return -math.inf
-        return _sign(self.metric, run) * evaluation.weighted(self.metric, f"personal+{steps}" if steps else "personal")
+        return _sign(metric, run) * evaluation.weighted(metric, f"personal+{steps}" if steps else "personal")
