@@ -49,6 +49,7 @@ FILES_WITH_NUMBERS = (
     "grouped_models.py",
     "grouped_runs.py",
 )  # of the studies, those that make numbers
+CODE_ENDINGS = (".py", ".csv")  # of files that numbers depend on
 INDEX = ".arms.json"  # which runs a study is at, for those who watch it
 
 
@@ -357,10 +358,11 @@ def source_digest() -> str:
     """A digest of the code that makes the numbers: results of other code are not taken for results of this one."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for path in root.rglob("*") if path.suffix in CODE_ENDINGS):
         is_of_studies = path.parent.name == "studies" and path.name not in FILES_WITH_NUMBERS
         if not is_of_studies and path.relative_to(root).parts[0] not in ("reports", "cli"):
-            digest.update(ast.dump(_without_docstrings(path.read_text(encoding="utf-8"))).encode())
+            text = path.read_text(encoding="utf-8")
+            digest.update((ast.dump(_without_docstrings(text)) if path.suffix == ".py" else text).encode())
     return digest.hexdigest()
 
 
