@@ -26,6 +26,8 @@ def _starting(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _completion(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """A function that offers those of the names that begin as what is typed."""
+
     def offer(incomplete: str) -> list[str]:
         return _starting(names, incomplete)
 

@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import nn
 
+from selffl.data.split import check_seed
 from selffl.errors import ConfigError, check_known
 from selffl.models.audio import wakeword_cnn
 from selffl.models.scaling import Standardise
 from selffl.models.select import Select
 from selffl.models.text import lstm
+from selffl.randomness import draw_network
 
 
 def softmax(shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -92,12 +93,8 @@ def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0
         raise ConfigError(f"rows have shape {sizes}; expected sizes of 1 or more.")
     if num_classes < 2:
         raise ConfigError(f"num_classes is {num_classes}; expected 2 or more.")
-    if not 0 <= seed < 1 << 63:
-        raise ConfigError(f"seed is {seed}; expected a whole number, 0 or more, below 2^63.")
-    # Made on the CPU whatever the default device: the same numbers everywhere.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        return MODELS[name](sizes, num_classes, **options)
+    check_seed(seed)
+    return draw_network(lambda: MODELS[name](sizes, num_classes, **options), seed)
 
 
 __all__ = ["MODELS", "Select", "Standardise", "build"]

@@ -25,7 +25,7 @@ from selffl.runs.evaluation import WITH_CLASSES, prefix_of
 from selffl.runs.tune import VALIDATION_SHARE
 from selffl.studies.adapter_problem import A_AND_B, B_ALONE, EVERYTHING, AdapterProblem
 from selffl.studies.adapter_rows import HEAD
-from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
+from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of, score_of_clients
 from selffl.studies.auto import AUTO, numbers_sent, share_losing
 from selffl.studies.comparison import as_personal, by_round, history, mean_gradients, points, run_each, runs_of
 from selffl.studies.result import OVER_SPLITS, TARGET, Claim, Estimate, Figure, Job, Study, StudyResult, Verdict, sign
@@ -221,14 +221,8 @@ class Line:
                 key=lambda row: int(row["num_train"]),
             )
             thirds = [rows[len(rows) * k // NUM_GROUPS : len(rows) * (k + 1) // NUM_GROUPS] for k in range(NUM_GROUPS)]
-            found.append([_weighted(third, self.column) for third in thirds])
+            found.append([score_of_clients(third, self.column) for third in thirds])
         return [Estimate.of(torch.tensor(each, dtype=torch.float64)) for each in zip(*found, strict=True)]
-
-
-def _weighted(rows: Sequence[Mapping[str, Any]], column: str) -> float:
-    total = sum(int(row["num_test"]) for row in rows)
-    right = sum(float(row[column]) * int(row["num_test"]) for row in rows)
-    return 100 * right / total if total else math.nan
 
 
 def report(adapters: Adapters, runs: Outcomes, chosen: Mapping[str, Choice]) -> StudyResult:

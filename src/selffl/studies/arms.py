@@ -126,6 +126,12 @@ def estimate(outcomes: Sequence[Outcome], name: str) -> Estimate:
     return Estimate.of(values(outcomes, name))
 
 
+def score_of_clients(rows: Sequence[Mapping[str, Any]], column: str) -> float:
+    """Percent over all test rows of some clients, from the score that each has in a column."""
+    total = sum(int(row["num_test"]) for row in rows)
+    return 100 * sum(float(row[column]) * int(row["num_test"]) for row in rows) / total if total else math.nan
+
+
 def ratio_of(outcomes: Iterable[Outcome]) -> float:
     """Test rows per training row over these runs; NaN where no run got as far as a test."""
     return split_ratio(row for outcome in outcomes for row in outcome.clients)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from selffl.studies.arms import Arm, Outcome, Outcomes, ratio_of
+from selffl.studies.arms import Arm, Outcome, Outcomes, ratio_of, score_of_clients
 from selffl.studies.attacked_problem import ATTACKS, AttackedProblem
 from selffl.studies.comparison import points, run_each, seeds_of
 from selffl.studies.result import TARGET, Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
@@ -74,9 +74,7 @@ def honest_score(problem: AttackedProblem, outcome: Outcome, share: float, name:
     if outcome.summary["status"] == "diverged":
         return math.nan
     liars = set(replace(problem, hostile_share=share).liars(outcome.seed))
-    rows = [row for place, row in enumerate(outcome.clients) if place not in liars]
-    total = sum(int(row["num_test"]) for row in rows)
-    return 100 * sum(float(row[name]) * int(row["num_test"]) for row in rows) / total
+    return score_of_clients([row for place, row in enumerate(outcome.clients) if place not in liars], name)
 
 
 def loss(

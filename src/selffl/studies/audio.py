@@ -64,23 +64,20 @@ CLUSTER_PAPER = ("0.96 0.95 1.00 0.91 0.97", "0.86 0.99 1.00 0.97 1.01", "NA 0.8
 SPARSE_PAPER = ("0.95 0.95 1.00 0.91 0.97", "0.86 0.97 1.00 0.96 1.01", "NA 0.89 NA 1.00 1.00")
 
 
-def _shorten_if_quick(problem: Problem, job: Job) -> tuple[Problem, range]:
-    """The problem and the seeds: a quick look has a quarter of the rows, an eighth of the network's width."""
+def _shorten_if_quick(problem: Problem, job: Job) -> Problem:
+    """The problem; a quick look has a quarter of the rows, an eighth of the network's width."""
     if not job.quick:
-        return problem, seeds_of(job)
+        return problem
     assert problem.warm_up is not None
-    return (
-        replace(
-            problem,
-            rounds=max(problem.rounds // 5, 2),
-            num_local_steps=5,
-            max_local_steps=10,
-            batch_size=20,
-            data_options={**problem.data_options, "scale": 1 / 128},
-            model_options={"width": 0.125},
-            warm_up=WarmUp(rounds=1, is_pooled=True, num_local_steps=200, learning_rate=problem.warm_up.learning_rate),
-        ),
-        seeds_of(job),
+    return replace(
+        problem,
+        rounds=max(problem.rounds // 5, 2),
+        num_local_steps=5,
+        max_local_steps=10,
+        batch_size=20,
+        data_options={**problem.data_options, "scale": 1 / 128},
+        model_options={"width": 0.125},
+        warm_up=WarmUp(rounds=1, is_pooled=True, num_local_steps=200, learning_rate=problem.warm_up.learning_rate),
     )
 
 
@@ -108,7 +105,7 @@ class Found:
 
 
 def _run(problem: Problem, arms: Sequence[Arm], job: Job, done: int = 0, total: int | None = None) -> Found:
-    chosen, seeds = _shorten_if_quick(problem, job)
+    chosen, seeds = _shorten_if_quick(problem, job), seeds_of(job)
     outcomes = run_each(chosen, arms, seeds, job, done, total)
     tables = [describe(seed=seed, **chosen.data_options).test for seed in seeds]
     return Found(chosen, seeds, outcomes, tables)
@@ -225,7 +222,7 @@ def _fewer(
 
 def _full(problem: Problem, job: Job) -> Found:
     """All methods with full participation; FedAvg's local models are those after L steps more."""
-    steps = _shorten_if_quick(problem, job)[0].num_local_steps
+    steps = _shorten_if_quick(problem, job).num_local_steps
     arms = [
         _arm(label, *chosen, fine_tune=(steps,) if label == "fedavg-e" else ()) for label, chosen in METHODS.items()
     ]
@@ -334,7 +331,7 @@ def clusters_study(problem: Problem, job: Job) -> StudyResult:
 def participation_study(problem: Problem, job: Job) -> StudyResult:
     """Table 8: how many take part in a round."""
     shares = {"C = 0.25": 0.25, "C = 0.1": 0.1}
-    num_seeds = len(_shorten_if_quick(problem, job)[1])
+    num_seeds = len(seeds_of(job))
     parts = {
         label: _run(
             replace(problem, participation=share),

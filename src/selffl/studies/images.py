@@ -21,6 +21,7 @@ from selffl.studies.comparison import (
     result_of,
     run_each,
     score_lines,
+    seeds_of,
     shorten_for_look,
     study,
 )
@@ -122,7 +123,7 @@ ABLATION = {
 
 def ablation_study(whole: Problem, job: Job) -> StudyResult:
     """Figure 2b: one component of Self-FL at a time."""
-    problem, seeds = shorten_for_look(whole, job)
+    problem, seeds = shorten_for_look(whole, job), seeds_of(job)
     outcomes = run_each(problem, [Arm(label, "self-fl", options) for label, options in ABLATION.items()], seeds, job)
     columns = {
         "global model": "global_accuracy",
@@ -157,8 +158,7 @@ def augmented_study(
     digits: Problem, letters: Problem, job: Job, *, max_convergence_steps: int = MAX_CONVERGENCE_STEPS
 ) -> StudyResult:
     """Figure 6: Algorithm 1 against Algorithm 2, on two problems."""
-    problems = [shorten_for_look(problem, job)[0] for problem in (digits, letters)]
-    seeds = shorten_for_look(digits, job)[1]
+    problems, seeds = [shorten_for_look(problem, job) for problem in (digits, letters)], seeds_of(job)
     arms = [
         Arm("Algorithm 1", "self-fl", evaluate_train=True),
         Arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": max_convergence_steps}, evaluate_train=True),
@@ -215,7 +215,7 @@ SPARSE = {
 
 def sparse_study(digits: Problem, job: Job) -> StudyResult:
     """Figure 9: few clients a round."""
-    problem, seeds = shorten_for_look(replace(digits, participation=0.02), job)
+    problem, seeds = shorten_for_look(replace(digits, participation=0.02), job), seeds_of(job)
     arms = [Arm(label, name, options) for label, (name, options) in SPARSE.items()]
     outcomes = run_each(problem, arms, seeds, job)
     half_round = problem.rounds // 2
@@ -255,7 +255,7 @@ BINS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)  # lower ends
 
 def _steps(digits: Problem, job: Job) -> tuple[Problem, Outcomes]:
     """Self-FL on MNIST in both forms: the steps that each client wants, before ℓ_max."""
-    problem, seeds = shorten_for_look(digits, job)
+    problem, seeds = shorten_for_look(digits, job), seeds_of(job)
     outcomes = run_each(problem, [Arm("self-fl", "self-fl"), Arm("self-fl-exact", "self-fl-exact")], seeds, job)
     for label, group in outcomes.items():
         for outcome in group:

@@ -148,7 +148,7 @@ def regimes_study(regimes: Regimes, job: Job) -> StudyResult:
     done, total = 0, (len(regimes.penalties) + 1 + (len(plain) + 2) * len(seeds)) * len(cells)
     results = []
     for cell in cells:
-        problem, _ = shorten_for_look(regimes.problem(cell), job)
+        problem = shorten_for_look(regimes.problem(cell), job)
         tuner = Tuner(problem, job, total, done, class_frequencies=True)
         of_ditto = tuner.search("ditto", "penalty", regimes.penalties, seeds[:1])
         of_fedavg = {

@@ -10,7 +10,7 @@ from typing import Any
 from selffl.errors import ConfigError
 from selffl.privacy import epsilon
 from selffl.studies.arms import Arm, Outcomes, difference, estimate
-from selffl.studies.comparison import NUM_SEEDS, by_round, history, run_each, score_lines, shorten_for_look
+from selffl.studies.comparison import NUM_SEEDS, by_round, history, run_each, score_lines, seeds_of, shorten_for_look
 from selffl.studies.problems import MNIST, Problem, femnist
 from selffl.studies.result import OVER_SPLITS, Chart, Claim, Figure, Job, Series, Study, StudyResult, above_zero, within
 
@@ -34,8 +34,7 @@ def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
     """Plain against summed, on two problems."""
     rows, table, charts, claims = [], [], [], []
     config: dict[str, Any] = {}
-    problems = [shorten_for_look(problem, job)[0] for problem in (digits, letters)]
-    seeds = shorten_for_look(digits, job)[1]
+    problems, seeds = [shorten_for_look(problem, job) for problem in (digits, letters)], seeds_of(job)
     total, done = len(problems) * 2 * len(PAIRS) * len(seeds), 0
     for problem in problems:
         arms = [Arm(name + ending, name, options) for ending, options in PAIRS.items() for name in _METHODS]
@@ -56,7 +55,7 @@ def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
 
 def noise_study(whole: Problem, job: Job) -> StudyResult:
     """What clipping and noise cost."""
-    problem, seeds = shorten_for_look(whole, job)
+    problem, seeds = shorten_for_look(whole, job), seeds_of(job)
     bounds = {"clip": CLIP, "max_weight": MAX_WEIGHT}
     free, bounded = "self-fl-sums", "bounded, no noise"
     arms = [Arm(free, "self-fl-sums"), Arm(bounded, "self-fl-sums", settings=bounds), Arm("local", "local")]
