@@ -61,9 +61,9 @@ def measured(run: Run) -> dict[str, dict[str, Any]]:
     found = {names[line["model"], line["moderated"]]: line for line in lines}
     if "moderated" in found:
         # Both come with the run: the posterior before rows left out have had their say.
-        sure = Confidence(run._personal(), AS_IT_STANDS)
+        sure = Confidence(run._personal, AS_IT_STANDS)
         found["posterior as it stands"] = sure.table()[1]
-        found["moderated"] |= run._confidence().moderation._asdict()
+        found["moderated"] |= run._confidence.moderation._asdict()
     return found
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 MOST_CHARACTERS = 2_000  # of a message
 UNSHOWN = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # categories that end a line, or that a terminal acts on
@@ -76,6 +77,12 @@ def unknown_name(kind: str, found: object, known: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(found, names, n=1, cutoff=0.5) if isinstance(found, str) else []
     hint = f"did you mean {near[0]!r}? Expected" if near else "expected"
     return ConfigError(f"unknown {kind} {found!r}; {hint} one of: {', '.join(names)}.")
+
+
+def check_known(kind: str, found: object, known: Collection[Any]) -> None:
+    """Refuse a name that is not in a list."""
+    if found not in known:
+        raise unknown_name(kind, found, known)
 
 
 def first_few(values: Sequence[object], most: int, shown: Callable[[object], str] = str) -> str:

@@ -25,6 +25,7 @@ from selffl.data.columns import column_of, number_ids
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError, DataError, first_few
 from selffl.maths.steps import largest_step
+from selffl.randomness import draw_network
 from selffl.runs.methods import Method, named_method
 from selffl.runs.recipe import check_settings
 from selffl.runs.run import Run
@@ -155,9 +156,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
                 "numbers of features and outputs that makes one."
             )
         shape: Any = x.shape[1] if x.ndim == 2 else x.shape[1:]
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self._seed)
-            return (self.model or default)(shape, num_outputs)
+        make: Callable[..., nn.Module] = self.model or default
+        return draw_network(lambda: make(shape, num_outputs), self._seed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the run, which holds everybody's rows: whoever is given a model is not given those."""

@@ -14,12 +14,16 @@ from __future__ import annotations
 import math
 import os
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+Drawn = TypeVar("Drawn")
 
 
 def _to_signed(value: int) -> int:
@@ -154,3 +158,10 @@ def integers(high: int | Tensor, seed: int | Tensor, stream: str, *keys: int | T
     draw = uniform(seed, stream, *keys)
     limit = torch.as_tensor(high, device=draw.device)
     return torch.minimum((draw * limit).to(torch.int64), limit - 1)
+
+
+def draw_network(make: Callable[[], Drawn], seed: int = 0) -> Drawn:
+    """What ``make`` makes, its first weights drawn by torch from a seed, on the CPU whatever the default is."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return make()

@@ -97,9 +97,9 @@ def test_probabilities_are_those_of_the_dense_posterior(run, number):
     never = run.clients[number]["rounds"] == 0  # its model has seen none of its rows
     found = run.probabilities(client)
     torch.testing.assert_close(found.sum(-1), torch.ones(len(features), dtype=torch.float64))
-    wanted = dense_logits(run, number, features, run._confidence().moderation, never)
+    wanted = dense_logits(run, number, features, run._confidence.moderation, never)
     torch.testing.assert_close(found, wanted.softmax(-1), rtol=1e-4, atol=1e-5)
-    raw = Confidence(run._personal(), AS_IT_STANDS).logits(number, features, True)
+    raw = Confidence(run._personal, AS_IT_STANDS).logits(number, features, True)
     torch.testing.assert_close(raw, dense_logits(run, number, features, AS_IT_STANDS, never), rtol=1e-4, atol=1e-5)
 
 
@@ -165,20 +165,20 @@ def test_large_models_go_by_blocks_and_large_clients_by_some_of_their_rows(run, 
     wanted = run.probabilities("c2")
     num_numbers = 2 * run._session.model.params.numel()  # that a row counts as
     monkeypatch.setitem(BUDGETS, "cpu", Budget(gradient_numbers=7 * num_numbers))
-    found = Confidence(run._personal()).logits(2, rows_of(run.federation.test, 2)[0], True).softmax(-1)
+    found = Confidence(run._personal).logits(2, rows_of(run.federation.test, 2)[0], True).softmax(-1)
     torch.testing.assert_close(found, wanted)
     monkeypatch.setattr(confidence, "MAX_ROWS", 5)
-    some = [Confidence(run._personal(), AS_IT_STANDS) for _ in range(2)]
+    some = [Confidence(run._personal, AS_IT_STANDS) for _ in range(2)]
     features = rows_of(run.federation.test, 2)[0]
     few, again = (sure.logits(2, features, True) for sure in some)
     assert torch.equal(few, again)
-    sure = Confidence(run._personal(), AS_IT_STANDS)
+    sure = Confidence(run._personal, AS_IT_STANDS)
     assert len(sure._own(2, sure.tangents(2)).classes) == 5
     monkeypatch.setattr(confidence, "MAX_ROWS", 200)
-    more = Confidence(run._personal(), AS_IT_STANDS).logits(2, features, True)
+    more = Confidence(run._personal, AS_IT_STANDS).logits(2, features, True)
     assert (more.abs() > few.abs()).all()  # who has seen more is surer
     monkeypatch.setattr(confidence, "MAX_CLIENTS", 1)
-    assert Confidence(run._personal()).moderation != run._confidence().moderation
+    assert Confidence(run._personal).moderation != run._confidence.moderation
 
 
 @pytest.mark.parametrize("kind", ["one logit", "one probability", "two outputs"])
@@ -216,14 +216,14 @@ def test_on_digits_personal_models_say_how_sure_they_are_and_the_global_one_is_t
         participation=0.25,
         evaluate_every=0,
     )
-    plain, moderated, shared = Confidence(run._personal()).table()
+    plain, moderated, shared = Confidence(run._personal).table()
     assert abs(plain["confidence"] - plain["accuracy"]) < 0.01
     assert plain["calibration_error"] < 0.02
     assert shared["confidence"] < shared["accuracy"] - 0.1
     assert shared["calibration_error"] > 0.1
     assert moderated["accuracy"] == plain["accuracy"]
     assert moderated["log_loss"] < 1.2 * plain["log_loss"]
-    raw = Confidence(run._personal(), AS_IT_STANDS).table()[1]
+    raw = Confidence(run._personal, AS_IT_STANDS).table()[1]
     assert plain["calibration_error"] < raw["calibration_error"] < 0.05  # too wide as it stands
 
 

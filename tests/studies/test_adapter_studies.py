@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from selffl.errors import ConfigError, DataError
+from selffl.randomness import draw_network
 from selffl.studies import adapter_images, adapter_problem, adapter_rows, adapter_speech, adapter_text
 from selffl.studies.adapter_problem import A_AND_B, B_ALONE, EVERYTHING, AdapterProblem
-from selffl.studies.adapter_rows import HEAD, Benchmark, Rows, draw_network, of_some_clients, pretrain
+from selffl.studies.adapter_rows import HEAD, Benchmark, Rows, of_some_clients, pretrain
 from selffl.studies.adapters import (
     AUTO,
     DESIGNS,

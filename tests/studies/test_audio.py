@@ -220,9 +220,9 @@ def test_every_study_runs_from_warm_up_to_verdicts(small, runs, study, lines, cl
 
 
 def test_a_quick_look_is_smaller():
-    problem, seeds = module._shorten_if_quick(WAKEWORD, Job(quick=True))
-    assert len(seeds) == 2
+    problem = module._shorten_if_quick(WAKEWORD, Job(quick=True))
+    assert len(module.seeds_of(Job(quick=True))) == 2
     assert problem.model_options == {"width": 0.125}
     assert problem.data_options["scale"] < 1 / 32
     assert problem.warm_up.is_pooled
-    assert module._shorten_if_quick(WAKEWORD, Job())[0] is WAKEWORD
+    assert module._shorten_if_quick(WAKEWORD, Job()) is WAKEWORD

@@ -1,7 +1,7 @@
 """Published tables: what is run, which round and rows a number is of, and what the bar says of made-up outcomes."""
 
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -92,7 +92,7 @@ def test_the_round_is_the_one_that_the_table_reports():
 
 
 def test_clients_that_share_their_test_rows_are_measured_by_their_own_shares():
-    own = SharedTestProblem(**{name: getattr(SMALL, name) for name in Problem.__dataclass_fields__})
+    own = SharedTestProblem(**{each.name: getattr(SMALL, each.name) for each in fields(Problem)})
     table = small(own, metric=SHARE_ACCURACY, num_seeds=1)
     assert 0 < float(published_study(table, Job()).table[0]["ours"]) <= 100
     run = own.run("fedavg", {}, 0)

@@ -12,6 +12,8 @@ from torch import nn
 from selffl.adapters.attention import PROJECTIONS, AdaptedAttention, check_attention
 from selffl.adapters.layers import Adapted, Draw, adapted_kind, problem_with
 from selffl.adapters.prefix import PrefixAttention
+from selffl.algorithms.options import check_integer, check_number
+from selffl.data.split import check_seed
 from selffl.errors import ConfigError, first_few
 
 MAX_SHOWN = 8  # names in a message
@@ -132,7 +134,10 @@ def lora(
         >>> [name for name, part in adapted.named_parameters() if part.requires_grad]
         ['0.lora_B.weight', '2.weight', '2.bias']
     """
-    _check_options(rank, alpha, seed)
+    check_integer("rank", rank, 1)
+    if alpha is not None:
+        check_number("alpha", alpha, above=0.0, alternative=", or none")
+    check_seed(seed)
     twin = freeze(module)
     whole = _last_linear(twin) if also is None else also
     parameters_named(twin, whole)  # before layers get other names
@@ -184,8 +189,8 @@ def prefix(
         >>> [name for name, part in adapted.named_parameters() if part.requires_grad]
         ['0.self_attn.prefix_values.weight', '1.weight', '1.bias']
     """
-    _check_count("length", length)
-    _check_seed(seed)
+    check_integer("length", length, 1)
+    check_seed(seed)
     twin = freeze(module)
     whole = _last_linear(twin) if also is None else also
     parameters_named(twin, whole)
@@ -214,23 +219,6 @@ def _listed(targets: Sequence[str] | None) -> Sequence[str]:
     if isinstance(targets, str):
         raise ConfigError(f"targets are {targets!r}; expected a list of names, such as [{targets!r}].")
     return targets or ()
-
-
-def _check_count(name: str, count: int) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"{name} is {count!r}; expected a whole number, 1 or more.")
-
-
-def _check_seed(seed: int) -> None:
-    if not isinstance(seed, int) or not 0 <= seed < 1 << 63:
-        raise ConfigError(f"seed is {seed!r}; expected a whole number, 0 or more, below 2^63.")
-
-
-def _check_options(rank: int, alpha: float | None, seed: int) -> None:
-    _check_count("rank", rank)
-    if alpha is not None and not (isinstance(alpha, int | float) and 0 < alpha < float("inf")):
-        raise ConfigError(f"alpha is {alpha!r}; expected a number above 0, or none.")
-    _check_seed(seed)
 
 
 def _attention_adapter(

@@ -35,7 +35,7 @@ from selffl.algorithms.self_fl_augmented import SelfFLAugmented
 from selffl.algorithms.self_fl_auto import SelfFLAuto
 from selffl.algorithms.self_fl_cluster import SelfFLCluster
 from selffl.algorithms.self_fl_sums import SelfFLSums
-from selffl.errors import unknown_name
+from selffl.errors import check_known
 
 ALGORITHMS: dict[str, Callable[..., Algorithm[Any, Any, Any, Any]]] = {
     "self-fl-auto": SelfFLAuto,
@@ -78,12 +78,10 @@ def algorithm(name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
         >>> selffl.algorithm("ditto", penalty=0.1)
         Ditto(num_local_steps=20, num_local_epochs=None, penalty=0.1, weighting='examples')
     """
-    if name not in ALGORITHMS:
-        raise unknown_name("algorithm", name, ALGORITHMS)
+    check_known("algorithm", name, ALGORITHMS)
     known = [field.name for field in fields(ALGORITHMS[name]())]  # type: ignore[arg-type]
     for option in options:
-        if option not in known:
-            raise unknown_name(f"option of {name}", option, known)
+        check_known(f"option of {name}", option, known)
     return ALGORITHMS[name](**options)
 
 

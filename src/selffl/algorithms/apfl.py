@@ -13,13 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import (
-    FixedLocalSteps,
-    ModelBroadcast,
-    ModelUpload,
-    PersonalMemory,
-    SharedModel,
-)
+from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelUpload, PersonalMemory, SharedModel
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask

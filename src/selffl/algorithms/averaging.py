@@ -86,6 +86,7 @@ class FixedLocalSteps:
     num_local_epochs: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
         check_integer("num_local_steps", self.num_local_steps, 1)
         check_epochs(self.num_local_epochs)
 
@@ -107,11 +108,6 @@ def check_epochs(num_local_epochs: int | None) -> None:
     """Refuse a number of epochs below 1."""
     if num_local_epochs is not None:
         check_integer("num_local_epochs", num_local_epochs, 1)
-
-
-def check_weighting(weighting: Weighting) -> None:
-    """Refuse an unknown weighting."""
-    check_choice("weighting", weighting, get_args(Weighting))
 
 
 def row_count(rows: Tensor) -> Bound:
@@ -141,9 +137,15 @@ Broadcast = TypeVar("Broadcast", bound=ModelBroadcast)
 class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
     """A method whose server averages the clients' models."""
 
+    weighting: Weighting = "equal"  # of clients in the average; an option of methods that leave it to the user
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("weighting", self.weighting, get_args(Weighting))
+
     def weighting_of_clients(self) -> Weighting:
-        """How clients weigh in the average: all the same, unless the method says otherwise."""
-        return "equal"
+        """How clients weigh in the average: as the option says, unless the method says otherwise."""
+        return self.weighting
 
     def upload(self, trained: Tensor, received: Tensor, task: LocalTask) -> ModelUpload:
         """A cohort's changes to the model that it received, weighted."""

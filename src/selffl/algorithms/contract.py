@@ -71,6 +71,9 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
     newcomer_visits: ClassVar[int | None] = None  # visits that make a new client's model; None: until it stops moving
     has_closing_visit: ClassVar[bool] = False  # whether clients go on by themselves once training is over
 
+    def __post_init__(self) -> None:
+        """Refuse options that cannot work; where there is no option, nothing."""
+
     @abstractmethod
     def start(self, params: Tensor, population: Population) -> Server:
         """State of the server before the first round; ``params [..., P]`` is the initial model."""

@@ -15,7 +15,6 @@ from selffl.algorithms.averaging import (
     PersonalMemory,
     PersonalModelClients,
     Weighting,
-    check_weighting,
 )
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
@@ -47,7 +46,6 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("penalty", self.penalty, at_least=0.0)
-        check_weighting(self.weighting)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask
@@ -62,7 +60,3 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
             anchor=broadcast.params,
         )
         return self.upload(trained, broadcast.params, task), memory.keep(personal)
-
-    def weighting_of_clients(self) -> Weighting:
-        """As the option says."""
-        return self.weighting

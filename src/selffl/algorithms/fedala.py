@@ -21,7 +21,6 @@ from selffl.algorithms.averaging import (
     ModelServer,
     ModelUpload,
     Weighting,
-    check_weighting,
 )
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
@@ -92,7 +91,6 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
         check_number("row_share", self.row_share, above=0.0, at_most=1.0)
         check_number("mixing_rate", self.mixing_rate, above=0.0)
         check_integer("first_passes", self.first_passes, 1)
-        check_weighting(self.weighting)
 
     def start(self, params: Tensor, population: Population) -> MixtureServer:
         """The initial model, and where the layers lie that clients mix: everywhere, if it has none."""
@@ -128,10 +126,6 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
         trained = descend(task, start, self.steps(task))
         kept = MixtureMemory(trained, mixing, broadcast.is_mixed, memory.clock + 1)
         return self.upload(trained, broadcast.params, task), kept
-
-    def weighting_of_clients(self) -> Weighting:
-        """As the option says."""
-        return self.weighting
 
     def personal(self, global_params: Tensor, memory: MixtureMemory, task: LocalTask) -> Tensor:
         """The mixture from which the client would train on."""

@@ -18,7 +18,6 @@ from selffl.algorithms.averaging import (
     NoMemory,
     StatelessClients,
     Weighting,
-    check_weighting,
 )
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import STEPS_AFTER, Grid
@@ -45,19 +44,11 @@ class FedAvg(FixedLocalSteps, StatelessClients):
 
     weighting: Weighting = "examples"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weighting(self.weighting)
-
     def client_round(
         self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask
     ) -> tuple[ModelUpload, NoMemory]:
         """L steps from the global model."""
         return self.upload(descend(task, broadcast.params, self.steps(task)), broadcast.params, task), memory
-
-    def weighting_of_clients(self) -> Weighting:
-        """As the option says."""
-        return self.weighting
 
     def personal(self, global_params: Tensor, memory: NoMemory, task: LocalTask) -> Tensor:
         """The global model, for everybody."""

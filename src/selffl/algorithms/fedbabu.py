@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from selffl.algorithms.averaging import ModelUpload, PersonalMemory, Weighting, check_weighting
+from selffl.algorithms.averaging import ModelUpload, PersonalMemory, Weighting
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.fedper import CutModel, HeadBroadcast, head_layers
 from selffl.algorithms.grids import Grid
@@ -50,7 +50,6 @@ class FedBABU(CutModel[PersonalMemory]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_string("head", self.head)
-        check_weighting(self.weighting)
         check_integer("fine_tune_epochs", self.fine_tune_epochs, 1)
 
     def kept(self, population: Population) -> Sequence[Layer]:
@@ -67,10 +66,6 @@ class FedBABU(CutModel[PersonalMemory]):
         """L steps of the body under the head that everybody has."""
         trained = descend(task, broadcast.params, self.steps(task), frozen=broadcast.is_head)
         return self.upload(trained, broadcast.params, task), memory
-
-    def weighting_of_clients(self) -> Weighting:
-        """As the option says."""
-        return self.weighting
 
     def adapt(self, broadcast: HeadBroadcast, memory: PersonalMemory, task: LocalTask) -> PersonalMemory:
         """The global model, body and head, after some epochs on the client's own rows."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from selffl.algorithms.averaging import Weighting, check_weighting
+from selffl.algorithms.averaging import Weighting
 from selffl.algorithms.fedper import SharedBody
 from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.layers import Layer
@@ -35,14 +35,6 @@ class FedBN(SharedBody):
 
     weighting: Weighting = "examples"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weighting(self.weighting)
-
     def kept(self, population: Population) -> Sequence[Layer]:
         """Nothing but what the population says, which is BatchNorm."""
         return ()
-
-    def weighting_of_clients(self) -> Weighting:
-        """As the option says."""
-        return self.weighting

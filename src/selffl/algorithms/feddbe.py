@@ -25,7 +25,6 @@ from selffl.algorithms.averaging import (
     ModelServer,
     ModelUpload,
     Weighting,
-    check_weighting,
 )
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
@@ -100,7 +99,6 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("penalty", self.penalty, at_least=0.0)
-        check_weighting(self.weighting)
 
     def start(self, params: Tensor, population: Population) -> CentreServer:
         """The initial model, which has to have a body and a linear head; nobody's features are known."""
@@ -162,10 +160,6 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     def _upload(self, trained: Tensor, broadcast: CentreBroadcast, task: FeatureTask, features: Tensor) -> CentreUpload:
         change = self.upload(trained, broadcast.params, task)
         return CentreUpload(change.change, change.weight, features * change.weight.unsqueeze(-1))
-
-    def weighting_of_clients(self) -> Weighting:
-        """As the option says."""
-        return self.weighting
 
     def server_round(self, server: CentreServer, clients: Tensor, upload: ModelUpload) -> CentreServer:
         """The weighted average of the clients' models; after the first round that of their mean features, for good."""

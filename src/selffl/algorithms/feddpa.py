@@ -23,7 +23,6 @@ from selffl.algorithms.averaging import (
     PersonalMemory,
     SharedModel,
     Weighting,
-    check_weighting,
 )
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
@@ -56,7 +55,6 @@ class FedDPA(FixedLocalSteps, SharedModel[PersonalMemory]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("mixing", self.mixing, above=0.0, at_most=1.0)
-        check_weighting(self.weighting)
 
     def newcomer(self, params: Tensor) -> PersonalMemory:
         """No adapter of its own yet."""
@@ -70,10 +68,6 @@ class FedDPA(FixedLocalSteps, SharedModel[PersonalMemory]):
         home, own = task.at_home(), memory.model(broadcast.params)
         own = descend(home, own, self.steps(task), anchor=broadcast.params, share=self.mixing)
         return self.upload(trained, broadcast.params, task), memory.keep(own)
-
-    def weighting_of_clients(self) -> Weighting:
-        """As the option says."""
-        return self.weighting
 
     def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
         """The mixture of the client's own with the latest global one."""

@@ -23,7 +23,6 @@ from selffl.algorithms.averaging import (
     ModelServer,
     ModelUpload,
     Weighting,
-    check_weighting,
 )
 from selffl.algorithms.contract import Memory, Personalises
 from selffl.algorithms.grids import STEPS_AFTER, Grid
@@ -164,12 +163,7 @@ class FedPer(SharedBody):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_string("head", self.head)
-        check_weighting(self.weighting)
 
     def kept(self, population: Population) -> Sequence[Layer]:
         """The head."""
         return head_layers(self.name, self.head, population)
-
-    def weighting_of_clients(self) -> Weighting:
-        """As the option says."""
-        return self.weighting

@@ -21,7 +21,6 @@ from selffl.algorithms.averaging import (
     ModelUpload,
     SharedModel,
     Weighting,
-    check_weighting,
 )
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
@@ -66,10 +65,6 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
 
     weighting: Weighting = "examples"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_weighting(self.weighting)
-
     def start(self, params: Tensor, population: Population) -> ModelServer:
         """The initial model, which has to end in a linear layer."""
         require_head(self.name, population)
@@ -105,10 +100,6 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
         offset = torch.zeros_like(memory.offset)
         offset[..., place] = trained[..., :size]
         return self.upload(trained[..., size:], broadcast.params, task), OffsetMemory(offset)
-
-    def weighting_of_clients(self) -> Weighting:
-        """As the option says."""
-        return self.weighting
 
     def personal(self, global_params: Tensor, memory: OffsetMemory, task: FeatureTask) -> Tensor:
         """The global model with the sum of both heads."""

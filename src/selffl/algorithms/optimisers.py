@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.options import check_bool, check_number
-from selffl.errors import ConfigError, unknown_name
+from selffl.errors import ConfigError, check_known
 
 
 class Optimiser(ABC):
@@ -149,8 +149,7 @@ def optimiser_of(name: str | Optimiser, **options: Any) -> Optimiser:
             f"optimiser is {name!r}; expected {', '.join(map(repr, OPTIMISERS))}, or one with options such as "
             "selffl.algorithms.Momentum(0.9). Those of torch.optim train one model at a time."
         )
-    if name not in OPTIMISERS:
-        raise unknown_name("optimiser", name, OPTIMISERS)
+    check_known("optimiser", name, OPTIMISERS)
     return OPTIMISERS[name](**options)
 
 

@@ -11,13 +11,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from selffl.algorithms.averaging import (
-    FixedLocalSteps,
-    ModelBroadcast,
-    ModelUpload,
-    NoMemory,
-    StatelessClients,
-)
+from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelUpload, NoMemory, StatelessClients
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask

@@ -15,14 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, PersonalMemory, move
-from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.averaging import (
+    AveragedModel,
+    FixedLocalSteps,
+    ModelBroadcast,
+    ModelServer,
+    ModelUpload,
+    PersonalMemory,
+    move,
+)
+from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.optimisers import Adam
 from selffl.algorithms.options import check_integer, check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
-from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.solver import iterate, per_slot, rate_of, take_step
 from selffl.maths.divergence import rho_of, slope_of_first, slope_of_second
 
@@ -59,7 +66,7 @@ class BayesUpload(ModelUpload):
 
 
 @dataclass(frozen=True)
-class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMemory, BayesUpload]):
+class PFedBayes(FixedLocalSteps, AveragedModel[BayesServer, BayesBroadcast, BayesMemory]):
     """Options of pFedBayes.
 
     Attributes:
@@ -154,18 +161,11 @@ class PFedBayes(FixedLocalSteps, Algorithm[BayesServer, BayesBroadcast, BayesMem
         upload = BayesUpload(change, torch.ones_like(change[..., 0]), rho_change)
         return upload, BayesMemory(memory.own.keep(mean), rho)
 
-    def server_round(self, server: BayesServer, clients: Tensor, upload: BayesUpload) -> BayesServer:
+    def server_round(self, server: BayesServer, clients: Tensor, upload: ModelUpload) -> BayesServer:
         """The server's distribution moved by beta of the cohort's mean change, of mu and of rho."""
+        assert isinstance(upload, BayesUpload)
         changes = ((server.params, upload.change), (server.rho, upload.rho_change))
         return BayesServer(*(move(before, change, upload.weight, self.mixing) for before, change in changes))
-
-    def has_equal_weights(self) -> bool:
-        """They do."""
-        return True
-
-    def bounds(self, server: BayesServer, clients: Tensor, upload: BayesUpload, rows: Tensor) -> Mapping[str, Bound]:
-        """All clients weigh the same."""
-        return {"weight": Bound(1.0, 1.0)}
 
     def personal(self, global_params: Tensor, memory: BayesMemory, task: RowwiseTask) -> Tensor:
         """The mean of the client's own distribution."""

@@ -14,13 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, move
-from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.averaging import AveragedModel, FixedLocalSteps, ModelBroadcast, ModelServer, ModelUpload, move
+from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
-from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.solver import iterate, rate_of
 
 
@@ -54,7 +53,7 @@ class ControlUpload(ModelUpload):
 
 
 @dataclass(frozen=True)
-class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, ControlMemory, ControlUpload]):
+class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, ControlMemory]):
     """Options of SCAFFOLD.
 
     Attributes:
@@ -111,21 +110,12 @@ class Scaffold(FixedLocalSteps, Algorithm[ControlServer, ControlBroadcast, Contr
         upload = ControlUpload(change, torch.ones_like(change[..., 0]), control_change)
         return upload, ControlMemory(memory.control + control_change)
 
-    def server_round(self, server: ControlServer, clients: Tensor, upload: ControlUpload) -> ControlServer:
+    def server_round(self, server: ControlServer, clients: Tensor, upload: ModelUpload) -> ControlServer:
         """x <- x + eta_g mean(y_i - x) over the cohort; c <- c + sum(c_i^+ - c_i)/N."""
+        assert isinstance(upload, ControlUpload)
         control = server.control + upload.control_change / server.num_clients.unsqueeze(-1)
         params = move(server.params, upload.change, upload.weight, self.global_learning_rate)
         return ControlServer(params, control.to(server.control), server.num_clients)
-
-    def has_equal_weights(self) -> bool:
-        """They do."""
-        return True
-
-    def bounds(
-        self, server: ControlServer, clients: Tensor, upload: ControlUpload, rows: Tensor
-    ) -> Mapping[str, Bound]:
-        """All clients weigh the same."""
-        return {"weight": Bound(1.0, 1.0)}
 
     def personal(self, global_params: Tensor, memory: ControlMemory, task: LocalTask) -> Tensor:
         """The global model, for everybody."""

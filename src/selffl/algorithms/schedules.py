@@ -6,9 +6,8 @@ A schedule is a text, so that it can stand in a file, on a command line and in a
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from selffl.errors import ConfigError
 
@@ -19,107 +18,66 @@ EXPECTED = (
 ROUNDING = 1e-9  # rounds: 0.7 * 10 is 7.000000000000001
 
 
-class Schedule(ABC):
-    """A factor of the learning rate for each round."""
+@dataclass(frozen=True)
+class Schedule:
+    """A factor of the learning rate for each round.
 
-    needs_rounds: ClassVar[bool] = False  # whether it depends on how many rounds there are
+    Attributes:
+        factor_of: Of the rounds that are done, the rounds in all and the numbers.
+        numbers: Behind the word.
+        needs_rounds: Whether it depends on how many rounds there are.
+    """
 
-    @classmethod
-    @abstractmethod
-    def of(cls, numbers: tuple[float, ...]) -> Self | None:
-        """The schedule with these numbers; None where they are too few or too many."""
+    factor_of: Callable[..., float]
+    numbers: tuple[float, ...] = ()
+    needs_rounds: bool = False
 
-    @abstractmethod
     def factor(self, done: int, rounds: int) -> float:
         """In the round that comes after ``done`` of ``rounds``."""
+        return self.factor_of(done, rounds, *self.numbers)
 
 
-@dataclass(frozen=True)
-class Constant(Schedule):
+def stay(done: int, rounds: int) -> float:
     """1 throughout."""
-
-    @classmethod
-    def of(cls, numbers: tuple[float, ...]) -> Self | None:
-        """Without numbers."""
-        return None if numbers else cls()
-
-    def factor(self, done: int, rounds: int) -> float:
-        """1."""
-        return 1.0
+    return 1.0
 
 
-@dataclass(frozen=True)
-class Cosine(Schedule):
-    """(1 + cos(pi t/T))/2 after t of T rounds, as ``CosineAnnealingLR`` of torch."""
-
-    needs_rounds: ClassVar[bool] = True
-
-    @classmethod
-    def of(cls, numbers: tuple[float, ...]) -> Self | None:
-        """Without numbers."""
-        return None if numbers else cls()
-
-    def factor(self, done: int, rounds: int) -> float:
-        """From 1 down; it would be 0 after the last round."""
-        return math.cos(math.pi / 2.0 * done / rounds) ** 2
+def fall_as_cosine(done: int, rounds: int) -> float:
+    """(1 + cos(pi t/T))/2 after t of T rounds, as ``CosineAnnealingLR`` of torch; it would be 0 after the last."""
+    return math.cos(math.pi / 2.0 * done / rounds) ** 2
 
 
-@dataclass(frozen=True)
-class Exponential(Schedule):
+def fall_each_round(done: int, rounds: int, gamma: float) -> float:
     """gamma^t after t rounds, as ``ExponentialLR`` of torch."""
-
-    gamma: float
-
-    @classmethod
-    def of(cls, numbers: tuple[float, ...]) -> Self | None:
-        """With one number, gamma; 0.99 unless it is given."""
-        return cls(*(numbers or (0.99,))) if len(numbers) < 2 else None
-
-    def factor(self, done: int, rounds: int) -> float:
-        """It falls by the same share each round."""
-        return self.gamma**done
+    return float(gamma**done)
 
 
-@dataclass(frozen=True)
-class Steps(Schedule):
+def fall_in_steps(done: int, rounds: int, gamma: float, *shares: float) -> float:
     """One factor more after each of some shares of the rounds, as ``MultiStepLR`` of torch."""
-
-    needs_rounds: ClassVar[bool] = True
-
-    gamma: float
-    shares: tuple[float, ...]
-
-    @classmethod
-    def of(cls, numbers: tuple[float, ...]) -> Self | None:
-        """With the factor and shares that ascend; a tenth after a half and after three quarters unless given."""
-        gamma, *shares = numbers or (0.1, 0.5, 0.75)
-        return cls(gamma, tuple(shares)) if shares and shares == sorted(set(shares)) else None
-
-    def factor(self, done: int, rounds: int) -> float:
-        """By how many of the shares are behind."""
-        return self.gamma ** sum(done >= share * rounds - ROUNDING for share in self.shares)
+    return float(gamma ** sum(done >= share * rounds - ROUNDING for share in shares))
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "cosine": Cosine,
-    "exponential": Exponential,
-    "step": Steps,
+SCHEDULES = {  # with their numbers where none are given
+    "constant": Schedule(stay),
+    "cosine": Schedule(fall_as_cosine, needs_rounds=True),
+    "exponential": Schedule(fall_each_round, (0.99,)),
+    "step": Schedule(fall_in_steps, (0.1, 0.5, 0.75), needs_rounds=True),
 }
 
 
 def schedule_of(text: object) -> Schedule:
     """The schedule that a text describes."""
-    found = None
-    if isinstance(text, str) and text.split():
-        word, *rest = text.split()
-        try:
-            numbers = tuple(float(number) for number in rest)
-        except ValueError:
-            numbers = (math.nan,)
-        if word in SCHEDULES and all(0.0 < number < 1.0 for number in numbers):
-            found = SCHEDULES[word].of(numbers)
-    if found is None:
+    word, *rest = text.split() if isinstance(text, str) and text.split() else [""]
+    try:
+        numbers = tuple(float(number) for number in rest)
+    except ValueError:
+        numbers = (math.nan,)
+    if word not in SCHEDULES or not all(0.0 < number < 1.0 for number in numbers):
+        raise ConfigError(f"learning_rate_schedule is {text!r}; {EXPECTED}.")
+    found = replace(SCHEDULES[word], numbers=numbers or SCHEDULES[word].numbers)
+    shares = found.numbers[1:]  # which ascend
+    fits = bool(shares) if word == "step" else len(found.numbers) == len(SCHEDULES[word].numbers)
+    if not fits or list(shares) != sorted(set(shares)):
         raise ConfigError(f"learning_rate_schedule is {text!r}; {EXPECTED}.")
     return found
 

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from selffl.cli import console, names
-from selffl.errors import ConfigError, unknown_name
+from selffl.errors import ConfigError, check_known
 
 if TYPE_CHECKING:
     from selffl.studies.speed import Spread
@@ -85,8 +85,7 @@ def _bench_peers(only: list[str] | None, clients: int, turns: int, cores: int, a
     from selffl.studies.speed import Spread, ratios
 
     for name in only or ():
-        if name not in PEERS:
-            raise unknown_name("--peer", name, PEERS)
+        check_known("--peer", name, PEERS)
     with TemporaryDirectory() as folder:
         record = measure(only or list(PEERS), clients=clients, turns=turns, cores=cores, folder=Path(folder))
     if as_json:

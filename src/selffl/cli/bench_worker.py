@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -90,22 +91,11 @@ def count_steps(servers: Any = None) -> Callable[[], int]:
     return lambda: taken[0]
 
 
-def of_selffl(problem: Problem) -> Rounds:
-    """This library's cohort engine."""
-    return _ours(problem, "selffl")
+def of_ours(what: str, problem: Problem) -> Rounds:
+    """Rounds of ``selffl`` itself, of a plain ``loop`` in PyTorch, or of the ``products`` that steps consist of.
 
-
-def of_loop(problem: Problem) -> Rounds:
-    """A plain loop in PyTorch."""
-    return _ours(problem, "loop")
-
-
-def of_products(problem: Problem) -> Rounds:
-    """Nothing but the products of matrices that a round's steps consist of; there is no model."""
-    return _ours(problem, "products")
-
-
-def _ours(problem: Problem, what: str) -> Rounds:
+    The products alone have no model.
+    """
     import torch
 
     from selffl.data.federation import Rows
@@ -117,12 +107,10 @@ def _ours(problem: Problem, what: str) -> Rounds:
         torch.from_numpy(problem.labels).view(-1),
         torch.arange(num_clients + 1) * num_rows,
     )
-    sizes = {"cohort": problem.cohort, "steps": problem.steps, "batch": problem.batch}
+    sizes: dict[str, Any] = {"cohort": problem.cohort, "steps": problem.steps, "batch": problem.batch}
     packages = ("torch",)
     if what == "products":
-        products = speed.bare_products(
-            NUM_FEATURES, NUM_CLASSES, cohort=problem.cohort, steps=problem.steps, batch=problem.batch
-        )
+        products = speed.bare_products(NUM_FEATURES, NUM_CLASSES, **sizes)
         return Rounds(products, lambda: (None, None), int, packages)
     taken = count_steps()
     found: list[Any] = []
@@ -345,9 +333,7 @@ def of_flower(problem: Problem) -> Rounds:
 
 
 LIBRARIES: dict[str, Callable[[Problem], Rounds]] = {
-    "products": of_products,
-    "loop": of_loop,
-    "selffl": of_selffl,
+    **{what: partial(of_ours, what) for what in ("products", "loop", "selffl")},
     "fedjax": of_fedjax,
     "pfl": of_pfl,
     "fluke": of_fluke,

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 
 from selffl.cli import console, names
-from selffl.cli.init import DecimalChoice, MissingChoice, TaskChoice
+from selffl.cli.init import DecimalChoice, MissingChoice, TaskChoice, name_columns
 from selffl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -216,8 +216,8 @@ def data_profile(
             rows,
             label,
             client,
-            _names(features),
-            exclude=_names(exclude),
+            name_columns("--features", features),
+            exclude=name_columns("--exclude", exclude),
             task=task,
             missing=missing,
             decimal=decimal,
@@ -244,10 +244,6 @@ def data_prepare(
         preparation = Preparation.fit(*map(Profile.load, profiles), missing=missing)
     preparation.save(target)
     console.tell(console.out, f"{len(preparation.inputs)} inputs from {len(profiles)} profiles: {target}")
-
-
-def _names(given: str | None) -> list[str] | None:
-    return None if given is None else [name.strip() for name in given.split(",")]
 
 
 def _facts(fed: Federation) -> dict[str, Any]:

@@ -23,6 +23,9 @@ MIN_CLIENTS_PER_ROUND = 10  # variances are estimated from their spread
 TaskChoice = Literal["classes", "values", "counts"]
 MissingChoice = Literal["refuse", "drop", "impute"]
 DecimalChoice = Literal[".", ","]
+DecimalOfFile = Annotated[
+    DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file, where the numbers leave it open.")
+]
 CLIENT, LABEL = "client", "label"  # columns, unless the options name others
 
 
@@ -97,8 +100,8 @@ def init_command(
             folder,
             client,
             label,
-            features=_columns("--features", features),
-            exclude=_columns("--exclude", exclude),
+            features=name_columns("--features", features),
+            exclude=name_columns("--exclude", exclude),
             task=task,
             missing=missing,
             decimal=decimal,
@@ -132,7 +135,7 @@ def _check_names(folder: Path, rows: Path | None) -> None:
         raise ConfigError(f"{name} is a study that comes with the package; expected another name for your own.")
 
 
-def _columns(option: str, given: str | None) -> list[str] | None:
+def name_columns(option: str, given: str | None) -> list[str] | None:
     """The columns that an option names; quotes allow commas within a name."""
     if given is None:
         return None

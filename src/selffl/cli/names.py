@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,26 @@ _NAMES: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 
 PROBLEMS: tuple[str, ...] = tuple(_NAMES["problems"])
 DEFAULT: str = _NAMES["default_algorithm"]
-DEVICES = ("cpu", "cuda")
 
 
 def _starting(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
+
+
+def _completion(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """A function that offers those of the names that begin as what is typed."""
+
+    def offer(incomplete: str) -> list[str]:
+        return _starting(names, incomplete)
+
+    return offer
+
+
+algorithm = _completion(_NAMES["algorithms"])
+paper_study = _completion(_NAMES["studies"])
+data_set = _completion(_NAMES["data_sets"])
+tracker = _completion(_NAMES["trackers"])
+device = _completion(("cpu", "cuda"))
 
 
 def read_personalised() -> Mapping[str, str]:
@@ -41,11 +56,6 @@ def is_federated(name: str) -> bool:
     return name not in _NAMES["alone"]
 
 
-def algorithm(incomplete: str) -> list[str]:
-    """A method."""
-    return _starting(_NAMES["algorithms"], incomplete)
-
-
 def algorithms(incomplete: str) -> list[str]:
     """The last of several methods with commas between them; one that is there already is not offered again."""
     before, comma, last = incomplete.rpartition(",")
@@ -57,26 +67,6 @@ def study(incomplete: str) -> list[str]:
     """What can be trained: a problem of the paper's, or a study of the user's own that lies here."""
     own = [path.parent.name for path in sorted(Path().glob("*/study.toml"))]
     return _starting([*PROBLEMS, *own], incomplete)
-
-
-def paper_study(incomplete: str) -> list[str]:
-    """A study of the paper."""
-    return _starting(_NAMES["studies"], incomplete)
-
-
-def data_set(incomplete: str) -> list[str]:
-    """A data set."""
-    return _starting(_NAMES["data_sets"], incomplete)
-
-
-def tracker(incomplete: str) -> list[str]:
-    """A tracker."""
-    return _starting(_NAMES["trackers"], incomplete)
-
-
-def device(incomplete: str) -> list[str]:
-    """A device."""
-    return _starting(DEVICES, incomplete)
 
 
 def setting(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 
 from selffl.cli import console
 from selffl.cli.export import Trusted
-from selffl.cli.init import DecimalChoice
+from selffl.cli.init import DecimalOfFile, name_columns
 from selffl.errors import ConfigError, pluralise
 
 app = typer.Typer()
@@ -32,9 +32,7 @@ def welcome_command(
             "others. A run on a table knows its columns."
         ),
     ] = None,
-    decimal: Annotated[
-        DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file, where the numbers leave it open.")
-    ] = None,
+    decimal: DecimalOfFile = None,
     target: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File to write; without it, newcomer.safetensors, if there is none yet."),
@@ -84,7 +82,7 @@ def _rows(run: Any, path: Path, label: str | None, features: str | None, decimal
     from selffl.data.readers import read_table
     from selffl.data.roles import Roles
 
-    chosen = None if features is None else [name.strip() for name in features.split(",")]
+    chosen = name_columns("--features", features)
     known = run.preparation
     if known is not None and known.columns:
         if chosen is not None or label not in (None, known.label.name):

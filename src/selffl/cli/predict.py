@@ -11,7 +11,7 @@ import typer
 
 from selffl.cli import console
 from selffl.cli.export import Trusted
-from selffl.cli.init import DecimalChoice
+from selffl.cli.init import DecimalOfFile
 from selffl.errors import ConfigError, DataError
 
 app = typer.Typer()
@@ -32,9 +32,7 @@ def predict_command(
         Path | None,
         typer.Option("--out", "-o", help="File to write, .csv or .parquet; without it, CSV on standard output."),
     ] = None,
-    decimal: Annotated[
-        DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file, where the numbers leave it open.")
-    ] = None,
+    decimal: DecimalOfFile = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the columns of the rows beside the answers.")] = False,
     trusted: Trusted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,

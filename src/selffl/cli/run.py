@@ -15,8 +15,19 @@ import typer
 from selffl.cli import console, live, names, ranks
 from selffl.cli.report import print_verdict, write_report
 from selffl.cli.studies import print_record, print_table
-from selffl.cli.training import Study, Verbose, find_problem, print_gains, print_summary, settle
-from selffl.errors import ConfigError, DataError, RankError, unknown_name
+from selffl.cli.training import (
+    Algorithm,
+    Gain,
+    Rounds,
+    Study,
+    Verbose,
+    VerboseRuns,
+    find_problem,
+    print_gains,
+    print_summary,
+    settle,
+)
+from selffl.errors import ConfigError, DataError, RankError, check_known
 from selffl.runs.recipe import STUDY_SETTINGS
 
 if TYPE_CHECKING:
@@ -29,16 +40,11 @@ app = typer.Typer()
 @app.command("run")
 def run_command(
     study: Study,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            "--algorithm", "-a", help="The method; without it, the study's own.", autocompletion=names.algorithm
-        ),
-    ] = None,
+    algorithm: Algorithm = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of the split, the cohorts and the minibatches; without it, 0.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")] = None,
+    rounds: Rounds = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,10 +66,7 @@ def run_command(
             autocompletion=names.tracker,
         ),
     ] = None,
-    gain: Annotated[
-        bool,
-        typer.Option("--gain", help="At the end, train every client alone as well: who loses by joining, and why."),
-    ] = False,
+    gain: Gain = False,
     rank_timeout: Annotated[
         float | None,
         typer.Option(
@@ -189,9 +192,7 @@ def compare_command(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the study's record as JSON.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
-    ] = False,
+    verbose: VerboseRuns = False,
 ) -> None:
     """Train several methods with several seeds; ends with a table, a verdict and an HTML page.
 
@@ -212,8 +213,7 @@ def compare_command(
     if algorithms is not None:
         methods = [name.strip() for name in algorithms.split(",") if name.strip()]
     for name in methods:
-        if name not in ALGORITHMS:
-            raise unknown_name("algorithm", name, ALGORITHMS)
+        check_known("algorithm", name, ALGORITHMS)
     if len(set(methods)) != len(methods) or not methods:
         raise ConfigError(f"--algorithms is {algorithms!r}; expected names, each once, with commas between them.")
     repeats = problem.num_seeds if seeds is None else seeds

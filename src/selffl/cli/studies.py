@@ -16,7 +16,8 @@ from rich.text import Text
 
 from selffl.cli import console, live, names
 from selffl.cli.report import print_verdict, write_report
-from selffl.errors import DataError, unknown_name
+from selffl.cli.training import VerboseRuns
+from selffl.errors import DataError, check_known
 
 if TYPE_CHECKING:
     from selffl.reports.record import StudyRecord
@@ -44,9 +45,7 @@ def demo_command(
         "runs/demo"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print the study's record as JSON.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
-    ] = False,
+    verbose: VerboseRuns = False,
 ) -> None:
     """Train Self-FL and baselines on embedded handwritten digits; ends with a table and an HTML page.
 
@@ -187,8 +186,7 @@ def paper_run(
     from selffl.studies import STUDIES
 
     for name in ids:
-        if name not in STUDIES:
-            raise unknown_name("study", name, STUDIES)
+        check_known("study", name, STUDIES)
     console.check_folder(folder)
     check_device(device)
     words = ["selffl", "paper", "run", *ids, *(["--quick"] if quick else []), "--out", str(folder)]

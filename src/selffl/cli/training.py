@@ -22,6 +22,17 @@ NEARLY_AS_HARD = 0.8  # times as hard as the variance between clients says: not 
 
 STUDY_HELP = f"What to train: {', '.join(names.PROBLEMS)}; or a folder that `selffl init` has made, or its study file."
 Study = Annotated[str, typer.Argument(help=STUDY_HELP, metavar="STUDY", autocompletion=names.study)]
+Algorithm = Annotated[
+    str | None,
+    typer.Option("--algorithm", "-a", help="The method; without it, the study's own.", autocompletion=names.algorithm),
+]
+Rounds = Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")]
+Gain = Annotated[
+    bool, typer.Option("--gain", help="At the end, train every client alone as well: who loses by joining, and why.")
+]
+VerboseRuns = Annotated[
+    bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each evaluation.")]
 
 

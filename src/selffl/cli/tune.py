@@ -10,7 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from selffl.cli import console, live, names
-from selffl.cli.training import Study, Verbose, find_problem, parse_value, print_gains, print_summary, settle
+from selffl.cli.training import (
+    Algorithm,
+    Gain,
+    Rounds,
+    Study,
+    Verbose,
+    find_problem,
+    parse_value,
+    print_gains,
+    print_summary,
+    settle,
+)
 from selffl.errors import ConfigError
 from selffl.runs.recipe import STUDY_SETTINGS
 
@@ -20,12 +31,7 @@ app = typer.Typer()
 @app.command("tune")
 def tune_command(
     study: Study,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            "--algorithm", "-a", help="The method; without it, the study's own.", autocompletion=names.algorithm
-        ),
-    ] = None,
+    algorithm: Algorithm = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,7 +52,7 @@ def tune_command(
         str | None, typer.Option(help="What to choose by; without it, what the rows are told by first.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split, the cohorts and the minibatches.")] = 0,
-    rounds: Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")] = None,
+    rounds: Rounds = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,10 +66,7 @@ def tune_command(
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the last run; without it, runs/STUDY-ALGORITHM-tuned-SEED.")
     ] = None,
-    gain: Annotated[
-        bool,
-        typer.Option("--gain", help="At the end, train every client alone as well: who loses by joining, and why."),
-    ] = False,
+    gain: Gain = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was tried and the summary as JSON.")] = False,
     verbose: Verbose = False,
 ) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -24,7 +23,7 @@ import torch
 
 from selffl.data.dataset import DataSet, Remote, named
 from selffl.data.federation import Federation
-from selffl.data.locate import DataFile
+from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.partition import (
     Integers,
     Labels,
@@ -34,9 +33,10 @@ from selffl.data.partition import (
     evenly,
     three_classes_by_power_law,
 )
+from selffl.data.pfllib import ArraysOnly
 from selffl.data.rows import Rows
 from selffl.data.split import Split
-from selffl.errors import ConfigError, DataError, one_line, unknown_name
+from selffl.errors import ConfigError, DataError, check_known
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -55,11 +55,9 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 def read_batch(path: Path, md5: str | None = None) -> Bytes:
     """A batch in any of the three formats, as the binary one has it: ``[10000, 1 + 3072]``, class first."""
     reader = {".bin": _read_binary, ".webp": _read_mosaic}.get(path.suffix, _read_pickle)
-    try:
+    # A damaged picture or pickle can fail in any way.
+    with refuse_unreadable(path, "expected a batch of CIFAR-10. Fetch it again", Exception):
         batch = reader(path)
-    except Exception as error:  # a damaged picture or pickle can fail in any way
-        shown = one_line(error)
-        raise DataError(f"{path} cannot be read ({shown}); expected a batch of CIFAR-10. Fetch it again.") from None
     if md5 is not None and (digest := hashlib.md5(batch.data, usedforsecurity=False).hexdigest()) != md5:
         raise DataError(f"{path} holds a batch of MD5 {digest}; expected {md5}. It is damaged: fetch it again.")
     return batch
@@ -82,24 +80,19 @@ def _read_mosaic(path: Path) -> Bytes:
 
 
 def _read_pickle(path: Path) -> Bytes:
-    content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    content = _BatchReader(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     pixels, labels = content[b"data"], np.asarray(content[b"labels"], dtype=np.uint8)
     return np.concatenate([labels[:, None], pixels.astype(np.uint8, casting="safe")], axis=1)
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Takes what the published batches are made of, arrays among plain values; a pickle could run anything else."""
+class _BatchReader(ArraysOnly):
+    """Reads the pickles of the published batches: arrays among plain values, written by Python 2."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The few things that arrays are made with, under the names that NumPy has had for them."""
-        match module, name:
-            case (("numpy.core.multiarray" | "numpy._core.multiarray"), "_reconstruct"):
-                return np.empty(0).__reduce__()[0]  # wherever this version of NumPy keeps it
-            case "numpy", "ndarray" | "dtype":
-                return getattr(np, name)
-            case "_codecs", "encode":
-                return lambda text, encoding: str.encode(text, encoding)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR-10 does")
+        """What arrays are rebuilt with, and how Python 2 wrote their bytes."""
+        if (module, name) == ("_codecs", "encode"):
+            return lambda text, encoding: str.encode(text, encoding)
+        return super().find_class(module, name)
 
 
 def files() -> list[DataFile]:
@@ -161,8 +154,7 @@ def cifar10(split: Split, partition: str = "three-classes") -> Federation:
     50,000 training images and are all tested on the 10,000 test images, each by its own shares of the classes
     (`selffl.training.class_shares`); there is no ``test_fraction``.  Channels have mean 0 and standard deviation 1.
     """
-    if partition not in PARTITIONS:
-        raise unknown_name("partition of cifar10", partition, PARTITIONS)
+    check_known("partition of cifar10", partition, PARTITIONS)
     images, labels = images_and_labels()
     if partition.startswith(SHARED_TEST):
         return _with_shared_test(images, labels.astype(np.int64), split, PARTITIONS[partition])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from selffl.data.dataset import DataSet, Remote, named
 from selffl.data.federation import Federation
-from selffl.data.locate import DataFile
+from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.mnist import read_idx
 from selffl.data.partition import five_of_ten_letters
 from selffl.data.split import Split
@@ -59,12 +59,10 @@ def _read_mat(path: Path) -> list[tuple[Bytes, Bytes]]:
     from scipy.io import loadmat
 
     advice = "expected EMNIST's by-class file. Fetch it again"
-    try:
+    with refuse_unreadable(path, advice, Exception):  # scipy's reader fails in as many ways as a file can be damaged
         data = loadmat(path, variable_names=["dataset"])["dataset"][0, 0]
         parts: list[Any] = [data[name][0, 0] for name in ("train", "test")]
         stored = [(part["images"], part["labels"].reshape(-1)) for part in parts]
-    except Exception as error:  # scipy's reader fails in as many ways as a file can be damaged
-        raise DataError(f"{path} cannot be read ({' '.join(str(error).split())[:100]}); {advice}.") from None
     for images, labels in stored:
         if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 784 or len(labels) != len(images):
             raise DataError(f"{path} holds images {images.dtype}{images.shape}, {len(labels)} labels; {advice}.")

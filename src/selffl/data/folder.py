@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from selffl.data.locate import refuse_unreadable
 from selffl.data.readers import READERS, read_table
 from selffl.data.roles import Roles
 from selffl.data.tables import Decimals, Table, join_tables
-from selffl.errors import DataError, one_line
+from selffl.errors import DataError
 
 Array = npt.NDArray[Any]
 ARRAY_ENDING = ".npz"  # the ending of files with arrays; others are tables
@@ -90,19 +91,19 @@ def _check_rows(path: Path, num_rows: int) -> None:
 
 
 def _read_npz(path: Path) -> tuple[Array, Array]:
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            missing = [name for name in ("x", "y") if name not in file.files]
-            if missing:
-                raise DataError(
-                    f"{path} has no array {' or '.join(missing)} among: {', '.join(file.files) or 'none'}; expected x "
-                    "(features) and y (labels). Rename them."
-                )
-            x, y = file["x"], file["y"]
-    except DataError:
-        raise
-    except Exception as error:  # a damaged archive can fail in any way, and so can the header of an array
-        raise DataError(f"{path} cannot be read ({one_line(error)}); expected an .npz with arrays x and y.") from None
+    # A damaged archive can fail in any way, and so can the header of an array.
+    with (
+        refuse_unreadable(path, "expected an .npz with arrays x and y", Exception),
+        path.open("rb") as opened,
+        np.load(opened, allow_pickle=False) as file,
+    ):
+        missing = [name for name in ("x", "y") if name not in file.files]
+        if missing:
+            raise DataError(
+                f"{path} has no array {' or '.join(missing)} among: {', '.join(file.files) or 'none'}; expected x "
+                "(features) and y (labels). Rename them."
+            )
+        x, y = file["x"], file["y"]
     for name, values in (("x", x), ("y", y)):
         if values.dtype.kind not in "biuf" or values.ndim == 0:
             raise DataError(

@@ -19,7 +19,7 @@ from selffl.data.named import Features, NamedFeatures, join, row_shape
 from selffl.data.readers import table_of_frame
 from selffl.data.roles import Roles
 from selffl.data.tables import Array, Table, join_tables
-from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.errors import ConfigError, DataError, check_known
 
 GREY_MODES = ("1", "L", "LA")  # modes of images with one channel
 DEEP_MODES = ("I", "F")  # and those with more than 8 bits of it, by how they begin
@@ -112,8 +112,7 @@ def _check_kind(data: Any) -> None:
 def _partitions(data: Any, split: str) -> Iterator[tuple[Hashable, Any]]:
     """Ids and data sets of the clients."""
     if hasattr(data, "load_partition") and hasattr(data, "partitioners"):  # a FederatedDataset of flwr-datasets
-        if split not in data.partitioners:
-            raise unknown_name("partitioned split", split, data.partitioners)
+        check_known("partitioned split", split, data.partitioners)
         yield 0, data.load_partition(0, split)  # some partitioners do not know how many there are before
         for number in range(1, data.partitioners[split].num_partitions):
             yield number, data.load_partition(number, split)

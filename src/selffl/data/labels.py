@@ -11,7 +11,7 @@ import numpy as np
 from selffl.data.arrow import pa
 from selffl.data.roles import unknown_column
 from selffl.data.tables import PLURAL, Array, Table
-from selffl.errors import DataError, first_few, unknown_name
+from selffl.errors import DataError, check_known, first_few
 
 Task = Literal["classes", "values", "counts"]
 
@@ -68,8 +68,7 @@ def label_of(table: Table, name: str, task: Task | None) -> Label:
 
 def known_task(task: str) -> Task:
     """A task, once it is one."""
-    if task not in get_args(Task):
-        raise unknown_name("task", str(task), get_args(Task))
+    check_known("task", task, get_args(Task))
     return cast(Task, task)
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from selffl.data.locate import refuse_unreadable
 from selffl.data.parts import Array, ClientRows, LabelKind, SplitRows, join_parts
-from selffl.errors import DataError, one_line
+from selffl.errors import DataError
 
 KEYS = ("users", "num_samples", "user_data")
 UNDIVIDED = "all"  # name of the only part, where rows are not split
@@ -157,11 +158,9 @@ def _read(path: Path, keeps_features: bool) -> tuple[list[str], list[Any], dict[
         return content
 
     expected = f"expected LEAF's JSON with the keys {', '.join(KEYS)}"
-    try:
-        with path.open(encoding="utf-8") as file:
-            content = json.load(file, object_pairs_hook=compact)
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, thousands of digits
-        raise DataError(f"{path} cannot be read ({one_line(error)}); {expected}.") from None
+    # ValueError: not JSON, not UTF-8, thousands of digits.
+    with refuse_unreadable(path, expected, OSError, ValueError, RecursionError), path.open(encoding="utf-8") as file:
+        content = json.load(file, object_pairs_hook=compact)
     if not isinstance(content, dict):
         raise DataError(f"{path} holds a {type(content).__name__}; {expected}.")
     missing = next((key for key in KEYS if key not in content), None)

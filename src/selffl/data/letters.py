@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from selffl.data.dataset import DataSet, named
 from selffl.data.federation import Federation
-from selffl.data.locate import DataFile, read_checked
+from selffl.data.locate import DataFile, read_checked, refuse_unreadable
 from selffl.data.mnist import standardise
 from selffl.data.partition import five_of_ten_letters
 from selffl.data.split import Split
-from selffl.errors import ConfigError, DataError
+from selffl.errors import ConfigError
 
 SHA256 = "5d7163fe8a1eec5af7d22ad19cba91fd8f51c05d8b4f3049e0136b5af3f56d78"
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -32,11 +32,11 @@ Bytes = npt.NDArray[np.uint8]
 def read_letters(path: Path) -> tuple[Bytes, Bytes]:
     """Pictures of zeros and ones ``[52152, 16, 8]`` and labels, 0 for a to 25 for z, once the checksum is right."""
     content = read_checked(path, SHA256, "the OCR letters")
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            bits, labels = file["bits"], file["label"]
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
-        raise DataError(f"{path} cannot be read ({error}); expected an .npz with bits and label.") from None
+    with (
+        refuse_unreadable(path, "expected an .npz with bits and label", OSError, ValueError, KeyError, BadZipFile),
+        np.load(io.BytesIO(content), allow_pickle=False) as file,
+    ):
+        bits, labels = file["bits"], file["label"]
     return np.unpackbits(bits, axis=1).reshape(-1, 16, 8), labels
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from selffl.errors import DataError
+from selffl.errors import DataError, one_line
 
 
 def cache() -> Path:
@@ -34,6 +35,17 @@ def read_checked(path: Path, sha256: str | None, what: str) -> bytes:
             f"{path} has SHA-256 {digest}; expected {sha256}. It is damaged or another file: copy it again."
         )
     return content
+
+
+@contextmanager
+def refuse_unreadable(path: Path, advice: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Say of errors of these kinds, met while a file is read, in one line that it cannot be, and what to do."""
+    try:
+        yield
+    except DataError:
+        raise
+    except kinds as error:
+        raise DataError(f"{path} cannot be read ({one_line(error)}); {advice}.") from None
 
 
 def find_file(data_set: str, *names: str, can_fetch: bool = False) -> Path:

@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from selffl.data.dataset import DataSet, Remote, named
 from selffl.data.federation import Federation
-from selffl.data.locate import DataFile
+from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.partition import class_blocks, two_digits_by_power_law
 from selffl.data.split import Split
-from selffl.errors import DataError, unknown_name
+from selffl.errors import DataError, check_known
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -51,12 +51,12 @@ def read_idx(path: Path, md5: str | None = None) -> Bytes:
     Not a byte more is unpacked than the header says, and one that says more than `MAX_BYTES` is refused: a small file
     may hold gigabytes.
     """
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            header, shape = _read_header(path, file)
-            content = file.read(math.prod(shape) + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}); expected an idx file. Fetch it again.") from None
+    with (
+        refuse_unreadable(path, "expected an idx file. Fetch it again", OSError, EOFError, zlib.error),
+        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file,
+    ):
+        header, shape = _read_header(path, file)
+        content = file.read(math.prod(shape) + 1)
     if len(content) != math.prod(shape):
         held = f"{len(content)} bytes" if len(content) < math.prod(shape) else "more bytes"
         raise DataError(f"{path} holds {held}; its header says {shape}. Fetch it again.")
@@ -116,8 +116,7 @@ def mnist(split: Split, partition: str = "two-digits") -> Federation:
     trains on a fifth (a ``test_fraction`` of 0.8); pixels run from -1 to 1 (pFedBayes: Zhang et al., ICML 2022, the
     small MNIST; after AllenBeau's public implementation).
     """
-    if partition not in PARTITIONS:
-        raise unknown_name("partition of mnist", partition, PARTITIONS)
+    check_known("partition of mnist", partition, PARTITIONS)
     images, labels = images_and_labels()
     pixels = images.reshape(len(images), -1).astype(np.float32)
     if partition == "two-digits":

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from selffl.data.dataset import DataSet, named
 from selffl.data.federation import Federation
-from selffl.data.locate import DataFile
+from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.split import Split
 from selffl.errors import DataError, one_line
 
@@ -73,11 +73,12 @@ class RTable:
     def read(self, path: Path) -> GroupedRows:
         """Rows of a CSV file, once it has the columns and the numbers of rows and groups that the table has."""
         again = f"Run `selffl data fetch {self.name}` again, into another folder."
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                lines = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{path} cannot be read ({one_line(error)}); expected a CSV file. {again}") from None
+        expected = f"expected a CSV file. {again.rstrip('.')}"
+        with (
+            refuse_unreadable(path, expected, OSError, UnicodeDecodeError, csv.Error),
+            path.open(encoding="utf-8-sig", newline="") as file,
+        ):
+            lines = list(csv.DictReader(file))
         used = dict.fromkeys(_column_of(term) for term in (self.group, self.outcome, *self.features))
         missing = [column for column in used if not lines or lines[0].get(column) is None]
         if missing:

@@ -22,6 +22,7 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
+from selffl.data.locate import refuse_unreadable
 from selffl.data.parts import LARGEST_WHOLE, Array, ClientRows, SplitRows, join_parts
 from selffl.errors import ConfigError, DataError, one_line
 
@@ -76,10 +77,8 @@ def _config(path: Path) -> tuple[int | None, int | None]:
     """Numbers of clients and of classes, as far as the file has them: some data sets have none."""
     if not path.is_file():
         return None, None
-    try:
+    with refuse_unreadable(path, "expected JSON, as PFLlib writes it", OSError, ValueError, RecursionError):
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read ({one_line(error)}); expected JSON, as PFLlib writes it.") from None
     if not isinstance(config, dict):
         raise DataError(f"{path} holds a {type(config).__name__}; expected a dictionary, as PFLlib writes it.")
     for key in ("num_clients", "num_classes"):
@@ -120,15 +119,13 @@ def _numbers_of_clients(folder: Path, num_clients: int | None) -> Sequence[int]:
 
 def _read(path: Path) -> ClientRows:
     """One client's rows in one part."""
-    try:
-        with ZipFile(path) as archive:
-            names = archive.namelist()
-            if names != ["data.npy"]:
-                raise DataError(f"{path} holds {', '.join(names) or 'nothing'}; {FORM}.")
-            with archive.open("data.npy") as file:
-                content = _unpickle(path, file)
-    except (OSError, EOFError, ValueError, BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
-        raise DataError(f"{path} cannot be read ({one_line(error)}); {FORM}.") from None
+    kinds = (OSError, EOFError, ValueError, BadZipFile, zlib.error, RuntimeError, NotImplementedError)
+    with refuse_unreadable(path, FORM, *kinds), ZipFile(path) as archive:
+        names = archive.namelist()
+        if names != ["data.npy"]:
+            raise DataError(f"{path} holds {', '.join(names) or 'nothing'}; {FORM}.")
+        with archive.open("data.npy") as file:
+            content = _unpickle(path, file)
     if not isinstance(content, np.ndarray) or content.shape != () or not isinstance(content.item(), dict):
         raise DataError(f"{path}: data is no dictionary; {FORM}.")
     record = content.item()
@@ -152,10 +149,9 @@ def _unpickle(path: Path, file: IO[bytes]) -> Any:
         raise ValueError(one_line(error)) from None
     if dtype != np.dtype(object):
         raise DataError(f"{path}: data is of type {dtype}; {FORM}. Read plain arrays with Federation.from_folder.")
-    try:
+    kinds = (pickle.UnpicklingError, LookupError, AttributeError, TypeError, OverflowError, struct.error)
+    with refuse_unreadable(path, FORM, *kinds):
         return ArraysOnly(file).load()
-    except (pickle.UnpicklingError, LookupError, AttributeError, TypeError, OverflowError, struct.error) as error:
-        raise DataError(f"{path} cannot be read ({one_line(error)}); {FORM}.") from None
 
 
 def _array(path: Path, name: str, values: Any) -> Array:

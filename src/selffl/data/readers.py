@@ -15,6 +15,7 @@ import numpy as np
 from selffl.data.arrow import pa, pc, types
 from selffl.data.columns import is_missing
 from selffl.data.estimates import csv_lines
+from selffl.data.locate import refuse_unreadable
 from selffl.data.tables import (
     COMMA_NUMBER,
     MIN_RELEASED_BYTES,
@@ -246,12 +247,10 @@ def read_parquet(path: Path, as_text: frozenset[str] = frozenset(), decimals: De
     from pyarrow import parquet
 
     del as_text  # a Parquet file says itself what is text
-    try:
+    with refuse_unreadable(path, "expected a Parquet file", pa.ArrowException, OSError, UnicodeDecodeError):
         _check_footer(path, parquet.read_metadata(path))
         table = parquet.read_table(path)
         names = list(table.schema.names)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({one_line(error)}); expected a Parquet file.") from None
     check_names(str(path), names)
     return Table(str(path), LazyColumns(names, lambda name: with_nulls(table.column(name))), decimals=decimals)
 

@@ -15,7 +15,7 @@ from selffl.data import cifar10, digits, letters, mnist
 from selffl.data.federation import Federation
 from selffl.data.partition import Integers, Labels, class_pools
 from selffl.data.split import Split
-from selffl.errors import ConfigError, unknown_name
+from selffl.errors import ConfigError, check_known
 
 Floats = npt.NDArray[np.float32]
 
@@ -90,8 +90,7 @@ def regime(
         validation_fraction: share of each client's rows to choose options on.
     """
     for what, name, known in (("pictures", pictures, PICTURES), ("kind", kind, KINDS)):
-        if name not in known:
-            raise unknown_name(what, name, known)
+        check_known(what, name, known)
     if sizes not in ("even", "lognormal"):
         raise ConfigError(f"sizes is {sizes!r}; expected 'even' or 'lognormal'.")
     features, labels = _read(pictures)

@@ -5,21 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from selffl.data import (
-    cifar10,
-    digits,
-    emnist,
-    letters,
-    mnist,
-    multilevel,
-    sent140,
-    sentiment,
-    synthetic,
-    wakeword,
-)
+from selffl.data import cifar10, digits, emnist, letters, mnist, multilevel, sent140, sentiment, synthetic, wakeword
 from selffl.data.dataset import DataSet
 from selffl.data.federation import Federation
-from selffl.errors import unknown_name
+from selffl.errors import check_known
 
 DATA_SETS: dict[str, DataSet] = {
     data_set.name: data_set
@@ -40,8 +29,7 @@ DATA_SETS: dict[str, DataSet] = {
 
 def data_set(name: str) -> DataSet:
     """The data set of a name."""
-    if name not in DATA_SETS:
-        raise unknown_name("data set", name, DATA_SETS)
+    check_known("data set", name, DATA_SETS)
     return DATA_SETS[name]
 
 
@@ -57,6 +45,5 @@ def load(name: str, **options: Any) -> Federation:
     chosen = data_set(name)
     known = inspect.signature(chosen.load).parameters
     for option in options:
-        if option not in known:
-            raise unknown_name(f"option of {name}", option, known)
+        check_known(f"option of {name}", option, known)
     return chosen.load(**options)

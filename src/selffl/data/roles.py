@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from selffl.data.tables import Table
-from selffl.errors import DataError, first_few, unknown_name
+from selffl.errors import DataError, check_known, first_few
 
 MissingRule = Literal["refuse", "drop", "impute"]
 
@@ -98,8 +98,7 @@ def check_table(table: Table, roles: Roles) -> None:
 
 def check_rule(missing: str) -> None:
     """Refuse what is no way to deal with missing values."""
-    if missing not in get_args(MissingRule):
-        raise unknown_name("missing", str(missing), get_args(MissingRule))
+    check_known("missing", missing, get_args(MissingRule))
 
 
 def settle_missing(table: Table, roles: Roles, features: Sequence[str], rule: MissingRule) -> tuple[Table, int]:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from selffl.data.dataset import DataSet, named
 from selffl.data.federation import Federation
-from selffl.data.locate import DataFile
+from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.split import Split
 from selffl.data.text import embedding_files, encode, has_token, read_embeddings
 from selffl.errors import ConfigError, DataError
@@ -43,20 +43,17 @@ def read_tweets(path: Path) -> Tweets:
     """Labels, users and texts, in the order of the table: polarity, id, date, query, user, text, without a header."""
     advice = "expected polarity (0 or 4), id, date, query, user and text. It is damaged or another file: get it again"
     labels, users, texts = bytearray(), [], []
-    try:
-        with path.open(encoding="latin-1", newline="") as file:
-            table = csv.reader(file)  # not strict, as in LEAF: nothing is known of stray quotes
-            for row in table:
-                if len(row) != 6 or row[0] not in LABELS:
-                    begin = ",".join(row)[:40]
-                    raise DataError(
-                        f"{path} has {len(row)} columns in line {table.line_num}, which begins {begin!r}; {advice}."
-                    )
-                labels.append(LABELS[row[0]])
-                users.append(intern(row[4]))
-                texts.append(row[5])
-    except (OSError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read ({error}); {advice}.") from None
+    with refuse_unreadable(path, advice, OSError, csv.Error), path.open(encoding="latin-1", newline="") as file:
+        table = csv.reader(file)  # not strict, as in LEAF: nothing is known of stray quotes
+        for row in table:
+            if len(row) != 6 or row[0] not in LABELS:
+                begin = ",".join(row)[:40]
+                raise DataError(
+                    f"{path} has {len(row)} columns in line {table.line_num}, which begins {begin!r}; {advice}."
+                )
+            labels.append(LABELS[row[0]])
+            users.append(intern(row[4]))
+            texts.append(row[5])
     if len(users) != NUM_TWEETS:
         raise DataError(f"{path} holds {len(users):,} tweets; expected {NUM_TWEETS:,}. It was cut off: get it again.")
     return np.frombuffer(labels, dtype=np.uint8), users, texts

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from selffl.data.dataset import DataSet, named
 from selffl.data.federation import Federation
-from selffl.data.locate import DataFile, read_checked
+from selffl.data.locate import DataFile, read_checked, refuse_unreadable
 from selffl.data.split import Split
 from selffl.data.text import embedding_files, encode, has_token, read_embeddings
 from selffl.errors import ConfigError, DataError
@@ -39,7 +39,7 @@ def read_snippets(
     content = read_checked(path, SHA256, "the sentiment snippets")
     advice = f"expected a gzipped table with the columns {', '.join(COLUMNS)}. Copy it again"
     clients, scores, texts = [], [], []
-    try:
+    with refuse_unreadable(path, advice, OSError, EOFError, zlib.error, ValueError, csv.Error):
         table = csv.DictReader(io.StringIO(gzip.decompress(content).decode(), newline=""), strict=True)
         missing = [column for column in COLUMNS if column not in (table.fieldnames or ())]
         if missing:
@@ -53,8 +53,6 @@ def read_snippets(
                 clients.append(f"{row['source']}-{row['document']}")
                 scores.append(score)
                 texts.append(row["text"])
-    except (OSError, EOFError, zlib.error, ValueError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read ({error}); {advice}.") from None
     return clients, np.asarray(scores, dtype=np.float64), texts
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from selffl.data.columns import check_arrays
+from selffl.data.locate import refuse_unreadable
 from selffl.data.on_demand import check_labels
 from selffl.data.rows import Rows
-from selffl.errors import DataError, one_line
+from selffl.errors import DataError
 
 ARROW = (".arrow", ".feather", ".ipc")
 NUM_BLOCKS_KEPT = 4  # groups of a Parquet file's rows that stay decoded: clients beside each other share them
@@ -111,7 +112,8 @@ def _blocks_of(path: Path) -> tuple[int, Any, list[str]]:
     import pyarrow as pa
     from pyarrow import ipc, parquet
 
-    try:
+    expected = f"expected a Parquet file, or an Arrow file that ends in {' or '.join(ARROW)}"
+    with refuse_unreadable(path, expected, OSError, pa.ArrowInvalid):
         if path.suffix in ARROW:
             reader = ipc.open_file(pa.memory_map(str(path)))
             return (
@@ -120,11 +122,6 @@ def _blocks_of(path: Path) -> tuple[int, Any, list[str]]:
                 reader.schema.names,
             )
         file = parquet.ParquetFile(path, memory_map=True)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(
-            f"{path} cannot be read ({one_line(error)}); expected a Parquet file, or an Arrow file that ends in "
-            f"{' or '.join(ARROW)}."
-        ) from None
     read = lru_cache(NUM_BLOCKS_KEPT)(lambda number, names: file.read_row_group(number, columns=list(names)))
     return file.num_row_groups, read, file.schema_arrow.names
 

@@ -29,8 +29,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.locate import DataFile, read_checked
-from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.data.locate import DataFile, read_checked, refuse_unreadable
+from selffl.errors import ConfigError, DataError, check_known
 
 Table = Literal["glove100", "glove100-original", "glove300"]
 Floats = npt.NDArray[np.float32]
@@ -143,21 +143,19 @@ def has_token(ids: Ids) -> npt.NDArray[np.bool_]:
 def read_compact_vectors(path: Path) -> Floats:
     """Vectors of the compact copy, ``[words, dimensions]``."""
     content = read_checked(path, COMPACT[path.name], "the vectors of the compact copy of GloVe")
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            vectors = file["vectors"].astype(np.float32)
-    except (OSError, ValueError, KeyError, BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}); expected an .npz with vectors.") from None
-    return np.asarray(vectors)
+    kinds = (OSError, ValueError, KeyError, BadZipFile, zlib.error)
+    with (
+        refuse_unreadable(path, "expected an .npz with vectors", *kinds),
+        np.load(io.BytesIO(content), allow_pickle=False) as file,
+    ):
+        return np.asarray(file["vectors"].astype(np.float32))
 
 
 def read_compact_words(path: Path) -> tuple[str, ...]:
     """Words of the compact copy, one a line."""
     content = read_checked(path, COMPACT[path.name], "the words of the compact copy of GloVe")
-    try:
+    with refuse_unreadable(path, "expected a word in each line, in UTF-8", UnicodeDecodeError):
         return tuple(content.decode().splitlines())
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read ({error}); expected a word in each line, in UTF-8.") from None
 
 
 def read_original(path: Path, dimensions: int, num_words: int | None = None) -> Embeddings:
@@ -187,8 +185,7 @@ def read_original(path: Path, dimensions: int, num_words: int | None = None) -> 
 
 def embedding_files(embeddings: str = "glove100") -> list[DataFile]:
     """The files of a table."""
-    if embeddings not in get_args(Table):
-        raise unknown_name("embeddings", embeddings, get_args(Table))
+    check_known("embeddings", embeddings, get_args(Table))
     if (dimensions := ORIGINALS.get(embeddings)) is not None:
         name = f"glove.6B.{dimensions}d.txt"
         return [DataFile("glove", (name, f"glove.6B/{name}"), partial(read_original, dimensions=dimensions))]

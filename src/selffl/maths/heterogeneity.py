@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.errors import ConfigError, DataError, check_known
 from selffl.maths.hierarchy import Floats, Hierarchy, read_hierarchy
 
 InterVarianceMethod = Literal["dl", "pm", "ml", "reml"]
@@ -50,8 +50,7 @@ def estimate_inter_variance(
 
 def check_method(method: Any) -> None:
     """Refuse an estimator that does not exist."""
-    if method not in METHODS:
-        raise unknown_name("inter-variance method", str(method), METHODS)
+    check_known("inter-variance method", method, METHODS)
 
 
 def fitted_inter_variance(hierarchy: Hierarchy, method: InterVarianceMethod) -> float:

@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import nn
 
-from selffl.errors import ConfigError, unknown_name
+from selffl.data.split import check_seed
+from selffl.errors import ConfigError, check_known
 from selffl.models.audio import wakeword_cnn
 from selffl.models.scaling import Standardise
 from selffl.models.select import Select
 from selffl.models.text import lstm
+from selffl.randomness import draw_network
 
 
 def softmax(shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -81,25 +82,19 @@ def build(name: str, shape: int | Sequence[int], num_classes: int, seed: int = 0
         >>> build("softmax", 784, 10)
         Linear(in_features=784, out_features=10, bias=True)
     """
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
+    check_known("model", name, MODELS)
     known = list(inspect.signature(MODELS[name]).parameters)[2:]
     if options and not known:
         raise ConfigError(f"model {name} has no options; expected none, found {', '.join(options)}.")
     for option in options:
-        if option not in known:
-            raise unknown_name(f"option of model {name}", option, known)
+        check_known(f"option of model {name}", option, known)
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"rows have shape {sizes}; expected sizes of 1 or more.")
     if num_classes < 2:
         raise ConfigError(f"num_classes is {num_classes}; expected 2 or more.")
-    if not 0 <= seed < 1 << 63:
-        raise ConfigError(f"seed is {seed}; expected a whole number, 0 or more, below 2^63.")
-    # Made on the CPU whatever the default device: the same numbers everywhere.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        return MODELS[name](sizes, num_classes, **options)
+    check_seed(seed)
+    return draw_network(lambda: MODELS[name](sizes, num_classes, **options), seed)
 
 
 __all__ = ["MODELS", "Select", "Standardise", "build"]

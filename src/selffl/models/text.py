@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from selffl.algorithms.options import check_integer
 from selffl.data.text import read_embeddings
 from selffl.errors import ConfigError
 
@@ -47,6 +48,5 @@ def lstm(
     if len(shape) != 1:
         raise ConfigError(f"rows have shape {shape}; expected word numbers (num_tokens,), as text.encode makes them.")
     for option, value in (("hidden", hidden), ("num_layers", num_layers)):
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{option} is {value!r}; expected a whole number, 1 or more.")
+        check_integer(option, value, 1)
     return LSTMClassifier(torch.tensor(read_embeddings(embeddings).vectors), num_classes, hidden, num_layers)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 
-from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.errors import ConfigError, DataError, check_known
 from selffl.reports import client_gains, data, figures, page, tables
 from selffl.reports.collect import Group, collect
 from selffl.reports.figures import INCHES, Width
@@ -44,12 +44,10 @@ def save_paper_figures(
         width: of a ``single`` column or of both (``double``).
     """
     for name in formats:
-        if name not in FORMATS:
-            raise unknown_name("format", name, FORMATS)
+        check_known("format", name, FORMATS)
     if not formats:
         raise ConfigError(f"there is no format; expected some of: {', '.join(FORMATS)}.")
-    if width not in INCHES:
-        raise unknown_name("width", width, INCHES)
+    check_known("width", width, INCHES)
     collection = collect([Path(folder) for folder in folders])
     target = Path(out)
     target.mkdir(parents=True, exist_ok=True)

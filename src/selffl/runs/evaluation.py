@@ -22,7 +22,7 @@ from selffl.algorithms.layers import ClassBias
 from selffl.algorithms.solver import descend
 from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, RunState
-from selffl.errors import ConfigError, DivergedError, unknown_name
+from selffl.errors import ConfigError, DivergedError, check_known
 from selffl.maths.frequencies import class_shifts
 from selffl.runs.class_answers import MOST_ROWS, ClassAnswers
 from selffl.training.answers import LabelScale
@@ -157,8 +157,7 @@ class Evaluation:
     def of_clients(self, metric: str, view: str) -> Tensor:
         """Scores of each client ``[M]``; NaN where it has no rows, or what takes two classes for want of a second."""
         for what, name, known in (("metric", metric, self.metrics), ("view", view, self.numbers)):
-            if name not in known:
-                raise unknown_name(what, name, known)
+            check_known(what, name, known)
         if metric in self.own_metrics:
             return self.own_numbers[view][metric]
         if metric == "auc":

@@ -164,10 +164,7 @@ def _earlier_records(
     earlier = files.read_config(path)
     if earlier.device != recipe.device:
         raise ConfigError(f"{path} holds a run that is not over Flower; give another folder.")
-    records = files.read_records(path).up_to(round_number)
-    ids = {str(client): client for client in clients}
-    for row in (*records.clients, *records.participation):
-        row["client"] = ids.get(row["client"], row["client"])
+    records = files.read_records(path, clients).up_to(round_number)
     files.check_complete(path, records, round_number, method, clients)
     is_evaluated = any(row.get(f"weighted_{earlier.metrics[0]}") is not None for row in records.history)
     return records, earlier.metrics if is_evaluated else None

@@ -27,7 +27,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -230,8 +230,11 @@ def _is_number(cell: Any, is_count: bool, is_finite: bool) -> bool:
     return not (isinstance(cell, str) or math.isnan(float(cell)) or (is_finite and math.isinf(float(cell))))
 
 
-def read_records(path: Path) -> Records:
-    """What a run has left so far; an interrupted one may lack clients and a summary."""
+def read_records(path: Path, clients: Iterable[Hashable] = ()) -> Records:
+    """What a run has left so far; an interrupted one may lack clients and a summary.
+
+    Ids are as these ``clients`` have them: in a file they are text.
+    """
     found = Records()
     if (path / HISTORY).is_file():
         found.history += read_table(path / HISTORY, counts=("round", "clients"))
@@ -249,6 +252,9 @@ def read_records(path: Path) -> Records:
                 raise ValueError("a number is something else")
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path / SUMMARY} is damaged ({one_line(error)}); expected that of a run.") from None
+    ids = {str(client): client for client in clients}
+    for row in (*found.clients, *found.participation):
+        row["client"] = ids.get(row["client"], row["client"])
     return found
 
 

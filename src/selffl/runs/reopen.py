@@ -86,7 +86,7 @@ def _go_on(place: Path, session: Session, ranks: Ranks, observers: Sequence[Obse
         raise ConfigError(
             f"rounds is {recipe.rounds}, and the run is at round {state.round_number}; expected that or more."
         )
-    found = _records(place, session.federation)
+    found = files.read_records(place, session.federation.clients)
     records = found.up_to(state.round_number)
     files.check_complete(place, records, state.round_number, session.method, session.evaluated_ids)
     if state.round_number == recipe.rounds and found.summary.get("status") == "finished":
@@ -129,7 +129,7 @@ def load(
             "above 0. Train that method with `selffl run`, or with `selffl.train(..., out=...)`."
         )
     state, _ = files.read_checkpoint(place, session.start(place / files.CLIENT_MEMORY))
-    records = _records(place, session.federation)
+    records = files.read_records(place, session.federation.clients)
     if records.summary.get("rounds") != state.round_number:  # it went on after the checkpoint, and was interrupted
         records = replace(records.up_to(state.round_number), clients=[])
         records.summary = _summarise(session, records, "running", state)
@@ -138,15 +138,6 @@ def load(
 
 def _summarise(session: Session, records: Records, status: str, state: RunState) -> Row:
     return summary_row(session.recipe, session.method, session.federation.num_clients, records, status, state)
-
-
-def _records(path: Path, federation: Federation) -> Records:
-    """The records of a saved run, with ids as the federation has them: in a file they are text."""
-    found = files.read_records(path)
-    ids = {str(client): client for client in federation.clients}
-    for row in (*found.clients, *found.participation):
-        row["client"] = ids.get(row["client"], row["client"])
-    return found
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,20 +17,13 @@ from selffl.data.federation import Federation
 from selffl.data.named import row_shape
 from selffl.data.preparation import Preparation
 from selffl.engines.cohort import RunState
-from selffl.errors import ConfigError, unknown_name
+from selffl.errors import ConfigError, check_known
 from selffl.models.layers import describe_layers
 from selffl.runs import folder as files
 from selffl.runs.best_round import best_round
 from selffl.runs.confidence import Confidence
 from selffl.runs.evaluation import Evaluation, leading_metric
-from selffl.runs.export import (
-    Precision,
-    client_about,
-    describe_answers,
-    position_of,
-    save_state_dict,
-    write_personal,
-)
+from selffl.runs.export import Precision, client_about, describe_answers, position_of, save_state_dict, write_personal
 from selffl.runs.folder import Checkpoints, Records, Row, RunFolder
 from selffl.runs.gain import gain_rows
 from selffl.runs.new_client import make_new_client_models, rows_of_new_client
@@ -65,8 +59,6 @@ class Run:
     answers: list[Row]
     _session: Session
     _state: RunState
-    _known_models: PersonalModelCache | None = field(default=None, init=False, repr=False, compare=False)
-    _known_confidence: Confidence | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def config(self) -> Recipe:
@@ -93,7 +85,7 @@ class Run:
         `selffl.PreparedModel`, whose ``module`` is the model as it was trained.
         """
         position = position_of(client, list(self.federation.clients))
-        return self._session.present(self._personal()[position])
+        return self._session.present(self._personal[position])
 
     @property
     def preparation(self) -> Preparation | None:
@@ -128,7 +120,7 @@ class Run:
     def _predictor(self) -> Predictor:
         session = self._session
 
-        params, personal = self._state.server.params, self._personal()
+        params, personal = self._state.server.params, self._personal
 
         def model_of(position: int | None) -> nn.Module:
             return session.model.load(params if position is None else personal[position])
@@ -237,7 +229,7 @@ class Run:
                     f"full=True is given for {len(chosen)} clients in precision {precision!r}; expected one client, "
                     "exact. Name it in clients, or leave out full."
                 )
-            module = self._session.model.load(self._personal()[places[0]])
+            module = self._session.model.load(self._personal[places[0]])
             about |= {"client": chosen[0], "module": str(module)}
             save_state_dict(Path(path), module.state_dict(), about)
             return
@@ -246,7 +238,7 @@ class Run:
         write_personal(
             Path(path),
             self._session.model.load(self._state.server.params),
-            (self._session.model.parts(self._personal()[place]) for place in places),
+            (self._session.model.parts(self._personal[place]) for place in places),
             chosen,
             about
             | {
@@ -301,8 +293,7 @@ class Run:
         """
         check_choice("by", by, ("test", "validation"))
         name = metric or leading_metric(self.history) or self.config.metrics[0]
-        if name not in self.config.metrics:
-            raise unknown_name("metric", name, self.config.metrics)
+        check_known("metric", name, self.config.metrics)
         is_noted = by == "validation" and self.config.evaluate_validation
         if by != self.config.evaluate_on and not is_noted:
             raise ConfigError(
@@ -347,7 +338,7 @@ class Run:
                 (`selffl.runs.confidence`): for ``self-fl-auto``, which learns how much clients differ.  The likeliest
                 class is the same.  Asked for the first time it takes a pass over the rows of up to 100 clients.
         """
-        position, sure = position_of(client, list(self.federation.clients)), self._confidence()
+        position, sure = position_of(client, list(self.federation.clients)), self._confidence
         rows = sure.held_out(position).features if features is None else sure.given(features)
         return sure.logits(position, rows, moderated).softmax(-1)
 
@@ -358,17 +349,15 @@ class Run:
         ``accuracy`` and mean ``confidence``, which should be the same; ``calibration_error`` over 15 bins of equal
         width and ``even_calibration_error`` over 15 bins of equally many rows; ``log_loss`` in nats; ``brier_score``.
         """
-        return self._confidence().table()
+        return self._confidence.table()
 
+    @cached_property
     def _confidence(self) -> Confidence:
-        if self._known_confidence is None:
-            self._known_confidence = Confidence(self._personal())
-        return self._known_confidence
+        return Confidence(self._personal)
 
+    @cached_property
     def _personal(self) -> PersonalModelCache:
-        if self._known_models is None:
-            self._known_models = PersonalModelCache(self._session, self._state)
-        return self._known_models
+        return PersonalModelCache(self._session, self._state)
 
     def __repr__(self) -> str:
         """What it is and how it did, in a line."""

@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from selffl.errors import CheckpointError, ConfigError, one_line, unknown_name
+from selffl.errors import CheckpointError, ConfigError, check_known, one_line
 from selffl.runs.folder import Records, Row
 from selffl.runs.observers import EachRound, Observer, RoundCallback
 from selffl.runs.recipe import Recipe
@@ -270,8 +270,7 @@ class TrackerObserver(Observer):
 
 
 def _find_tracker(name: str) -> Tracker:
-    if name not in TRACKERS:
-        raise unknown_name("tracker", name, TRACKERS)
+    check_known("tracker", name, TRACKERS)
     if find_spec(name) is None:
         raise ConfigError(
             f"tracker {name!r} wants the package {name}, which is not here: pip install 'selffl[{name}]'."

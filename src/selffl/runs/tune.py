@@ -21,7 +21,7 @@ from selffl.algorithms.grids import FINE_TUNE, Grid
 from selffl.algorithms.options import check_integer
 from selffl.data.federation import Federation
 from selffl.engines.ranks import num_ranks
-from selffl.errors import ConfigError, DataError, DivergedError, pluralise, unknown_name
+from selffl.errors import ConfigError, DataError, DivergedError, check_known, pluralise
 from selffl.runs.evaluation import leading_metric
 from selffl.runs.methods import Method, named_method
 from selffl.runs.recipe import SETTINGS, STUDY_SETTINGS, check_settings
@@ -301,8 +301,7 @@ def _check_values(grid: Mapping[str, Sequence[Any]], make: Callable[[Setting], M
     """Refuse what is no option or setting, and values that it does not take, before anything is trained."""
     options = [field.name for field in fields(make({}))]  # type: ignore[arg-type]
     for name, values in grid.items():
-        if name not in (*options, *STUDY_SETTINGS, FINE_TUNE):
-            raise unknown_name("name in the grid", name, (*options, *STUDY_SETTINGS, FINE_TUNE))
+        check_known("name in the grid", name, (*options, *STUDY_SETTINGS, FINE_TUNE))
         if name in STEPS and getattr(make({name: values[0]}), "num_local_epochs", None) is not None:
             raise ConfigError(
                 f"{name} is in the grid, and num_local_epochs takes its place; expected one of them. Leave "
@@ -393,13 +392,10 @@ class _Scorer:
         return run
 
     def _measure_setting(self, run: Run, steps: int) -> float:
-        if self.metric is None:
-            self.metric = leading_metric([run.summary])
-        metrics = run.config.metrics
-        if self.metric not in metrics:
-            raise unknown_name("metric", self.metric, metrics)
+        metric = self.metric = self.metric or leading_metric([run.summary]) or ""
+        check_known("metric", metric, run.config.metrics)
         try:
             evaluation = run.evaluate(fine_tune=(steps,) if steps else ())
         except DivergedError:
             return -math.inf
-        return _sign(self.metric, run) * evaluation.weighted(self.metric, f"personal+{steps}" if steps else "personal")
+        return _sign(metric, run) * evaluation.weighted(metric, f"personal+{steps}" if steps else "personal")

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from selffl.data import cifar10
 from selffl.data.partition import Labels
 from selffl.data.regimes import Floats, Kind, Pictures, cut
-from selffl.studies.adapter_rows import HEAD, Benchmark, Rows, draw_network, pretrain
+from selffl.randomness import draw_network
+from selffl.studies.adapter_rows import HEAD, Benchmark, Rows, pretrain
 
 WIDTHS, NUM_GROUPS = (16, 32, 64), 4  # channels after each halving of the sides, and groups of GroupNorm
 CAMERAS = Kind("classes by Dirichlet 0.5, a camera of their own", 0.5, is_shifted=True)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
@@ -33,6 +33,8 @@ class AdapterProblem(Problem):
         is_small: Whether network and rows are those of a quick look.
     """
 
+    keeps_rows: ClassVar[bool] = False
+
     trains: str = B_ALONE
     rank: int = 8
     is_small: bool = False
@@ -52,10 +54,6 @@ class AdapterProblem(Problem):
         if self.trains == EVERYTHING:
             return copy.deepcopy(network).requires_grad_(True)
         return lora(network, self.rank, also=[HEAD], train_a=self.trains == A_AND_B)
-
-    def _training(self) -> dict[str, Any]:
-        # These clients have no name to be loaded by.
-        return super()._training() | {"keep_rows": False}
 
 
 @lru_cache(maxsize=2)  # runs of one seed follow each other

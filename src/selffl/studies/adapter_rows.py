@@ -47,13 +47,6 @@ def of_some_clients(rows: Rows, number: int) -> Rows:
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def draw_network(make: Callable[[], Network], seed: int = 0) -> Network:
-    """A network whose first weights follow from a seed."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        return make()
-
-
 def pretrain(
     network: Network, features: Tensor, labels: Tensor, num_steps: int, batch_size: int, rate: float, seed: int = 0
 ) -> Network:

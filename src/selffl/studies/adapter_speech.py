@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from selffl.data.audio import RATE_HZ, load_clips
 from selffl.data.locate import read_checked
 from selffl.errors import ConfigError, DataError
-from selffl.studies.adapter_rows import HEAD, Benchmark, Rows, draw_network, of_some_clients
+from selffl.randomness import draw_network
+from selffl.studies.adapter_rows import HEAD, Benchmark, Rows, of_some_clients
 
 PACKAGE, WEIGHTS = "Resemblyzer", "resemblyzer/pretrained.pt"
 SHA256 = "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"

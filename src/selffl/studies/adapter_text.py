@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from selffl.data.sentiment import WITH_AUTHOR, WITHOUT_AUTHOR, files, read_snippets
-from selffl.studies.adapter_rows import Benchmark, Rows, draw_network, of_some_clients, pretrain
+from selffl.randomness import draw_network
+from selffl.studies.adapter_rows import Benchmark, Rows, of_some_clients, pretrain
 
 NUM_BYTES, NUM_AROUND, NUM_AT_ONCE = 96, 7, 4  # of a row, those that a convolution sees, and places that are joined
 WIDTH, NUM_HEADS = 64, 4

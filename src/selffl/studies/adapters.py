@@ -25,21 +25,10 @@ from selffl.runs.evaluation import WITH_CLASSES, prefix_of
 from selffl.runs.tune import VALIDATION_SHARE
 from selffl.studies.adapter_problem import A_AND_B, B_ALONE, EVERYTHING, AdapterProblem
 from selffl.studies.adapter_rows import HEAD
-from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
+from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of, score_of_clients
 from selffl.studies.auto import AUTO, numbers_sent, share_losing
 from selffl.studies.comparison import as_personal, by_round, history, mean_gradients, points, run_each, runs_of
-from selffl.studies.result import (
-    OVER_SPLITS,
-    TARGET,
-    Claim,
-    Estimate,
-    Figure,
-    Job,
-    Study,
-    StudyResult,
-    Verdict,
-    sign,
-)
+from selffl.studies.result import OVER_SPLITS, TARGET, Claim, Estimate, Figure, Job, Study, StudyResult, Verdict, sign
 from selffl.training.flat import FlatModel
 
 NUM_SEEDS = 5
@@ -232,14 +221,8 @@ class Line:
                 key=lambda row: int(row["num_train"]),
             )
             thirds = [rows[len(rows) * k // NUM_GROUPS : len(rows) * (k + 1) // NUM_GROUPS] for k in range(NUM_GROUPS)]
-            found.append([_weighted(third, self.column) for third in thirds])
+            found.append([score_of_clients(third, self.column) for third in thirds])
         return [Estimate.of(torch.tensor(each, dtype=torch.float64)) for each in zip(*found, strict=True)]
-
-
-def _weighted(rows: Sequence[Mapping[str, Any]], column: str) -> float:
-    total = sum(int(row["num_test"]) for row in rows)
-    right = sum(float(row[column]) * int(row["num_test"]) for row in rows)
-    return 100 * right / total if total else math.nan
 
 
 def report(adapters: Adapters, runs: Outcomes, chosen: Mapping[str, Choice]) -> StudyResult:
@@ -300,8 +283,6 @@ def table_line(adapters: Adapters, label: str, line: Line, losing: Estimate | No
 
 def bytes_sent(adapters: Adapters, arm: Arm) -> float:
     """Bytes that go to one client in a round, and back."""
-    if arm.algorithm == "local":
-        return 0.0
     problem = replace(adapters.problem, **arm.settings)
     model = FlatModel(problem.module(problem.federation(0), 0))
     method = algorithm(arm.algorithm, **arm.options)
@@ -414,7 +395,6 @@ ADAPTERS = tuple(
         "not in the paper",
         f"{design.problem.setting}; {design.num_seeds} seeds",
         partial(adapters_study, design),
-        "Made when the closing visit of self-fl-auto took as long as four visits.",
     )
     for name, design in DESIGNS.items()
 )

@@ -49,6 +49,7 @@ FILES_WITH_NUMBERS = (
     "grouped_models.py",
     "grouped_runs.py",
 )  # of the studies, those that make numbers
+CODE_ENDINGS = (".py", ".csv")  # of files that numbers depend on
 INDEX = ".arms.json"  # which runs a study is at, for those who watch it
 
 
@@ -123,6 +124,12 @@ def metric_of(outcomes: Outcomes) -> str:
 def estimate(outcomes: Sequence[Outcome], name: str) -> Estimate:
     """A score over seeds."""
     return Estimate.of(values(outcomes, name))
+
+
+def score_of_clients(rows: Sequence[Mapping[str, Any]], column: str) -> float:
+    """Percent over all test rows of some clients, from the score that each has in a column."""
+    total = sum(int(row["num_test"]) for row in rows)
+    return 100 * sum(float(row[column]) * int(row["num_test"]) for row in rows) / total if total else math.nan
 
 
 def ratio_of(outcomes: Iterable[Outcome]) -> float:
@@ -357,10 +364,11 @@ def source_digest() -> str:
     """A digest of the code that makes the numbers: results of other code are not taken for results of this one."""
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for path in root.rglob("*") if path.suffix in CODE_ENDINGS):
         is_of_studies = path.parent.name == "studies" and path.name not in FILES_WITH_NUMBERS
         if not is_of_studies and path.relative_to(root).parts[0] not in ("reports", "cli"):
-            digest.update(ast.dump(_without_docstrings(path.read_text(encoding="utf-8"))).encode())
+            text = path.read_text(encoding="utf-8")
+            digest.update((ast.dump(_without_docstrings(text)) if path.suffix == ".py" else text).encode())
     return digest.hexdigest()
 
 

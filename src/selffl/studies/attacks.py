@@ -10,21 +10,10 @@ from typing import Any
 
 import torch
 
-from selffl.studies.arms import Arm, Outcome, Outcomes, ratio_of
+from selffl.studies.arms import Arm, Outcome, Outcomes, ratio_of, score_of_clients
 from selffl.studies.attacked_problem import ATTACKS, AttackedProblem
 from selffl.studies.comparison import points, run_each, seeds_of
-from selffl.studies.result import (
-    TARGET,
-    Chart,
-    Claim,
-    Estimate,
-    Figure,
-    Job,
-    Series,
-    Study,
-    StudyResult,
-    Verdict,
-)
+from selffl.studies.result import TARGET, Chart, Claim, Estimate, Figure, Job, Series, Study, StudyResult, Verdict
 
 HOSTILE_SHARES = (0.05, 0.1, 0.2, 0.4)  # of the clients
 MAIN_SHARE = 0.2  # at which every defence is tried, and which the bar is for
@@ -85,9 +74,7 @@ def honest_score(problem: AttackedProblem, outcome: Outcome, share: float, name:
     if outcome.summary["status"] == "diverged":
         return math.nan
     liars = set(replace(problem, hostile_share=share).liars(outcome.seed))
-    rows = [row for place, row in enumerate(outcome.clients) if place not in liars]
-    total = sum(int(row["num_test"]) for row in rows)
-    return 100 * sum(float(row[name]) * int(row["num_test"]) for row in rows) / total
+    return score_of_clients([row for place, row in enumerate(outcome.clients) if place not in liars], name)
 
 
 def loss(

@@ -64,23 +64,20 @@ CLUSTER_PAPER = ("0.96 0.95 1.00 0.91 0.97", "0.86 0.99 1.00 0.97 1.01", "NA 0.8
 SPARSE_PAPER = ("0.95 0.95 1.00 0.91 0.97", "0.86 0.97 1.00 0.96 1.01", "NA 0.89 NA 1.00 1.00")
 
 
-def _shorten_if_quick(problem: Problem, job: Job) -> tuple[Problem, range]:
-    """The problem and the seeds: a quick look has a quarter of the rows, an eighth of the network's width."""
+def _shorten_if_quick(problem: Problem, job: Job) -> Problem:
+    """The problem; a quick look has a quarter of the rows, an eighth of the network's width."""
     if not job.quick:
-        return problem, seeds_of(job)
+        return problem
     assert problem.warm_up is not None
-    return (
-        replace(
-            problem,
-            rounds=max(problem.rounds // 5, 2),
-            num_local_steps=5,
-            max_local_steps=10,
-            batch_size=20,
-            data_options={**problem.data_options, "scale": 1 / 128},
-            model_options={"width": 0.125},
-            warm_up=WarmUp(rounds=1, is_pooled=True, num_local_steps=200, learning_rate=problem.warm_up.learning_rate),
-        ),
-        seeds_of(job),
+    return replace(
+        problem,
+        rounds=max(problem.rounds // 5, 2),
+        num_local_steps=5,
+        max_local_steps=10,
+        batch_size=20,
+        data_options={**problem.data_options, "scale": 1 / 128},
+        model_options={"width": 0.125},
+        warm_up=WarmUp(rounds=1, is_pooled=True, num_local_steps=200, learning_rate=problem.warm_up.learning_rate),
     )
 
 
@@ -108,7 +105,7 @@ class Found:
 
 
 def _run(problem: Problem, arms: Sequence[Arm], job: Job, done: int = 0, total: int | None = None) -> Found:
-    chosen, seeds = _shorten_if_quick(problem, job)
+    chosen, seeds = _shorten_if_quick(problem, job), seeds_of(job)
     outcomes = run_each(chosen, arms, seeds, job, done, total)
     tables = [describe(seed=seed, **chosen.data_options).test for seed in seeds]
     return Found(chosen, seeds, outcomes, tables)
@@ -225,7 +222,7 @@ def _fewer(
 
 def _full(problem: Problem, job: Job) -> Found:
     """All methods with full participation; FedAvg's local models are those after L steps more."""
-    steps = _shorten_if_quick(problem, job)[0].num_local_steps
+    steps = _shorten_if_quick(problem, job).num_local_steps
     arms = [
         _arm(label, *chosen, fine_tune=(steps,) if label == "fedavg-e" else ()) for label, chosen in METHODS.items()
     ]
@@ -334,7 +331,7 @@ def clusters_study(problem: Problem, job: Job) -> StudyResult:
 def participation_study(problem: Problem, job: Job) -> StudyResult:
     """Table 8: how many take part in a round."""
     shares = {"C = 0.25": 0.25, "C = 0.1": 0.1}
-    num_seeds = len(_shorten_if_quick(problem, job)[1])
+    num_seeds = len(seeds_of(job))
     parts = {
         label: _run(
             replace(problem, participation=share),
@@ -372,11 +369,6 @@ SAMPLED = replace(
 )
 MADE_UP = "made-up devices, a stand-in for the paper's private audio"
 # Runs that two of the studies share were made twice on a GPU, and differ.
-NOISE = (
-    " On top of seeds and clips there is noise from run to run: those that two of these studies share were made twice, "
-    "on a GPU whose convolutions did not sum in one order, and differ by up to 0.14 in a cell and 0.03 in the mean "
-    "over types."
-)
 AUDIO = (
     Study(
         "wakeword-global",
@@ -384,11 +376,6 @@ AUDIO = (
         "section 4.3, table 3",
         f"{WAKEWORD.setting}; {NUM_SEEDS} seeds",
         partial(global_study, WAKEWORD),
-        "Every method but PerFedAvg makes the pre-trained model better, by about 15 % fewer false accepts, and these "
-        "cannot be told from each other; Self-FL has the lowest mean by two to four per cent. That weighting by sample "
-        "size makes the global model worse, four- to thirteenfold in the paper, does not come out: here it does no "
-        "harm, although D has more than a third of the rows. What the paper's devices have that these have not is not "
-        "known. PerFedAvg's global model is meant to be adapted first, and is poor before." + NOISE,
     ),
     Study(
         "wakeword-personal",
@@ -396,12 +383,6 @@ AUDIO = (
         "section 4.3, table 4",
         f"{WAKEWORD.setting}; {NUM_SEEDS} seeds",
         partial(personal_study, WAKEWORD),
-        "On the mean over types Self-FL's personal models have fewer false accepts than FedAvg's after ten local steps "
-        "and than PerFedAvg's, and cannot be told from DITTO's. By type the lead over FedAvg is that of D and E; for A "
-        "FedAvg is better. How many rows a type has does not explain it: B, with half of A's, gains and A does not. On "
-        "average the personal models are no better than Self-FL's global model. Local training from the same start is "
-        "behind on the mean, though not clearly, and most for C, which has twelve clips of the wake word. PerFedAvg "
-        "adapts by one step, which does not make up for its global model." + NOISE,
     ),
     Study(
         "augmented-wakeword",
@@ -409,7 +390,6 @@ AUDIO = (
         "appendix, table 6",
         f"{WAKEWORD.setting}; local optima after at most {MAX_CONVERGENCE_STEPS} steps a round; {NUM_SEEDS} seeds",
         partial(augmented_study, WAKEWORD),
-        "The two are alike, as the paper says." + NOISE,
     ),
     Study(
         "wakeword-clusters",
@@ -417,9 +397,6 @@ AUDIO = (
         "appendix, table 7",
         f"{SAMPLED.setting}; {NUM_SEEDS} seeds",
         partial(clusters_study, SAMPLED),
-        "The two levels give nearly the same global model, with either kind of cluster. Every cluster has been heard "
-        "after a few rounds, and the smoothing average keeps the client level from forgetting as well. The one large "
-        "number of the paper's table, 1.80 for C in playback at client level, does not appear." + NOISE,
     ),
     Study(
         "wakeword-participation",
@@ -427,8 +404,5 @@ AUDIO = (
         "appendix, table 8",
         f"{SAMPLED.setting}; and C = 0.1; {NUM_SEEDS} seeds",
         partial(participation_study, SAMPLED),
-        "No difference between five and two clients a round is seen here, in any state. The paper's own table is "
-        "mixed: C = 0.25 is better or as good in four of five types in the normal state, C = 0.1 is better in three of "
-        "five in playback, and better or as good in all in the alarm state." + NOISE,
     ),
 )

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from selffl.algorithms import Algorithm, SelfFLAuto, algorithm
 from selffl.algorithms.grids import FINE_TUNE
-from selffl.algorithms.records import tensors_of
 from selffl.engines.cohort import CohortEngine
-from selffl.engines.rounds import RoundReport
 from selffl.runs.folder import Row
+from selffl.runs.records import visit_bytes
 from selffl.runs.tune import default_grid
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.comparison import (
@@ -254,13 +253,8 @@ def numbers_sent(method: Algorithm[object, object, object, object], num_params: 
     )
     engine = CohortEngine(method, federation, 1.0)
     found: list[int] = []
-
-    def count(report: RoundReport) -> None:
-        sent = method.broadcast(report.server, report.clients)
-        found.append(sum(tensor.numel() for record in (sent, report.upload) for tensor in tensors_of(record).values()))
-
-    engine.advance(engine.start(estimates[0]), 1, count)
-    return float(found[0])
+    engine.advance(engine.start(estimates[0]), 1, lambda report: found.append(visit_bytes(method, report)))
+    return found[0] / estimates.element_size()
 
 
 TITLES = {
@@ -275,43 +269,19 @@ TITLES = {
 }
 
 
-_WIDENED = "Grids were widened where a choice lay at their edge; every choice is now inside its grid."
-READINGS = {
-    "digits": _WIDENED,
-    "mnist": "Two digits a client: most of what is gained is knowing which two. A model that comes from everybody's "
-    "tells them apart better than one trained alone, but names digits that the client has never had; with the "
-    "client's class frequencies in its prior mean it no longer does. Fine-tuned FedAvg chose the largest number of "
-    "steps of its grid, 20,480: a wider grid might lift it.",
-    "femnist": _WIDENED,
-    "cifar10": "Fine-tuned FedAvg, the best of the others, chose the largest number of steps of its grid: a wider grid "
-    "might lift it. Gradients are those of rounds. Beside the 1,000 that a client takes there for FedAvg, fine-tuning "
-    "takes 20,480 and the closing visit of self-fl-auto at most 4,000.",
-    "sent140": "A worst tenth of 0 is that of clients with a test row or two, whatever the method. Made when the "
-    "closing visit took as long as four visits.",
-    "wakeword": "Five clients with about the same task and thousands of rows: one shared model is all they need. What "
-    "personal models differ by is mostly the noise of their own steps, which keeps c from growing without "
-    "bound.",
-}
-
-
 def _title(problem: Problem) -> str:
     """A stand-in is named in every title."""
     return f"Nothing tuned, baselines tuned: {TITLES[problem.data]}"
 
 
-def _study(name: str, problem: Problem) -> Study:
-    return Study(
+BEYOND = tuple(
+    Study(
         f"auto-{name}",
         _title(problem),
         "not in the paper",
-        f"{problem.setting}; {NUM_SEEDS} seeds",
+        f"{replace(problem, rounds=FIELDS[name].rounds or problem.rounds).setting}; {NUM_SEEDS} seeds",
         partial(_run, FIELDS[name]),
-        READINGS.get(name, ""),
     )
-
-
-BEYOND = tuple(
-    _study(name, replace(problem, rounds=FIELDS[name].rounds or problem.rounds))
     for name, problem in {
         "digits": DIGITS,
         "mnist": MNIST,

@@ -21,6 +21,7 @@ from selffl.studies.comparison import (
     result_of,
     run_each,
     score_lines,
+    seeds_of,
     shorten_for_look,
     study,
 )
@@ -122,7 +123,7 @@ ABLATION = {
 
 def ablation_study(whole: Problem, job: Job) -> StudyResult:
     """Figure 2b: one component of Self-FL at a time."""
-    problem, seeds = shorten_for_look(whole, job)
+    problem, seeds = shorten_for_look(whole, job), seeds_of(job)
     outcomes = run_each(problem, [Arm(label, "self-fl", options) for label, options in ABLATION.items()], seeds, job)
     columns = {
         "global model": "global_accuracy",
@@ -157,8 +158,7 @@ def augmented_study(
     digits: Problem, letters: Problem, job: Job, *, max_convergence_steps: int = MAX_CONVERGENCE_STEPS
 ) -> StudyResult:
     """Figure 6: Algorithm 1 against Algorithm 2, on two problems."""
-    problems = [shorten_for_look(problem, job)[0] for problem in (digits, letters)]
-    seeds = shorten_for_look(digits, job)[1]
+    problems, seeds = [shorten_for_look(problem, job) for problem in (digits, letters)], seeds_of(job)
     arms = [
         Arm("Algorithm 1", "self-fl", evaluate_train=True),
         Arm("Algorithm 2", "self-fl-augmented", {"max_convergence_steps": max_convergence_steps}, evaluate_train=True),
@@ -215,7 +215,7 @@ SPARSE = {
 
 def sparse_study(digits: Problem, job: Job) -> StudyResult:
     """Figure 9: few clients a round."""
-    problem, seeds = shorten_for_look(replace(digits, participation=0.02), job)
+    problem, seeds = shorten_for_look(replace(digits, participation=0.02), job), seeds_of(job)
     arms = [Arm(label, name, options) for label, (name, options) in SPARSE.items()]
     outcomes = run_each(problem, arms, seeds, job)
     half_round = problem.rounds // 2
@@ -255,7 +255,7 @@ BINS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640)  # lower ends
 
 def _steps(digits: Problem, job: Job) -> tuple[Problem, Outcomes]:
     """Self-FL on MNIST in both forms: the steps that each client wants, before ℓ_max."""
-    problem, seeds = shorten_for_look(digits, job)
+    problem, seeds = shorten_for_look(digits, job), seeds_of(job)
     outcomes = run_each(problem, [Arm("self-fl", "self-fl"), Arm("self-fl-exact", "self-fl-exact")], seeds, job)
     for label, group in outcomes.items():
         for outcome in group:
@@ -390,13 +390,6 @@ IMAGES = (
         "section 4.2, figure 1a",
         f"{MNIST.setting}; {NUM_SEEDS} seeds",
         partial(study, MNIST_COMPARISON),
-        "The paper's ordering holds, at its L = 20 and at equal gradients. What it does not compare with is "
-        "stronger: every client has two digits, and a model of its own learns them. Local training, DITTO with a "
-        "λ chosen on validation rows and FedAvg with fine-tuning are all above Self-FL; for the worst tenth, "
-        "where rows are few, Self-FL is above local training and below DITTO. Self-FL starts every round at the "
-        "others' mean and takes at most ℓ_max steps from there, and most client-rounds end at ℓ_max: it cannot go "
-        "as far from the global model as the large clients would like. Its accuracy is highest near round 50 and "
-        "falls while the global model goes on improving.",
     ),
     Study(
         "femnist",
@@ -404,15 +397,6 @@ IMAGES = (
         "section 4.2, figure 1b, table 1",
         f"{LETTERS.setting}; {NUM_SEEDS} seeds",
         lambda job: letters_study(femnist(), job),
-        "On the stand-in figure 1b does not come out: Self-FL is above local training and below all other methods, "
-        "also at L = 40 and, but for pFedMe, at equal gradients. The cause found is the smoothing average: with C "
-        "= 0.1 the global model moves a tenth of the way in each round, and at this learning rate it is still "
-        "behind after 200 rounds. Without smoothing Self-FL is level with DITTO and with fine-tuned FedAvg; a "
-        "larger ℓ_max helps too, at nine times the gradients. How far this says something of FEMNIST is open: the "
-        "letters are another data set, and accuracies of all methods are higher than the paper's. The rows were "
-        "standardised after a first run on plain bits (the loader's scale='bits') had collapsed: there the spread "
-        "of the models was so small that the steps fell to 1 for everybody and stayed there, a matter of the "
-        "rows' scale alone.",
     ),
     Study(
         "femnist-ablation",
@@ -420,10 +404,6 @@ IMAGES = (
         "section 4.2, figure 2b",
         f"{LETTERS.setting}; {NUM_SEEDS} seeds",
         lambda job: ablation_study(femnist(), job),
-        "On the stand-in it is the steps, not the initialisation: the two other components alone are no better "
-        "than FedAvg with the same smoothing. Variances differ little between clients, so that weights are nearly "
-        "equal and the start is nearly the global model. And the adaptive steps are mostly more steps: they sit "
-        "at ℓ_max, twice the fixed number.",
     ),
     Study(
         "cifar10",
@@ -431,13 +411,6 @@ IMAGES = (
         "section 4.2, figure 2a",
         f"{CIFAR10.setting}; {NUM_SEEDS} seeds",
         partial(study, Comparison(CIFAR10, _baselines("figure 2a"), quick_share=20)),
-        "Self-FL is far above FedAvg's one model, not to be told from PerFedAvg and pFedMe, and below DITTO, "
-        "local training and fine-tuned FedAvg: figure 2a does not come out. The paper states neither ℓ_max nor "
-        "the number of rounds here (80 and 100 were taken, and accuracies are still rising at the end), so that "
-        "this is no refutation. FedAvg's global model is as poor as Self-FL's on all ten classes, yet local steps "
-        "from it give more: the models differ in what a client can make of them, not in their own accuracy. Most "
-        "client-rounds of Self-FL end at ℓ_max. On the letters the smoothing average was what held Self-FL back "
-        "(see femnist); here that has not been tried.",
     ),
     Study(
         "augmented-images",
@@ -445,10 +418,6 @@ IMAGES = (
         "appendix, figure 6",
         f"{MNIST.setting}; and {LETTERS.setting}; {NUM_SEEDS} seeds",
         lambda job: augmented_study(MNIST, femnist(), job),
-        "The two are close, as the paper says, and closer on training rows than on test rows: on letters the "
-        "further local training moves the global model on faster and pays there, on MNIST it does not. Local "
-        "optima are not reached to the method's tolerance: nearly every client stops at the bound on steps, and "
-        "is nearer in every round. With a bound of 400 steps instead of 100 MNIST gave the same verdict.",
     ),
     Study(
         "mnist-sparse",
@@ -456,10 +425,6 @@ IMAGES = (
         "appendix, figure 9",
         f"{replace(MNIST, participation=0.02).setting}; {NUM_SEEDS} seeds",
         partial(sparse_study, MNIST),
-        "Smoothing by C slows the global model, as the paper says, and the remedy is the one it hints at: a "
-        "larger share. The personal models do not wait for it: with 40 steps of their own from wherever the "
-        "global model is they are ahead of FedAvg's and DITTO's in round 100, and at the end the slowest global "
-        "model has the best personal ones on average and the worst for the worst tenth.",
     ),
     Study(
         "step-histogram",
@@ -467,10 +432,6 @@ IMAGES = (
         "appendix, figure 10",
         f"{MNIST.setting}; {NUM_SEEDS} seeds",
         partial(histogram_study, MNIST),
-        "σₘ² is the spread of θₘ over rounds, which contains the drift of the global model, and little of the "
-        "client's size shows in it: within one form clients want nearly the same number of steps. In the paper's "
-        "form that number lies around ℓ_max = 40, in the exact form, whose prior is weaker, far above it; so "
-        "ℓ_max decides, and the two forms train alike (see mnist).",
     ),
     Study(
         "step-trajectory",
@@ -478,7 +439,5 @@ IMAGES = (
         "appendix, figure 11",
         f"{MNIST.setting}; {NUM_SEEDS} seeds",
         partial(trajectory_study, MNIST),
-        "The spread of θₘ over rounds includes the way it has come from the first model and does not shrink late "
-        "in training here, so that no decrease is seen; the paper shows one client of one run.",
     ),
 )

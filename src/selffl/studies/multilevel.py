@@ -315,11 +315,4 @@ MULTILEVEL = Study(
     "beyond the paper",
     SETTING,
     multilevel_study,
-    "On known groups the estimator's errors beside those of lme4's mixed model with a slope are +0.4 % (exam), +0.0 "
-    "(mathachieve), +0.1 (scotssec), −1.2 (radon), +0.1 (sleepstudy), +1.2 (contraception) and +0.6 (immunisation). On "
-    "radon a mixed model with intercepts alone predicts 0.7 % better, 2.4 % in small counties: slopes vary in the "
-    "estimator, whether or not that helps. "
-    "Binary outcomes have class frequencies in the place of an intercept's variance, which districts share with "
-    "what their people are like. From groups of five rows, cut in two once, the estimator learns too large a "
-    "variance on average; the page on research has the figures and the cause.",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ SIZES = "rows"  # of each newcomer, among the scores
 class WithNewcomers(Problem):
     """A problem of which some clients come only when training is over."""
 
+    keeps_rows: ClassVar[bool] = False  # a copy for each run would take hundreds of megabytes
+
     share: float = SHARE
     counts: tuple[int, ...] = COUNTS
 
@@ -69,10 +71,6 @@ class WithNewcomers(Problem):
         number = max(round(self.share * whole.num_clients), 1)
         chosen = np.random.default_rng(seed).choice(whole.num_clients, number, replace=False)
         return [whole.clients[place] for place in sorted(chosen.tolist())]
-
-    def _training(self) -> dict[str, Any]:
-        # A part of a data set has no name to be loaded by, and a copy for each run would take hundreds of megabytes.
-        return super()._training() | {"keep_rows": False}
 
     def scores(self, run: Run, fine_tune: Sequence[int] = ()) -> dict[str, Tensor]:
         """Whether each held-out row of the newcomers is answered right, once they have been given k rows.
@@ -141,7 +139,7 @@ def lines_of(problem: Problem) -> dict[str, Line]:
 
 def newcomers_study(whole: Sequence[Problem], job: Job, *, counts: tuple[int, ...] = COUNTS) -> StudyResult:
     """Accuracy of newcomers against the number of their rows."""
-    problems, seeds = [shorten_for_look(problem, job)[0] for problem in whole], seeds_of(job)
+    problems, seeds = [shorten_for_look(problem, job) for problem in whole], seeds_of(job)
     rows, table, charts, claims = [], [], [], []
     config: dict[str, Any] = {"counts": counts, "num_seeds": len(seeds)}
     total, done = len(problems) * 4 * len(seeds), 0
@@ -261,6 +259,4 @@ NEWCOMERS = Study(
     f"{LETTERS.setting}; and {MNIST.setting}; a fifth of the clients come after training, with up to "
     f"{max(COUNTS)} rows each; {NUM_SEEDS} seeds",
     lambda job: newcomers_study((DIGITS,) if job.quick else (femnist(), MNIST), job),
-    "With two digits a client, a single row already rules out most of the others' digits, and ten rows give more than "
-    "fifty do elsewhere. With five letters of ten a handful of rows says little, and the global model is as good.",
 )

@@ -25,8 +25,9 @@ from selffl.algorithms import ALGORITHMS
 from selffl.algorithms.options import check_integer
 from selffl.data import DATA_SETS
 from selffl.data.federation import Federation
-from selffl.errors import ConfigError, SelfFLError, one_line, unknown_name
+from selffl.errors import ConfigError, SelfFLError, check_known, one_line, unknown_name
 from selffl.models import MODELS
+from selffl.randomness import draw_network
 from selffl.runs.recipe import STUDY_SETTINGS, check_settings
 from selffl.studies.problems import Problem
 from selffl.training.blocks import Loss
@@ -70,9 +71,7 @@ class OwnProblem(Problem):
         """What the user's function returns for a federation; its first weights depend on the seed alone."""
         if _is_named(self.model):
             return super().module(federation, seed)
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(seed)
-            found = _call(self.folder, self.model, federation)
+        found = draw_network(lambda: _call(self.folder, self.model, federation), seed)
         if not isinstance(found, nn.Module):
             raise ConfigError(f"{self.model} returned {_kind(found)}; expected a torch.nn.Module. Return the model.")
         return found
@@ -122,8 +121,7 @@ def read_study(path: Path) -> OwnProblem:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is no TOML ({error}); expected lines KEY = VALUE, words in quotes.") from None
     for key, value in found.items():
-        if key not in KEYS:
-            raise unknown_name(f"key in {file}", key, KEYS)
+        check_known(f"key in {file}", key, KEYS)
         KEYS[key](f"{key} in {file}", value)
     for key in ("data", "model"):
         if key not in found:

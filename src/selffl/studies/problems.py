@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -14,7 +14,7 @@ from selffl.algorithms.norms import BatchNorm
 from selffl.data import DATA_SETS, load
 from selffl.data.federation import Federation
 from selffl.engines.defence import Robust
-from selffl.errors import ConfigError, DataError, unknown_name
+from selffl.errors import ConfigError, DataError, check_known
 from selffl.runs.methods import Method
 from selffl.runs.recipe import STUDY_SETTINGS
 from selffl.runs.run import Run
@@ -73,6 +73,8 @@ class Problem:
     algorithms: tuple[str, ...] = (DEFAULT_ALGORITHM, *METHODS)  # the methods that are compared where nobody names any
     num_seeds: int = NUM_SEEDS  # repeats of a comparison where nobody says how many
 
+    keeps_rows: ClassVar[bool] = True  # whether runs get a copy of rows that have no name to be loaded by
+
     @property
     def settings(self) -> dict[str, Any]:
         """Those of `selffl.train` that a study has, by name."""
@@ -109,12 +111,11 @@ class Problem:
 
     def _training(self) -> dict[str, Any]:
         """What every run of `selffl.train` is given."""
-        return self.settings | {"model_options": self.model_options}
+        return self.settings | {"model_options": self.model_options, "keep_rows": self.keeps_rows}
 
     def method(self, name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
         """A method with the problem's numbers of steps, unless the options say otherwise."""
-        if name not in ALGORITHMS:
-            raise unknown_name("algorithm", name, ALGORITHMS)
+        check_known("algorithm", name, ALGORITHMS)
         known = {f.name for f in fields(ALGORITHMS[name]())}  # type: ignore[arg-type]
         steps = {
             "num_local_steps": self.num_local_steps,

@@ -91,7 +91,6 @@ class PublishedTable:
     validation_fraction: float = 0.0
     num_seeds: int = 3
     quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
-    reading: str = ""
 
     def arm(self, trained: Trained, rounds: int) -> Arm:
         """How a method is run and looked at."""
@@ -133,7 +132,7 @@ class PublishedTable:
     def study(self) -> Study:
         """The table as something that runs."""
         run = partial(published_study, self)
-        return Study(self.id, self.title, "not in the paper", self.setting(self.num_seeds), run, self.reading)
+        return Study(self.id, self.title, "not in the paper", self.setting(self.num_seeds), run)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from selffl.data.federation import Federation
 from selffl.errors import ConfigError
+from selffl.randomness import draw_network
 from selffl.runs.methods import Method
 from selffl.runs.run import Run
 from selffl.studies.problems import Problem
@@ -44,7 +44,5 @@ class MobileNetProblem(Problem):
                 "torchvision is not installed; expected it for MobileNet-v2. Install it: "
                 "pip install 'selffl[known-modules]'."
             ) from None
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            torch.default_generator.manual_seed(seed)
-            network: nn.Module = mobilenet_v2(weights=None, num_classes=federation.num_classes)
+        network: nn.Module = draw_network(lambda: mobilenet_v2(weights=None, num_classes=federation.num_classes), seed)
         return network

@@ -150,14 +150,6 @@ FEDKDDC = PublishedTable(
     metric=SHARE_ACCURACY,
     validation_fraction=0.2,
     quick_share=25,
-    reading="FedAvg and FedProx have one model for everybody, whose accuracy swings from round to round where classes "
-    "differ. Each client reports the round that was best on its validation rows: that is up to 17 points above the "
-    "last round, and luck. The published numbers of the two are ten points apart with two classes a client, though "
-    "FedProx pulls by no more than 0.01. kNN-Per and pFedMe differ as the last column says. With homogeneous clients "
-    "the published FedRep and FedRoD have what fine-tuned FedAvg has, as if they had been tested after local training "
-    "and before averaging. Ours are tested after averaging, and are better. There self-fl-auto is as good as its own "
-    "global model, which takes plain steps and is behind FedAvg with momentum. Before images are cropped they are "
-    "padded with the mean colour, there with black.",
 )
 
 # -------------------------------------------------------------------------------------------------- CIFAR-10, FedLMI
@@ -213,9 +205,6 @@ FEDLMI = PublishedTable(
     ),
     chosen="test",
     quick_share=75,
-    reading="The best round is chosen on test rows, because published ones are. The README does not say how many "
-    "rounds there were, nor how CIFAR-10 was divided: 150 is what the repository's main.py has, clients are drawn as "
-    "PFLlib draws them. The network is PFLlib's, without the BatchNorm and dropout of the repository's models.py.",
 )
 
 # ------------------------------------------------------------------------------------------------- CIFAR-10, kNN-Per
@@ -266,8 +255,6 @@ KNNPER = PublishedTable(
         ),
     ),
     quick_share=50,
-    reading="The published networks begin with ImageNet's weights (pretrained, in the repository's models.py), ours "
-    "with random ones: the numbers are not expected to be the same.",
 )
 
 PUBLISHED = tuple(table.study for table in (PFEDBAYES, FEDKDDC, FEDLMI, KNNPER))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import ClassVar
 
 from selffl.data.federation import Federation
 from selffl.data.regimes import regime
@@ -22,16 +22,14 @@ class RegimeProblem(Problem):
         sizes: How many rows they have, ``"even"`` or ``"lognormal"``.
     """
 
+    keeps_rows: ClassVar[bool] = False  # a copy for each run would take gigabytes
+
     kind: str = "alike"
     sizes: str = "even"
 
     def federation(self, seed: int, validation_fraction: float = 0.0) -> Federation:
         """The clients of one seed."""
         return _regime(self.data, self.kind, self.sizes, self.model in FLAT_MODELS, seed, validation_fraction)
-
-    def _training(self) -> dict[str, Any]:
-        # These clients have no name to be loaded by, and a copy for each run would take gigabytes.
-        return super()._training() | {"keep_rows": False}
 
 
 @lru_cache(maxsize=2)  # runs of one seed follow each other

@@ -15,17 +15,7 @@ from selffl.runs.gain import rank_correlation
 from selffl.studies.arms import Outcome, Outcomes, difference, estimate, ratio_of
 from selffl.studies.auto import AUTO
 from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, points
-from selffl.studies.result import (
-    TARGET,
-    Chart,
-    Claim,
-    Estimate,
-    Figure,
-    Series,
-    all_above_zero,
-    sign,
-    with_minus,
-)
+from selffl.studies.result import TARGET, Chart, Claim, Estimate, Figure, Series, all_above_zero, sign, with_minus
 
 BELOW_GLOBAL, BELOW_ORACLE, BELOW_BASELINE = 0.2, 0.4, 0.5  # points of accuracy that may be missing
 MIN_TEST_ROWS = 10  # of a client whose gain is counted: with fewer it is mostly chance

@@ -148,7 +148,7 @@ def regimes_study(regimes: Regimes, job: Job) -> StudyResult:
     done, total = 0, (len(regimes.penalties) + 1 + (len(plain) + 2) * len(seeds)) * len(cells)
     results = []
     for cell in cells:
-        problem, _ = shorten_for_look(regimes.problem(cell), job)
+        problem = shorten_for_look(regimes.problem(cell), job)
         tuner = Tuner(problem, job, total, done, class_frequencies=True)
         of_ditto = tuner.search("ditto", "penalty", regimes.penalties, seeds[:1])
         of_fedavg = {
@@ -212,21 +212,6 @@ DESIGNS = (
     Regimes("cifar10", "CIFAR-10", ("cnn",), 100, 0.25, 0.03),
 )
 
-_SINCE = (
-    " Made before details of the method were changed: frequencies of rows that train count in full, and ρ is at "
-    "least 0.01. Six cells of digits, run again with five seeds, are the same within 0.1 points. The closing visit "
-    "took as long as four visits."
-)
-READINGS = {  # by pictures
-    "digits": "Three cells are below a baseline by more than one standard error, none by more than 0.4 points. In two "
-    "of them, clients alike or with features of their own, personal models are as good as the global one, but that is "
-    "a running mean, and FedAvg's last average is a little ahead of it. The third has a few classes each, where all "
-    "methods are above 99 %." + _SINCE,
-    "letters": "No cell is more than 0.2 points below the oracle or its own global model. Five cells are below a "
-    "baseline by more than one standard error, by 0.06 to 0.38 points: tiny clients with either model, clients alike "
-    "with everybody, and exchanged labels with softmax regressions, where tuned DITTO and fine-tuned FedAvg are ahead."
-    + _SINCE,
-}
 
 REGIMES = tuple(
     Study(
@@ -235,7 +220,6 @@ REGIMES = tuple(
         "not in the paper",
         f"{regimes.setting}; {NUM_SEEDS} seeds",
         partial(regimes_study, regimes),
-        READINGS.get(regimes.pictures, ""),
     )
     for regimes in DESIGNS
 )

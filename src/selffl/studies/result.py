@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,7 +131,18 @@ class Study:
     paper: str  # where in the paper
     setting: str  # one sentence
     run: Callable[[Job], StudyResult]
-    reading: str = ""  # why it came out as it did, in words; the numbers are in the record
+
+    @property
+    def reading(self) -> str:
+        """Why it came out as it did, in words; nothing where nobody has said."""
+        return _readings().get(self.id, "")
+
+
+@cache
+def _readings() -> dict[str, str]:
+    """What readings.toml says of each study, in one line."""
+    found = tomllib.loads(files("selffl.studies").joinpath("readings.toml").read_text(encoding="utf-8"))
+    return {name: " ".join(text.format(**found["shared"]).split()) for name, text in found["of_study"].items()}
 
 
 # How statements begin that are not the paper's.

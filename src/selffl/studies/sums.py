@@ -10,27 +10,9 @@ from typing import Any
 from selffl.errors import ConfigError
 from selffl.privacy import epsilon
 from selffl.studies.arms import Arm, Outcomes, difference, estimate
-from selffl.studies.comparison import (
-    NUM_SEEDS,
-    by_round,
-    history,
-    run_each,
-    score_lines,
-    shorten_for_look,
-)
+from selffl.studies.comparison import NUM_SEEDS, by_round, history, run_each, score_lines, seeds_of, shorten_for_look
 from selffl.studies.problems import MNIST, Problem, femnist
-from selffl.studies.result import (
-    OVER_SPLITS,
-    Chart,
-    Claim,
-    Figure,
-    Job,
-    Series,
-    Study,
-    StudyResult,
-    above_zero,
-    within,
-)
+from selffl.studies.result import OVER_SPLITS, Chart, Claim, Figure, Job, Series, Study, StudyResult, above_zero, within
 
 _METHODS = ("self-fl", "self-fl-sums")
 PAIRS = {"": {}, ", σ₀² as a mean": {"variance_scale": "mean"}}
@@ -52,8 +34,7 @@ def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
     """Plain against summed, on two problems."""
     rows, table, charts, claims = [], [], [], []
     config: dict[str, Any] = {}
-    problems = [shorten_for_look(problem, job)[0] for problem in (digits, letters)]
-    seeds = shorten_for_look(digits, job)[1]
+    problems, seeds = [shorten_for_look(problem, job) for problem in (digits, letters)], seeds_of(job)
     total, done = len(problems) * 2 * len(PAIRS) * len(seeds), 0
     for problem in problems:
         arms = [Arm(name + ending, name, options) for ending, options in PAIRS.items() for name in _METHODS]
@@ -74,7 +55,7 @@ def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
 
 def noise_study(whole: Problem, job: Job) -> StudyResult:
     """What clipping and noise cost."""
-    problem, seeds = shorten_for_look(whole, job)
+    problem, seeds = shorten_for_look(whole, job), seeds_of(job)
     bounds = {"clip": CLIP, "max_weight": MAX_WEIGHT}
     free, bounded = "self-fl-sums", "bounded, no noise"
     arms = [Arm(free, "self-fl-sums"), Arm(bounded, "self-fl-sums", settings=bounds), Arm("local", "local")]
@@ -159,10 +140,6 @@ SUMS = (
         "beyond the paper",
         f"{MNIST.setting}, and letters; {NUM_SEEDS} seeds",
         lambda job: sums_study(MNIST, femnist(), job),
-        "With variances summed, σ₀² is so much larger than any σₘ² that clients weigh within half a percent of each "
-        "other, and the two methods differ in the last digits of a few clients. With σ₀² as a mean weights differ, "
-        "steps fall to three, both methods lose accuracy alike, and on the twenty clients of a round of letters the "
-        "averages that stand for single variances show, if at all, in tenths of a point.",
     ),
     Study(
         "sums-noise",
@@ -170,9 +147,5 @@ SUMS = (
         "beyond the paper",
         f"{MNIST.setting}; {NUM_SEEDS} seeds; changes clipped at {CLIP:g}, weights at {MAX_WEIGHT:g}",
         partial(noise_study, MNIST),
-        "The noise goes into the global model, and each client then takes some forty steps of its own: the personal "
-        "models lose far less than the global one. A thousand clients are few for client-level privacy: at ε = 3.4 "
-        "the global model has lost an eighth of its accuracy and runs differ widely. Training alone, which publishes "
-        "nothing at all, is better on this problem with and without noise (see mnist).",
     ),
 )

@@ -7,24 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from selffl.studies.arms import Arm, Outcomes, difference, estimate
-from selffl.studies.comparison import (
-    NUM_SEEDS,
-    mean_gradients,
-    points,
-    result_of,
-    run_each,
-    seeds_of,
-)
+from selffl.studies.comparison import NUM_SEEDS, mean_gradients, points, result_of, run_each, seeds_of
 from selffl.studies.problems import SENTIMENT, Problem, WarmUp, sent140
-from selffl.studies.result import (
-    Claim,
-    Job,
-    Study,
-    StudyResult,
-    Verdict,
-    above_zero,
-    within,
-)
+from selffl.studies.result import Claim, Job, Study, StudyResult, Verdict, above_zero, within
 
 # FedAvg's local models, which the paper's figures show: Self-FL without any of its parts is FedAvg, bit for bit (D13),
 # and keeps the model that each client trained last.  Its global model is FedAvg's.
@@ -194,12 +179,6 @@ TEXT = (
         "appendix, figure 7",
         f"{replace(SENTIMENT, rounds=200, warm_up=None).setting}; {NUM_SEEDS} seeds",
         lambda job: warm_start_study(sent140(), job),
-        "A client has six training rows on average, so that its two epochs are two steps: the one model learns slowly, "
-        "while local models, two steps on from it, are six points better on test rows and have stopped improving "
-        "there. What they learn in two steps is mostly which answer is the more frequent with their client: whoever "
-        "knew that, of all rows, and always gave it would be right on 78 % of them. The worst tenth are clients with "
-        "one or two test rows, all of them wrong. The AUC rests on few clients: 112 of 785 (seed 0) have both classes "
-        "among their test rows.",
     ),
     Study(
         "sent140",
@@ -207,13 +186,5 @@ TEXT = (
         "appendix, figure 8",
         f"{SENTIMENT.setting}; pFedMe with λ = {PFEDME_PENALTY:g}; {NUM_SEEDS} seeds",
         lambda job: methods_study(sent140(), job),
-        "On training rows Self-FL is behind DITTO, pFedMe and PerFedAvg, which is not what figure 8 shows: smoothed by "
-        "C it stands still near 83 %, probably because clients start every round near a global model that moves by a "
-        "tenth, for without smoothing it goes on to 91 %. FedAvg's local models are ahead of DITTO's and PerFedAvg's, "
-        "as stated, and behind pFedMe's, whose λ is 1 here, as its steps cannot contract at η = 0.3 with the authors' "
-        "15; it takes five gradients a step, fits nearly everything, and has lost four points on test rows since round "
-        "240. There the others have changed by two points or less, which for most neither bears out nor refutes that "
-        "nothing much happens. Self-FL's personal models are better on test rows than FedAvg's one model, and a point "
-        "worse than models that train alone from the same start.",
     ),
 )
