@@ -17,6 +17,7 @@ TINY = {
         "--clients", "6", "--rows", "5", "--cohort", "3", "--steps", "3", "--batch", "2", "--repeats", "2",
         "--threads", "1",
     ],
+    "auto_rounds": ["--models", "softmax", "--repeats", "1"],
     "cifar_cnn": ["--clients", "2", "--rows", "3", "--steps", "2", "--batch", "2", "--repeats", "1", "--threads", "1"],
     "lstm_cohort": [
         "--clients", "2", "--rows", "3", "--steps", "2", "--batch", "2", "--words", "7", "--length", "3",
@@ -49,6 +50,7 @@ TINY = {
     ],
 }  # fmt: skip
 ROWS = {
+    "auto_rounds": ["softmax  times as long as FedAvg:"],
     "mnist_rounds": ["loop, 1 thr.", "selffl, 1 thr.", "products alone, 1 thr."],
     "cifar_cnn": [
         f"{name}, 2 clients, 1 thr." for name in ("loop", "selffl auto", "selffl vmap", "selffl loop", "selffl unfold")
@@ -77,6 +79,7 @@ ROWS = {
 }
 RATIO = r"\d\.\d\d x"
 CELLS = {
+    "auto_rounds": r"\d\.\d\d \(",
     "adapter_newcomers": r"\d+ visits",
     "interval_coverage": r"\d\.\d ± \d",
     "grouped_variances": r"\d\.\d+ ± \d",

@@ -38,6 +38,16 @@ def drawn_halves(rng, *, inter, precision, shares, curvature, size, number):
     return torch.from_numpy(deviations), torch.from_numpy(gradients), shrink
 
 
+def slope_changes(found, gradients):
+    """By single parameters [..., 2, 3, P]: how much steeper on rows of each half at the first's model.
+
+    Of gradients [..., 2, 2, P], first on whose rows, then at whose model, along d_1, d_2 and (d_1 - d_2)/2.
+    """
+    first, second = found.deviations.unbind(-2)
+    change = gradients[..., 0, :] - gradients[..., 1, :]
+    return torch.stack([change * along.unsqueeze(-2) for along in (first, second, (first - second) / 2)], dim=-2)
+
+
 @pytest.mark.parametrize("precision", [0.5, 20.0, 1000.0])
 @pytest.mark.parametrize("shares", [(30.0, 30.0), (21.0, 20.0), (2.0, 1.0)])
 def test_both_traces_are_those_of_the_dense_matrices(precision, shares):
@@ -53,8 +63,8 @@ def test_both_traces_are_those_of_the_dense_matrices(precision, shares):
     torch.testing.assert_close(agreement, deviations.prod(-2).sum(-1), rtol=1e-9, atol=1e-12)
     numbers = [
         (inter * traces[0], agreement),
-        (traces[0], found.disagreement(gradients).sum(-1)),
-        (traces[0], found.squared_disagreement(gradients).sum(-1)),
+        (traces[0], found.disagreement(slope_changes(found, gradients)).sum(-1)),
+        (traces[0], found.squared_disagreement(slope_changes(found, gradients)).sum(-1)),
         (traces[1], found.undecided(precision * found.half_difference.square().sum(-1))),
     ]
     for expected, values in numbers:
@@ -78,8 +88,8 @@ def test_where_curvatures_of_halves_differ_the_squared_form_stays_above_zero():
         for a in (0, 1)
     ], axis=1)  # fmt: skip
     found = HalvesOfClients(torch.from_numpy(deviations), torch.tensor(shares, dtype=torch.float64).expand(number, 2))
-    assert found.disagreement(torch.from_numpy(gradients)).sum(-1).mean() < -1.0
-    assert 1.0 < found.squared_disagreement(torch.from_numpy(gradients)).sum(-1).mean() < 20.0
+    assert found.disagreement(slope_changes(found, torch.from_numpy(gradients))).sum(-1).mean() < -1.0
+    assert 1.0 < found.squared_disagreement(slope_changes(found, torch.from_numpy(gradients))).sum(-1).mean() < 20.0
 
 
 GROUPS = [0, 0, 0, 1, 1]  # of each parameter
@@ -97,7 +107,7 @@ def test_sums_over_a_group_of_parameters_have_the_ratio_of_its_variance(shares):
     )
     found = HalvesOfClients(deviations, torch.tensor(shares, dtype=torch.float64).expand(len(deviations), 2))
     agreement = found.mean.square() - found.half_difference.square()
-    disagreement = found.disagreement(gradients)
+    disagreement = found.disagreement(slope_changes(found, gradients))
     square = np.diag(shrink @ shrink)
     held = (found.half_difference.square() / torch.from_numpy(inter)).sum(-1, keepdim=True)
     undecided = np.trace(shrink @ (np.eye(5) - shrink))
@@ -127,7 +137,8 @@ def test_the_ratio_is_the_variance_however_far_training_got(stopped):
     gradients = torch.from_numpy((models[:, None] - optima[:, :, None]) @ curvature)
     found = HalvesOfClients(torch.from_numpy(models), torch.full((len(own), 2), rows, dtype=torch.float64))
     agreement = torch.from_numpy(models).prod(-2).sum()
-    assert (agreement / found.disagreement(gradients).sum()).item() == pytest.approx(inter, rel=0.03)
+    disagreement = found.disagreement(slope_changes(found, gradients)).sum()
+    assert (agreement / disagreement).item() == pytest.approx(inter, rel=0.03)
 
 
 def mode(x: np.ndarray, y: np.ndarray, precision: float) -> np.ndarray:
@@ -150,7 +161,7 @@ def test_groups_with_about_as_many_rows_as_coefficients(inter):
             torch.from_numpy(np.stack(models)), torch.tensor([cut, count - cut], dtype=torch.float64)
         )
         agreed += float(models[0] @ models[1])
-        disagreed += found.disagreement(torch.from_numpy(np.array(gradients))).sum().item()
+        disagreed += found.disagreement(slope_changes(found, torch.from_numpy(np.array(gradients)))).sum().item()
     assert agreed / disagreed == pytest.approx(inter, rel=0.15, abs=0.006)
 
 
@@ -238,7 +249,7 @@ def test_the_interval_holds_the_truth_in_about_as_many_federations_as_it_says(in
     )
     found = HalvesOfClients(deviations, torch.tensor(shares, dtype=torch.float64).expand(len(deviations), 2))
     a = deviations.prod(-2).sum(-1).reshape(600, 60)
-    b = found.disagreement(gradients).sum(-1).reshape(600, 60)
+    b = found.disagreement(slope_changes(found, gradients)).sum(-1).reshape(600, 60)
     number = torch.full((600,), 60.0, dtype=torch.float64)
     error = ratio_error(a.mean(-1), b.mean(-1), spread_products(a, b).mean(-2), number)
     low, high = ratio_interval(a.mean(-1) / b.mean(-1), error)
@@ -253,11 +264,12 @@ def test_federations_side_by_side_are_each_as_alone():
     both = HalvesOfClients(deviations, num_terms)
     for place in np.ndindex(2, 2, 3):
         alone = HalvesOfClients(deviations[place], num_terms[place])
+        changes = slope_changes(both, gradients), slope_changes(alone, gradients[place])
         for found, expected in (
             (both.mean, alone.mean),
             (both.half_difference, alone.half_difference),
-            (both.disagreement(gradients), alone.disagreement(gradients[place])),
-            (both.squared_disagreement(gradients), alone.squared_disagreement(gradients[place])),
+            (both.disagreement(changes[0]), alone.disagreement(changes[1])),
+            (both.squared_disagreement(changes[0]), alone.squared_disagreement(changes[1])),
             (both.undecided(num_terms[..., 0]), alone.undecided(num_terms[(*place, 0)])),
         ):
             torch.testing.assert_close(found[place], expected)

@@ -83,6 +83,33 @@ def test_halves_are_walked_by_rows_too(task, monkeypatch):
     torch.testing.assert_close(found, descend(halves, start, 6), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("num_steps", [7, torch.tensor([2, 3, 1, 4, 0])])
+def test_later_walks_of_a_visit_end_where_plain_steps_end(task, num_steps, monkeypatch):
+    """Products of rows are known then: of halves, and where steps meet fewer rows than there are."""
+    draw = torch.Generator().manual_seed(3)
+    start = torch.randn(len(SIZES), 2, NUM_CLASSES * (NUM_FEATURES + 1), generator=draw, dtype=torch.float64)
+    by_half = num_steps if isinstance(num_steps, int) else num_steps.unsqueeze(-1)
+
+    def visit(own):
+        descend(own, start[:, 0], 25)
+        return descend(own.halves(), start, by_half, first_draw=4), descend(own, start[:, 1], num_steps, first_draw=9)
+
+    monkeypatch.setattr(few_rows, "ROWS_FILLED_TO", 4)
+    walked = task()
+    found = visit(walked)
+    # The third has more products than a model has numbers, the fourth has taken plain steps.
+    assert [client in walked._known_products for client in range(len(SIZES))] == [True, True, False, False, True]
+    for client in range(len(SIZES)):  # the same bits whoever is beside it
+        alone = task()
+        descend(alone, start[:, 0], torch.where(torch.arange(len(SIZES)) == client, 25, 0))
+        assert torch.equal(descend(alone.halves(), start, by_half, first_draw=4)[client], found[0][client])
+    monkeypatch.setattr(few_rows, "MOST_WORK", 0.0)
+    plain = task()
+    for walked_by_rows, expected in zip(found, visit(plain), strict=True):
+        torch.testing.assert_close(walked_by_rows, expected, rtol=1e-9, atol=1e-10)
+    assert walked.num_gradients.tolist() == plain.num_gradients.tolist()
+
+
 def test_who_has_few_rows_is_said_of_each_client_alone():
     size, steps = torch.tensor([10, 50, 130, 50]), torch.tensor([20, 20, 20, 1])
     assert few_rows.have_few_rows(size, steps, 10, 784, 10).tolist() == [True, True, False, False]

@@ -114,7 +114,7 @@ class AutoMemory:
     def half_models(self, scaled_params: Tensor) -> Tensor:
         """Likewise of both halves ``[..., C, 2, P]``."""
         offsets = torch.stack([self.first_half_offset, self.second_half_offset], dim=-2)
-        return offsets + self.prior_weight[..., None, None] * scaled_params.unsqueeze(-2)
+        return offsets.addcmul_(self.prior_weight[..., None, None], scaled_params.unsqueeze(-2))
 
 
 @dataclass(frozen=True)

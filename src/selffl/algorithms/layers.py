@@ -49,14 +49,18 @@ class ClassBias(NamedTuple):
     def add_shift(self, params: Tensor, shift: Tensor) -> Tensor:
         """``params [..., P]`` with ``shift [..., K]`` on top of the scores; they are not changed themselves."""
         found = params.clone()
-        found[..., self.start : self.stop] += self.to_scores(shift)
+        self.write_shift(found, shift)
         return found
+
+    def write_shift(self, params: Tensor, shift: Tensor) -> None:
+        """Add ``shift [..., K]`` to the scores of ``params [..., P]`` themselves."""
+        params[..., self.start : self.stop] += self.to_scores(shift)
 
     def scale_scores(self, params: Tensor, factor: Tensor) -> Tensor:
         """``params [..., P]`` whose scores are ``factor [...]`` times as large; they are not changed themselves."""
-        head = params[..., self.weights_start : self.stop] * factor.unsqueeze(-1)
-        found = params.expand(*head.shape[:-1], -1).clone()
-        found[..., self.weights_start : self.stop] = head
+        shape = torch.broadcast_shapes(params.shape[:-1], factor.shape)  # type: ignore[no-untyped-call]
+        found = params.expand(*shape, -1).clone()
+        found[..., self.weights_start : self.stop].mul_(factor.unsqueeze(-1))
         return found
 
 

@@ -6,13 +6,14 @@ Most methods need gradients of minibatches alone, which any `selffl.algorithms.l
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.layers import ClassBias
+from selffl.algorithms.layers import ClassBias, by_group
 from selffl.algorithms.local_task import LocalTask
 
 
@@ -71,28 +72,46 @@ class RowwiseTask(LocalTask):
         """How large a loss is one nat ``[n]``: 1 for a negative log-likelihood, else by the rows of a minibatch."""
         return torch.ones_like(params[:, 0])
 
-    def measure_halves(self, models: Tensor, others: Tensor) -> HalfMeasurement:
-        """Measure a task of halves: gradients on rows of each half, at its own model and at the other's.
+    def measure_halves(
+        self, models: Tensor, others: Tensor, directions: Sequence[Tensor], sizes: list[int]
+    ) -> HalfMeasurement:
+        """Measure a task of halves on rows of each half, at its own model and at the other's.
 
         ``models`` and ``others`` are ``[..., clients, 2, P]``: that of each half, and what the other half's is for rows
-        of this one.  Half of the first minibatch of each half; both count as one minibatch, so that a client spends two
+        of this one.  Slopes are along ``directions [..., clients, P]``, by groups of parameters of such ``sizes``.
+        Half of the first minibatch of each half; both models count as one minibatch, so that a client spends two
         gradients.
         """
         slots = torch.arange(self.shape.numel(), device=models.device)
         batch = self.shorten(self.batch(0, slots))
-        each = [these.reshape(len(slots), -1) for these in (models, others)]
-        own, other = (self.batch_gradient(these, batch).reshape_as(models) for these in each)
+        own, other = (these.reshape(len(slots), -1) for these in (models, others))
+        along = [each.reshape(-1, each.shape[-1]) for each in directions]
+        changes = self.slope_changes(own, other, batch, along, sizes).reshape(*self.shape, len(along), len(sizes))
+        changes[..., 1, :, :].neg_()
         self.num_gradients += 2
-        temperature = torch.stack([self.temperature(these, batch) for these in each]).mean(0)
-        first = torch.stack([own[..., 0, :], other[..., 0, :]], dim=-2)
-        second = torch.stack([other[..., 1, :], own[..., 1, :]], dim=-2)
-        return HalfMeasurement(torch.stack([first, second], dim=-3), temperature.reshape(self.shape).mean(-1))
+        temperature = torch.stack([self.temperature(these, batch) for these in (own, other)]).mean(0)
+        return HalfMeasurement(changes, temperature.reshape(self.shape).mean(-1))
+
+    def slope_changes(
+        self, models: Tensor, others: Tensor, batch: Any, directions: Sequence[Tensor], sizes: list[int]
+    ) -> Tensor:
+        """How much steeper the mean loss over a minibatch is at ``models [n, P]`` than at ``others``: ``[n, D, G]``.
+
+        Along each of D ``directions [n / 2, P]``, which both halves of a client share, by groups of parameters of such
+        ``sizes``.
+        """
+        change = self.batch_gradient(models, batch) - self.batch_gradient(others, batch)
+        by_client = change.reshape(-1, self.slots_per_client, change.shape[-1])
+        found = [by_group(by_client * each.unsqueeze(1), sizes) for each in directions]
+        return torch.stack(found, dim=-2).flatten(0, 1)
 
 
 class HalfMeasurement(NamedTuple):
     """What two models of a client say of rows of both halves."""
 
-    gradients: Tensor  # [..., clients, 2, 2, P]: first whose rows, then whose model
+    # How much steeper the mean loss on rows of each half is at the first's model than at the second's, along each
+    # direction, by group of parameters [..., clients, 2, D, G].
+    slope_changes: Tensor
     temperature: Tensor  # of the loss [..., clients]
 
 

@@ -223,8 +223,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             of_rows = row_shift(counts, broadcast.frequencies.unsqueeze(-2))
             excess = of_rows - shift.unsqueeze(-2)
             anchor = bias.add_shift(anchor, of_rows[..., 0, :])
-            model = bias.add_shift(model, moved + excess[..., 0, :])
-            halves = bias.add_shift(halves, moved.unsqueeze(-2) + excess[..., 1:, :])
+            bias.write_shift(model, moved + excess[..., 0, :])
+            bias.write_shift(halves, moved.unsqueeze(-2) + excess[..., 1:, :])
         return Arrival(anchor, self.half_anchors(broadcast, task, by_half), model, halves, excess)
 
     def half_anchors(self, broadcast: AutoBroadcast, task: RowwiseTask, by_half: Tensor) -> Tensor:
@@ -302,7 +302,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             halves, arrival.halves, arrival.half_anchors, hold.of_halves(), by_half, momentum.unsqueeze(-1)
         )
         share = halves.num_terms.to(models) / task.num_terms.to(models).unsqueeze(-1)
-        start = arrival.model + (share.unsqueeze(-1) * (models - arrival.halves)).sum(-2)
+        moved = (models - arrival.halves).mul_(share.unsqueeze(-1))
+        start = arrival.model + moved[..., 0, :] + moved[..., 1, :]
         plain = torch.zeros_like(momentum)
         return descend_held(task, start, arrival.anchor, hold, of_client, plain, broadcast.newness), models
 
@@ -341,12 +342,12 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         deviations = models - anchors
         is_there = (halves.num_terms > 0).all(-1)
         found = HalvesOfClients(deviations, halves.num_terms.to(models))
-        measured = halves.measure_halves(models, anchors + deviations.flip(-2))
-        sizes = sizes_of(broadcast.group_sizes)
+        others, sizes = deviations.flip(-2).add_(anchors), sizes_of(broadcast.group_sizes)
+        measured = halves.measure_halves(models, others, found.directions, sizes)
         squares = by_group(found.mean.square(), sizes)
         differences = by_group(found.half_difference.square(), sizes)
-        disagreements = by_group(found.disagreement(measured.gradients), sizes)
-        squared = by_group(found.squared_disagreement(measured.gradients), sizes)
+        disagreements = found.disagreement(measured.slope_changes)
+        squared = found.squared_disagreement(measured.slope_changes)
         undecided = found.undecided((differences / broadcast.group_variances).sum(-1))
         decided = ((disagreements.sum(-1) + undecided) / measured.temperature).clamp(0.0, models.shape[-1])
 
@@ -373,13 +374,13 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 
         They are kept as they predict: with the client's class frequencies, not with those of the rows they trained on.
         """
-        if task.class_bias is not None:
-            model = task.class_bias.add_shift(model, -arrival.excess[..., 0, :])
-            halves = task.class_bias.add_shift(halves, -arrival.excess[..., 1:, :])
         # k_m = N_m/(N_m + n_0), both variances in units of sigma_0^2/N_m; while n_0 is unknown the prior is everything.
         prior_weight = 1.0 - local_weight(broadcast.prior_rows, task.num_examples.to(model)).nan_to_num(nan=0.0)
         leans = prior_weight.unsqueeze(-1) * _scale_scores(broadcast.params, broadcast.score_factors, task)
-        own, first, second = (each - leans for each in (model, *halves.unbind(-2)))
+        own, first, second = kept = [each - leans for each in (model, *halves.unbind(-2))]
+        if task.class_bias is not None:
+            for each, excess in zip(kept, arrival.excess.unbind(-2), strict=True):
+                task.class_bias.write_shift(each, -excess)
         factors = broadcast.score_factors.clone()
         return AutoMemory(own, first, second, prior_weight, broadcast.class_skew.clone(), factors)
 

@@ -30,7 +30,8 @@ in Haseman and Elston's regression (1972).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,37 +39,43 @@ from torch import Tensor
 WIDTH = 1.959964  # standard errors to either side that hold 95 % of a normal distribution
 
 
-class HalvesOfClients(NamedTuple):
+@dataclass(frozen=True)
+class HalvesOfClients:
     """How far the models of two halves of each client's rows are from the prior mean."""
 
     deviations: Tensor  # d_1 and d_2 [..., 2, P]
     num_terms: Tensor  # N_1 and N_2 [..., 2]
 
-    @property
+    @cached_property
     def mean(self) -> Tensor:
         """(d_1 + d_2)/2 ``[..., P]``."""
-        return self.deviations.mean(-2)
+        return (self.deviations[..., 0, :] + self.deviations[..., 1, :]).div_(2)
 
-    @property
+    @cached_property
     def half_difference(self) -> Tensor:
         """(d_1 - d_2)/2 ``[..., P]``: what halves agree on is the square of the mean less the square of this."""
-        return (self.deviations[..., 0, :] - self.deviations[..., 1, :]) / 2
+        return (self.deviations[..., 0, :] - self.deviations[..., 1, :]).div_(2)
 
-    def disagreement(self, gradients: Tensor) -> Tensor:
-        """What sums up to tr S^2 in expectation, by parameter ``[..., P]``.
+    @property
+    def directions(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Along which slopes are measured ``[..., P]``: d_1, d_2 and (d_1 - d_2)/2."""
+        return self.deviations[..., 0, :], self.deviations[..., 1, :], self.half_difference
 
-        ``gradients [..., 2, 2, P]`` are mean gradients: first on whose rows, then at whose model.  Either half may play
-        the part of the second; the mean of both leaves out what delta and the errors have in common by chance.
+    def disagreement(self, slope_changes: Tensor) -> Tensor:
+        """What sums up to tr S^2 in expectation, by group of parameters ``[..., G]``.
+
+        ``slope_changes [..., 2, 3, G]`` are how much steeper the mean loss on rows of each half is at the first's model
+        than at the second's, along each of the `directions`: of a gradient g along d, by group, the sum of g d.
+        Either half may play the part of the second; the mean of both leaves out what delta and the errors have in
+        common by chance.
         """
-        change = gradients[..., 0, :] - gradients[..., 1, :]  # from the second's model to the first's
-        others = self.deviations.flip(-2) * self.deviations.new_tensor([[-1.0], [1.0]])
-        return (self.num_terms.flip(-1).unsqueeze(-1) * others * change).sum(-2) / 2
+        first, second = slope_changes[..., 1, 0, :], slope_changes[..., 0, 1, :]
+        return (self.num_terms[..., :1] * first - self.num_terms[..., 1:] * second) / 2
 
-    def squared_disagreement(self, gradients: Tensor) -> Tensor:
-        """(d_1 - d_2) . H (d_1 - d_2) N_1 N_2/N, by parameter ``[..., P]``; ``gradients`` as in `disagreement`."""
-        change = (gradients[..., 0, :] - gradients[..., 1, :]).mean(-2)
+    def squared_disagreement(self, slope_changes: Tensor) -> Tensor:
+        """(d_1 - d_2) . H (d_1 - d_2) N_1 N_2/N, by group ``[..., G]``; ``slope_changes`` as in `disagreement`."""
         weight = self.num_terms.prod(-1) / self.num_terms.sum(-1).clamp(min=1.0)
-        return 2 * weight.unsqueeze(-1) * self.half_difference * change
+        return weight.unsqueeze(-1) * slope_changes[..., 2, :].sum(-2)
 
     def undecided(self, held_difference: Tensor) -> Tensor:
         """tr S (1 - S) in expectation ``[...]``; with tr S^2 it is gamma.

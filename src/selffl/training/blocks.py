@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, get_args
@@ -292,13 +292,41 @@ def _weight_and_bias(params: Tensor, num_features: int) -> tuple[Tensor, Tensor]
 
 def softmax_regression_gradient(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
     """Gradient of cross-entropy for ``nn.Linear``: (softmax(logits) - onehot(label)) x^T, mean over the minibatch."""
+    error = _softmax_errors(params, features, labels)
+    found = params.new_empty(params.shape)
+    slopes = _weight_and_bias(found, features.shape[-1])
+    torch.bmm(error, features, out=slopes[0])
+    torch.sum(error, 2, out=slopes[1])
+    return found
+
+
+def softmax_regression_slope_changes(
+    models: Tensor, others: Tensor, features: Tensor, labels: Tensor, directions: Sequence[Tensor]
+) -> Tensor:
+    """How much steeper the loss of ``nn.Linear`` is at ``models [n, P]`` than at ``others``, for weights and biases.
+
+    Along ``directions [n / S, P]`` that S models in a row share: ``[n, D, 2]``.  Rows have scores along a direction as
+    at a model, and so no gradient is written.
+    """
+    change = _softmax_errors(models, features, labels) - _softmax_errors(others, features, labels)  # [n, classes, B]
+    total, shared = change.sum(2), len(models) // len(directions[0])
+    rows = features.reshape(len(directions[0]), -1, features.shape[-1]).transpose(1, 2)
+    found = []
+    for each in directions:
+        weight, bias = _weight_and_bias(each, features.shape[-1])
+        scores = torch.bmm(weight, rows).view(len(each), -1, shared, labels.shape[1]).transpose(1, 2).flatten(0, 1)
+        of_bias = (bias.repeat_interleave(shared, 0) * total).sum(1)
+        found.append(torch.stack([(scores * change).sum((1, 2)), of_bias], dim=-1))
+    return torch.stack(found, dim=1)
+
+
+def _softmax_errors(params: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    """(softmax(logits) - onehot(label)) over the number of rows ``[n, classes, B]``."""
     weight, bias = _weight_and_bias(params, features.shape[-1])
-    # Classes before rows: softmax over the last of few classes is slow, and the product below wants them so.
-    logits = torch.bmm(weight, features.transpose(1, 2)).add_(bias.unsqueeze(-1))  # [n, classes, B]
-    error = logits.softmax(1)
+    # Classes before rows: softmax over the last of few classes is slow, and products of rows want them so.
+    error = torch.bmm(weight, features.transpose(1, 2)).add_(bias.unsqueeze(-1)).softmax(1)
     error.scatter_add_(1, labels.unsqueeze(1), error.new_full((), -1.0).expand(len(params), 1, labels.shape[1]))
-    error /= labels.shape[1]
-    return torch.cat([torch.bmm(error, features).flatten(1), error.sum(2)], dim=1)
+    return error.div_(labels.shape[1])
 
 
 @contextmanager

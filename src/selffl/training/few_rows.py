@@ -8,7 +8,8 @@ rows follow from the products of rows with each other.  After plain steps, for o
 
 The steps are taken, as they are written (`selffl.algorithms.local_task.Walk`), in the space of scores and in that of
 the multiples of which models are sums.  The rows are read three times in a visit, instead of twice in every step, and
-models are written once.
+models are written once.  A later walk of the same visit, on these rows or on halves of them, has their products
+already: only the rows that its steps meet are looked up then.
 """
 
 from __future__ import annotations
@@ -34,6 +35,33 @@ ROWS_FILLED_TO = 16  # scores of a client's rows are filled up to a multiple of 
 STEPS_AT_ONCE = 200  # of a visit: scores begin anew after so many, and what is kept of each step stays small
 
 
+class KnownProducts:
+    """Products of clients' rows with each other that one walk of a visit has taken, for later ones."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+        self._places: dict[int, tuple[int, int]] = {}  # where a client's begin, and how many are in a row
+        self._end = 0
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._places
+
+    def add(self, clients: Sequence[int], products: Tensor) -> None:
+        """Keep ``products [m, N, N]`` of all rows of ``clients``, as they lie."""
+        width = products.shape[-1]
+        for place, client in enumerate(clients):
+            self._places[client] = self._end + place * width**2, width
+        self._blocks.append(products.view(-1))
+        self._end += products.numel()
+
+    def look_up(self, clients: Sequence[int], places: Tensor) -> Tensor:
+        """Of m ``clients``, between the rows at ``places [m, N]`` of all theirs: ``[m, N, N]``."""
+        self._blocks = [torch.cat(self._blocks)] if len(self._blocks) > 1 else self._blocks
+        begin, width = torch.tensor([self._places[client] for client in clients]).unbind(-1)
+        index = (begin.unsqueeze(-1) + width.unsqueeze(-1) * places).unsqueeze(-1) + places.unsqueeze(-2)
+        return self._blocks[0].index_select(0, index.view(-1)).view(index.shape)
+
+
 @dataclass(frozen=True)
 class OwnRows:
     """The rows of clients in a visit, and which of them each step is on."""
@@ -44,11 +72,41 @@ class OwnRows:
     size: Tensor  # [n]
     order: Tensor | None
     places: Tensor  # of the steps' minibatches [n, S, B], counted from a client's own first
+    num_parts: int  # of a client's rows that are walked each for itself
+    first_row: Tensor  # of a client with all its parts [n / parts]
+    known: KnownProducts  # likewise
 
-    @property
-    def filled_size(self) -> Tensor:
-        """Rows of each client ``[n]``, filled up."""
-        return (self.size + ROWS_FILLED_TO - 1) // ROWS_FILLED_TO * ROWS_FILLED_TO
+    def are_looked_up(self, clients: Tensor, num_steps: Tensor) -> Tensor:
+        """Whether products are known of ``clients [m]`` that walk on other rows than all theirs as they lie ``[m]``."""
+        are_known = torch.tensor([client // self.num_parts in self.known for client in clients.tolist()])
+        return are_known & ((self.size[clients] > num_steps * self.places.shape[-1]) | (self.order is not None))
+
+    def filled_size(self, clients: Tensor, num_steps: Tensor, *, looks_up: bool) -> Tensor:
+        """With how many rows ``clients [m]`` walk that take so many steps ``[m]``, filled up."""
+        size = self.size[clients]
+        if looks_up:
+            size = size.minimum(num_steps * self.places.shape[-1])
+        return (size + ROWS_FILLED_TO - 1) // ROWS_FILLED_TO * ROWS_FILLED_TO
+
+    def look_up(self, clients: Tensor, num_steps: Tensor, most: int) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Rows ``[N_m, F]`` of each of ``clients [m]`` that are looked up, which of them steps are on, and products.
+
+        They are all of a client's own or, if these are fewer, those that its steps ``[m]`` meet, as they are met.
+        Steps are on ``[m, S, B]`` of them; products with each other are filled up, ``[m, most, most]``.
+        """
+        met = self.places[clients, : int(num_steps.max())]
+        sequence, size = met.flatten(1), self.size[clients, None]
+        number, last = num_steps.unsqueeze(-1) * met.shape[-1], sequence.shape[1] - 1
+        takes_all, place = size <= number, torch.arange(most)
+        in_order = sequence.gather(1, place.minimum(number - 1).clamp(max=last))
+        places = self.begin[clients, None] + torch.where(takes_all, place.minimum(size - 1), in_order)
+        numbers = places if self.order is None else self.order[places]
+        owners = clients // self.num_parts
+        products = self.known.look_up(owners.tolist(), numbers - self.first_row[owners, None])
+        which = torch.where(takes_all, sequence, torch.arange(last + 1).minimum(number - 1)).view(met.shape)
+        is_there, counts = place < size.minimum(number), size.minimum(number).flatten().tolist()
+        features = self.features.index_select(0, numbers[is_there])
+        return list(torch.split(features, counts)), which, products
 
     def features_of(self, clients: Tensor) -> list[Tensor]:
         """Of each client ``[N_m, F]``: as they lie, unless they have an order of their own."""
@@ -81,35 +139,52 @@ def walk_by_rows(walk: Walk, rows: OwnRows, clients: Tensor, first: int, wanted:
     what is computed of a client does not depend on who is beside it.
     """
     clients = clients[walk.num_steps[clients].argsort(descending=True, stable=True)]
-    sizes = rows.filled_size[clients]
-    for size in sorted(set(sizes.tolist())):
-        same = clients[sizes == size]
-        number = max(NUMBERS_AT_ONCE // (size * rows.features.shape[1]), 1)
-        for start in range(0, len(same), number):
-            _walk(walk, rows, same[start : start + number], first, size, wanted)
+    are_looked_up = rows.are_looked_up(clients, walk.num_steps[clients])
+    for looks_up in sorted(set(are_looked_up.tolist())):
+        alike = clients[are_looked_up == looks_up]
+        sizes = rows.filled_size(alike, walk.num_steps[alike], looks_up=looks_up)
+        for size in sorted(set(sizes.tolist())):
+            same = alike[sizes == size]
+            number = max(NUMBERS_AT_ONCE // (size * rows.features.shape[1]), 1)
+            for start in range(0, len(same), number):
+                _walk(walk, rows, same[start : start + number], first, size, wanted, looks_up=looks_up)
 
 
-def _walk(walk: Walk, rows: OwnRows, clients: Tensor, first: int, most: int, wanted: dict[int, Tensor]) -> None:
-    """Likewise of ``clients [m]`` of up to ``most`` rows, those with the most steps in front."""
+def _walk(
+    walk: Walk, rows: OwnRows, clients: Tensor, first: int, most: int, wanted: dict[int, Tensor], *, looks_up: bool
+) -> None:
+    """Likewise of ``clients [m]`` of up to ``most`` rows, those with the most steps in front.
+
+    Rows of all of them are looked up, or nobody's.
+    """
     bases = list({id(state): state for state in walk.states if state is not None}.values())
     begin = [next((place for place, base in enumerate(bases) if base is state), None) for state in walk.states]
-    features, owners = rows.features_of(clients), clients.tolist()
+    owners = clients.tolist()
     number, batch_size, width = len(clients), rows.places.shape[-1], rows.features.shape[1]
     num_classes, make = bases[0].shape[1] // (width + 1), rows.features.new_zeros
     weights = [base[:, : num_classes * width].view(-1, num_classes, width) for base in bases]
     left = walk.num_steps[clients]
     last = int(left[0])
     at_work = (left > torch.arange(last).unsqueeze(-1)).sum(-1).tolist()  # clients in each step
-    met = rows.places[clients, :last].transpose(0, 1)  # [S, m, B]
+    products: Tensor | None = None
+    if looks_up:
+        features, met, products = rows.look_up(clients, left, most)
+    else:
+        features, met = rows.features_of(clients), rows.places[clients, :last]
+    met = met.transpose(0, 1)  # [S, m, B]
     met = (met + most * torch.arange(number).unsqueeze(-1)).reshape(last, -1)
     labels = rows.labels_of(clients)[:, :last].transpose(0, 1).unsqueeze(-1)
     of_class = make(last, number, batch_size, num_classes).scatter_(3, labels, 1.0 / batch_size)
 
     # The same of all states: scores of rows; multiples of which their weights are sums, bases first; and biases.
-    products, of_bases = _products(features, owners, weights, most)
+    products, of_bases = _products(features, owners, weights, most, products)
+    if not looks_up and rows.order is None and most**2 <= bases[0].shape[1]:  # no more room than a model takes
+        rows.known.add(owners, products)
     scores, multiples, biases = [], [], []
     for place in begin:
-        scores.append(make(number, most * num_classes) if place is None else of_bases[place].flatten(1).clone())
+        scores.append(
+            make(number, most * num_classes) if place is None else of_bases[place].transpose(1, 2).reshape(number, -1)
+        )
         multiples.append(make(number, len(bases) + last))
         biases.append(make(number, num_classes) if place is None else bases[place][clients, -num_classes:])
         if place is not None:
@@ -142,20 +217,26 @@ def _walk(walk: Walk, rows: OwnRows, clients: Tensor, first: int, most: int, wan
 
 
 def _products(
-    features: Sequence[Tensor], owners: Sequence[int], weights: Sequence[Tensor], most: int
+    features: Sequence[Tensor],
+    owners: Sequence[int],
+    weights: Sequence[Tensor],
+    most: int,
+    known: Tensor | None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Products of each client's rows with each other ``[m, N, N]``, and with ``weights [n, K, F]``: ``[m, N, K]``.
+    """Products of each client's rows with each other ``[m, N, N]``, and with ``weights [n, K, F]``: ``[m, K, N]``.
 
-    Client by client, for rows as they lie: libraries multiply such matrices as fast one by one.
+    The former may be ``known``.  Client by client, for rows as they lie: libraries multiply such matrices as
+    fast one by one.
     """
-    products = features[0].new_zeros(len(features), most, most)
-    scores = [products.new_zeros(len(features), most, each.shape[1]) for each in weights]
+    products = features[0].new_zeros(len(features), most, most) if known is None else known
+    scores = [products.new_zeros(len(features), each.shape[1], most) for each in weights]
 
     def multiply(place: int) -> None:
         own, size = features[place], len(features[place])
-        torch.mm(own, own.t(), out=products[place, :size, :size])
+        if known is None:
+            torch.mm(own, own.t(), out=products[place, :size, :size])
         for each, score in zip(weights, scores, strict=True):
-            torch.mm(own, each[owners[place]].t(), out=score[place, :size])
+            torch.mm(each[owners[place]], own.t(), out=score[place, :, :size])
 
     _do_for_clients(multiply, len(features))
     return products, scores

@@ -36,11 +36,12 @@ from selffl.training.blocks import (
     quickest_way,
     rows_at,
     slopes_of,
+    softmax_regression_slope_changes,
 )
 from selffl.training.classes import class_counts, class_targets, has_classes
 from selffl.training.evaluation import blocks_of_clients
 from selffl.training.features import features_of, objective_gradient
-from selffl.training.few_rows import STEPS_AT_ONCE, OwnRows, have_few_rows, walk_by_rows
+from selffl.training.few_rows import STEPS_AT_ONCE, KnownProducts, OwnRows, have_few_rows, walk_by_rows
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_squared_error
 from selffl.training.orders import places_in_epochs
@@ -87,6 +88,8 @@ class ModelTask(FeatureTask):
         self._keys = clients if keys is None else keys.to(clients)
         # The rows of a slot: ``size`` places from ``begin`` on; place p is row p, or row ``order[p]``.
         self._begin, self._size = rows.offset[clients], self.num_examples
+        # What walks of few rows have taken for others of this visit: halves share it.
+        self._first_row, self._known_products = self._begin, KnownProducts()
         self._sizes: list[int] | None = None  # the same as numbers, and of all rows together, once they are needed
         self._num_rows: int | None = None
         self._order: Tensor | None = None
@@ -348,6 +351,8 @@ class ModelTask(FeatureTask):
         if walk.group_sizes is not None and walk.group_sizes not in ([sum(of_parts)], of_parts):
             return None
         is_few = have_few_rows(self._size, walk.num_steps, self.batch_size, num_features, num_classes)
+        # Whose rows have been multiplied needs little more.
+        is_few |= torch.tensor([slot // self.slots_per_client in self._known_products for slot in range(len(is_few))])
         is_few &= walk.num_steps > 0
         clients = is_few.nonzero().flatten()
         if not len(clients):
@@ -359,7 +364,10 @@ class ModelTask(FeatureTask):
             some = clients[part.num_steps[clients] > 0]
             draws = range(walk.first_draw + first, walk.first_draw + first + int(part.num_steps[some].max()))
             places = torch.stack([self._look_ahead(draw).places[:, draw % self._num_ahead] for draw in draws], dim=1)
-            own = OwnRows(features, labels, self._begin, self._size, self._order, places - self._begin[:, None, None])
+            own = OwnRows(
+                features, labels, self._begin, self._size, self._order, places - self._begin[:, None, None],
+                self.slots_per_client, self._first_row, self._known_products,
+            )  # fmt: skip
             wanted = {walk.result: found}
             if first + STEPS_AT_ONCE < most:  # some go on from all of their states
                 wanted |= {place: torch.empty_like(found) for place in range(len(walk.states)) if place not in wanted}
@@ -393,6 +401,19 @@ class ModelTask(FeatureTask):
             walk.advance(number, slots, [StepPart(*each) for each in zip(parts, gradients, strict=True)])
         self.num_gradients.index_add_(0, slots // self.slots_per_client, walk.num_steps)
         return torch.ones_like(walk.num_steps, dtype=torch.bool), states[walk.result]
+
+    def slope_changes(
+        self, models: Tensor, others: Tensor, batch: tuple[Any, ...], directions: Sequence[Tensor], sizes: list[int]
+    ) -> Tensor:
+        """Of softmax regression by scores, for weights and biases."""
+        self._check_open("gradients")
+        (features, labels), size = batch[:2], models.shape[1]
+        if self._is_softmax_regression and is_class(labels[0]) and isinstance(features, Tensor) and features.ndim == 3:
+            num_classes = size // (features.shape[-1] + 1)
+            if sizes in ([size], [size - num_classes, num_classes]):
+                by_part = softmax_regression_slope_changes(models, others, features, labels, directions)
+                return by_part if len(sizes) > 1 else by_part.sum(-1, keepdim=True)
+        return super().slope_changes(models, others, batch, directions, sizes)
 
     def batch_gradient(self, params: Tensor, batch: tuple[Any, ...]) -> Tensor:
         """All clients at once."""
