@@ -15,6 +15,7 @@ from _pytest.doctest import DoctestModule
 from rich.console import Console
 
 from selffl import algorithm, cli
+from selffl.algorithms import self_fl_auto
 
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 
@@ -89,6 +90,18 @@ def short():
 def one_core(monkeypatch):
     """Comparisons train in the process of the test unless it asks for more: another spends four seconds on imports."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_closing():
+    """Once training is over clients train for as long as a visit, not for four: it would be most of a short run.
+
+    Where it is looked at how long they train, a fixture of the same name leaves it as it is.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(self_fl_auto, "CLOSING_PASSES", 1)
+        patch.setattr(self_fl_auto, "LEAST_CLOSING_VISITS", 1)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
