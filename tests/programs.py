@@ -55,7 +55,7 @@ _ends = set()  # of pipes to all scripts, which are this process's alone
 class Script:
     """A script of Python's, forked: what `subprocess.Popen` gives of one that is written to and read from."""
 
-    def __init__(self, command, *, stdin, stdout, text, env, stderr=None):
+    def __init__(self, command, *, stdin=None, stdout=None, text=True, env=os.environ, stderr=None):
         words = list(command[command.index(sys.executable) + 1 :])
         (reading, to), (of, writing) = os.pipe(), os.pipe()
         self.stdin, self.stdout, self.returncode = open(to, "w"), open(of), None  # noqa: SIM115
@@ -76,7 +76,11 @@ class Script:
         os.environ.update(environment)
         sys.argv = words
         sys.path.insert(0, os.path.dirname(words[0]))
-        runpy.run_path(words[0], run_name="__main__")
+        try:
+            runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as stopped:
+            if stopped.code:
+                raise
         sys.stdout.flush()
 
     def wait(self):
