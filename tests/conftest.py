@@ -96,8 +96,8 @@ def one_core(monkeypatch):
 def short_closing():
     """Once training is over clients train for as long as a visit, not for four: it would be most of a short run.
 
-    Where it is looked at how long they train, a fixture of the same name leaves it as it is.  Over Flower clients may be
-    processes of their own, which know nothing of this.
+    Where it is looked at how long they train, a fixture of the same name leaves it as it is.  Over Flower clients may
+    be processes of their own, which know nothing of this.
     """
     if importlib.util.find_spec("flwr"):
         yield
