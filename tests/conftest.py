@@ -15,6 +15,7 @@ from _pytest.doctest import DoctestModule
 from rich.console import Console
 
 from selffl import algorithm, cli
+from selffl.algorithms.self_fl_auto import SelfFLAuto
 
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 
@@ -89,6 +90,26 @@ def short():
 def one_core(monkeypatch):
     """Comparisons train in the process of the test unless it asks for more: another spends four seconds on imports."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_closing():
+    """Once training is over clients train for as long as a visit, not for four: it would be most of a short run.
+
+    Where it is looked at how long they train, a fixture of the same name leaves it as it is.  Over Flower clients may
+    be processes of their own, which know nothing of this.
+    """
+    if importlib.util.find_spec("flwr"):
+        yield
+        return
+    closing_steps = SelfFLAuto.closing_steps
+
+    def as_in_a_visit(method, task, num_rounds):
+        return closing_steps(method, task, num_rounds).clamp(max=method.steps(task))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SelfFLAuto, "closing_steps", as_in_a_visit)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -181,6 +181,7 @@ def train(root: Path) -> None:
     if (root / "run" / files.CONFIG).is_file():
         selffl.resume(root / "run", trusted=True)
     else:
+        torch.manual_seed(0)
         method = selffl.algorithm("self-fl-exact", initial_steps=2, max_local_steps=2)
         selffl.train(Own(3, 2), federation(), method, out=root / "run", gain=True, **FEW)
 
@@ -237,26 +238,27 @@ SCENARIOS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = { 
 }
 
 DRAWING = ("compare", "paper")
+COMMANDS = ("run", *DRAWING)  # which end the process that they run in
 
 # ------------------------------------------------------------------------------------------------------ what is left
 
 
 def content(root: Path) -> dict[str, Any]:
     """What lies in a folder, by file, without what differs from run to run; nor what a killed writer leaves."""
+    memories = functools.cache(_memories)  # of this moment
     return {
-        str(path.relative_to(root)): _content(path)
+        str(path.relative_to(root)): _content(path, memories)
         for path in sorted(root.rglob("*"))
         if path.is_file() and not any(part.endswith((".part", ".lock")) for part in path.relative_to(root).parts)
     }
 
 
-def _content(path: Path) -> Any:
+def _content(path: Path, memories: Callable[[Path], dict[str, torch.Tensor]]) -> Any:
     if path.suffix == ".safetensors":
         tensors, about = load_tensors(path)
         return {name: value.numpy().tobytes() for name, value in tensors.items()}, _measured(about)
-    if path.suffix == ".slots":  # of those that the checkpoint refers to, which are checked by their sums
-        memory = selffl.load(path.parent.parent)._state.memory
-        return tensors_of(memory.read(torch.arange(len(memory.slots))))[path.stem].numpy().tobytes()
+    if path.suffix == ".slots":
+        return memories(path.parent.parent)[path.stem].numpy().tobytes()
     if path.suffix == ".json":
         return _measured(json.loads(path.read_text(encoding="utf-8")))
     if path.suffix == ".csv":
@@ -267,6 +269,12 @@ def _content(path: Path) -> Any:
     if path.suffix == ".html":
         return path.read_text(encoding="utf-8").rstrip().endswith("</html>")
     return path.read_bytes()
+
+
+def _memories(run: Path) -> dict[str, torch.Tensor]:
+    """Clients' memories in the slots that a run's checkpoint refers to, which are checked by their sums."""
+    memory = selffl.load(run)._state.memory
+    return tensors_of(memory.read(torch.arange(len(memory.slots))))
 
 
 def _measured(found: Any) -> Any:
@@ -356,8 +364,8 @@ class Experiment:
     def all_differences(self) -> dict[int, list[str]]:
         """By point, what is not as it should be, of all points: one process meets them all and leaves a copy at each.
 
-        From there another goes on.  Points that leave the same files with the same bytes, as before and after an
-        fsync, are tried once: what goes on knows nothing but the files.
+        From there this one goes on, or one of its own where it would end.  Points that leave the same files with the
+        same bytes, as before and after an fsync, are tried once: what goes on knows nothing but the files.
         """
         shots = self.place / f"{self.name}-shots"
         root = self._root("photographed")
@@ -373,14 +381,18 @@ class Experiment:
             if key not in known:
                 shutil.rmtree(root)
                 shutil.move(shot, root)
-                known[key] = self._differences_after_going_on(root)
+                known[key] = self._differences_after_going_on(root, here=self.name not in COMMANDS)
             found[number] = known[key]
         self.states = len(known)
         return found
 
-    def _differences_after_going_on(self, root: Path) -> list[str]:
-        code, _ = in_process(self.act, root)
-        if code:
+    def _differences_after_going_on(self, root: Path, *, here: bool = False) -> list[str]:
+        if here:
+            try:
+                self.act(root)
+            except Exception as error:
+                return [f"going on ended with {error!r}"]
+        elif code := in_process(self.act, root)[0]:
             return [f"going on ended with {code}"]
         found = content(root)
         names = sorted(set(found) | set(self.expected))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from programs import Script
+
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 TINY = {
@@ -104,7 +106,8 @@ def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():
 
 
 # Those that measure a process as a whole; the others run in the test's, which need not import everything again.
-OWN_PROCESS = ("memory", "scale", "ranks", "large_tables", "flower_rounds")
+OWN_PROCESS = ("memory", "scale", "large_tables", "flower_rounds")
+FORKING = ("ranks",)  # they start processes of their own, which are forked
 
 
 @pytest.fixture
@@ -120,6 +123,8 @@ def benchmark(monkeypatch, capsys):
             assert done.returncode == 0, done.stderr
             return done.stdout
         monkeypatch.setattr(sys, "argv", command)
+        if name in FORKING:
+            monkeypatch.setattr(subprocess, "Popen", Script)
         runpy.run_path(command[0], run_name="__main__")
         return capsys.readouterr().out
 

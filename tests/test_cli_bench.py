@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from programs import Script
 from selffl.cli import bench_peers
 from selffl.cli.bench_peers import Peer, environment, measure, unequal
 
@@ -51,6 +53,7 @@ def test_what_pip_cannot_install_is_refused_with_its_words(absent, tmp_path):
 @pytest.mark.slow
 def test_libraries_take_turns_and_do_equal_work(absent, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_peers, "TOLERANCE", 0.5)  # three rounds of two clients
+    monkeypatch.setattr(bench_peers, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": Script}))
     record = measure([absent], clients=20, turns=2, cores=1, folder=tmp_path, places=tmp_path)
     assert record["sizes"] == {"clients": 20, "rows": 50, "cohort": 2, "steps": 20, "batch": 10}
     assert set(record["libraries"]) == {"loop", "products", "selffl"}

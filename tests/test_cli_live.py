@@ -377,7 +377,7 @@ def screen_of(text):
     return [line for line in lines if line.strip()]
 
 
-RUN = ("run", "digits", "--rounds", "60", "--out", "here")
+RUN = ("run", "digits", "--rounds", "60", "--out", "here", "--set", "num_local_steps=2")
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import pkgutil
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from rich.console import Console
 
 import selffl
+from programs import Script
 from selffl import cli
 from selffl.reports.results import read_pages, read_results
 from selffl.runs.recipe import Recipe
@@ -115,7 +115,7 @@ def run_blocks(tmp_path, monkeypatch, capsys, selffl_command):
     return call
 
 
-MOST_ROUNDS = 4  # of what a page trains, where no test looks at its numbers
+MOST_ROUNDS = 2  # of what a page trains, where no test looks at its numbers
 
 
 @pytest.fixture
@@ -633,10 +633,10 @@ def test_the_commands_of_the_closing_table_can_be_run(command, selffl_command, c
         assert words[2:]
         assert [path for path in words[2:] if not (ROOT / path).is_file()] == []
     elif program == "python":
-        done = subprocess.run(
-            [sys.executable, ROOT / words[0], "--help"], capture_output=True, text=True, cwd=ROOT, check=True
-        )
-        assert {option for option in options if option not in done.stdout} == set()
+        script = Script([sys.executable, str(ROOT / words[0]), "--help"])
+        printed = script.stdout.read()
+        assert script.wait() == 0
+        assert {option for option in options if option not in printed} == set()
     else:
         assert program == "selffl"
         selffl_command([program, *words, "--help"])

@@ -21,6 +21,11 @@ from selffl.training.model import ModelSource
 AUTO, ROUNDS = "self-fl-auto", 6
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_closing():
+    """Clients train as long as the method says: it is looked at how long that is."""
+
+
 @pytest.fixture(scope="module")
 def source():
     federation = load("digits", num_clients=12, seed=2, test_fraction=0.3)

@@ -14,7 +14,7 @@ from selffl.reports import client_gains, data, page, paper_figures, sentences
 from selffl.reports.collect import collect
 from selffl.runs.folder import read_config
 
-SETTINGS = {"rounds": 8, "participation": 0.5}
+SETTINGS = {"rounds": 4, "participation": 0.5}
 SEEDS = (1, 2)
 
 

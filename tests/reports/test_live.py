@@ -7,9 +7,8 @@ import shutil
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
+from contextlib import contextmanager
 from threading import Thread, active_count
 
 import pytest
@@ -191,45 +190,53 @@ def test_a_port_that_is_taken_is_named():
         ReportServer([], host="no.such.host.invalid")
 
 
-@pytest.mark.slow
-def test_the_command_serves_until_it_is_interrupted(folder):
-    command = [sys.executable, "-m", "selffl", "serve", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    line = process.stdout.readline()
-    try:
-        port = int(line.split(":")[3].split("/")[0])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request("GET", "/data.json")
-        assert connection.getresponse().status == 200
-        connection.close()
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
-    finally:
-        process.kill()
-    assert line.startswith("Report: http://127.0.0.1:")
-    assert (process.returncode, out, err) == (0, "", "Stopped.\n")
-
-
-@pytest.mark.slow
-def test_a_server_that_others_can_reach_says_so(folder):
+@contextmanager
+def serving(*words):
+    """`selffl serve WORDS...`, forked: its first line, and what signals it and has its exit code and the rest."""
     pipes = [os.pipe(), os.pipe()]
 
     def serve():
         for number, (_, end) in enumerate(pipes, 1):
             os.dup2(end, number)
-        become_selffl(["serve", str(folder), "--host", "0.0.0.0"])
+        for pipe in pipes:
+            for end in pipe:
+                os.close(end)
+        become_selffl(["serve", *map(str, words)])
 
     child = fork(serve)
     for _, end in pipes:
         os.close(end)
     with open(pipes[0][0]) as out, open(pipes[1][0]) as messages:
-        line = out.readline()
+
+        def end(signalled):
+            os.kill(child, signalled)
+            said = out.read(), messages.read()
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), *said
+
+        yield out.readline(), end
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_interrupted(folder):
+    with serving(folder) as (line, end):
+        port = int(line.split(":")[3].split("/")[0])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/data.json")
+        assert connection.getresponse().status == 200
+        connection.close()
+        found = end(signal.SIGINT)
+    assert line.startswith("Report: http://127.0.0.1:")
+    assert found == (0, "", "Stopped.\n")
+
+
+@pytest.mark.slow
+def test_a_server_that_others_can_reach_says_so(folder):
+    with serving(folder, "--host", "0.0.0.0") as (line, end):
         time.sleep(0.2)
-        os.kill(child, signal.SIGTERM)  # as a service manager ends it
-        err = messages.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        found = end(signal.SIGTERM)  # as a service manager ends it
     assert line.startswith("Report: http://0.0.0.0:")
-    assert err == "Anybody who can reach 0.0.0.0 can read this report: it has no password.\nStopped.\n"
+    said = "Anybody who can reach 0.0.0.0 can read this report: it has no password.\nStopped.\n"
+    assert found == (0, "", said)
 
 
 # ------------------------------------------------------------------------------------------- readers that do not read

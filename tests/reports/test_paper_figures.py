@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
     for name in ("self-fl", "local"):
         for seed in (0, 1):
             selffl.train(
-                "softmax", load("digits", num_clients=12, seed=seed), name, rounds=8, participation=0.5,
+                "softmax", load("digits", num_clients=12, seed=seed), name, rounds=4, participation=0.5,
                 evaluate_every=2, seed=seed, out=place / f"{name}-{seed}",
             )  # fmt: skip
     return place

@@ -119,8 +119,8 @@ def test_two_classes_are_right_or_wrong_by_their_odds():
 # ------------------------------------------------------------------------------------------------ kept and taken up
 
 
-def test_it_is_kept_in_the_folder_and_read_again(fed, tmp_path):
-    run = selffl.train("softmax", fed, "self-fl-auto", gain=True, out=tmp_path / "run", **SETTINGS)
+def test_it_is_kept_in_the_folder_and_read_again(fed, tmp_path, short):
+    run = selffl.train("softmax", fed, short("self-fl-auto"), gain=True, out=tmp_path / "run", **SETTINGS)
     again = selffl.load(tmp_path / "run")
     assert again.clients == run.clients
     assert again.gains() == run.gains()
@@ -317,8 +317,8 @@ def test_without_pairs_only_what_is_within_chance_in_any_case_is_said_to_be():
     assert found["six"]["why"] == "nothing measured stands out: 6 fewer right of 50 test rows"
 
 
-def test_gains_of_a_run_have_the_numbers_of_its_table(fed):
-    run = selffl.train("softmax", fed, "self-fl-auto", gain=True, **SETTINGS)
+def test_gains_of_a_run_have_the_numbers_of_its_table(fed, short):
+    run = selffl.train("softmax", fed, short("self-fl-auto"), gain=True, **SETTINGS)
     table = {row["client"]: row for row in run.clients}
     rows = run.gains()
     assert [row["client"] for row in rows if row["num_test"]] == [row["client"] for row in rows]

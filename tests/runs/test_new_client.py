@@ -203,9 +203,9 @@ def test_every_method_gives_a_newcomer_a_model_and_leaves_the_run_as_it_was(name
 
 
 @pytest.mark.parametrize("name", ["self-fl-auto", "self-fl", "ditto", "apfl", "perfedavg"])
-def test_newcomers_who_come_together_have_the_models_that_each_has_alone(name, monkeypatch):
+def test_newcomers_who_come_together_have_the_models_that_each_has_alone(name, monkeypatch, short):
     monkeypatch.setattr(new_client, "MAX_VISITS", 5)
-    run = trained(name, batch_size=4, chunk_size=2)
+    run = trained(short(name), batch_size=4, chunk_size=2)
     each = [rows_of(seed, count) for seed, count in ((90, 9), (91, 2), (92, 9), (93, 9), (94, 0))]
     offset = torch.tensor([0, *(len(y) for _, y in each)]).cumsum(0)
     x, y = (torch.as_tensor(np.concatenate(part)) for part in zip(*each, strict=True))

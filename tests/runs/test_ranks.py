@@ -21,7 +21,7 @@ from selffl.data import load
 from selffl.engines.ranks import TIMEOUT, FirstRankLostError
 from selffl.errors import ConfigError, RankError
 
-ROUNDS = 3
+ROUNDS = 2
 TABLES = ("history", "participation", "clients", "answers", "summary")  # of a run
 
 

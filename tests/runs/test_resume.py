@@ -25,7 +25,8 @@ EVALUATED_EVERY = 5
 KILLED_IN = (17, 1, 5, 6, 29)
 
 
-def train(out, algorithm="self-fl", rounds=ROUNDS, model="softmax", **options):
+def train(out, algorithm=None, rounds=ROUNDS, model="softmax", **options):
+    algorithm = algorithm or selffl.algorithm("self-fl", initial_steps=3, max_local_steps=6)
     fed = load_data("digits", num_clients=12, seed=1, test_fraction=0.3)
     options = {"participation": 0.5, "evaluate_every": EVALUATED_EVERY} | options
     return selffl.train(model, fed, algorithm, rounds=rounds, out=out, **options)
