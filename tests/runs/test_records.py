@@ -100,14 +100,15 @@ def test_the_predicted_gain_is_that_of_a_dense_gaussian_model(fed, form):
 )
 def test_a_run_says_between_what_the_variance_between_clients_lies(fed, tmp_path, chosen, has_interval):
     run = selffl.train("softmax", fed, chosen, out=tmp_path / "run", **SETTINGS)
-    last, kept = run.history[-1], selffl.load(tmp_path / "run").summary
-    names = ("inter_variance", "inter_variance_low", "inter_variance_high")
-    inter, low, high = (kept[name] for name in names)
-    assert (inter, low, high) == tuple(last[name] for name in names)
+    kept = selffl.load(tmp_path / "run").summary
+    inter, low, high = (kept[f"inter_variance{end}"] for end in ("", "_low", "_high"))
+    assert (inter, low, high) == tuple(run.summary[f"inter_variance{end}"] for end in ("", "_low", "_high"))
     assert (inter is None) == (chosen == "fedavg")
     if has_interval:
         assert 0.0 <= low <= inter <= high
         assert low < high
+        assert inter == float(run._state.server.closing.inter_variance)
+        assert run.history[-1]["inter_variance"] == float(run._state.server.inter_variance) != inter
         rows = table(tmp_path / "run" / "history.csv")
         assert [float(row["inter_variance_high"]) for row in rows] == [
             row["inter_variance_high"] for row in run.history

@@ -314,7 +314,8 @@ def softmax_regression_slope_changes(
     found = []
     for each in directions:
         weight, bias = _weight_and_bias(each, features.shape[-1])
-        scores = torch.bmm(weight, rows).view(len(each), -1, shared, labels.shape[1]).transpose(1, 2).flatten(0, 1)
+        by_client = torch.bmm(weight, rows).view(len(each), -1, shared, labels.shape[1]).transpose(1, 2)
+        scores = by_client.contiguous().flatten(0, 1)  # of one client, too, or its sums have another order
         of_bias = (bias.repeat_interleave(shared, 0) * total).sum(1)
         found.append(torch.stack([(scores * change).sum((1, 2)), of_bias], dim=-1))
     return torch.stack(found, dim=1)

@@ -352,7 +352,8 @@ class ModelTask(FeatureTask):
             return None
         is_few = have_few_rows(self._size, walk.num_steps, self.batch_size, num_features, num_classes)
         # Whose rows have been multiplied needs little more.
-        is_few |= torch.tensor([slot // self.slots_per_client in self._known_products for slot in range(len(is_few))])
+        are_known = [slot // self.slots_per_client in self._known_products for slot in range(len(is_few))]
+        is_few |= torch.tensor(are_known, device=is_few.device)
         is_few &= walk.num_steps > 0
         clients = is_few.nonzero().flatten()
         if not len(clients):

@@ -132,7 +132,7 @@ def test_templates_are_what_the_method_makes_of_one_client(name):
 
 def test_a_note_is_read_as_it_was_written_and_nothing_else_is():
     options = options_of(algorithm("ditto"))
-    order = Order(1, "x", "r", 3, True, False, "7", 7, 2**63 - 1, 0.1, 10, "{}", "{}", "{}", "", "ditto", options, "f")
+    order = Order(1, "x", "r", 3, True, 2, "7", 7, 2**63 - 1, 0.1, 10, "{}", "{}", "{}", "", "ditto", options, "f")
     WireGrid(None, {})
     message = Message(RecordDict({"about": write(order)}), 5, "train", ttl=60.0)
     content = over_the_wire(sealed(message, is_reply=False)).content
