@@ -27,7 +27,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -399,12 +399,12 @@ class Experiment:
         return [name for name in names if found.get(name) != self.expected.get(name)]
 
 
-def main() -> int:
-    """Every point of the scenarios; how many went wrong."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Every point of the scenarios; how many went wrong.  The ``words`` are those of the command line, or given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; all without it")
     parser.add_argument("--fast", action="store_true", help="copies of the folder at every point instead of kills")
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
     if unknown := set(asked.names) - set(SCENARIOS):
         parser.error(f"no scenario: {', '.join(sorted(unknown))}")
     wrong, is_fast = 0, asked.fast

@@ -38,6 +38,14 @@ def test_the_scenarios_are_there():
     assert sum(ALL.values()) >= 400
 
 
+def test_scenarios_are_named_by_words_or_on_the_command_line(monkeypatch, capsys):
+    for words, line in ((["no such"], []), (None, ["no such"])):
+        monkeypatch.setattr("sys.argv", ["kill_points.py", *line])
+        with pytest.raises(SystemExit, match="2"):
+            kill_points.main(words)
+        assert "no scenario: no such" in capsys.readouterr().err
+
+
 def test_a_difference_is_noticed(tmp_path, monkeypatch):
     """What goes on by beginning again with another seed does not leave the same."""
 
