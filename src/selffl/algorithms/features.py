@@ -85,7 +85,7 @@ class ObjectiveTask(LocalTask):
     def __init__(self, task: FeatureTask, objective: Objective, num_extra: int, constants: Sequence[Tensor]) -> None:
         super().__init__(task.shape, task.num_examples, task.learning_rate, task.batch_size)
         self.is_full_batch, self.optimiser = task.is_full_batch, task.optimiser
-        self.num_statistics, self.num_gradients = task.num_statistics, task.num_gradients
+        self.num_statistics, self.spent = task.num_statistics, task.spent
         self._task, self._objective, self._num_extra = task, objective, num_extra
         options = (task.max_gradient_norm, task.row_clip, task.remembered)
         if task.weight_decay or any(option is not None for option in options):

@@ -14,6 +14,7 @@ from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.solver import rate_of, take_linear_steps, take_step
 
 BURN_IN = 0.5  # share of the steps before those whose mean is kept
+FACTORS_AT_ONCE = 1 << 18  # of steps, clients and groups
 
 
 class Hold(NamedTuple):
@@ -60,25 +61,54 @@ def descend_held(
     Training arrives at the mean over the second half of its steps.
     """
     begin, centre = (models.reshape(-1, models.shape[-1]) for models in (start, anchor))
-    pull, momenta = hold.pull.expand(*task.shape, -1).flatten(0, -2), momentum.expand(task.shape).reshape(-1, 1)
-    skipped = (torch.as_tensor(num_steps).to(pull).expand(task.shape).reshape(-1, 1) * BURN_IN).floor()
-    first_kept = int(num_steps * BURN_IN) if isinstance(num_steps, int) else int(skipped.min())
-    shares = None if rate_share is None else rate_share.expand(task.shape).reshape(-1, 1)
+    factors = StepFactors(task, hold, num_steps, momentum, rate_share)
 
     def advance(number: int, slots: Tensor, parts: Sequence[StepPart]) -> None:
-        keeps = momenta[slots]
-        rate = rate_of(task, slots) if shares is None else rate_of(task, slots) * shares[slots]
-        # The pull builds up as the momentum does, so that they balance where the posterior is highest.
-        held = pull[slots] * (rate * (1.0 - keeps ** (number + 1)) / (1.0 - keeps))
-        share = held / (1.0 + held)
-        since = (number - skipped[slots]).clamp(min=0.0) + 1.0
+        rate, keeps, share, weight = factors.at(number, slots)
         for (params, mean, centre, velocity), gradient, group in parts:
             velocity.mul_(keeps).add_(gradient)
             take_step(params, velocity, rate)
             hold.draw(params, centre, share, group)
-            if number >= first_kept:
-                mean.lerp_(params, 1.0 / since)
+            if number >= factors.first_kept:
+                mean.lerp_(params, weight)
 
     states = begin, begin, centre, None
     found = take_linear_steps(task, num_steps, advance, states, result=1, group_sizes=hold.sizes)
     return found.reshape_as(start)
+
+
+class StepFactors:
+    """What steps multiply by, for each client at work: made for many steps at once, for one by one a GPU would wait."""
+
+    def __init__(
+        self, task: RowwiseTask, hold: Hold, num_steps: int | Tensor, momentum: Tensor, rate_share: Tensor | None
+    ) -> None:
+        self._task, self._num_steps = task, num_steps if isinstance(num_steps, int) else int(num_steps.max())
+        self._pull = hold.pull.expand(*task.shape, -1).flatten(0, -2)
+        self._momenta = momentum.expand(task.shape).reshape(-1, 1)
+        self._shares = None if rate_share is None else rate_share.expand(task.shape).reshape(-1, 1)
+        skipped = torch.as_tensor(num_steps).to(self._pull).expand(task.shape).reshape(-1, 1) * BURN_IN
+        self._skipped = skipped.floor()
+        self.first_kept = int(num_steps * BURN_IN) if isinstance(num_steps, int) else int(self._skipped.min())
+        self._slots: Tensor | None = None
+        self._steps = range(0)  # of which factors are known, for these slots
+
+    def at(self, number: int, slots: Tensor) -> tuple[float | Tensor, Tensor, Tensor, Tensor]:
+        """Rate and momentum; shares of the way to the centre ``[n, G]``; and how much a step weighs in the mean."""
+        if slots is not self._slots or number not in self._steps:
+            self._look_ahead(number, slots)
+        place = number - self._steps.start
+        return self._rate, self._keeps, self._pulled[place], self._weights[place]
+
+    def _look_ahead(self, number: int, slots: Tensor) -> None:
+        pull, keeps = self._pull[slots], self._momenta[slots]
+        count = max(min(FACTORS_AT_ONCE // max(pull.numel(), 1), self._num_steps - number), 1)
+        rate = rate_of(self._task, slots)
+        rate = rate if self._shares is None else rate * self._shares[slots]
+        step = torch.arange(number, number + count, device=slots.device).reshape(-1, 1, 1)
+        # The pull builds up as the momentum does, so that they balance where the posterior is highest.
+        built_up = ((1.0 - keeps.double() ** (step + 1)) / (1.0 - keeps.double())).to(pull)
+        held = pull * (rate * built_up)
+        self._slots, self._steps, self._rate, self._keeps = slots, range(number, number + count), rate, keeps
+        self._pulled = held / (1.0 + held)
+        self._weights = 1.0 / ((step - self._skipped[slots]).clamp(min=0.0) + 1.0)

@@ -39,6 +39,33 @@ class Walk(NamedTuple):
     group_sizes: Sequence[int] | None = None  # how many parameters are treated alike, one after the other; none: all
 
 
+class GradientCount:
+    """How many gradients each client has spent.
+
+    Those of the same clients, step after step, are added up at once: on a GPU one addition takes as long as any.
+    """
+
+    def __init__(self, spent: Tensor) -> None:
+        self._spent = spent  # by client, in the order of slots
+        self._slots: Tensor | None = None  # who has taken steps that are not added yet
+        self._slots_per_client, self._waiting = 1, 0
+
+    def add(self, slots: Tensor, slots_per_client: int) -> None:
+        """One more for the clients in ``slots [n]``."""
+        if slots is not self._slots or slots_per_client != self._slots_per_client:
+            self.read()
+            self._slots, self._slots_per_client = slots, slots_per_client
+        self._waiting += 1
+
+    def read(self) -> Tensor:
+        """All so far, to be added to as well ``[clients]``."""
+        if self._slots is not None and self._waiting:
+            clients = self._slots // self._slots_per_client
+            self._spent.index_add_(0, clients, torch.full_like(clients, self._waiting))
+        self._slots, self._waiting = None, 0
+        return self._spent
+
+
 class LocalTask(ABC):
     """What the clients of one cohort can do with their own rows in one round.
 
@@ -63,10 +90,14 @@ class LocalTask(ABC):
         self.learning_rate = learning_rate  # eta, or eta_m [..., clients]
         self.is_full_batch = batch_size is None
         self.batch_size = 1 if batch_size is None else batch_size  # B
-        self.num_gradients = torch.zeros(shape.numel(), dtype=torch.int64, device=num_examples.device)  # spent, by slot
-        self.num_noisy = torch.zeros_like(
-            self.num_gradients
-        )  # of these, what hides rows: all that may leave the client
+        none = torch.zeros(shape.numel(), dtype=torch.int64, device=num_examples.device)
+        self.spent = GradientCount(none)
+        self.num_noisy = torch.zeros_like(none)  # of these, what hides rows: all that may leave the client
+
+    @property
+    def num_gradients(self) -> Tensor:
+        """Gradients spent, by client in the order of slots."""
+        return self.spent.read()
 
     @property
     def steps_per_epoch(self) -> Tensor:
@@ -111,7 +142,7 @@ class LocalTask(ABC):
         The gradient is 0 there.  It is first shortened (``torch.nn.utils.clip_grad_norm_``; coordinates that are
         ``frozen`` do not count), then weight decay is added (as ``torch.optim`` does, but for AdamW).
         """
-        self.num_gradients.index_add_(0, slots // self.slots_per_client, torch.ones_like(slots))
+        self.spent.add(slots, self.slots_per_client)
         if self.row_clip is None:
             found = self.batch_gradient(params, batch)
         else:

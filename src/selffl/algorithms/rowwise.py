@@ -88,7 +88,7 @@ class RowwiseTask(LocalTask):
         along = [each.reshape(-1, each.shape[-1]) for each in directions]
         changes = self.slope_changes(own, other, batch, along, sizes).reshape(*self.shape, len(along), len(sizes))
         changes[..., 1, :, :].neg_()
-        self.num_gradients += 2
+        self.num_gradients.add_(2)
         temperature = torch.stack([self.temperature(these, batch) for these in (own, other)]).mean(0)
         return HalfMeasurement(changes, temperature.reshape(self.shape).mean(-1))
 

@@ -192,7 +192,9 @@ def _walk(
     bias_group = None if walk.group_sizes is None else len(walk.group_sizes) - 1
     is_step = torch.eye(len(bases) + last, dtype=of_class.dtype)[len(bases) :]
     errors, slope = torch.zeros_like(of_class), make(number, most, num_classes)
+    slots = clients
     for step, here in enumerate(at_work):
+        slots = slots if here == len(slots) else clients[:here]
         index, error = met[step, : here * batch_size], errors[step, :here]
         torch.index_select(scores[0].view(-1, num_classes), 0, index, out=error.view(-1, num_classes))
         # torch's softmax over few classes takes five times as long.
@@ -207,7 +209,7 @@ def _walk(
             StepPart(tuple(state[:here] for state in multiples), is_step[step], 0),
             StepPart(tuple(state[:here] for state in biases), error.sum(1), bias_group),
         ]
-        walk.advance(first + step, clients[:here], parts)
+        walk.advance(first + step, slots, parts)
     for which, out in wanted.items():
         times = multiples[which]
         taken = (errors * times[:, len(bases) :].t()[..., None, None]).view(-1, num_classes)

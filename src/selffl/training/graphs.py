@@ -28,6 +28,7 @@ class Graph:
 
     def __init__(self, function: Callable[..., Tensor], arguments: tuple[Any, ...], pool: Any) -> None:
         self._given = _pytree.tree_map(torch.clone, arguments)
+        self._written = _pytree.tree_leaves(self._given)
         device = _pytree.tree_leaves(arguments)[0].device
         here = torch.cuda.current_stream(device)
         aside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -42,7 +43,7 @@ class Graph:
 
     def __call__(self, arguments: list[Tensor]) -> Tensor:
         """What the function would return, in memory of its own."""
-        torch._foreach_copy_(_pytree.tree_leaves(self._given), arguments)
+        torch._foreach_copy_(self._written, arguments)
         self._graph.replay()
         return self._found.clone()
 

@@ -49,13 +49,14 @@ from selffl.training.row_gradients import DrawnRows, check_rows_apart, clipped_m
 
 BATCHES_AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
 HALF_BATCHES_AHEAD = 10  # of halves, which take about half as many
+ROWS_AHEAD = 1 << 22  # up to which a longer visit looks further and further ahead
 
 
 @dataclass(frozen=True)
 class BatchesAhead:
     """What the next minibatches of every slot are made of: drawn one by one, a GPU would wait for them."""
 
-    block: int  # which minibatches: the number of the first over how many there are
+    draws: range  # which minibatches
     places: Tensor  # among the rows of all slots [slots, minibatches, B]
     index: Tensor  # row numbers, likewise
     moves: Tensor | None  # of images that are moved [slots, minibatches, B, 3]
@@ -111,7 +112,8 @@ class ModelTask(FeatureTask):
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Any, ...] | DrawnRows:
         """Features ``[n, B, ...]`` and labels ``[n, B]``; where the model has dropout, keys of its masks ``[n, 1]``."""
-        ahead, place = self._look_ahead(draw), draw % self._num_ahead
+        ahead = self._look_ahead(draw)
+        place = draw - ahead.draws.start
         features, labels = self._rows_of(draw, slots)
         if ahead.moves is not None:
             assert isinstance(features, Tensor)
@@ -126,24 +128,38 @@ class ModelTask(FeatureTask):
 
     def _rows_of(self, draw: int, slots: Tensor) -> tuple[Features, Tensor]:
         """Features and labels of a minibatch, as they are."""
-        return rows_at(self._rows, self._look_ahead(draw).index[slots, draw % self._num_ahead])  # [n, B]
+        ahead = self._look_ahead(draw)
+        return rows_at(self._rows, ahead.index[slots, draw - ahead.draws.start])  # [n, B]
 
     def _look_ahead(self, draw: int) -> BatchesAhead:
         """What a minibatch and those beside it are made of."""
-        block = draw // self._num_ahead
-        if self._ahead is None or self._ahead.block != block:
-            keys = self._keys
-            draws = torch.arange(block * self._num_ahead, (block + 1) * self._num_ahead, device=keys.device)
-            places = self._places(block) if self.row_clip is None else self._drawn(block)
+        if self._ahead is None or draw not in self._ahead.draws:
+            draws = self._next_draws(draw)
+            keys, numbers = self._keys, torch.arange(draws.start, draws.stop, device=self._keys.device)
+            places = self._places(draws) if self.row_clip is None else self._drawn(numbers)
             index = places if self._order is None else self._order[places]
             moves = masks = None
             if self.options.augmentation != "none":
                 to_move = self.options.augmentation, self.batch_size, self._seed, self._stream, self._round
-                moves = draw_moves(*to_move, keys, draws)
+                moves = draw_moves(*to_move, keys, numbers)
             if self._model.leaves_out:
-                masks = random_bits(self._seed, f"{self._stream} mask", self._round, keys[:, None], draws)
-            self._ahead = BatchesAhead(block, places, index, moves, masks)
+                masks = random_bits(self._seed, f"{self._stream} mask", self._round, keys[:, None], numbers)
+            self._ahead = BatchesAhead(draws, places, index, moves, masks)
         return self._ahead
+
+    def _places_of(self, draw: int) -> Tensor:
+        """Places of one minibatch of every slot ``[slots, B]``."""
+        ahead = self._look_ahead(draw)
+        return ahead.places[:, draw - ahead.draws.start]
+
+    def _next_draws(self, draw: int) -> range:
+        """The minibatches that are looked up with this one: in a long visit as many again as there have been."""
+        begin, count = draw // self._num_ahead * self._num_ahead, self._num_ahead
+        goes_on = self._ahead is not None and draw == self._ahead.draws.stop
+        if goes_on and self.row_clip is None:
+            begin, most = draw, ROWS_AHEAD // (self._size.numel() * self.batch_size)
+            count = max(min(draw, most), count)
+        return range(begin, begin + count)
 
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
         """By seed, round, client and minibatch."""
@@ -151,12 +167,12 @@ class ModelTask(FeatureTask):
         keys = self._keys[slots].unsqueeze(-1)
         return normal(self._seed, f"{self._stream} noise", self._round, keys, draw, place).to(params)
 
-    def _places(self, block: int) -> Tensor:
-        """Places of the next minibatches of every slot, as many as are looked up at once: ``[slots, …, B]``."""
-        width = self._num_ahead * self.batch_size
+    def _places(self, draws: range) -> Tensor:
+        """Places of these minibatches of every slot: ``[slots, draws, B]``."""
+        start, width = draws.start * self.batch_size, len(draws) * self.batch_size
         keyed_by = self._seed, self._stream, self._round
-        own = places_in_epochs(keyed_by, self._keys, self._size, self._known_sizes(), block * width, width)
-        return (self._begin.unsqueeze(-1) + own).view(len(own), self._num_ahead, self.batch_size)
+        own = places_in_epochs(keyed_by, self._keys, self._size, self._known_sizes(), start, width)
+        return (self._begin.unsqueeze(-1) + own).view(len(own), len(draws), self.batch_size)
 
     def _known_sizes(self) -> list[int]:
         """``size`` as numbers: a GPU is waited for once."""
@@ -171,14 +187,14 @@ class ModelTask(FeatureTask):
         slots = torch.arange(len(size), device=size.device)
         return slots.repeat_interleave(size, output_size=self._num_rows)
 
-    def _drawn(self, block: int) -> Tensor:
+    def _drawn(self, draws: Tensor) -> Tensor:
         """Likewise, where each minibatch is drawn by itself without replacement; places beyond N repeat its last."""
-        size, ahead = self._size, self._num_ahead
+        size = self._size
         owner = self._owners(size)
         begin = size.cumsum(0) - size
         row = torch.arange(len(owner), device=size.device) - begin[owner]
-        draws = block * ahead + torch.arange(ahead, device=size.device).unsqueeze(-1)
-        lots = uniform(self._draw_seed, "drawn rows", self._round, self._keys[owner], draws, row)  # [ahead, N]
+        numbers = draws.unsqueeze(-1)
+        lots = uniform(self._draw_seed, "drawn rows", self._round, self._keys[owner], numbers, row)  # [draws, N]
         by_lot = lots.argsort(dim=-1, stable=True)
         order = by_lot.gather(-1, owner[by_lot].argsort(dim=-1, stable=True))
         place = torch.arange(self.batch_size, device=size.device)
@@ -364,7 +380,7 @@ class ModelTask(FeatureTask):
             part = walk._replace(num_steps=(walk.num_steps - first).clamp(min=0, max=STEPS_AT_ONCE))
             some = clients[part.num_steps[clients] > 0]
             draws = range(walk.first_draw + first, walk.first_draw + first + int(part.num_steps[some].max()))
-            places = torch.stack([self._look_ahead(draw).places[:, draw % self._num_ahead] for draw in draws], dim=1)
+            places = torch.stack([self._places_of(draw) for draw in draws], dim=1)
             own = OwnRows(
                 features, labels, self._begin, self._size, self._order, places - self._begin[:, None, None],
                 self.slots_per_client, self._first_row, self._known_products,
