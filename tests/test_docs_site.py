@@ -210,7 +210,7 @@ def test_the_picture_of_the_benchmarks_has_a_mark_for_every_difference(hooks):
     assert module.REGIMES.keys() == {study.id for study in REGIMES}
     drawing = module.picture().decode()
     assert len(re.findall(r'id="LineCollection_\d+"', drawing)) == len(gaps) + len(module.DATA)
-    for name in (*module.DATA.values(), *("digits, 20 regimes", "letters, 20 regimes")):
+    for name in (*module.DATA.values(), *("digits, 20 regimes", "letters, 20 regimes", "MNIST, 20 regimes")):
         assert name.split(",")[0] in drawing
     kept = (ROOT / "docs" / module.PICTURE).read_text(encoding="utf-8")
     assert kept == drawing, "the results have changed since: python docs/benchmarks.py"
