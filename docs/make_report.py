@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import string
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ import benchmarks
 import hooks
 
 from selffl import __version__
+from selffl.reports.results import count_statements
 
 DOCS = Path(__file__).parent
 SOURCE = DOCS / "report" / "report.typ"
@@ -21,7 +23,8 @@ FIGURES = ("benchmarks.svg", "limits-shrinkage.svg")
 ADAPTERS = {"adapters-images": "images", "adapters-text": "text", "adapters-speech": "speech"}
 PUBLISHED = ("published-mnist-pfedbayes", "published-cifar10-fedkddc")
 PARTS = {"accuracy": "accuracy", "worst 10 %": "worst", "worse than alone": "losing", "gradients": "gradients"}
-NEWCOMERS, NOISE, ABLATION = "newcomers", "sums-noise", "femnist-ablation"
+NEWCOMERS, NOISE, ABLATION, ATTACKS = "newcomers", "sums-noise", "femnist-ablation", "attacks"
+DEFENCES = {"fedavg": "clip", "ditto": "clip", "self-fl": "clip", "self-fl-auto": "hierarchy"}
 GROUPED, MIXED_MODEL = "multilevel", "mixed model, slopes (lme4)"
 POINTS = {  # columns of a study of regimes, and what they are called here
     "self-fl-auto": "accuracy",
@@ -65,11 +68,11 @@ def method_tables() -> dict[str, list[dict[str, str]]]:
     }
 
 
-def research_rows(page: str, *columns: str) -> list[dict[str, str]]:
-    """The table of a research page whose columns begin so; an empty first cell is as the one above it."""
-    text = (DOCS / "research" / f"{page}.md").read_text(encoding="utf-8")
+def page_rows(page: str, *columns: str) -> list[dict[str, str]]:
+    """The table of a page whose columns begin so; an empty first cell is as the one above it."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     tables = [
-        [[cell.strip().replace("**", "") for cell in line.split("|")[1:-1]] for line in block.strip().splitlines()]
+        [[re.sub(r"\*\*|`", "", cell.strip()) for cell in line.split("|")[1:-1]] for line in block.strip().splitlines()]
         for block in re.findall(r"(?:^\|.*\|$\n?)+", text, re.M)
     ]
     head, _, *lines = next(table for table in tables if tuple(table[0][: len(columns)]) == columns)
@@ -125,20 +128,21 @@ def cell_tables() -> list[dict[str, Any]]:
 
 
 def adapter_rows() -> list[dict[str, str]]:
-    """One for each network."""
-    found = []
-    for study, title in ADAPTERS.items():
-        ours, *others = benchmarks.sections()[study].table
-        best = max(others, key=lambda row: float(row["accuracy"].split(" ± ")[0]))
-        found.append(
-            {
-                "network for": title,
-                "self-fl-auto": ours["accuracy"],
-                "best of the others": best["accuracy"],
-                "which": best["method"],
-            }
-        )
-    return found
+    """One for each method: accuracy, that of the worst tenth and traffic, for each of the networks."""
+    tables = {
+        title: {row["method"]: row for row in benchmarks.sections()[name].table} for name, title in ADAPTERS.items()
+    }
+    methods = dict.fromkeys(method for table in tables.values() for method in table)
+    columns = {"": "accuracy", ", worst": "worst 10 %", ", kB": "kB a round"}
+    return [
+        {"method": method}
+        | {
+            title + ending: table.get(method, {}).get(column, "–")
+            for title, table in tables.items()
+            for ending, column in columns.items()
+        }
+        for method in methods
+    ]
 
 
 def grouped_rows() -> list[dict[str, str]]:
@@ -153,23 +157,70 @@ def grouped_rows() -> list[dict[str, str]]:
     return found
 
 
+def attack_rows() -> list[dict[str, str]]:
+    """One for each attack: what honest clients' own models lose with each method, undefended and with its defence."""
+    table = [row for row in benchmarks.sections()[ATTACKS].table if row["hostile"] == "20%"]
+    lost = {(row["method"], row["attack"], row["defence"]): row["personal models, lost"] for row in table}
+    attacks = dict.fromkeys(row["attack"] for row in table)
+    return [
+        {"attack": attack}
+        | {
+            f"{method}: none → {defence}": " → ".join(lost[method, attack, each] for each in ("none", defence))
+            if (method, attack, defence) in lost
+            else "–"
+            for method, defence in DEFENCES.items()
+        }
+        for attack in attacks
+    ]
+
+
+def statement_rows() -> list[dict[str, str]]:
+    """One for each study of the paper's statements: how many hold, and how many do not."""
+    verdicts = {"holds": "holds", "holds in part": "part", "inconclusive": "open", "does not hold": "not"}
+    found = []
+    for study, page in hooks.results().items():
+        counts = count_statements([page])["paper"]
+        if counts.total():
+            row = {name: str(counts[verdict] or "–") for verdict, name in verdicts.items()}
+            found.append({"study": study} | row)
+    return found
+
+
+def machines() -> dict[str, str]:
+    """Versions and machines of the studies in this report, each by a letter."""
+    found = dict.fromkeys(
+        benchmarks.sections()[study].environment for studies in subjects().values() for study in studies
+    )
+    return dict(zip(found, string.ascii_uppercase, strict=False))
+
+
+def subjects() -> dict[str, list[str]]:
+    """What the report is about, and the studies of it that have been run."""
+    found = {
+        "six data sets": benchmarks.DATA, "regimes": benchmarks.REGIMES, "adapters": ADAPTERS, "parts": (ABLATION,),
+        "newcomers": (NEWCOMERS,), "noise": (NOISE,), "attacks": (ATTACKS,), "grouped data": (GROUPED,),
+        "published": PUBLISHED, "the paper": [row["study"] for row in statement_rows()],
+    }  # fmt: skip
+    taken: set[str] = set()
+    run = {}
+    for subject, names in found.items():
+        run[subject] = [name for name in names if name in benchmarks.sections() and name not in taken]
+        taken |= set(run[subject])
+    return run
+
+
 def command_rows() -> list[dict[str, str]]:
     """What made each study of this report, and what it is for."""
-    subjects = {
-        "six data sets": benchmarks.DATA, "regimes": benchmarks.REGIMES, "adapters": ADAPTERS, "parts": (ABLATION,),
-        "newcomers": (NEWCOMERS,), "noise": (NOISE,), "grouped data": (GROUPED,), "published": PUBLISHED,
-        "the paper's form": ("limits",),
-    }  # fmt: skip
     found = benchmarks.sections()
     return [
         {
             "for": subject,
-            "command": each.command,
-            "seconds": str(each.seconds),
-            "versions and machine": each.environment,
+            "selffl paper run …": found[name].command.removeprefix("selffl paper run "),
+            "s": str(found[name].seconds),
+            "on": machines()[found[name].environment],
         }
-        for subject, names in subjects.items()
-        for each in (found[name] for name in names if name in found)
+        for subject, names in subjects().items()
+        for name in names
     ]
 
 
@@ -185,10 +236,18 @@ def behind_published() -> str:
     return ", ".join(behind)
 
 
+def behind_tuned(rows: list[dict[str, str]]) -> str:
+    """By how many points FedAvg, tuned on test rows, is ahead at most."""
+    number = re.compile(r"[\d.]+")
+    points = [[float(number.match(row[name])[0]) for name in ("FedAvg at best", "with")] for row in rows]  # type: ignore[index]
+    return f"{max(theirs - ours for theirs, ours in points):.1f}"
+
+
 def numbers() -> dict[str, Any]:
     """All that the report takes from the results pages."""
     found = benchmarks.sections()
     gaps = [gap.mean for study in benchmarks.REGIMES if study in found for gap in benchmarks.regime_gaps(study)]
+    closing = page_rows("research/closing-rounds", "cell", "seed", "c in training")
     sentiment = " ".join(line.evidence for line in found["auto-sent140"].statements)
     return {
         "version": __version__,
@@ -204,12 +263,20 @@ def numbers() -> dict[str, Any]:
         "newcomers": found[NEWCOMERS].table,
         "noise": found[NOISE].table,
         "ablation": found[ABLATION].table,
-        "estimators": research_rows("two-halves", "", "P", "median rows"),
-        "frequencies": research_rows("class-frequencies", "", "digits", "letters"),
-        "closing": research_rows("closing-visits", "", "seed 0", "seed 1"),
+        "attacks": attack_rows(),
+        "membership": page_rows("privacy", "method", "model", "z"),
+        "row_noise": page_rows("privacy", "method", "model", "ε"),
+        "estimators": page_rows("research/two-halves", "", "P", "median rows"),
+        "frequencies": page_rows("research/class-frequencies", "", "digits", "letters"),
+        "visits": page_rows("research/closing-visits", "", "seed 0", "seed 1"),
+        "closing_mnist": page_rows("research/closing-rounds", "cell", "c in training"),
+        "closing_cifar": closing,
+        "behind_tuned": behind_tuned(closing),
         "furthest": f"{-min(gaps):.2f}",
         "gradients_of_sentiment": re.search(r"([\d.]+) times the gradients", sentiment)[1],  # type: ignore[index]
         "paper": hooks.statements_line("paper"),
+        "statements": statement_rows(),
+        "machines": [{"": letter, "versions and machine": each} for each, letter in machines().items()],
         "commands": command_rows(),
     }
 

@@ -138,6 +138,7 @@ def test_the_example_of_the_help_is_a_command_that_exists(run, command):
     options = re.findall(r"(?<!\S)-{1,2}[a-z]+", re.search(r"Example: (.*?)╭", text).group(1))
     for option in options:
         assert option in text.split("╭", 1)[1]
+    assert "bool" not in text  # a flag takes no value
 
 
 def test_the_version(run):

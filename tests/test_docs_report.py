@@ -59,6 +59,31 @@ def test_tables_of_methods_and_notes_are_those_of_their_pages(make_report):
         )
 
 
+def test_attacks_adapters_and_closing_rounds_are_those_of_their_pages(make_report):
+    found = make_report.numbers()
+    page = (ROOT / "docs" / "results" / "attacks.md").read_text(encoding="utf-8")
+    (row,) = (row for row in found["attacks"] if row["attack"] == "colluding")
+    for method, defence in make_report.DEFENCES.items():
+        for each, lost in zip(("none", defence), row[f"{method}: none → {defence}"].split(" → "), strict=True):
+            assert re.search(rf"^\| {method} \| colluding \| 20% \| {each} \| [^|]+ \| {lost} \|", page, re.M)
+    page = (ROOT / "docs" / "results" / "adapters-speech.md").read_text(encoding="utf-8")
+    for row in found["adapters"]:
+        assert f"| {row['method']} | {row['speech']} | {row['speech, worst']} |" in page
+    notes = (ROOT / "docs" / "research" / "closing-rounds.md").read_text(encoding="utf-8")
+    for row in [*found["closing_mnist"], *found["closing_cifar"]]:
+        assert f"| {' | '.join(row.values())} |" in notes
+    assert found["behind_tuned"] == "4.3"
+
+
+def test_statements_of_the_paper_add_up_and_every_study_has_its_command(make_report):
+    found = make_report.numbers()
+    counts = [sum(int(row[name]) for row in found["statements"] if row[name] != "–") for name in ("holds", "not")]
+    assert re.search(rf"\b{counts[0]} hold\b.*\b{counts[1]} do not hold", found["paper"])
+    commands = {row["selffl paper run …"].split()[0] for row in found["commands"]}
+    assert {row["study"] for row in found["statements"]} | {"attacks", "auto-mnist"} <= commands
+    assert {row["on"] for row in found["commands"]} == {row[""] for row in found["machines"]}
+
+
 def test_every_number_that_the_report_asks_for_is_there_and_used(make_report):
     source = make_report.SOURCE.read_text(encoding="utf-8")
     assert set(re.findall(r"numbers\.(\w+)", source)) - {"json"} == make_report.numbers().keys()

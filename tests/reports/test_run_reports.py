@@ -446,6 +446,16 @@ def test_how_sure_the_variance_between_clients_is_stands_beside_it(folder, tmp_p
     assert expected[len(seeds)] in said
 
 
+def test_a_variance_by_closing_rounds_stands_before_that_of_training(folder, tmp_path):
+    path = shutil.copytree(folder / "self-fl-1", tmp_path / "run") / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    closed = {"inter_variance": 0.05, "inter_variance_low": 0.0, "inter_variance_high": 0.4, "closing_multiple": 0.9}
+    path.write_text(json.dumps(summary | closed), encoding="utf-8")
+    (found,) = collect([tmp_path]).groups
+    said = sentences.takeaways(found, data.tables(found))["inside"]
+    assert "has a variance of 0.05 between clients (between 0 and 0.4 with 95 % confidence); the last round of" in said
+
+
 def test_a_method_that_gives_no_interval_says_nothing_of_one(group, tables):
     assert tables["inside"][0]["interval"] is None
     assert "confidence" not in sentences.takeaways(group, tables)["inside"]
@@ -737,7 +747,7 @@ def test_two_comparisons_stand_beside_each_other(folder):
 
 
 def test_the_page_says_what_the_records_say(folder, group):
-    text = page.render(collect([folder]))
+    text = page.render(collect([folder])).replace("\u00a0%", " %")
     assert sentences.headline(group) in text
     for line in scores.lines(group):
         score = line.scores["weighted"]

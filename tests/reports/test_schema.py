@@ -19,6 +19,7 @@ BY_PYTHON = {
     ("SeedTable", "total"),
     ("Inside", "totalRounds"),
     ("Inside", "interval"),
+    ("Inside", "closing"),
 }  # sentences are made of these
 KINDS = ("Payload", "Entry", "Tables", "SeedTable", "Classes", "ClientColumns", "Losing", "Loser", "Bins", "Curve")
 KINDS += ("Inside", "Bands", "Trajectory", "AnswerCells")

@@ -271,7 +271,7 @@ def test_reasons_are_read_off_the_numbers():
     assert why(*several)["a"] == "unlike the others: the shared model has 31 % here, 60 % at the middle client"
     assert why(*several, has_global=False)["a"] == "beyond chance: 0 won and 10 lost of 50 test rows"
     assert why(losing("a", num_train=33, predicted_gain=3.25))["a"] == (
-        "foreseen was a gain (variance ÷ 3.25) that did not come: 0 won and 10 lost of 50 test rows"
+        "a gain was predicted (variance ÷ 3.25) and did not come: 0 won and 10 lost of 50 test rows"
     )
     assert why(client("a"))["a"] == "no difference: 0 won and 0 lost of 50 test rows"
     gaining = client("a", accuracy=0.9, alone_accuracy=0.6, num_won=15, num_train=4, predicted_gain=6.0)

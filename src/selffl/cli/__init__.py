@@ -12,7 +12,7 @@ import warnings
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from selffl._version import __version__
 from selffl.cli import (
@@ -45,7 +45,27 @@ PANELS = {  # of the help, in this order
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
-class _Grouped(TyperGroup):
+def _drop_types_of_flags(options: list[Any]) -> list[Any]:
+    """The help names a type only where a value is to be given."""
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    return options
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options, as the help shows them."""
+        return _drop_types_of_flags(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options, as the help shows them."""
+        return _drop_types_of_flags(super().get_params(ctx))
+
+
+class _Grouped(_Group):
     def list_commands(self, ctx: Any) -> list[str]:
         """In the order of the panels."""
         return list(PANEL_OF)
@@ -65,12 +85,25 @@ for part in (studies, run, tune, init, methods, report, posterior, export, predi
     app.add_typer(part.app)
 app.add_typer(data.data_app, name="data")
 app.add_typer(flower.flower_app, name="flower")
-inner = [group.typer_instance for group in app.registered_groups if group.typer_instance is not None]
-for level in (app, *inner):
+
+
+def _inner(above: typer.Typer) -> list[typer.Typer]:
+    """The groups of commands right below one."""
+    return [group.typer_instance for group in above.registered_groups if group.typer_instance is not None]
+
+
+for level in (app, *_inner(app)):
     entries: list[Any] = [*level.registered_commands, *level.registered_groups]
     for entry in entries:
         if entry.name in PANEL_OF:
             entry.rich_help_panel = PANEL_OF[entry.name]
+levels = [app]
+for level in levels:
+    for command in level.registered_commands:
+        command.cls = _Command
+    for group in _inner(level):
+        group.info.cls = _Group
+        levels.append(group)
 
 INTERRUPTED = 130  # the shell's code for it
 DRAWING = ("matplotlib", "jinja2")  # what a site may do without

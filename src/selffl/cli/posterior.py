@@ -133,7 +133,8 @@ def _summary_lines(found: Shrinkage) -> Iterator[tuple[str, str]]:
         name = "" if a.prediction_interval is not None else "next client"
         yield name, f"gains with probability {a.gain_probability:.2f}, if its own variance is {a.new_variance:.4g}"
     alone = summary["alone_is_as_good"]
-    yield "gain", f"median {summary['median_gain']:.2f}×; {alone:,} {'does' if alone == 1 else 'do'} as well alone"
+    who = f"{alone:,} do" if alone > 1 else "one does" if alone else "none does"
+    yield "gain", f"median {summary['median_gain']:.2f}×; {who} as well alone"
 
 
 def _range(interval: tuple[float, float]) -> str:

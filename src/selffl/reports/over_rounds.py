@@ -35,6 +35,7 @@ def inside(group: Group, number: int) -> Inside | None:
         name: [_mean(run.records.history, column, rounds) for run in runs]
         for name, column in (("inter", "inter_variance"), ("intra", "intra_variance"))
     }
+    closed = [run.records.summary for run in runs if run.records.summary.get("closing_multiple") is not None]
     ends = [_mean_of(run.records.summary.get(column) for run in runs) for column in INTERVAL]
     steps, weights, wanted = _by_round(runs, "num_local_steps"), _by_round(runs, "weight"), []
     for run in runs:
@@ -51,6 +52,7 @@ def inside(group: Group, number: int) -> Inside | None:
         "totalRounds": len(all_rounds),
         "inter": [_mean_of(values) for values in zip(*curves["inter"], strict=True)],
         "interval": None if None in ends else ends,
+        "closing": _mean_of(summary.get("inter_variance") for summary in closed),
         "intra": [_mean_of(values) for values in zip(*curves["intra"], strict=True)],
         "steps": _bands(steps, rounds),
         "weight": _bands(weights, rounds),

@@ -153,8 +153,8 @@ def _text(name: str) -> str:
 
 @cache
 def _plotly() -> str:
-    """The plotting library's script: plotly.js, its basic build (points, lines and bars), a quarter of the whole."""
-    return _text("plotly-basic.min.js").replace("</script", "<\\/script")
+    """The plotting library's script: plotly.js, its basic build. A comment has all functions compiled in one pass."""
+    return "//# allFunctionsCalledOnLoad\n" + _text("plotly-basic.min.js").replace("</script", "<\\/script")
 
 
 def _hash(script: str) -> str:
@@ -219,7 +219,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "palette": figures.page_palette(tables["methods"]),
         "charts": charts,
         "sections": [(key, name) for key, (name, needed) in SECTIONS.items() if needed is None or needed in charts],
-        "text": text,
+        "text": {name: said.replace(" %", "\u00a0%") for name, said in text.items()},  # no line begins with a sign
         "parts": {part: name for part, name in scores.PARTS.items() if any(tables["rounds"][part])},
         "labels": _labels(name_of(group.metric), name_of(group.client_metric), gain),
         "rows": rows,
@@ -305,7 +305,7 @@ def _seeds(tables: Tables) -> str:
     shown = [str(table["seed"]) for table in tables["seeds"]]
     if not shown or len(tables["allSeeds"]) == 1:
         return ""
-    text = "Clients are shown of one seed at a time: a seed has a split of its own."
+    text = "Clients of one seed are shown at a time, for each seed splits the rows anew."
     if len(shown) < len(tables["allSeeds"]):
         text += f" This page holds those of {pluralise(len(shown), 'seed')} ({', '.join(shown)}) of "
         text += f"{len(tables['allSeeds'])}."

@@ -221,7 +221,7 @@ class GroupView {
     }
     const { client, focus, data } = state;
     const { rows, classes } = state.size(client);
-    const close = element("button", { type: "button" }, "let go");
+    const close = element("button", { type: "button" }, "clear");
     close.addEventListener("click", () => { this.choose(null); this.root.querySelector("[data-client]").focus(); });
     const gain = state.gain(focus, client);
     const parts = [

@@ -124,7 +124,8 @@ class Inside(TypedDict):
     rounds: list[int]
     totalRounds: int
     inter: Numbers
-    interval: list[Number] | None  # between what the last of them lies, 95 % confidence
+    closing: Number  # what closing rounds have learned between clients, where there were any
+    interval: list[Number] | None  # between what that, or else the last of `inter`, lies, 95 % confidence
     intra: Numbers
     steps: Bands | None
     weight: Bands | None

@@ -283,13 +283,19 @@ def _of_inside(group: Group, inside: Inside) -> str:
     parts = []
     known = [(i, j) for i, j in zip(inside["inter"], inside["intra"], strict=True) if i is not None and j is not None]
     if known:
-        inter, intra = known[-1]
+        inter, intra = (plain_number(value, 3) for value in known[-1])
         sure = ""
         if inside["interval"] is not None:
             low, high = inside["interval"]
             of_several = " on average over seeds" if len(group.methods[inside["method"]].runs) > 1 else ""
-            sure = f" (between {low:.3g} and {high:.3g} with 95 % confidence{of_several})"
-        parts.append(f"{name} ends with a variance of {inter:.3g} between clients{sure} and {intra:.3g} within one")
+            sure = f" (between {plain_number(low, 3)} and {plain_number(high, 3)} with 95 % confidence{of_several})"
+        if inside["closing"] is None:
+            parts.append(f"{name} ends with a variance of {inter} between clients{sure} and {intra} within one")
+        else:
+            parts.append(
+                f"By its closing rounds {name} has a variance of {plain_number(inside['closing'], 3)} between clients"
+                f"{sure}; the last round of training had {inter}, and {intra} within one"
+            )
     if inside["counts"] and inside["most"]:
         over = sum(n for low, n in zip(inside["bins"], inside["counts"], strict=True) if low >= inside["most"])
         is_edge = inside["most"] in inside["bins"]

@@ -207,7 +207,7 @@ def _why(row: Row, metric: str, typical: _Typical, chance: bool | None) -> str:
         here, usual = (_shown(value, metric) for value in (score, typical.shared))
         return f"unlike the others: the shared model has {here} here, {usual} at the middle client"
     if gain < 0 and predicted is not None and predicted >= LARGE_GAIN:
-        return f"foreseen was a gain (variance ÷ {predicted:.3g}) that did not come: {seen}"
+        return f"a gain was predicted (variance ÷ {predicted:.3g}) and did not come: {seen}"
     return f"beyond chance: {seen}" if chance is False else f"nothing measured stands out: {seen}"
 
 
