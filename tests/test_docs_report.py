@@ -92,4 +92,4 @@ def test_every_number_that_the_report_asks_for_is_there_and_used(make_report):
 def test_the_report_can_be_built(make_report):
     made = make_report.report()
     assert made.startswith(b"%PDF")
-    assert len(re.findall(rb"/Type\s*/Page\b", made)) == 8
+    assert len(re.findall(rb"/Type\s*/Page\b", made)) == 9
