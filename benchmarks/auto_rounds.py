@@ -25,14 +25,14 @@ PROBLEMS = {"softmax": ((784,), (1000, 50, 100, 50, 20, 10), 0.03), "cnn": ((3, 
 ROUNDS_BEFORE = 2  # of each run, before any is measured
 
 
-def rounds_of(method: str, model: str) -> Case:
+def rounds_of(method: str, model: str, device: str) -> Case:
     """A call is one more round of a run."""
     shape, (num_clients, num_rows, cohort, chunk, steps, batch), rate = PROBLEMS[model]
     torch.manual_seed(0)
     features = torch.randn(num_clients * num_rows, *shape)
     labels = torch.randint(NUM_CLASSES, (len(features),))
-    rows = Rows(features, labels, torch.arange(num_clients + 1) * num_rows)
-    flat = FlatModel(build(model, shape[0] if len(shape) == 1 else shape, NUM_CLASSES))
+    rows = Rows(features, labels, torch.arange(num_clients + 1) * num_rows).to(device)
+    flat = FlatModel(build(model, shape[0] if len(shape) == 1 else shape, NUM_CLASSES).to(device))
     federation = Federation(range(num_clients), rows, rows)
     source = ModelSource(federation, flat, torch.nn.functional.cross_entropy, rate, batch)
     engine = CohortEngine(algorithm(method, num_local_steps=steps), source, cohort / num_clients, chunk_size=chunk)
@@ -41,6 +41,8 @@ def rounds_of(method: str, model: str) -> Case:
     def one_round() -> None:
         nonlocal state
         state = engine.advance(state, 1, consume=True)
+        if device != "cpu":
+            torch.cuda.synchronize()
 
     return one_round
 
@@ -53,7 +55,7 @@ def main() -> None:
     torch.set_num_threads((args.threads or [1])[0])
     found = {}
     for model in args.models:
-        seconds = measured({method: rounds_of(method, model) for method in METHODS}, args)
+        seconds = measured({method: rounds_of(method, model, args.device) for method in METHODS}, args)
         for method, each in seconds.items():
             middle, low, high = (1e3 * value for value in (statistics.median(each), min(each), max(each)))
             print(f"{model:8} {method:13} {middle:8.1f} ms ({low:.1f}-{high:.1f})")

@@ -13,6 +13,7 @@ from selffl.algorithms import algorithm
 from selffl.data.digits import digits
 from selffl.data.federation import Federation
 from selffl.engines.cohort import CohortEngine
+from selffl.randomness import random_bits
 from selffl.training.evaluation import check_rows, numbers_of_rows
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
@@ -43,7 +44,7 @@ def test_a_gpu_draws_the_same_minibatches(batch_size):
         device: ModelSource(moved(fed, device), model, CROSS_ENTROPY, 0.1, batch_size, seed=1).task(clients, 4)
         for device in ("cpu", "cuda")
     }
-    for draw in (0, 3, 17, 40):
+    for draw in (0, 3, 17, 40, 60, 80, 130):
         here, there = (task.batch(draw, torch.tensor([2, 0], device=device)) for device, task in tasks.items())
         assert torch.equal(here[0], there[0].cpu())
         assert torch.equal(here[1], there[1].cpu())
@@ -72,3 +73,17 @@ def test_a_run_on_a_gpu_is_the_run_on_a_cpu(kind, gradients):
         found[device] = state.server.params.cpu(), right.cpu()
     torch.testing.assert_close(found["cuda"][0], found["cpu"][0], rtol=1e-4, atol=1e-5)
     assert (found["cuda"][1] != found["cpu"][1]).sum() <= 2  # a row on the border may fall either way
+
+
+@needs_gpu
+@pytest.mark.parametrize("keys", [(3, torch.arange(5)[:, None], torch.arange(-3, 9)), (torch.arange(4), 7)])
+def test_a_gpu_draws_the_same_bits(keys):
+    there = [key.cuda() if isinstance(key, torch.Tensor) else key for key in keys]
+    assert torch.equal(random_bits(7, "stream", *there).cpu(), random_bits(7, "stream", *keys))
+
+
+@needs_gpu
+def test_a_gpu_draws_the_same_bits_for_clients_side_by_side():
+    keys, place = torch.arange(6), torch.arange(4)
+    found = torch.func.vmap(lambda key: random_bits(key, "mask", place.cuda()))(keys.cuda())
+    assert torch.equal(found.cpu(), random_bits(keys[:, None], "mask", place))

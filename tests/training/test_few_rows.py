@@ -175,6 +175,7 @@ def test_held_steps_end_where_those_of_autograd_end(task, num_steps, by_tensor, 
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
     assert tried.num_gradients.tolist() == steps.tolist()
     monkeypatch.setattr(few_rows, "MOST_WORK", 0.0)
+    monkeypatch.setattr("selffl.algorithms.held_steps.FACTORS_AT_ONCE", 3 * len(SIZES))
     one_by_one = descend_held(plain, start, anchor, hold, num_steps, momentum, share)
     torch.testing.assert_close(found, one_by_one, rtol=1e-9, atol=1e-10)
 

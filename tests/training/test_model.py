@@ -114,6 +114,22 @@ def test_minibatches_do_not_depend_on_how_many_are_looked_up_at_once(monkeypatch
     assert [drawn(task, position, range(50)) for position in range(4)] == expected
 
 
+@pytest.mark.parametrize(("rows_ahead", "number"), [(1 << 22, 5), (4 * 4 * 60, 7)])
+def test_a_long_visit_looks_further_and_further_ahead(monkeypatch, rows_ahead, number):
+    """After 20 and 20 minibatches 40, 80 and 160, or as many as there is room for."""
+    met = []
+    monkeypatch.setattr(model_file, "ROWS_AHEAD", rows_ahead)
+    task = task_of([4, 0, 5, 1], batch_size=4)
+    whole = task._places
+    task._places = lambda draws: met.append(draws) or whole(draws)
+    found = drawn(task, 2, range(320))
+    assert len(met) == number
+    assert [draw for draws in met for draw in draws] == list(range(met[-1].stop))
+    assert [drawn(task_of([5], batch_size=4), 0, [draw])[0] for draw in (0, 39, 40, 119, 120, 319)] == [
+        found[draw] for draw in (0, 39, 40, 119, 120, 319)
+    ]
+
+
 def test_a_block_of_clients_gets_what_each_gets_alone():
     task = task_of([4, 0, 5, 1])
     for rows in ([0, 1, 2, 3], [3, 1], [2], [2, 0, 3]):
@@ -195,6 +211,18 @@ def test_gradients_of_halves_are_counted_by_client():
     assert task.num_gradients.tolist() == [2, 0, 2, 0, 0, 0, 1]
     halves.measure_halves(*torch.zeros(2, len(SIZES), 2, 4), [torch.zeros(len(SIZES), 4)], [3, 1])
     assert task.num_gradients.tolist() == [4, 2, 4, 2, 2, 2, 3]
+
+
+def test_gradients_of_the_same_clients_are_added_up_when_they_are_read():
+    task = task_of(range(3))
+    task.batch_gradient = lambda params, batch: torch.zeros_like(params)
+    some, others = torch.tensor([2, 0]), torch.tensor([1, 2])
+    for slots in (some, some, some, others, some):
+        task.gradient(torch.zeros(2, 4), None, slots)
+    assert task.num_gradients.tolist() == [4, 1, 5]
+    assert task.num_gradients.tolist() == [4, 1, 5]
+    task.gradient(torch.zeros(2, 4), None, some)
+    assert task.num_gradients.tolist() == [5, 1, 6]
 
 
 def test_both_models_are_measured_on_half_a_minibatch_of_each_half():

@@ -45,9 +45,9 @@ Gradients = Literal["auto", "vmap", "loop", "unfold", "stacked", "recomputed"]
 #    2.4 million  1.25 … 0.93 | 1.22 … 0.58       47 million  1.26 … 1.40 | 0.85 … 0.74  (32 channels)
 # and 12 million, the CIFAR CNN with B = 20: 1.87 (5 clients), 1.72 (20) | 1.41, 1.32.
 LOOP_FROM = 3_000_000
-# Clients from which convolutions as products pay on a GPU.  The CIFAR CNN, B = 20, on an H200, times as fast as a plain
-# loop, vmap | unfold: 1.8 | 1.4 with 5 clients, 6.5 | 5.7 with 20, 21 | 27 with 100.
-UNFOLD_FROM = 50
+# Clients from which convolutions as products pay on a GPU.  The CIFAR CNN, B = 20, on an H200, recorded as graphs,
+# times as fast as a plain loop, vmap | unfold: 12.8 | 12.6 with 5 clients, 34 | 37 with 20, 56 | 57 with 100.
+UNFOLD_FROM = 20
 # Clients from which LSTMs go by vmap and, on a CPU, hidden units times rows of a minibatch before the loop pays.
 # Time of a gradient by vmap over that by the loop, two layers, 25 steps of 100 inputs, 2, 5, 20, 77 clients, medians of
 # up to 11 turns on a busy two-core Xeon, torch 2.13; one thread (processor time) | two threads (wall time, threads that
