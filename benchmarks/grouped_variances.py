@@ -1,8 +1,9 @@
 """Whether self-fl-auto learns the variance between groups that maximum likelihood finds in the same rows.
 
 Groups of lognormal sizes whose intercept and slope vary by one known variance, with residuals of variance 1 or with a
-binary outcome.  The estimators of selffl as they come, whole runs; maximum likelihood with one variance for both
-coefficients, of the linear model exactly, of the logistic one by adaptive Gauss-Hermite quadrature.
+binary outcome.  The estimators of selffl as they come, whole runs, and how often their interval holds it; maximum
+likelihood with one variance for both coefficients, of the linear model exactly, of the logistic one by adaptive
+Gauss-Hermite quadrature.
 """
 
 from __future__ import annotations
@@ -112,15 +113,23 @@ def logistic_variance(rows: Rows) -> float:
     return math.exp(float(min(tries, key=lambda found: found.fun).x[0]))
 
 
-def both(kind: str, rows: Rows, rounds: int) -> tuple[float, float]:
-    """σ₀² by maximum likelihood and as a run learns it, in the unit of the outcome or of log-odds."""
+class Found(NamedTuple):
+    """Of one simulated data set, in the unit of the outcome or of log-odds."""
+
+    likeliest: float  # σ₀² by maximum likelihood
+    learned: float  # as a run learns it
+    low: float  # its interval
+    high: float
+
+
+def measure(kind: str, rows: Rows, rounds: int) -> Found:
+    """σ₀² by maximum likelihood, and as a run learns it."""
     estimator: Any = (SelfFLRegressor if kind == "linear" else SelfFLClassifier)(rounds=rounds)
     estimator.fit(rows.design[:, 1:], rows.outcome, client=rows.group)
-    learned = 2.0 * float(estimator.run_.summary["inter_variance"])  # of two scores, or over twice the residuals'
-    if kind == "linear":
-        likeliest, noise = linear_variances(rows)
-        return likeliest, learned * noise
-    return logistic_variance(rows), learned
+    likeliest, noise = linear_variances(rows) if kind == "linear" else (logistic_variance(rows), 1.0)
+    names = ("inter_variance", "inter_variance_low", "inter_variance_high")
+    # Of two scores, or over twice the residuals'.
+    return Found(likeliest, *(2.0 * noise * float(estimator.run_.summary[name]) for name in names))
 
 
 def main() -> None:
@@ -135,16 +144,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write every single variance to this file")
     args = parser.parse_args()
     record = []
-    print("| | median rows | σ₀² | maximum likelihood | self-fl-auto | difference |\n|---|---|---|---|---|---|")
+    print("| | median rows | σ₀² | maximum likelihood | self-fl-auto | difference | interval holds σ₀² |")
+    print("|---|---|---|---|---|---|---|")
     for kind in args.kinds:
         for median in args.medians:
             for variance in args.variances:
                 drawn = [simulate(kind, variance, median, seed, args.groups) for seed in args.seeds]
-                found = np.array([both(kind, rows, args.rounds) for rows in drawn])
-                record.append([kind, median, variance, found.tolist()])
-                columns = [*found.T, found[:, 1] - found[:, 0]]
+                found = [measure(kind, rows, args.rounds) for rows in drawn]
+                record.append([kind, median, variance, found])
+                columns = np.array([(each.likeliest, each.learned, each.learned - each.likeliest) for each in found]).T
                 cells = [f"{c.mean():.4f} ± {c.std(ddof=1) / math.sqrt(len(c)):.4f}" for c in columns]
-                print(f"| {kind} | {median} | {variance:g} | {' | '.join(cells)} |", flush=True)
+                held = sum(each.low <= variance <= each.high for each in found)
+                print(
+                    f"| {kind} | {median} | {variance:g} | {' | '.join(cells)} | {held} of {len(found)} |", flush=True
+                )
     if args.json is not None:
         args.json.write_text(json.dumps({"variances": record}), encoding="utf-8")
 
