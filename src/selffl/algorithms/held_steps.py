@@ -77,6 +77,15 @@ def descend_held(
     return found.reshape_as(start)
 
 
+class Factors(NamedTuple):
+    """What some steps of some clients multiply by."""
+
+    rate: float | Tensor  # [n, 1]
+    keeps: Tensor  # of the velocity [n, 1]
+    shares: Tensor  # of the way to the centre, step by step [S, n, G]
+    weights: Tensor  # of a step in the mean of those from half-way on [S, n, 1]
+
+
 class StepFactors:
     """What steps multiply by, for each client at work: made for many steps at once, for one by one a GPU would wait."""
 
@@ -86,29 +95,29 @@ class StepFactors:
         self._task, self._num_steps = task, num_steps if isinstance(num_steps, int) else int(num_steps.max())
         self._pull = hold.pull.expand(*task.shape, -1).flatten(0, -2)
         self._momenta = momentum.expand(task.shape).reshape(-1, 1)
-        self._shares = None if rate_share is None else rate_share.expand(task.shape).reshape(-1, 1)
+        self._rate_shares = None if rate_share is None else rate_share.expand(task.shape).reshape(-1, 1)
         skipped = torch.as_tensor(num_steps).to(self._pull).expand(task.shape).reshape(-1, 1) * BURN_IN
         self._skipped = skipped.floor()
         self.first_kept = int(num_steps * BURN_IN) if isinstance(num_steps, int) else int(self._skipped.min())
-        self._slots: Tensor | None = None
-        self._steps = range(0)  # of which factors are known, for these slots
+        self._known: tuple[Tensor, range, Factors] | None = None  # of these slots, for these steps
 
-    def at(self, number: int, slots: Tensor) -> tuple[float | Tensor, Tensor, Tensor, Tensor]:
-        """Rate and momentum; shares of the way to the centre ``[n, G]``; and how much a step weighs in the mean."""
-        if slots is not self._slots or number not in self._steps:
-            self._look_ahead(number, slots)
-        place = number - self._steps.start
-        return self._rate, self._keeps, self._pulled[place], self._weights[place]
+    def at(self, number: int, slots: Tensor) -> Factors:
+        """Of one step: without the first axis of those that are given step by step."""
+        if self._known is None or slots is not self._known[0] or number not in self._known[1]:
+            self._known = self._look_ahead(number, slots)
+        _, steps, found = self._known
+        place = number - steps.start
+        return found._replace(shares=found.shares[place], weights=found.weights[place])
 
-    def _look_ahead(self, number: int, slots: Tensor) -> None:
-        pull, keeps = self._pull[slots], self._momenta[slots]
+    def _look_ahead(self, number: int, slots: Tensor) -> tuple[Tensor, range, Factors]:
+        """Of the steps that begin with ``number``, as many as there is room for."""
+        pull, keeps, rate = self._pull[slots], self._momenta[slots], rate_of(self._task, slots)
+        if self._rate_shares is not None:
+            rate = rate * self._rate_shares[slots]
         count = max(min(FACTORS_AT_ONCE // max(pull.numel(), 1), self._num_steps - number), 1)
-        rate = rate_of(self._task, slots)
-        rate = rate if self._shares is None else rate * self._shares[slots]
         step = torch.arange(number, number + count, device=slots.device).reshape(-1, 1, 1)
         # The pull builds up as the momentum does, so that they balance where the posterior is highest.
         built_up = ((1.0 - keeps.double() ** (step + 1)) / (1.0 - keeps.double())).to(pull)
         held = pull * (rate * built_up)
-        self._slots, self._steps, self._rate, self._keeps = slots, range(number, number + count), rate, keeps
-        self._pulled = held / (1.0 + held)
-        self._weights = 1.0 / ((step - self._skipped[slots]).clamp(min=0.0) + 1.0)
+        weights = 1.0 / ((step - self._skipped[slots]).clamp(min=0.0) + 1.0)
+        return slots, range(number, number + count), Factors(rate, keeps, held / (1.0 + held), weights)
