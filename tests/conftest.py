@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import sys
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 
@@ -94,23 +95,32 @@ def one_core(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
+@pytest.fixture(scope="session")
+def few_closing_steps():
+    """What has clients train for a few steps, not for four visits, once training is over."""
+
+    @contextmanager
+    def patched():
+        closing_steps = SelfFLAuto.closing_steps
+
+        def few(method, task, num_rounds):
+            return closing_steps(method, task, num_rounds).clamp(max=FEW_STEPS)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SelfFLAuto, "closing_steps", few)
+            yield
+
+    return patched
+
+
 @pytest.fixture(scope="module", autouse=True)
-def short_closing():
-    """Once training is over clients train for a few steps, not for four visits: it would be most of a short run.
+def short_closing(few_closing_steps):
+    """Once training is over clients train for a few steps: it would be most of a short run.
 
     Where it is looked at how long they train, a fixture of the same name leaves it as it is.  Over Flower clients may
     be processes of their own, which know nothing of this.
     """
-    if importlib.util.find_spec("flwr"):
-        yield
-        return
-    closing_steps = SelfFLAuto.closing_steps
-
-    def few(method, task, num_rounds):
-        return closing_steps(method, task, num_rounds).clamp(max=FEW_STEPS)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SelfFLAuto, "closing_steps", few)
+    with nullcontext() if importlib.util.find_spec("flwr") else few_closing_steps():
         yield
 
 
