@@ -8,6 +8,8 @@ import re
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +22,9 @@ from programs import become_selffl, fork
 from selffl import cli
 from selffl.reports import runner
 from selffl.reports.record import save_study
-from selffl.studies import DEMO, STUDIES
+from selffl.studies import DEMO, STUDIES, comparison
+from selffl.studies.images import DEMO_COMPARISON
+from selffl.studies.problems import DIGITS
 from selffl.studies.result import Chart, Claim, Figure, Series, StudyResult
 
 GOOD = 'client,estimate,variance\nnorth,1.0,0.25\nsouth,2.5,1.0\n"east, old",4.0,0.04\nwest,2.0,0.5\n'
@@ -570,7 +574,10 @@ def test_a_study_runs(run, folder):
 
 
 @pytest.mark.slow
-def test_the_demo_runs(folder, run):
+def test_the_demo_runs(folder, run, monkeypatch):
+    few = replace(DIGITS, num_local_steps=5, max_local_steps=10)
+    small = partial(comparison.study, replace(DEMO_COMPARISON, problem=few))
+    monkeypatch.setattr(runner, "DEMO", replace(DEMO, run=small))
     found = succeed(run("demo", "--quick", "--out", "demo"))
     assert "Handwritten digits over forty clients" in found.out
     assert found.err == ""

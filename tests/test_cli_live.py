@@ -27,7 +27,9 @@ from selffl.studies.problems import DIGITS
 from selffl.studies.result import Job
 
 ROOT = Path(__file__).parent.parent
-SMALL = replace(DIGITS, rounds=4, participation=0.5, data_options={"test_fraction": 0.3, "num_clients": 6})
+SMALL = replace(
+    DIGITS, rounds=4, participation=0.5, data_options={"test_fraction": 0.3, "num_clients": 6}, num_local_steps=5
+)
 
 
 # ----------------------------------------------------------------------------------------------------------- completion
@@ -377,7 +379,7 @@ def screen_of(text):
     return [line for line in lines if line.strip()]
 
 
-RUN = ("run", "digits", "--rounds", "60", "--out", "here", "--set", "num_local_steps=2")
+RUN = ("run", "digits", "--rounds", "30", "--out", "here", "--set", "num_local_steps=2")
 
 
 @pytest.mark.slow
@@ -388,11 +390,11 @@ def test_a_run_on_a_terminal_leaves_its_summary_and_nothing_else(tmp_path, colum
     is_coloured = re.search(r"\x1b\[(?:\d+;)*3[0-8](?:;\d+)*m", text) is not None
     assert is_coloured == (not environment)  # colours are off where nobody wants them
     assert "self-fl-auto on digits, seed 0" in text
-    assert re.search(r"\d+ of 60", text)
+    assert re.search(r"\d+ of 30", text)
     assert text.count("\x1b[?25h") == text.count("\x1b[?25l") == 1  # the cursor is back
     left = screen_of(text)
     said = " ".join(" ".join(left).split())
-    assert said.startswith("self-fl-auto on digits, seed 0: 60 rounds, 40 clients accuracy ")
+    assert said.startswith("self-fl-auto on digits, seed 0: 30 rounds, 40 clients accuracy ")
     assert left[-1] == f"Records and models: {tmp_path / 'here'}"  # whole, however narrow
     assert f"{(tmp_path / 'here').as_uri()}\x1b\\" in text  # and a link
 

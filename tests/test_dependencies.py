@@ -31,7 +31,8 @@ import selffl
 from selffl.data import load
 
 fed = load("digits", num_clients=4)
-run = selffl.train("softmax", fed, rounds=2, out=sys.argv[1], gain=True)
+few = selffl.algorithm("self-fl-auto", num_local_steps=2)
+run = selffl.train("softmax", fed, few, rounds=2, out=sys.argv[1], gain=True)
 run.export(sys.argv[1] + "/models.safetensors")
 assert selffl.resume(sys.argv[1], rounds=3).gains()
 selffl.PersonalModels(sys.argv[1] + "/models.safetensors").model(0)

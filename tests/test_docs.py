@@ -16,6 +16,7 @@ from rich.console import Console
 import selffl
 from programs import Script
 from selffl import cli
+from selffl.algorithms.averaging import FixedLocalSteps
 from selffl.reports.results import read_pages, read_results
 from selffl.runs.recipe import Recipe
 from selffl.studies import STUDIES, arms
@@ -115,18 +116,22 @@ def run_blocks(tmp_path, monkeypatch, capsys, selffl_command):
     return call
 
 
-MOST_ROUNDS = 2  # of what a page trains, where no test looks at its numbers
+MOST_ROUNDS, MOST_STEPS = 2, 5  # of what a page trains, where no test looks at its numbers
 
 
 @pytest.fixture
 def few_rounds(monkeypatch):
-    """Whatever is trained has no more rounds than these: in Python, by a command or in an estimator."""
-    make = Recipe.__init__
+    """Whatever is trained has no more rounds than these, of few steps: in Python, by a command or in an estimator."""
+    make, steps = Recipe.__init__, FixedLocalSteps.steps
 
     def with_few(self, *parts, rounds=MOST_ROUNDS, **settings):
         make(self, *parts, rounds=min(rounds, MOST_ROUNDS), **settings)
 
+    def few_steps(method, task):
+        return steps(method, task) if method.num_local_epochs else min(method.num_local_steps, MOST_STEPS)
+
     monkeypatch.setattr(Recipe, "__init__", with_few)
+    monkeypatch.setattr(FixedLocalSteps, "steps", few_steps)
 
 
 @pytest.mark.parametrize("page", RUN)

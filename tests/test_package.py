@@ -45,6 +45,7 @@ def name_of(path):
 
 
 @cache
+@cache
 def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 

@@ -273,7 +273,7 @@ class SelfFLRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         >>> x = np.random.default_rng(0).normal(size=(200, 1))
         >>> client = np.repeat(["anna", "ben"], 100)
         >>> y = 100 + np.where(client == "anna", 3.0, -3.0) * x[:, 0]
-        >>> model = selffl.SelfFLRegressor(rounds=25).fit(x, y, client=client)
+        >>> model = selffl.SelfFLRegressor(rounds=10).fit(x, y, client=client)
         >>> model.predict([[1.0], [1.0]], client=["anna", "ben"]).round(1).tolist()
         [103.0, 97.0]
     """

@@ -19,6 +19,7 @@ from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.training.model import FlatModel, ModelSource
 
 ROUNDS, PARTICIPATION, SEED = 6, 0.6, 4
+FEW_ROUNDS = 4  # where schedules and options of training are looked at
 RATE, BATCH = 0.2, 4
 SIZES = (7, 16, 5, 23, 12, 3)  # one client has fewer rows than a minibatch
 CLUSTERS = (0, 1, 1, 0, 2, 2)
@@ -76,7 +77,7 @@ def unload(module):
     return [number for part in module.parameters() for number in part.detach().flatten().tolist()]
 
 
-def as_problem(source, module):
+def as_problem(source, module, rounds=ROUNDS):
     """The federation and the network as the twins see them."""
 
     own = copy.deepcopy(module)
@@ -144,7 +145,7 @@ def as_problem(source, module):
         "half_terms": [((size + 1) // 2, size // 2) for size in SIZES],
         "terms": [float(size) for size in SIZES],
         "start": unload(module),
-        "cohorts": [sample_cohort(SEED, t + 1, len(SIZES), PARTICIPATION).tolist() for t in range(ROUNDS)],
+        "cohorts": [sample_cohort(SEED, t + 1, len(SIZES), PARTICIPATION).tolist() for t in range(rounds)],
         "gradient": gradient,
         "noise": noise,
         "rates": [RATE] * len(SIZES),
@@ -158,16 +159,16 @@ def as_problem(source, module):
         "rows": rows_of,
         "pull_back": pull_back,
         "all_rows": all_rows,
-        "closing": ROUNDS,
+        "closing": rounds,
         "bias": [(place, 1) for place in range(size - 3, size)],
         "scorers": range(size - 12 * 3 - 3, size),
         "groups": [part.numel() for part in module.parameters()],
     }
 
 
-def trained(method, source, on_round=None):
+def trained(method, source, on_round=None, rounds=ROUNDS):
     engine = CohortEngine(method, source, participation=PARTICIPATION, seed=SEED)
-    state = engine.advance(engine.start(source.model.params), ROUNDS, on_round)
+    state = engine.advance(engine.start(source.model.params), rounds, on_round)
     personal, concluded = engine.personal(state), engine.conclude(state)
     return concluded, personal, engine.personal(concluded, is_over=True)
 
@@ -176,7 +177,7 @@ def trained(method, source, on_round=None):
 def plainly_trained(case):
     """Personal models of a case as it is, without any option of training; nobody alters them."""
     name, options, *_ = CASES[case]
-    return trained(algorithm(name, **options), source_of(network()))[1]
+    return trained(algorithm(name, **options), source_of(network()), rounds=FEW_ROUNDS)[1]
 
 
 SHARE = 3 / 6  # of the clients in a cohort: ⌊0.6 · 6⌋

@@ -6,6 +6,7 @@ from by_the_book import Book
 from test_cnn_twins import (
     CASES,
     CROSS_ENTROPY,
+    FEW_ROUNDS,
     PARTICIPATION,
     ROUNDS,
     SEED,
@@ -73,8 +74,9 @@ TAKEN = [
 def test_a_method_equals_its_twin(case, kind):
     name, options, twin, told = CASES[case]
     source = with_options(source_of(network()), OPTIONS[kind])
-    state, personal, _ = trained(algorithm(name, **options), source)
-    expected = twin(clipped_and_decayed(as_problem(source, network()), OPTIONS[kind]), **told)
+    state, personal, _ = trained(algorithm(name, **options), source, rounds=FEW_ROUNDS)
+    problem = as_problem(source, network(), FEW_ROUNDS)
+    expected = twin(clipped_and_decayed(problem, OPTIONS[kind]), **told)
     assert state.server.params.tolist() == pytest.approx(expected["global"], rel=1e-8, abs=1e-10)
     torch.testing.assert_close(personal, torch.tensor(expected["personal"], dtype=torch.float64), rtol=1e-8, atol=1e-10)
     assert (personal - plainly_trained(case)).norm(dim=-1).min() > 1e-3

@@ -67,7 +67,8 @@ def test_a_module_in_place_trains_and_answers_as_out_of_place(method, gradients,
 
 def test_arrays_that_are_asked_about_stay_as_they_are():
     fed = federation()
-    runs = [selffl.train(made(kind), fed, rounds=3, participation=1.0) for kind in (OutOfPlace, InPlace)]
+    few = selffl.algorithm("self-fl-auto", num_local_steps=5)
+    runs = [selffl.train(made(kind), fed, few, rounds=3, participation=1.0) for kind in (OutOfPlace, InPlace)]
     rows = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
     given = torch.from_numpy(rows.copy())
     expected, found = (run.probabilities("a", given) for run in runs)
@@ -95,9 +96,9 @@ def test_an_estimator_leaves_the_arrays_alone(standardise):
     pytest.importorskip("sklearn")
     features, labels, client = drawn_rows()
     rows = features.double().numpy()
-    found = []
+    few, found = selffl.algorithm("self-fl-auto", num_local_steps=5), []
     for kind in (OutOfPlace, InPlace):
-        model = selffl.SelfFLClassifier(made(kind), rounds=3, standardise=standardise)
+        model = selffl.SelfFLClassifier(made(kind), algorithm=few, rounds=3, standardise=standardise)
         given = rows.copy()
         model.fit(given, labels.numpy(), client=client)
         found += [model.predict_proba(given, client=client), model.predict_proba(given)]

@@ -223,9 +223,9 @@ def test_outputs_of_a_client_come_at_once_and_in_the_order_of_its_rows():
 
 
 def test_a_run_with_metrics_is_saved_loaded_and_resumed(tmp_path):
-    fed = federation()
-    whole = selffl.train(model(), fed, "ditto", metrics=torchs(), **OPTIONS)
-    selffl.train(model(), fed, "ditto", metrics=torchs(), out=tmp_path / "a", **OPTIONS | {"rounds": 2})
+    fed, few = federation(), selffl.algorithm("ditto", num_local_steps=5)
+    whole = selffl.train(model(), fed, few, metrics=torchs(), **OPTIONS)
+    selffl.train(model(), fed, few, metrics=torchs(), out=tmp_path / "a", **OPTIONS | {"rounds": 2})
     config = json.loads((tmp_path / "a" / "config.json").read_text())["config"]
     assert config["own_metrics"] == {"f1": True, "auroc": True, "logloss": False, "zeros": True}
     loaded = selffl.load(tmp_path / "a", trusted=True)

@@ -10,7 +10,7 @@ from selffl.studies.attacked_problem import ATTACKS, LYING
 from selffl.studies.attacks import DEFENCES, DIGITS_20, arms_of, attacks_study, honest_score
 from selffl.studies.result import Job
 
-TINY = replace(DIGITS_20, rounds=2, data_options={"test_fraction": 0.3, "num_clients": 5})
+TINY = replace(DIGITS_20, rounds=2, data_options={"test_fraction": 0.3, "num_clients": 5}, num_local_steps=5)
 
 
 def sent(method, attack, share=0.4):

@@ -16,7 +16,10 @@ from selffl.studies.comparison import TUNED_DITTO, TUNED_FEDAVG, Comparison, stu
 from selffl.studies.problems import CIFAR10, DIGITS, EMNIST, LETTERS, MNIST, PROBLEMS
 from selffl.studies.result import Estimate, Job, within
 
-SMALL = replace(DIGITS, rounds=4, participation=0.5, data_options={"test_fraction": 0.3, "num_clients": 6})
+SMALL = replace(
+    DIGITS, rounds=4, participation=0.5, data_options={"test_fraction": 0.3, "num_clients": 6}, num_local_steps=5,
+    max_local_steps=10,
+)  # fmt: skip
 TEN = [Arm(name, name) for name in ("fedavg", "self-fl")]
 
 
@@ -77,7 +80,7 @@ def test_runs_in_several_processes_are_the_same_runs(forked_workers):
     apart = run_arms(SMALL, work(), Job(num_processes=2), 0, 4)
     assert timeless(alone) == timeless(apart)
     assert [o.seed for o in alone["fedavg"]] == [0, 1]
-    assert alone["fedavg"][0].num_gradients == 20.0  # per client and round it took part in
+    assert alone["fedavg"][0].num_gradients == 5.0  # per client and round it took part in
     assert alone["fedavg"][0].summary != alone["fedavg"][1].summary
 
 
@@ -405,7 +408,7 @@ def test_the_histogram_counts_the_steps_of_one_round(monkeypatch):
         return found
 
     monkeypatch.setattr(comparison, "run_arms", made_up)
-    result = images.histogram_study(replace(SMALL, rounds=40), Job())
+    result = images.histogram_study(replace(SMALL, rounds=40, max_local_steps=40), Job())
     bars = dict(zip(images.BINS, result.figures[0].charts[0].series[0].y, strict=True))
     sixth = 100 / 6
     assert bars == pytest.approx(

@@ -14,7 +14,7 @@ from selffl.studies.problems import DIGITS
 from selffl.studies.result import Job
 
 SHORT = replace(DIGITS, rounds=10)
-LOOK = replace(DIGITS, rounds=2)
+LOOK = replace(DIGITS, rounds=2, num_local_steps=5)
 COUNTS = (0, 1, 20, 50)
 
 
@@ -69,7 +69,7 @@ def found(tmp_path_factory):
 @pytest.mark.slow
 def test_every_line_has_a_number_for_every_number_of_rows(found):
     result, _ = found
-    methods = ["self-fl-auto", "fedavg, as it is", "fedavg, 20 steps", "fedavg, 320 steps", "ditto, λ = 1", "local"]
+    methods = ["self-fl-auto", "fedavg, as it is", "fedavg, 5 steps", "fedavg, 80 steps", "ditto, λ = 1", "local"]
     assert [line["method"] for line in result.table] == [*methods, "newcomers with as many rows"]
     assert len(result.rows) == len(methods) * len(COUNTS) * 2
     assert all(0 <= row["accuracy"] <= 100 for row in result.rows)
@@ -77,8 +77,8 @@ def test_every_line_has_a_number_for_every_number_of_rows(found):
     for seed in (0, 1):
         # One model for all whatever they bring; fine-tuned on nothing it is the same.
         assert len({by["fedavg, as it is", count, seed] for count in COUNTS}) == 1
-        assert by["fedavg, 20 steps", 0, seed] == by["fedavg, 320 steps", 0, seed] == by["fedavg, as it is", 0, seed]
-        assert by["fedavg, 20 steps", 50, seed] != by["fedavg, as it is", 50, seed]
+        assert by["fedavg, 5 steps", 0, seed] == by["fedavg, 80 steps", 0, seed] == by["fedavg, as it is", 0, seed]
+        assert by["fedavg, 5 steps", 50, seed] != by["fedavg, as it is", 50, seed]
     late = [WithNewcomers.of(SHORT).newcomers(seed).train.num_examples for seed in (0, 1)]
     share = (torch.cat(late) >= 20).double().mean()
     assert result.table[-1]["k = 20"] == f"{share:.0%}"

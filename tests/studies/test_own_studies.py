@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -38,6 +39,16 @@ def run(command_line):
     return call
 
 
+def shorten(folder):
+    """Clients of a study that `selffl init` has written take few steps in a round."""
+    file = folder / "study.toml"
+    text = file.read_text(encoding="utf-8")
+    for name, number in (("num_local_steps", 5), ("max_local_steps", 10)):
+        text, found = re.subn(rf"^{name} = \d+", f"{name} = {number}", text, flags=re.M)
+        assert found == 1
+    file.write_text(text, encoding="utf-8")
+
+
 def write_rows(path, kind, num_rows=120, seed=0):
     """Rows of six sites whose label depends on two numbers and a word; dates and a missing number beside."""
     rng = np.random.default_rng(seed)
@@ -70,6 +81,7 @@ def write_rows(path, kind, num_rows=120, seed=0):
 def test_a_new_study_runs_compares_goes_on_and_can_be_loaded(run, tmp_path):
     out = run("init", "my-study")
     assert out.splitlines()[-1] == "Next      selffl run my-study"
+    shorten(tmp_path / "my-study")
     out = run("run", "my-study", "--rounds", "3")
     assert out.startswith("self-fl-auto on my-study, seed 0: 3 rounds, 30 clients\n  accuracy ")
     place = "runs/my-study-self-fl-auto-0"
@@ -146,6 +158,7 @@ def test_a_study_of_a_csv_file_reads_it_and_runs(run, tmp_path, kind, loss, metr
         file.write_text(file.read_text(encoding="utf-8").replace("study.py:linear", f"study.py:{name}"), "utf-8")
         outputs = read_study(tmp_path / "deep" / "mine").module(fed, 0)(features)
         assert outputs.shape == ((len(features), 2) if task == "classes" else (len(features),))
+    shorten(tmp_path / "deep" / "mine")
     out = run("run", "deep/mine", "--rounds", "2")
     assert "6 clients\n" in out
     options = ("-a", "self-fl,local", "--seeds", "2", "--rounds", "2", "--json")

@@ -9,7 +9,7 @@ from selffl.studies import sums
 from selffl.studies.problems import DIGITS
 from selffl.studies.result import Job
 
-SHORT = replace(DIGITS, rounds=3)
+SHORT = replace(DIGITS, rounds=3, num_local_steps=5, max_local_steps=10)
 
 
 def test_plain_and_summed_are_held_against_each_other(tmp_path):

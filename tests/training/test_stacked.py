@@ -1,6 +1,7 @@
 """Gradients by one pass over the rows of all clients: against a plain loop, and modules for which it would be wrong."""
 
 import copy
+from functools import cache
 
 import numpy as np
 import pytest
@@ -388,30 +389,30 @@ def federation():
     return selffl.Federation.from_arrays(rows, draw.integers(0, 3, 90), np.arange(90) % 6, seed=0)
 
 
+def train(method, rounds, **settings):
+    module = lora(seeded(Reader), 2, ["query", "value"])
+    few = selffl.algorithm(method, num_local_steps=5)
+    return selffl.train(
+        module, federation(), few, rounds=rounds, participation=0.7, learning_rate=0.05, **settings
+    )  # fmt: skip
+
+
+@cache
+def trained_by(method, way):
+    return train(method, 2, gradients=way).global_model().state_dict()
+
+
 @pytest.mark.parametrize("method", ["fedavg", "self-fl-auto"])
 @pytest.mark.parametrize("way", ["stacked", "recomputed"])
 def test_a_run_has_the_numbers_of_the_loop(method, way):
-    runs = [
-        selffl.train(
-            lora(seeded(Reader), 2, ["query", "value"]), federation(), method, rounds=2, participation=0.7,
-            learning_rate=0.05, gradients=gradients,
-        )
-        for gradients in (way, "loop")
-    ]  # fmt: skip
-    first, second = (run.global_model().state_dict() for run in runs)
+    first, second = trained_by(method, way), trained_by(method, "loop")
     for name, entry in first.items():
         torch.testing.assert_close(entry, second[name], rtol=1e-5, atol=1e-5)
 
 
 def test_a_run_that_is_resumed_has_the_same_bits(tmp_path):
-    def train(rounds, folder):
-        module = lora(seeded(Reader), 2, ["query", "value"])
-        return selffl.train(
-            module, federation(), "self-fl-auto", rounds=rounds, participation=0.7, learning_rate=0.05,
-            gradients="recomputed", out=folder,
-        )  # fmt: skip
-
-    whole = train(4, tmp_path / "whole").global_model().state_dict()
-    train(2, tmp_path / "part")
-    again = selffl.resume(tmp_path / "part", rounds=4, trusted=True).global_model().state_dict()
+    given = {"method": "self-fl-auto", "gradients": "recomputed"}
+    whole = train(rounds=3, out=tmp_path / "whole", **given).global_model().state_dict()
+    train(rounds=2, out=tmp_path / "part", **given)
+    again = selffl.resume(tmp_path / "part", rounds=3, trusted=True).global_model().state_dict()
     assert all(torch.equal(entry, again[name]) for name, entry in whole.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,7 +59,7 @@ class ClassBias(NamedTuple):
 
     def scale_scores(self, params: Tensor, factor: Tensor) -> Tensor:
         """``params [..., P]`` whose scores are ``factor [...]`` times as large; they are not changed themselves."""
-        shape = torch.broadcast_shapes(params.shape[:-1], factor.shape)  # type: ignore[no-untyped-call]
+        shape = np.broadcast_shapes(params.shape[:-1], factor.shape)  # torch's own imports sympy, for a second
         found = params.expand(*shape, -1).clone()
         found[..., self.weights_start : self.stop].mul_(factor.unsqueeze(-1))
         return found

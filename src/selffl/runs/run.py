@@ -152,7 +152,7 @@ class Run:
         Examples:
             >>> import selffl
             >>> from selffl.data import load
-            >>> run = selffl.train("softmax", load("digits", num_clients=12, seed=0), rounds=10, participation=0.5)
+            >>> run = selffl.train("softmax", load("digits", num_clients=12, seed=0), rounds=2, participation=0.5)
             >>> list(run.inter_variances())
             ['weight', 'bias']
         """
@@ -183,7 +183,7 @@ class Run:
             >>> import selffl
             >>> from selffl.data import load
             >>> fed = load("digits", num_clients=12, seed=0)
-            >>> run = selffl.train("softmax", fed.subset(range(11)), "self-fl-auto", rounds=10, participation=0.5)
+            >>> run = selffl.train("softmax", fed.subset(range(11)), "self-fl-auto", rounds=2, participation=0.5)
             >>> newcomer = fed.subset([11])
             >>> run.welcome((newcomer.train.features, newcomer.train.labels))
             Linear(in_features=64, out_features=10, bias=True)
