@@ -155,6 +155,9 @@ def test_no_client_makes_the_interval_of_the_variance_what_it_likes(each, is_lef
     assert all(f"client {VICTIM} is left out: spread_products is {each:g}; expected" in line for line in said)
 
 
+FEWER_STEPS = {"self-fl-augmented": {"max_convergence_steps": 50}}  # in place of 2,000
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "reason"),
     [
@@ -169,8 +172,7 @@ def test_no_client_makes_the_interval_of_the_variance_what_it_likes(each, is_lef
 )
 def test_finite_lies_of_one_client_do_not_end_a_run(method, changes, reason, tmp_path, heard):
     """Four rounds: a lie of the first two would have had honest clients diverge in the third."""
-    few = {"max_convergence_steps": 50} if method == "self-fl-augmented" else {}  # instead of 2,000
-    small = Small(tmp_path, algorithm(method, **few))
+    small = Small(tmp_path, algorithm(method, **FEWER_STEPS.get(method, {})))
 
     def lie(reply):
         for name, value in changes.items():
