@@ -90,7 +90,7 @@ def test_noise_with_few_positives_does_not_shine(run, rare, tmp_path):
     (pays,) = re.findall(r'<p class="verdict"[^>]*>([^<]*)</p>', page)
     assert re.search(r"joining pays.*: with self-fl-auto, clients reach \d\d\.\d\s% balanced accuracy on ", pays, re.I)
     (said,) = re.findall(r'data-text="headline"[^>]*>([^<]*)</p>', page)
-    assert re.match(r"self-fl-auto reaches \d\d\.\d % balanced accuracy and AUC 0\.\d\d on ", said)
+    assert re.match(r"self-fl-auto reaches \d\d\.\d\s% balanced accuracy and AUC 0\.\d\d on ", said)
     for text in (out, page):
         assert "always answering it gets 9" in text
     record = json.loads((tmp_path / "both" / "record.json").read_text(encoding="utf-8"))

@@ -52,6 +52,11 @@ def split(rows):
 # ---------------------------------------------------------------------------------------------------------- estimators
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_closing():
+    """Estimates are looked at: clients train as long as the method says."""
+
+
 @pytest.mark.parametrize("is_binary", [False, True])
 def test_the_estimator_answers_as_it_does_by_itself(is_binary):
     train, test = split(make_rows(is_binary=is_binary))
