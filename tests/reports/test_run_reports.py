@@ -246,7 +246,7 @@ def test_a_lead_that_only_the_plain_t_test_sees_is_inconclusive(group):
     text = page.render(Collection([found], []))
     assert "inconclusive against theirs" in text
     assert "better than theirs" not in text
-    assert "corrected resampled t test (Nadeau and Bengio 2003), 5 % level" in text
+    assert "corrected resampled t test (Nadeau and Bengio 2003), 5\u00a0% level" in text
 
 
 def test_runs_that_have_not_recorded_their_rows_are_told_so(group):

@@ -58,7 +58,7 @@ class GradientCount:
         self._waiting += 1
 
     def read(self) -> Tensor:
-        """All so far, to be added to as well ``[clients]``."""
+        """All so far ``[clients]``, the tensor itself: what is added to it counts."""
         if self._slots is not None and self._waiting:
             clients = self._slots // self._slots_per_client
             self._spent.index_add_(0, clients, torch.full_like(clients, self._waiting))

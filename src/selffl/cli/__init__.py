@@ -45,24 +45,24 @@ PANELS = {  # of the help, in this order
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
-def _drop_types_of_flags(options: list[Any]) -> list[Any]:
+class _PlainFlags:
     """The help names a type only where a value is to be given."""
-    for option in options:
-        if getattr(option, "is_flag", False):
-            option.metavar = ""
-    return options
 
-
-class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Options, as the help shows them."""
-        return _drop_types_of_flags(super().get_params(ctx))
+        options: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for option in options:
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+        return options
 
 
-class _Group(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Options, as the help shows them."""
-        return _drop_types_of_flags(super().get_params(ctx))
+class _Command(_PlainFlags, TyperCommand):
+    pass
+
+
+class _Group(_PlainFlags, TyperGroup):
+    pass
 
 
 class _Grouped(_Group):
@@ -92,11 +92,6 @@ def _inner(above: typer.Typer) -> list[typer.Typer]:
     return [group.typer_instance for group in above.registered_groups if group.typer_instance is not None]
 
 
-for level in (app, *_inner(app)):
-    entries: list[Any] = [*level.registered_commands, *level.registered_groups]
-    for entry in entries:
-        if entry.name in PANEL_OF:
-            entry.rich_help_panel = PANEL_OF[entry.name]
 levels = [app]
 for level in levels:
     for command in level.registered_commands:
@@ -104,6 +99,11 @@ for level in levels:
     for group in _inner(level):
         group.info.cls = _Group
         levels.append(group)
+for level in (app, *_inner(app)):
+    entries: list[Any] = [*level.registered_commands, *level.registered_groups]
+    for entry in entries:
+        if entry.name in PANEL_OF:
+            entry.rich_help_panel = PANEL_OF[entry.name]
 
 INTERRUPTED = 130  # the shell's code for it
 DRAWING = ("matplotlib", "jinja2")  # what a site may do without

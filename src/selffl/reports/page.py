@@ -219,12 +219,13 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "palette": figures.page_palette(tables["methods"]),
         "charts": charts,
         "sections": [(key, name) for key, (name, needed) in SECTIONS.items() if needed is None or needed in charts],
-        "text": {name: said.replace(" %", "\u00a0%") for name, said in text.items()},  # no line begins with a sign
+        "text": {name: _unbroken(said) for name, said in text.items()},
         "parts": {part: name for part, name in scores.PARTS.items() if any(tables["rounds"][part])},
         "labels": _labels(name_of(group.metric), name_of(group.client_metric), gain),
         "rows": rows,
         "columns": columns,
-        "caption": caption(group) + (" The best of each column is underlined." if len(group.methods) > 1 else ""),
+        "caption": _unbroken(caption(group))
+        + (" The best of each column is underlined." if len(group.methods) > 1 else ""),
         "claims": group.record.claims if group.record is not None else [],
         "has_clients": bool(tables["seeds"]),
         "joining": _joining(group),
@@ -374,6 +375,11 @@ def plain_table(group: Group) -> list[dict[str, str]]:
     """The table of methods as text, column by column."""
     rows, columns = _table(group)
     return [dict(zip(columns, [row[0], *(cell["text"] or "–" for cell in row[1:])], strict=True)) for row in rows]
+
+
+def _unbroken(text: str) -> str:
+    """The same, so that no line begins with a per cent sign."""
+    return text.replace(" %", "\u00a0%")
 
 
 def caption(group: Group) -> str:
