@@ -164,6 +164,7 @@ class ClosingRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, ClosingUploa
             disagreements,
             products,
             number.minimum(with_halves),
+            before.mixed,
         )
         is_usable = agreements.isfinite().all(-1) & common.isfinite().all(-1) & (disagreements.sum(-1) > 0)
         return replace(server, closing=found.where(is_usable, before))

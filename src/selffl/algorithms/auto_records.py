@@ -12,6 +12,26 @@ from selffl.algorithms.records import ADDED_LATER, EARLIER_NAME, map_tensors
 
 
 @dataclass(frozen=True)
+class MixedSpread:
+    """How coefficients of a small linear model vary together, as closing rounds have said; until then NaN.
+
+    Of q coefficients of a score, and P of all scores, score by score; of other models none.
+    """
+
+    covariance: Tensor  # in the unit of the loss [..., q, q]
+    centre: Tensor  # of all clients, beyond the shared model [..., P]
+    moments: Tensor  # what it is learned from: see `selffl.maths.mixed_model.Moments` [..., 1 + V]
+    moments_matrix: Tensor  # [..., 1 + V, 1 + V]
+
+    @classmethod
+    def unknown(cls, each: Tensor, num_coefficients: int, size: int) -> MixedSpread:
+        """NaN everywhere, like ``each [...]``."""
+        num_moments = size * (size + 1) // 2 + (size > 0)
+        shapes = (size, size), (num_coefficients,), (num_moments,), (num_moments, num_moments)
+        return cls(*(each.new_full((*each.shape, *shape), torch.nan) for shape in shapes))
+
+
+@dataclass(frozen=True)
 class ClosingSpread:
     """What closing rounds have said, once training is over; until then, and while it goes on, NaN."""
 
@@ -27,13 +47,14 @@ class ClosingSpread:
     disagreements: Tensor
     spread_products: Tensor  # [..., 3]
     num_reporting: Tensor  # [...]
+    mixed: MixedSpread = field(metadata={ADDED_LATER: True})
 
     @classmethod
-    def unknown(cls, each: Tensor, groups: Tensor) -> ClosingSpread:
-        """NaN everywhere, like ``each [...]`` and ``groups [..., G]``."""
+    def unknown(cls, each: Tensor, groups: Tensor, mixed: MixedSpread) -> ClosingSpread:
+        """NaN everywhere, like ``each [...]``, ``groups [..., G]`` and ``mixed``."""
         one, all_groups = torch.full_like(each, torch.nan), torch.full_like(groups, torch.nan)
         three = each.new_full((*each.shape, 3), torch.nan)
-        return cls(one, all_groups, one, all_groups, one, all_groups, all_groups, all_groups, three, one)
+        return cls(one, all_groups, one, all_groups, one, all_groups, all_groups, all_groups, three, one, map_tensors(lambda old: torch.full_like(old, torch.nan), mixed))
 
     def where(self, chosen: Tensor, other: ClosingSpread) -> ClosingSpread:
         """This one where it is ``chosen [...]``, else the ``other``, as which it is stored."""
@@ -74,6 +95,8 @@ class AutoServer:
     factor_curvature: Tensor = field(metadata={ADDED_LATER: True})
     factor_pull: Tensor = field(metadata={ADDED_LATER: True})
     closing: ClosingSpread = field(metadata={ADDED_LATER: True})
+    # Places in the model of the coefficients of a small linear one, score by score [..., P]; of other models none.
+    coefficient_order: Tensor = field(metadata={ADDED_LATER: True})
     clock: Tensor  # number of rounds [...]
 
 
@@ -90,6 +113,11 @@ class AutoBroadcast:
     class_skew: Tensor  # rho [..., C]: how much frequencies differ between clients; 0 while nothing is known
     score_factors: Tensor  # (t, a) [..., C, 2]: by how much scores and class frequencies are too small
     closing_variances: Tensor  # of each group, in closing visits [..., C, G]
+    # Of small linear models: how coefficients vary in closing visits [..., C, q, q], around a centre that is so far from
+    # theta [..., C, P], and their places in the model [..., C, P].
+    closing_covariance: Tensor
+    closing_centre: Tensor
+    coefficient_order: Tensor
     newness: Tensor  # how much this round weighs in the running means [..., C]: 1 at first, then ever less
 
 
@@ -157,6 +185,20 @@ class ClosingUpload:
     spread_products: Tensor  # a_m^2, a_m b_m, b_m^2 [..., C, 3]: of what both halves agree and disagree on in all
     undecided: Tensor  # tr S (1 - S) in expectation [..., C]
     temperature: Tensor  # of its loss [..., C], the unit of both
+
+
+@dataclass(frozen=True)
+class MixedUpload:
+    """What a client with a small linear model adds to the sums of a closing round: see `selffl.maths.mixed_model`."""
+
+    num_examples: Tensor  # N_m [..., C]
+    score: Tensor  # g_m [..., C, P]
+    score_products: Tensor  # [..., C, q, q]
+    information: Tensor  # W_m [..., C, P, P]
+    information_products: Tensor  # [..., C, V, V]
+    variation: Tensor  # [..., C]
+    num_errors: Tensor  # [..., C]
+    decided: Tensor  # parameters that its rows decide [..., C]
 
 
 class Arrival(NamedTuple):

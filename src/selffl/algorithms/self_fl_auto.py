@@ -44,6 +44,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.auto_closing import NUM_CLOSING_ROUNDS, ClosingRound
+from selffl.algorithms.auto_mixed import NUM_MIXED_ROUNDS, MixedRound, order_of
 from selffl.algorithms.auto_noise import limits_of, totals_and_rows, usable_sum
 from selffl.algorithms.auto_records import (
     Arrival,
@@ -53,6 +54,7 @@ from selffl.algorithms.auto_records import (
     AutoUpload,
     ClosingSpread,
     LatestSpread,
+    MixedSpread,
     SpreadReport,
 )
 from selffl.algorithms.auto_spread import find_prior_rows, learn_spread
@@ -63,6 +65,7 @@ from selffl.algorithms.held_steps import Hold, descend_held
 from selffl.algorithms.layers import by_group, sizes_of
 from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
+from selffl.algorithms.posterior_mode import Mode, find_modes, find_order, in_model_order
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.safeguards import Bound, Limit
 from selffl.algorithms.solver import descend
@@ -129,6 +132,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """The initial model twice, a first guess of sigma_0^2, and every class as frequent as any other."""
         each = params[..., 0]
         num_classes = population.class_bias.num_classes if population.class_bias else 0
+        order = torch.tensor(find_order(population), dtype=torch.int64, device=params.device)
+        num_scores = population.head.num_outputs if population.head else 1
         sizes = torch.tensor(population.group_sizes or (params.shape[-1],), device=params.device)
         ones = params.new_ones(*each.shape, len(sizes))
         return AutoServer(
@@ -149,7 +154,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             params.new_ones(*each.shape, 2),
             params.new_zeros(*each.shape, 2, 2),
             params.new_zeros(*each.shape, 2),
-            ClosingSpread.unknown(each, ones),
+            ClosingSpread.unknown(each, ones, MixedSpread.unknown(each, len(order), len(order) // num_scores)),
+            order.expand(*each.shape, -1),
             torch.zeros_like(each),
         )
 
@@ -162,6 +168,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """Both models and what is known of the federation, the same for everybody."""
         skew = class_skew(server.same_class_rate, server.frequencies).clamp(min=LEAST_SKEW)
+        covariance, centre = self.closing_mixture(server)
         return AutoBroadcast(
             server.params.unsqueeze(-2).expand(*clients.shape, -1),
             server.latest.unsqueeze(-2).expand(*clients.shape, -1),
@@ -172,6 +179,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             skew.unsqueeze(-1).expand(clients.shape),
             server.score_factors.unsqueeze(-2).expand(*clients.shape, -1),
             self.closing_variances(server).unsqueeze(-2).expand(*clients.shape, -1),
+            covariance.unsqueeze(-3).expand(*clients.shape, *covariance.shape[-2:]),
+            centre.unsqueeze(-2).expand(*clients.shape, -1),
+            server.coefficient_order.unsqueeze(-2).expand(*clients.shape, -1),
             _newness(server.clock + 1).unsqueeze(-1).expand(clients.shape),
         )
 
@@ -255,10 +265,13 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         visits = 2 ** (exponent - (fraction == 0.5).to(exponent)).clamp(min=0)
         return steps * visits.clamp(max=num_rounds).clamp(min=LEAST_CLOSING_VISITS)
 
-    def closing_rounds(self, num_rounds: int) -> tuple[ClosingRound, ...]:
+    def closing_rounds(self, num_rounds: int, population: Population) -> tuple[ClosingRound | MixedRound, ...]:
         """In which it is learned once more how far clients differ; none where c is set by hand."""
-        numbers = range(1, 1 + NUM_CLOSING_ROUNDS) if self.prior_precision is None else ()
-        return tuple(ClosingRound(self, num_rounds, number) for number in numbers)
+        if self.prior_precision is not None:
+            return ()
+        if find_order(population):
+            return tuple(MixedRound(self, number) for number in range(1, 1 + NUM_MIXED_ROUNDS))
+        return tuple(ClosingRound(self, num_rounds, number) for number in range(1, 1 + NUM_CLOSING_ROUNDS))
 
     def closing_multiple(self, server: AutoServer) -> Tensor:
         """By how much less the prior is sure of a closing visit, for the centre is not known exactly either."""
@@ -276,10 +289,33 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         one, ratios = self.closing_prior(server)
         return one.unsqueeze(-1) * ratios
 
+    def closing_mixture(self, server: AutoServer) -> tuple[Tensor, Tensor]:
+        """Of small linear models: the covariance of coefficients ``[..., q, q]``, and their centre beyond theta."""
+        mixed, order = server.closing.mixed, order_of(server.coefficient_order)
+        size = mixed.covariance.shape[-1]
+        alone = self.closing_variances(server)[..., order].unflatten(-1, (-1, size)).mean(-2) if size else mixed.moments
+        is_open = mixed.covariance.isnan()
+        covariance = torch.where(is_open, alone.to(mixed.covariance).diag_embed(), mixed.covariance)
+        return covariance, mixed.centre.nan_to_num(nan=0.0)
+
+    def closing_modes(
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask
+    ) -> tuple[Mode, tuple[Arrival, Tensor]]:
+        """Posterior modes of small linear models; what clients have come with, and their models ``[..., C, P]``."""
+        by_half = task.halves().class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
+        arrival, order = self.arrive(broadcast, memory, task, by_half), order_of(broadcast.coefficient_order)
+        anchor = arrival.anchor.double() + in_model_order(broadcast.closing_centre.double(), order)
+        found = find_modes(task, anchor, broadcast.closing_covariance, order)
+        model = anchor + in_model_order(found.deviation, order)
+        return found, (arrival, model.to(broadcast.params))
+
     def train_alone(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, num_steps: int | Tensor
     ) -> AutoMemory:
-        """What clients keep after so many steps towards their posterior modes, on all rows."""
+        """What clients keep after so many steps towards their posterior modes, on all rows; small linear models: there."""
+        if broadcast.closing_covariance.shape[-1]:
+            arrival, model = self.closing_modes(broadcast, memory, task)[1]
+            return self.keep(broadcast, task, arrival, model, arrival.halves)
         by_half = task.halves().class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
         arrival, momentum = self.arrive(broadcast, memory, task, by_half), self.own_momentum(broadcast)
         hold = Hold.of(broadcast.closing_variances, broadcast.group_sizes, task)
@@ -410,7 +446,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
             spread.unit,
             server.num_clients,
             *self.factors_round(server, upload, share),
-            ClosingSpread.unknown(server.inter_variance, server.variance_ratios),
+            ClosingSpread.unknown(server.inter_variance, server.variance_ratios, server.closing.mixed),
+            server.coefficient_order,
             clock,
         )
 

@@ -221,8 +221,9 @@ class CohortEngine:
 
     def closing_engines(self, num_rounds: int) -> list[CohortEngine]:
         """An engine for each closing round after so many rounds of training."""
-        share = closing_share(self.source.population.num_clients)
-        rounds = closing_rounds_after(self.algorithm, num_rounds, self.robust, self.privacy)
+        population = self.source.population
+        share = closing_share(population.num_clients)
+        rounds = closing_rounds_after(self.algorithm, num_rounds, population, self.robust, self.privacy)
         return [
             replace(self, algorithm=algorithm, participation=share, closing=number)
             for number, algorithm in enumerate(rounds, 1)

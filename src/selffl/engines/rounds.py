@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.claims import Claims, capped_factors, choose
 from selffl.engines.defence import defend
@@ -175,7 +176,7 @@ class GatheredUploads:
 
 
 def closing_rounds_after(
-    algorithm: Method, num_rounds: int, robust: str, privacy: PrivacyOptions
+    algorithm: Method, num_rounds: int, population: Population, robust: str, privacy: PrivacyOptions
 ) -> Sequence[Algorithm[Any, Any, Any, Any]]:
     """The method's closing rounds, after the last of ``num_rounds``.
 
@@ -183,7 +184,7 @@ def closing_rounds_after(
     """
     if not algorithm.has_closing_visit or robust != "none" or privacy.clip is not None:
         return ()
-    return algorithm.closing_rounds(num_rounds)
+    return algorithm.closing_rounds(num_rounds, population)
 
 
 def finish_round(

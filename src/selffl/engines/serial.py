@@ -58,9 +58,9 @@ class _NamedMethod:
         found = getattr(self._method, name)
         return self._named(name, found) if name in STAGES else found
 
-    def closing_rounds(self, num_rounds: int) -> Any:
+    def closing_rounds(self, num_rounds: int, population: Population) -> Any:
         """The method's, named likewise."""
-        return [_NamedMethod(each, self._source) for each in self._method.closing_rounds(num_rounds)]
+        return [_NamedMethod(each, self._source) for each in self._method.closing_rounds(num_rounds, population)]
 
     def _named(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -16,6 +16,7 @@ from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
 from selffl.algorithms.local_task import StepPart, Walk
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
+from selffl.algorithms.rowwise import LossDerivatives
 from selffl.algorithms.suggestions import suggest
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
@@ -38,6 +39,7 @@ from selffl.training.blocks import (
     slopes_of,
     softmax_regression_slope_changes,
 )
+from selffl.training.curvature import derivatives_of
 from selffl.training.classes import class_counts, class_targets, has_classes
 from selffl.training.evaluation import blocks_of_clients
 from selffl.training.features import features_of, objective_gradient
@@ -313,33 +315,53 @@ class ModelTask(FeatureTask):
             return features_of(self._model, params, batch[0], quickest_way(self._model, params, batch[0]))
 
     def class_moments(self, params: Tensor) -> ClassMoments:
-        """Clients of similar numbers of rows side by side; one by one where rows are seen with those beside them."""
+        """Clients of similar numbers of rows side by side."""
         self._check_open("features")
         assert self.head is not None
         assert self.class_bias is not None
         block, num_features = params.reshape(-1, params.shape[-1]), self.head.num_features
-        is_mixed = self._model.mixes_rows
-        budget, width = budget_of(params.device), max(row_size(self._rows.features), num_features)
+        width = max(row_size(self._rows.features), num_features)
         counts = block.new_zeros(len(block), self.class_bias.num_classes)
         sums, squares = counts.new_zeros(*counts.shape, num_features), torch.zeros_like(counts)
+        for slots, rows, is_own in self._all_rows(block, width):
+            z = self.features(block[slots], rows)
+            of_class = class_targets(self._model, rows[1].flatten(0, 1)).reshape(*is_own.shape, -1).to(z)
+            by_class = (of_class * is_own.unsqueeze(-1)).transpose(-1, -2)
+            counts[slots] += by_class.sum(-1)
+            sums[slots] += by_class @ z
+            squares[slots] += (by_class @ z.square().sum(-1, keepdim=True)).squeeze(-1)
+        some = counts.clamp(min=1.0)
+        found = counts, sums / some.unsqueeze(-1), squares / some
+        return ClassMoments(*(each.reshape(*self.shape, *each.shape[1:]) for each in found))
+
+    def derivatives(self, params: Tensor) -> LossDerivatives:
+        """Clients of similar numbers of rows side by side; a pass counts as a gradient of each row for each number."""
+        self._check_open("errors")
+        block = params.reshape(-1, params.shape[-1])
+        loss, gradient = block.new_zeros(len(block)), torch.zeros_like(block)
+        curvature = block.new_zeros(*block.shape, block.shape[1])
+        for slots, places, is_own in self._all_rows(block, max(row_size(self._rows.features), block.shape[1] ** 2)):
+            found = derivatives_of(self._model, self._loss, block[slots], *places, is_own)
+            for total, part in zip((loss, gradient, curvature), found, strict=True):
+                total[slots] += part
+        number = self.num_examples.expand(self.shape).to(block)
+        self.num_gradients.add_(self.steps_per_epoch.reshape(-1) * (1 + block.shape[1]))
+        outputs = self._rows.labels[:1].numel() if is_squared_error(self._loss) else 0
+        shaped = (each.reshape(*self.shape, *each.shape[1:]) for each in (loss, gradient, curvature))
+        return LossDerivatives(*shaped, number * outputs)
+
+    def _all_rows(self, params: Tensor, width: int) -> Iterator[tuple[Tensor, tuple[Features, Tensor], Tensor]]:
+        """Rows of all slots, ``width`` numbers each, some slots at a time ``[s]``: rows ``[s, w]``, which are own."""
+        budget, is_mixed = budget_of(params.device), self._model.mixes_rows
+        alone = 0.0 if is_mixed else math.inf  # one by one where rows are seen with those beside them
         sizes, order = self.num_examples.expand(self.shape).reshape(-1).sort(descending=True, stable=True)
-        alone = 0.0 if is_mixed else math.inf
         for low, high in blocks_of_clients(sizes.tolist(), len(sizes), budget.rows_evaluated(width), alone):
             slots, size, widest = order[low:high], sizes[low:high].unsqueeze(-1), int(sizes[low])
             step = widest if is_mixed else budget.rows_evaluated(width, len(slots))
             for start in range(0, widest, step):
                 column = torch.arange(start, min(start + step, widest), device=size.device)
                 places = self._begin[slots].unsqueeze(-1) + torch.minimum(column, size - 1)
-                rows = rows_at(self._rows, places if self._order is None else self._order[places])
-                z = self.features(block[slots], rows)
-                of_class = class_targets(self._model, rows[1].flatten(0, 1)).reshape(*places.shape, -1).to(z)
-                by_class = (of_class * (column < size).unsqueeze(-1)).transpose(-1, -2)
-                counts[slots] += by_class.sum(-1)
-                sums[slots] += by_class @ z
-                squares[slots] += (by_class @ z.square().sum(-1, keepdim=True)).squeeze(-1)
-        some = counts.clamp(min=1.0)
-        found = counts, sums / some.unsqueeze(-1), squares / some
-        return ClassMoments(*(each.reshape(*self.shape, *each.shape[1:]) for each in found))
+                yield slots, rows_at(self._rows, places if self._order is None else self._order[places]), column < size
 
     def objective_gradient(
         self, objective: Objective, params: Tensor, num_extra: int, batch: Any, constants: Sequence[Tensor]

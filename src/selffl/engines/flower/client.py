@@ -52,7 +52,16 @@ from selffl.engines.flower.messages import (
     read,
     write,
 )
-from selffl.engines.flower.records import Templates, check_dtype, is_finite, models_of, pack, templates, unpack
+from selffl.engines.flower.records import (
+    Templates,
+    check_dtype,
+    is_finite,
+    lone_population,
+    models_of,
+    pack,
+    templates,
+    unpack,
+)
 from selffl.engines.flower.secure import SESSION, SecureSite, Session
 from selffl.engines.limits import PrivacyOptions, SumLimits
 from selffl.errors import ConfigError, DataError, DivergedError, RefusedError
@@ -281,7 +290,7 @@ class Site:
         method = self._keeping(order, self.algorithm)
         if not order.closing:
             return method
-        rounds = method.closing_rounds(order.round_number - order.closing)
+        rounds = method.closing_rounds(order.round_number - order.closing, lone_population(self.model))
         if not 0 < order.closing <= len(rounds):
             raise RefusedError(
                 f"the server asks client {order.client} for closing round {order.closing}, and {method.name} has "

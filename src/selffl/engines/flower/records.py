@@ -21,6 +21,7 @@ from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
+from selffl.algorithms.rowwise import LossDerivatives
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
 from selffl.state.checkpoint import fill_record
@@ -197,6 +198,13 @@ class _Idle(FeatureTask):
         """Zero."""
         return torch.zeros_like(params)
 
+    def derivatives(self, params: Tensor) -> LossDerivatives:
+        """Zero."""
+        params = params.double()
+        none = torch.zeros_like(params[..., 0])
+        curvature = torch.zeros_like(params).unsqueeze(-1) * params.unsqueeze(-2)
+        return LossDerivatives(none, torch.zeros_like(params), curvature, none)
+
     def halves(self, split: int = 0) -> Self:
         """The one row, and none."""
         return self._copy_for_halves()
@@ -209,18 +217,22 @@ class Templates(NamedTuple):
     memory: Any
 
 
+def lone_population(model: FlatModel) -> Population:
+    """One client that is known by its model alone."""
+    zero = torch.zeros(1, dtype=model.dtype, device=model.device)
+    cluster = torch.zeros(1, dtype=torch.int64, device=model.device)
+    return Population(
+        1, zero, zero[0], cluster, model.layers, model.class_bias, model.group_sizes, model.kept_layers, model.head
+    )
+
+
 def templates(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Templates:
     """Names, shapes and types of what one client is sent and keeps.
 
     Only the method knows its records, so it is asked what it would send to a lone new client.
     """
     params = model.params
-    zero = torch.zeros(1, dtype=params.dtype, device=params.device)
-    cluster = torch.zeros(1, dtype=torch.int64, device=params.device)
-    alone = Population(
-        1, zero, zero[0], cluster, model.layers, model.class_bias, model.group_sizes, model.kept_layers, model.head
-    )
-    server = algorithm.start(params, alone)
+    server = algorithm.start(params, lone_population(model))
     broadcast = algorithm.broadcast(server, torch.zeros(1, dtype=torch.int64, device=params.device))
     return Templates(broadcast, algorithm.newcomer(params.unsqueeze(0)))
 

@@ -49,7 +49,7 @@ from selffl.engines.flower.messages import (
     shown,
     write,
 )
-from selffl.engines.flower.records import of_place, pack, pack_each, upload_template
+from selffl.engines.flower.records import lone_population, of_place, pack, pack_each, upload_template
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
 from selffl.engines.flower.secure import SecureRound, read_masked, read_sum
 from selffl.engines.flower.settings import Answers, Network, Records, Rounds, RunIdentity
@@ -201,7 +201,9 @@ class SelfFLStrategy(Strategy):
     def _conclude(self) -> None:
         """Have some clients say what closing visits are to be like; a closing round of too few changes nothing."""
         bounds, last = self._bounds, self.state.round_number
-        rounds = closing_rounds_after(self._algorithm, last, self._recipe.robust, self._privacy)
+        rounds = closing_rounds_after(
+            self._algorithm, last, lone_population(self._model), self._recipe.robust, self._privacy
+        )
         for closing, asked in enumerate(rounds, 1):
             assert self._grid is not None
             self._asked, self._closing = asked, closing

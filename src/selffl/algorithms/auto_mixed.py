@@ -1,0 +1,163 @@
+"""The closing rounds of `selffl.algorithms.self_fl_auto` for small linear models: those of a mixed model, exactly.
+
+Where a model is one linear layer of few coefficients, clients find their posterior modes by Newton's method and tell how
+their rows bend the loss there.  Of the sums the server makes a step of the restricted likelihood
+(`selffl.maths.mixed_model`): of how coefficients vary between clients, each as much as it does and together with others,
+and of the centre that they vary around.  A few such rounds arrive at what software for mixed models finds with all rows
+in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from selffl.algorithms.auto_records import (
+    AutoBroadcast,
+    AutoMemory,
+    AutoServer,
+    ClosingSpread,
+    MixedSpread,
+    MixedUpload,
+)
+from selffl.algorithms.averaging import row_count
+from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.population import Population
+from selffl.algorithms.posterior_mode import Mode, find_modes, for_scores, in_model_order
+from selffl.algorithms.rowwise import RowwiseTask
+from selffl.algorithms.safeguards import Bound
+from selffl.maths.mixed_model import (
+    MixedSums,
+    Moments,
+    information_of,
+    information_products_of,
+    learn_covariance,
+)
+
+if TYPE_CHECKING:
+    from selffl.algorithms.self_fl_auto import SelfFLAuto
+
+NUM_MIXED_ROUNDS = 6  # decision D17, as all numbers of the method
+LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
+
+
+@dataclass(frozen=True)
+class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
+    """Round ``number`` after the last, with the state of ``method``; memories stay as they are."""
+
+    method: SelfFLAuto
+    number: int
+
+    name: ClassVar[str] = "self-fl-auto"
+    personalises: ClassVar[Personalises] = "model"
+    averaged: ClassVar[Mapping[str, str | None]] = {}
+    capped: ClassVar[Mapping[str, float]] = {
+        **dict.fromkeys(("num_examples", "num_errors"), 1e2),
+        **dict.fromkeys(("score", "information", "variation"), 1e3),
+        **dict.fromkeys(("score_products", "information_products"), 1e6),
+    }
+
+    def start(self, params: Tensor, population: Population) -> AutoServer:
+        """The method's."""
+        return self.method.start(params, population)
+
+    def newcomer(self, params: Tensor) -> AutoMemory:
+        """The method's."""
+        return self.method.newcomer(params)
+
+    def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
+        """The method's."""
+        return self.method.broadcast(server, clients)
+
+    def client_round(
+        self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask
+    ) -> tuple[MixedUpload, AutoMemory]:
+        """What the likelihood of its rows says of the covariance and of the centre, at the posterior mode."""
+        found, _ = self.method.closing_modes(broadcast, memory, task)
+        size = broadcast.closing_covariance.shape[-1]
+        covariance = for_scores(broadcast.closing_covariance.double(), found.score.shape[-1] // size)
+        information = information_of(found.curvature, covariance)
+        blocks = found.score.unflatten(-1, (-1, size))
+        upload = MixedUpload(
+            task.num_examples.expand(task.shape).to(found.score),
+            found.score,
+            blocks.mT @ blocks,
+            information,
+            information_products_of(information, size),
+            torch.where(found.num_errors > 0, 2.0 * found.value, 0.0),
+            found.num_errors,
+            (information * covariance).sum((-2, -1)),
+        )
+        return upload, memory
+
+    def server_round(self, server: AutoServer, clients: Tensor, upload: MixedUpload) -> AutoServer:
+        """A step of the covariance and of the centre."""
+        before, number = server.closing.mixed, clients.shape[-1]
+        covariance, centre = self.method.closing_mixture(server)
+        sampled = (number / server.num_clients).double()
+        sums = MixedSums(
+            upload.score, upload.score_products, upload.information, upload.information_products, upload.variation,
+            upload.num_errors,
+        )  # fmt: skip
+        earlier = Moments(before.moments.double(), before.moments_matrix.double())
+        # The same clients tell nothing new: their latest answers count.
+        share = torch.where(sampled < 1, 1.0 / self.number, 1.0)
+        seen = (self.number * sampled).clamp(max=1.0) / sampled
+        found = learn_covariance(sums, covariance.double(), earlier, share, sampled, seen)
+        variances = found.covariance.diagonal(dim1=-2, dim2=-1)
+        one = variances.mean(-1)
+        ratios = in_model_order(
+            (variances / one.unsqueeze(-1)).repeat(*[1] * one.ndim, centre.shape[-1] // variances.shape[-1]),
+            order_of(server.coefficient_order),
+        )
+        decided = upload.decided / number / centre.shape[-1]
+        prior_rows = upload.num_examples / number * (1.0 / decided - 1.0).clamp(min=LEAST_UNDECIDED)
+        # As means over clients of which each says of the ratio what all of them do, with that error.
+        clients_seen = number * seen
+        squares = one.square() + found.error.square() * (clients_seen - 1.0)
+        share_of_each = torch.full_like(ratios, 1.0 / ratios.shape[-1])
+        known = ClosingSpread(
+            one, ratios, one, ratios,
+            torch.where(prior_rows.isfinite(), prior_rows, server.prior_rows.to(prior_rows)),
+            share_of_each * one.unsqueeze(-1),
+            torch.zeros_like(ratios),
+            share_of_each,
+            torch.stack([squares, one, torch.ones_like(one)], dim=-1),
+            clients_seen,
+            MixedSpread(found.covariance, centre.double() + share.unsqueeze(-1) * found.shift, *found.moments),
+        )  # fmt: skip
+        is_usable = found.covariance.isfinite().all(-1).all(-1) & found.shift.isfinite().all(-1)
+        return replace(server, closing=known.where(is_usable, server.closing))
+
+    def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
+        """The method's."""
+        return self.method.personal(global_params, memory, task)
+
+    def bounds(self, server: AutoServer, clients: Tensor, upload: MixedUpload, rows: Tensor) -> Mapping[str, Bound]:
+        """A client has no more rows than it has, and no products but those of what it says."""
+        size = upload.score_products.shape[-1]
+        blocks = upload.score.double().unflatten(-1, (-1, size))
+        products = blocks.mT @ blocks
+        of_information = information_products_of(upload.information.double(), size)
+        slack, much = (TOLERANCE * each.abs().amax((-2, -1), keepdim=True) for each in (products, of_information))
+        any_number = Bound(-torch.inf, torch.inf)
+        return {
+            "num_examples": row_count(rows),
+            "score": any_number,
+            "score_products": Bound(products - slack, products + slack),
+            "information": any_number,
+            "information_products": Bound(of_information - much, of_information + much),
+            "decided": Bound(0.0, upload.score.shape[-1]),
+        }
+
+
+TOLERANCE = 1e-6  # of products that have been rounded
+
+
+def order_of(coefficient_order: Tensor) -> Tensor:
+    """Places of coefficients ``[P]``, of ``coefficient_order [..., P]`` that is the same everywhere."""
+    return coefficient_order.reshape(-1, coefficient_order.shape[-1])[0]

@@ -1,0 +1,199 @@
+"""How coefficients of linear models vary between clients, by restricted maximum likelihood, from sums over clients.
+
+The coefficients of client m are the centre plus u_m, of covariance X.  Near its optimum the loss of the client's rows is
+quadratic, of curvature H_m, and the coefficients that are best for them vary around the client's by T H_m^-1, T being the
+unit of the loss.  With a working covariance T S, posterior modes under it, and
+
+    g_m = minus the slope of the loss at the mode,      W_m = (S + H_m^-1)^-1 = (1 + H_m S)^-1 H_m,
+
+whatever S is, g_m g_m' and twice what the mode makes smallest (F_m, of N_m squared errors) are in expectation
+
+    W_m X W_m + T (W_m - W_m S W_m)      and      tr W_m X + T (N_m - tr W_m S).
+
+Summed over clients and solved for X and T this is a step of scoring of the likelihood (Anderson, 1973; Rao, 1971), and
+repeated with S = X/T it arrives where that is highest.  The centre is found beside it: it moves by A^-1 sum g_m, where
+A = sum W_m, and what it has of the clients themselves is taken into account (Patterson and Thompson, 1971).
+Coefficients come in blocks, one for each score of a class, or each output, and vary alike in each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+INDEPENDENT_CLIENTS = 2.0  # clients without correlations that are counted beside those who tell of correlations
+ALIKE_CLIENTS = 2.0  # clients whose coefficients vary alike, beside those who tell how much each varies
+LEAST_CHANGE = 1e-2  # times what it was that the variance in any direction is after a step, at least
+MOST_CHANGE = 1e4  # and at most
+RANK_TOLERANCE = 1e-9  # of the largest eigenvalue: what is smaller is 0
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class MixedSums:
+    """Sums over clients; coefficients are in K blocks of q, P = K q."""
+
+    score: Tensor  # g [..., P]
+    score_products: Tensor  # g g' of each block, summed over blocks [..., q, q]
+    information: Tensor  # W [..., P, P]
+    information_products: Tensor  # X -> W X W, between symmetric matrices in the basis of `basis_of` [..., V, V]
+    variation: Tensor  # twice what is minimised, where it is made of squared errors [...]; else 0
+    num_errors: Tensor  # how many squared errors that are [...]; 0: the loss is a log-likelihood, and T is 1
+
+
+class Moments(NamedTuple):
+    """What cohorts say of T and of the covariance X in the basis of `basis_of`: ``matrix`` (T, X) = ``value``."""
+
+    value: Tensor  # [..., 1 + V]
+    matrix: Tensor  # [..., 1 + V, 1 + V]
+
+
+class LearnedCovariance(NamedTuple):
+    """What a step of scoring finds."""
+
+    covariance: Tensor  # X/T [..., q, q]
+    shift: Tensor  # how far the centre moves [..., P]
+    error: Tensor  # standard error of the mean variance of a coefficient, over T [...]
+    unit: Tensor  # T [...]
+    moments: Moments  # with this cohort's
+
+
+def basis_of(size: int) -> Tensor:
+    """Orthonormal symmetric matrices ``[V, q, q]``, V = q (q + 1)/2; those of the diagonal first."""
+    found = torch.zeros(size * (size + 1) // 2, size, size, dtype=torch.float64)
+    for place in range(size):
+        found[place, place, place] = 1.0
+    rows, columns = torch.triu_indices(size, size, offset=1)
+    others = torch.arange(size, len(found))
+    found[others, rows, columns] = found[others, columns, rows] = math.sqrt(0.5)
+    return found
+
+
+def information_of(curvature: Tensor, covariance: Tensor) -> Tensor:
+    """W ``[..., P, P]`` of clients whose loss has such a ``curvature [..., P, P]``, under a ``covariance`` as large."""
+    one = torch.eye(curvature.shape[-1], dtype=curvature.dtype, device=curvature.device)
+    found: Tensor = torch.linalg.solve(one + curvature @ covariance, curvature)
+    return (found + found.mT) / 2
+
+
+def information_products_of(information: Tensor, size: int) -> Tensor:
+    """X -> W X W ``[..., V, V]`` for W ``[..., P, P]`` in blocks of ``size``, summed over blocks, which X is alike in."""
+    basis = basis_of(size).to(information)
+    blocks = information.unflatten(-2, (-1, size)).unflatten(-1, (-1, size))  # [..., K, q, K, q]
+    columns = [torch.einsum("...kilm,...lmkn->...in", blocks @ each, blocks) for each in basis]
+    return torch.einsum("vin,w...in->...vw", basis, torch.stack(columns))
+
+
+def learn_covariance(
+    sums: MixedSums, covariance: Tensor, earlier: Moments, share: Tensor, sampled: Tensor, seen: Tensor
+) -> LearnedCovariance:
+    """One step from a ``covariance [..., q, q]`` by the sums of one more cohort.
+
+    Moments of ``earlier`` cohorts, NaN where there are none, weigh 1 - ``share [...]`` beside this one's.  It is a share
+    ``sampled [...]`` of all clients, and ``seen [...]`` times as many have been asked so far.
+    """
+    size, num_params = covariance.shape[-1], sums.score.shape[-1]
+    basis, contrasts = basis_of(size).to(covariance), max(num_params // size - 1, 1)
+    spread = torch.linalg.pinv(sums.information, rtol=RANK_TOLERANCE, hermitian=True)
+    shift = (spread @ sums.score.unsqueeze(-1)).squeeze(-1)
+    length = (shift * sums.score).sum(-1)
+    # Some of many clients are away from a centre that is right, by chance; the centre moves by what is beyond that.
+    unit = torch.where(sums.num_errors > 0, sums.variation / sums.num_errors.clamp(min=1.0), 1.0)
+    beyond = (1.0 - (1.0 - sampled) * contrasts * size * unit / length.clamp(min=TINY)).clamp(min=0.0)
+
+    def in_basis(matrix: Tensor) -> Tensor:
+        return torch.einsum("vij,...ij->...v", basis, matrix)
+
+    def over_blocks(matrix: Tensor) -> Tensor:
+        """The sum of the blocks ``[..., q, q]`` on the diagonal of ``[..., P, P]``."""
+        blocks = matrix.unflatten(-2, (-1, size)).unflatten(-1, (-1, size))
+        return blocks.diagonal(dim1=-4, dim2=-2).sum(-1)
+
+    def between(matrix: Tensor) -> Tensor:
+        """Sum of W M W over clients, of a ``matrix [..., P, P]`` by its blocks: contrasts of scores share a block."""
+        return (sums.information_products @ in_basis(over_blocks(matrix) / contrasts).unsqueeze(-1)).squeeze(-1)
+
+    # What the centre is away from where it should be adds to every g_m; what it has of each client takes from it.
+    away = beyond[..., None, None] * shift.unsqueeze(-1) * shift.unsqueeze(-2)
+    information, working = in_basis(over_blocks(sums.information)), in_basis(covariance)
+    own = information - (sums.information_products @ working.unsqueeze(-1)).squeeze(-1)
+    own = own - sampled.unsqueeze(-1) * between(spread)
+    errors_left = sums.num_errors - (information * working).sum(-1) - sampled * num_params
+    first = torch.cat([errors_left.unsqueeze(-1), information], dim=-1)
+    others = torch.cat([own.unsqueeze(-1), sums.information_products], dim=-1)
+    value = torch.cat(
+        [
+            (sums.variation - beyond * length).unsqueeze(-1),
+            in_basis(sums.score_products) - between(away),
+        ],
+        dim=-1,
+    )
+    matrix = torch.cat([first.unsqueeze(-2), others], dim=-2)
+    moments = Moments(_mix(earlier.value, value, share), _mix(earlier.matrix, matrix, share))
+    unit, found = _solve(moments, covariance, seen, sums.num_errors > 0)
+    precision = moments.matrix[..., 1:, 1:]
+    learned = _within(covariance, torch.einsum("...v,vij->...ij", found, basis))
+    return LearnedCovariance(
+        _shrink_variances(learned, precision, seen),
+        beyond.unsqueeze(-1) * shift,
+        _mean_error(moments.matrix, sums.num_errors - num_params, size, seen),
+        unit,
+        moments,
+    )
+
+
+def _mix(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
+    """What is known after one more cohort, which weighs ``share [...]``: that alone where nothing was known."""
+    weight = share.reshape(*share.shape, *[1] * (new.ndim - share.ndim)).to(new)
+    return torch.lerp(old.to(new), new, weight).where(~old.isnan(), new)
+
+
+def _solve(moments: Moments, covariance: Tensor, seen: Tensor, are_squared: Tensor) -> tuple[Tensor, Tensor]:
+    """T ``[...]``, 1 where errors are not squared, and X/T in the basis ``[..., V]``, its correlations shrunk."""
+    value, matrix = moments
+    size, before = covariance.shape[-1], covariance.diagonal(dim1=-2, dim2=-1)
+    rows, columns = torch.triu_indices(size, size, offset=1)
+    independent = INDEPENDENT_CLIENTS / (seen.unsqueeze(-1) * before[..., rows] * before[..., columns])
+    ridge = torch.cat([torch.zeros_like(before), independent], dim=-1)
+    inverse = torch.linalg.pinv(matrix[..., 1:, 1:] + ridge.diag_embed(), rtol=RANK_TOLERANCE, hermitian=True)
+    of_value, of_unit = (
+        (inverse @ each.unsqueeze(-1)).squeeze(-1) for each in (value[..., 1:], matrix[..., 1:, 0])
+    )
+    information = matrix[..., 0, 1:]
+    unit = (value[..., 0] - (information * of_value).sum(-1)) / (matrix[..., 0, 0] - (information * of_unit).sum(-1))
+    unit = torch.where(are_squared, unit, 1.0)
+    return unit, of_value / unit.unsqueeze(-1) - of_unit
+
+
+def _within(before: Tensor, covariance: Tensor) -> Tensor:
+    """The nearest covariance that is not beyond so many times what it was ``before [..., q, q]``, in any direction."""
+    values, axes = torch.linalg.eigh(before)
+    root, inverse = ((axes * power.unsqueeze(-2)) @ axes.mT for power in (values.sqrt(), values.rsqrt()))
+    change, directions = torch.linalg.eigh(inverse @ covariance @ inverse)
+    change = change.clamp(LEAST_CHANGE, MOST_CHANGE)
+    found = root @ (directions * change.unsqueeze(-2)) @ directions.mT @ root
+    return (found + found.mT) / 2
+
+
+def _shrink_variances(covariance: Tensor, precision: Tensor, seen: Tensor) -> Tensor:
+    """Variances moved, on the logarithm, towards their mean as far as clients do not tell them from it."""
+    own = covariance.diagonal(dim1=-2, dim2=-1)
+    largest = own.maximum(own.mean(-1, keepdim=True))  # one that is 0 is told from others by how large these are
+    information = precision.diagonal(dim1=-2, dim2=-1)[..., : own.shape[-1]]
+    clients = seen.unsqueeze(-1) * information * largest.square()
+    mean = (clients * own).sum(-1, keepdim=True) / clients.sum(-1, keepdim=True)
+    scale = (mean / own) ** (0.5 * ALIKE_CLIENTS / (ALIKE_CLIENTS + clients))
+    return covariance * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+
+
+def _mean_error(matrix: Tensor, errors_left: Tensor, size: int, seen: Tensor) -> Tensor:
+    """Standard error of the mean variance over T ``[...]``; half of its information is known beside T, if that is not."""
+    information = matrix[..., 0, 1:]
+    known = torch.where(errors_left > 0, 1.0 / errors_left.clamp(min=1.0), 0.0)[..., None, None]
+    precision = matrix[..., 1:, 1:] - known * information.unsqueeze(-1) * information.unsqueeze(-2)
+    inverse = torch.linalg.pinv(precision, rtol=RANK_TOLERANCE, hermitian=True)
+    return (2.0 * inverse[..., :size, :size].sum((-2, -1)) / seen).clamp(min=0.0).sqrt() / size

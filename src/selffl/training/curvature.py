@@ -1,0 +1,38 @@
+"""First and second derivatives of a small model's loss, by all parameters, on rows of many clients at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from selffl.data.named import Features, map_entries
+from selffl.training.blocks import Loss
+from selffl.training.flat import FlatModel
+
+
+def derivatives_of(
+    model: FlatModel, loss: Loss, params: Tensor, features: Features, labels: Tensor, is_own: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums ``[n]``, ``[n, P]`` and ``[n, P, P]`` over those rows ``[n, w]`` of each client that are its own.
+
+    Of the loss at ``params [n, P]``, its gradient and its curvature; all in double precision.
+    """
+
+    def total(params: Tensor, features: Features, labels: Tensor, weights: Tensor) -> Tensor:
+        outputs = model(params, features)
+        each = torch.func.vmap(loss)(outputs.unsqueeze(1), labels.unsqueeze(1))
+        return (each * weights).sum()
+
+    def of_client(*given: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        def slope(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            gradient, value = torch.func.grad_and_value(total)(params, *given[1:])
+            return gradient, (value, gradient)
+
+        curvature, (value, gradient) = torch.func.jacrev(slope, has_aux=True)(given[0])
+        return value, gradient, curvature
+
+    def doubled(entry: Tensor) -> Tensor:
+        return entry.double() if entry.is_floating_point() else entry
+
+    rows = map_entries(doubled, features), doubled(labels), is_own.double()
+    return torch.func.vmap(of_client)(params.double(), *rows)
