@@ -124,6 +124,12 @@ def short_closing(few_closing_steps):
         yield
 
 
+@pytest.fixture
+def no_small_models(monkeypatch):
+    """Linear models of few coefficients close as all others do, by halves of rows."""
+    monkeypatch.setattr("selffl.algorithms.posterior_mode.MOST_COEFFICIENTS", 0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk():
     """Files are open where they would be waited for, and no more: it matters to who loses power, which no test does."""

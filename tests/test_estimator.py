@@ -330,8 +330,8 @@ def test_a_search_and_a_pipeline_hand_the_clients_on():
     folds = StratifiedKFold(3, shuffle=True, random_state=0)  # rows lie client by client
     with sklearn.config_context(enable_metadata_routing=True):
         model = SelfFLClassifier(**OPTIONS).set_fit_request(client=True).set_score_request(client=True)
-        search = GridSearchCV(model, {"learning_rate": [1e-6, 0.1]}, cv=folds).fit(x, y, client=client)
-        assert search.best_params_ == {"learning_rate": 0.1}
+        search = GridSearchCV(model, {"algorithm": ["fedavg", "self-fl-auto"]}, cv=folds).fit(x, y, client=client)
+        assert search.best_params_ == {"algorithm": "self-fl-auto"}
         assert search.best_score_ > 0.85  # with the clients' own models: the global one knows nothing
         assert search.score(x, y, client=client) > 0.9
         model = model.set_predict_request(client=True)

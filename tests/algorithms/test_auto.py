@@ -192,6 +192,7 @@ def halved(source, t, m, half=None, split=0):
     return lambda draw: [part[0].numpy() for part in task.batch(draw, torch.tensor([slot]))]
 
 
+@pytest.mark.usefixtures("no_small_models")
 def test_a_regression_equals_its_twin():
     """The gradient of squared errors is the mean of 2 e x; the last client has a single row, and no second half."""
     sizes = (7, 30, 12, 1, 9)
@@ -246,6 +247,7 @@ def test_a_regression_equals_its_twin():
     assert_closing_spread(state.server, expected, 1e-6)
 
 
+@pytest.mark.usefixtures("no_small_models")
 @pytest.mark.parametrize("num_scores", [3, 1])
 def test_a_classifier_equals_its_twin(num_scores):
     """Rows are (p − e)(x, 1); clients differ in how often they have which class, and one has a single row.

@@ -10,6 +10,7 @@ from torch import nn
 import selffl
 from selffl.algorithms import algorithm
 from selffl.algorithms.auto_closing import MOST_CLOSING_CHANGE, NUM_CLOSING_ROUNDS, ClosingRound, ClosingUpload
+from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.data import load
 from selffl.engines import cohort
@@ -21,6 +22,9 @@ from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
 AUTO = algorithm("self-fl-auto", num_local_steps=5)
+POPULATION = Population(12)
+
+pytestmark = pytest.mark.usefixtures("no_small_models")
 
 
 @pytest.fixture(scope="module")
@@ -166,12 +170,12 @@ def test_no_more_clients_take_part_than_there_are_to(source, monkeypatch):
 
 def test_there_are_none_where_they_could_not_be_defended_or_hidden():
     plain = PrivacyOptions()
-    numbers = [each.number for each in closing_rounds_after(AUTO, 3, "none", plain)]
+    numbers = [each.number for each in closing_rounds_after(AUTO, 3, POPULATION, "none", plain)]
     assert numbers == list(range(1, 1 + NUM_CLOSING_ROUNDS))
-    assert not closing_rounds_after(AUTO, 3, "hierarchy", plain)
-    assert not closing_rounds_after(AUTO, 3, "none", PrivacyOptions(clip=1.0, max_weight=1.0))
-    assert not closing_rounds_after(algorithm("self-fl-auto", prior_precision=10.0), 3, "none", plain)
-    assert not closing_rounds_after(algorithm("fedbabu"), 3, "none", plain)
+    assert not closing_rounds_after(AUTO, 3, POPULATION, "hierarchy", plain)
+    assert not closing_rounds_after(AUTO, 3, POPULATION, "none", PrivacyOptions(clip=1.0, max_weight=1.0))
+    assert not closing_rounds_after(algorithm("self-fl-auto", prior_precision=10.0), 3, POPULATION, "none", plain)
+    assert not closing_rounds_after(algorithm("fedbabu"), 3, POPULATION, "none", plain)
 
 
 def regression(slope_spread, rounds, rate, seed=0):

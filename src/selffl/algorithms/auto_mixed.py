@@ -160,4 +160,4 @@ TOLERANCE = 1e-6  # of products that have been rounded
 
 def order_of(coefficient_order: Tensor) -> Tensor:
     """Places of coefficients ``[P]``, of ``coefficient_order [..., P]`` that is the same everywhere."""
-    return coefficient_order.reshape(-1, coefficient_order.shape[-1])[0]
+    return coefficient_order[(0,) * (coefficient_order.ndim - 1)]

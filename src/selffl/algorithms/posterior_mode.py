@@ -47,8 +47,10 @@ def score_order(head: Head) -> list[int]:
 def find_order(population: Population) -> list[int]:
     """The `score_order` of a model that is one linear layer with few coefficients; empty of any other."""
     head, sizes = population.head, population.group_sizes
-    if head is None or head.start or head.stop != sum(sizes) or set(sizes) != {1}:
+    is_whole = head is not None and [(0, head.stop)] == [(layer.start, layer.stop) for layer in population.layers]
+    if not is_whole or set(sizes) != {1}:
         return []
+    assert head is not None
     is_small = head.num_features + head.has_bias <= MOST_COEFFICIENTS
     return score_order(head) if is_small else []
 

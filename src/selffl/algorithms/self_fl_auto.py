@@ -292,10 +292,11 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def closing_mixture(self, server: AutoServer) -> tuple[Tensor, Tensor]:
         """Of small linear models: the covariance of coefficients ``[..., q, q]``, and their centre beyond theta."""
         mixed, order = server.closing.mixed, order_of(server.coefficient_order)
-        size = mixed.covariance.shape[-1]
-        alone = self.closing_variances(server)[..., order].unflatten(-1, (-1, size)).mean(-2) if size else mixed.moments
-        is_open = mixed.covariance.isnan()
-        covariance = torch.where(is_open, alone.to(mixed.covariance).diag_embed(), mixed.covariance)
+        if not len(order):
+            return mixed.covariance, mixed.centre
+        by_score = self.closing_variances(server)[..., order].unflatten(-1, (-1, mixed.covariance.shape[-1]))
+        alone = by_score.mean(-2).to(mixed.covariance).diag_embed()
+        covariance = mixed.covariance.where(~mixed.covariance.isnan(), alone)
         return covariance, mixed.centre.nan_to_num(nan=0.0)
 
     def closing_modes(

@@ -140,7 +140,7 @@ def learn_covariance(
     return LearnedCovariance(
         _shrink_variances(learned, precision, seen),
         beyond.unsqueeze(-1) * shift,
-        _mean_error(moments.matrix, sums.num_errors - num_params, size, seen),
+        _mean_error(moments.matrix, sums.num_errors - num_params, covariance, seen),
         unit,
         moments,
     )
@@ -155,28 +155,42 @@ def _mix(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
 def _solve(moments: Moments, covariance: Tensor, seen: Tensor, are_squared: Tensor) -> tuple[Tensor, Tensor]:
     """T ``[...]``, 1 where errors are not squared, and X/T in the basis ``[..., V]``, its correlations shrunk."""
     value, matrix = moments
-    size, before = covariance.shape[-1], covariance.diagonal(dim1=-2, dim2=-1)
-    rows, columns = torch.triu_indices(size, size, offset=1)
-    independent = INDEPENDENT_CLIENTS / (seen.unsqueeze(-1) * before[..., rows] * before[..., columns])
-    ridge = torch.cat([torch.zeros_like(before), independent], dim=-1)
-    inverse = torch.linalg.pinv(matrix[..., 1:, 1:] + ridge.diag_embed(), rtol=RANK_TOLERANCE, hermitian=True)
-    of_value, of_unit = (
-        (inverse @ each.unsqueeze(-1)).squeeze(-1) for each in (value[..., 1:], matrix[..., 1:, 0])
-    )
+    scale = _scale(covariance)
+    independent = torch.zeros_like(scale)
+    independent[..., covariance.shape[-1] :] = (INDEPENDENT_CLIENTS / seen).unsqueeze(-1)
+    inverse = _inverse(matrix[..., 1:, 1:], scale, independent)
+    of_value, of_unit = ((inverse @ each.unsqueeze(-1)).squeeze(-1) for each in (value[..., 1:], matrix[..., 1:, 0]))
     information = matrix[..., 0, 1:]
     unit = (value[..., 0] - (information * of_value).sum(-1)) / (matrix[..., 0, 0] - (information * of_unit).sum(-1))
-    unit = torch.where(are_squared, unit, 1.0)
+    unit = torch.where(are_squared, unit.where(unit > 0, torch.nan), 1.0)
     return unit, of_value / unit.unsqueeze(-1) - of_unit
+
+
+def _scale(covariance: Tensor) -> Tensor:
+    """How large covariances of each pair may be ``[..., V]``, in the basis: equations in that unit are well posed."""
+    deviations = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    rows, columns = torch.triu_indices(covariance.shape[-1], covariance.shape[-1], offset=1)
+    return torch.cat([deviations.square(), deviations[..., rows] * deviations[..., columns]], dim=-1)
+
+
+def _inverse(precision: Tensor, scale: Tensor, ridge: Tensor) -> Tensor:
+    """Inverse of a precision ``[..., V, V]`` and a ``ridge [..., V]`` in units of this ``scale [..., V]``."""
+    units = scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    found = torch.linalg.pinv(precision * units + ridge.diag_embed(), rtol=RANK_TOLERANCE, hermitian=True)
+    return found * units
 
 
 def _within(before: Tensor, covariance: Tensor) -> Tensor:
     """The nearest covariance that is not beyond so many times what it was ``before [..., q, q]``, in any direction."""
     values, axes = torch.linalg.eigh(before)
+    values = values.maximum(RANK_TOLERANCE * values[..., -1:])
     root, inverse = ((axes * power.unsqueeze(-2)) @ axes.mT for power in (values.sqrt(), values.rsqrt()))
-    change, directions = torch.linalg.eigh(inverse @ covariance @ inverse)
+    times = inverse @ covariance @ inverse
+    is_known = times.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    change, directions = torch.linalg.eigh(torch.where(is_known, times, 0.0))
     change = change.clamp(LEAST_CHANGE, MOST_CHANGE)
     found = root @ (directions * change.unsqueeze(-2)) @ directions.mT @ root
-    return (found + found.mT) / 2
+    return torch.where(is_known, (found + found.mT) / 2, torch.nan)
 
 
 def _shrink_variances(covariance: Tensor, precision: Tensor, seen: Tensor) -> Tensor:
@@ -190,10 +204,11 @@ def _shrink_variances(covariance: Tensor, precision: Tensor, seen: Tensor) -> Te
     return covariance * scale.unsqueeze(-1) * scale.unsqueeze(-2)
 
 
-def _mean_error(matrix: Tensor, errors_left: Tensor, size: int, seen: Tensor) -> Tensor:
+def _mean_error(matrix: Tensor, errors_left: Tensor, covariance: Tensor, seen: Tensor) -> Tensor:
     """Standard error of the mean variance over T ``[...]``; half of its information is known beside T, if that is not."""
     information = matrix[..., 0, 1:]
     known = torch.where(errors_left > 0, 1.0 / errors_left.clamp(min=1.0), 0.0)[..., None, None]
     precision = matrix[..., 1:, 1:] - known * information.unsqueeze(-1) * information.unsqueeze(-2)
-    inverse = torch.linalg.pinv(precision, rtol=RANK_TOLERANCE, hermitian=True)
+    size, scale = covariance.shape[-1], _scale(covariance)
+    inverse = _inverse(precision, scale, torch.zeros_like(scale))
     return (2.0 * inverse[..., :size, :size].sum((-2, -1)) / seen).clamp(min=0.0).sqrt() / size

@@ -15,11 +15,13 @@ def derivatives_of(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums ``[n]``, ``[n, P]`` and ``[n, P, P]`` over those rows ``[n, w]`` of each client that are its own.
 
-    Of the loss at ``params [n, P]``, its gradient and its curvature; all in double precision.
+    Of the loss at ``params [n, P]`` of the model as it answers, its gradient and its curvature; in double precision.
     """
 
+    doubled = model.doubled
+
     def total(params: Tensor, features: Features, labels: Tensor, weights: Tensor) -> Tensor:
-        outputs = model(params, features)
+        outputs = doubled(params, features)
         each = torch.func.vmap(loss)(outputs.unsqueeze(1), labels.unsqueeze(1))
         return (each * weights).sum()
 
@@ -31,8 +33,8 @@ def derivatives_of(
         curvature, (value, gradient) = torch.func.jacrev(slope, has_aux=True)(given[0])
         return value, gradient, curvature
 
-    def doubled(entry: Tensor) -> Tensor:
+    def precise(entry: Tensor) -> Tensor:
         return entry.double() if entry.is_floating_point() else entry
 
-    rows = map_entries(doubled, features), doubled(labels), is_own.double()
+    rows = map_entries(precise, features), precise(labels), is_own.double()
     return torch.func.vmap(of_client)(params.double(), *rows)

@@ -372,6 +372,13 @@ class FlatModel:
         return FlatModel(self.answering)
 
     @cached_property
+    def doubled(self) -> FlatModel:
+        """The module in double precision, frozen parts included."""
+        found = FlatModel(copy.deepcopy(self.module).double(), self.batch_norm)
+        found.answering = make_answering_copy(found.module)  # now: nothing can be copied while torch transforms it
+        return found
+
+    @cached_property
     def leaves_out(self) -> bool:
         """Whether a training pass leaves out numbers at random, and needs a key for that."""
         return any(map(leaves_out, self.module.modules()))
