@@ -54,7 +54,19 @@ class ClosingSpread:
         """NaN everywhere, like ``each [...]``, ``groups [..., G]`` and ``mixed``."""
         one, all_groups = torch.full_like(each, torch.nan), torch.full_like(groups, torch.nan)
         three = each.new_full((*each.shape, 3), torch.nan)
-        return cls(one, all_groups, one, all_groups, one, all_groups, all_groups, all_groups, three, one, map_tensors(lambda old: torch.full_like(old, torch.nan), mixed))
+        return cls(
+            one,
+            all_groups,
+            one,
+            all_groups,
+            one,
+            all_groups,
+            all_groups,
+            all_groups,
+            three,
+            one,
+            map_tensors(lambda old: torch.full_like(old, torch.nan), mixed),
+        )
 
     def where(self, chosen: Tensor, other: ClosingSpread) -> ClosingSpread:
         """This one where it is ``chosen [...]``, else the ``other``, as which it is stored."""

@@ -112,7 +112,9 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
         """What clients keep once training is over, after ``num_rounds``: nothing is sent back."""
         return self.adapt(broadcast, memory, task)
 
-    def closing_rounds(self, num_rounds: int, population: Population) -> Sequence[Algorithm[Server, Broadcast, Memory, Any]]:
+    def closing_rounds(
+        self, num_rounds: int, population: Population
+    ) -> Sequence[Algorithm[Server, Broadcast, Memory, Any]]:
         """Rounds after the last of ``num_rounds``, in which some clients say what closing visits are to be like.
 
         They take this method's state and memories, one after the other, and leave the memories as they are.

@@ -25,10 +25,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-INDEPENDENT_CLIENTS = 2.0  # clients without correlations that are counted beside those who tell of correlations
-ALIKE_CLIENTS = 2.0  # clients whose coefficients vary alike, beside those who tell how much each varies
+ALIKE_CLIENTS = 0.1  # clients whose coefficients vary alike, beside those who tell how much each varies
 LEAST_CHANGE = 1e-2  # times what it was that the variance in any direction is after a step, at least
 MOST_CHANGE = 1e4  # and at most
+NUM_FACES = 4  # how often directions are looked for in which clients do not vary
 RANK_TOLERANCE = 1e-9  # of the largest eigenvalue: what is smaller is 0
 TINY = 1e-300
 
@@ -134,9 +134,9 @@ def learn_covariance(
     )
     matrix = torch.cat([first.unsqueeze(-2), others], dim=-2)
     moments = Moments(_mix(earlier.value, value, share), _mix(earlier.matrix, matrix, share))
-    unit, found = _solve(moments, covariance, seen, sums.num_errors > 0)
+    unit, found = _solve(moments, covariance, sums.num_errors > 0)
     precision = moments.matrix[..., 1:, 1:]
-    learned = _within(covariance, torch.einsum("...v,vij->...ij", found, basis))
+    learned = _nearest(covariance, torch.einsum("...v,vij->...ij", found, basis), precision)
     return LearnedCovariance(
         _shrink_variances(learned, precision, seen),
         beyond.unsqueeze(-1) * shift,
@@ -152,13 +152,11 @@ def _mix(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
     return torch.lerp(old.to(new), new, weight).where(~old.isnan(), new)
 
 
-def _solve(moments: Moments, covariance: Tensor, seen: Tensor, are_squared: Tensor) -> tuple[Tensor, Tensor]:
-    """T ``[...]``, 1 where errors are not squared, and X/T in the basis ``[..., V]``, its correlations shrunk."""
+def _solve(moments: Moments, covariance: Tensor, are_squared: Tensor) -> tuple[Tensor, Tensor]:
+    """T ``[...]``, 1 where errors are not squared, and X/T in the basis ``[..., V]``."""
     value, matrix = moments
     scale = _scale(covariance)
-    independent = torch.zeros_like(scale)
-    independent[..., covariance.shape[-1] :] = (INDEPENDENT_CLIENTS / seen).unsqueeze(-1)
-    inverse = _inverse(matrix[..., 1:, 1:], scale, independent)
+    inverse = _inverse(matrix[..., 1:, 1:], scale)
     of_value, of_unit = ((inverse @ each.unsqueeze(-1)).squeeze(-1) for each in (value[..., 1:], matrix[..., 1:, 0]))
     information = matrix[..., 0, 1:]
     unit = (value[..., 0] - (information * of_value).sum(-1)) / (matrix[..., 0, 0] - (information * of_unit).sum(-1))
@@ -173,21 +171,48 @@ def _scale(covariance: Tensor) -> Tensor:
     return torch.cat([deviations.square(), deviations[..., rows] * deviations[..., columns]], dim=-1)
 
 
-def _inverse(precision: Tensor, scale: Tensor, ridge: Tensor) -> Tensor:
-    """Inverse of a precision ``[..., V, V]`` and a ``ridge [..., V]`` in units of this ``scale [..., V]``."""
+def _inverse(precision: Tensor, scale: Tensor) -> Tensor:
+    """Inverse of a precision ``[..., V, V]``, found in units of this ``scale [..., V]``."""
     units = scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    found = torch.linalg.pinv(precision * units + ridge.diag_embed(), rtol=RANK_TOLERANCE, hermitian=True)
+    found = torch.linalg.pinv(precision * units, rtol=RANK_TOLERANCE, hermitian=True)
     return found * units
 
 
-def _within(before: Tensor, covariance: Tensor) -> Tensor:
-    """The nearest covariance that is not beyond so many times what it was ``before [..., q, q]``, in any direction."""
+def _nearest(before: Tensor, covariance: Tensor, precision: Tensor) -> Tensor:
+    """The covariance that is nearest, by its ``precision [..., V, V]``, and positive in every direction.
+
+    In no direction so many times larger or smaller than ``before [..., q, q]``.  Directions in which clients vary by
+    less than nothing are held at the least, and all others are found anew beside them: theirs may be other ones then.
+    """
     values, axes = torch.linalg.eigh(before)
     values = values.maximum(RANK_TOLERANCE * values[..., -1:])
     root, inverse = ((axes * power.unsqueeze(-2)) @ axes.mT for power in (values.sqrt(), values.rsqrt()))
-    times = inverse @ covariance @ inverse
-    is_known = times.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-    change, directions = torch.linalg.eigh(torch.where(is_known, times, 0.0))
+    wanted = inverse @ covariance @ inverse
+    is_known = wanted.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    wanted = torch.where(is_known, wanted, 0.0)
+    size, basis, found = before.shape[-1], basis_of(before.shape[-1]).to(before), wanted
+    pairs = [(place, place) for place in range(size)] + list(
+        zip(*torch.triu_indices(size, size, offset=1).tolist(), strict=True)
+    )
+    rows, columns = torch.tensor(pairs, device=before.device).unbind(-1)
+    for _ in range(NUM_FACES):
+        change, directions = torch.linalg.eigh(found)
+        is_least = change < LEAST_CHANGE
+        if not bool(is_least.any()):
+            break
+        is_held = is_least[..., rows] | is_least[..., columns]
+        frame = (root @ directions).unsqueeze(-3)
+        to_basis = torch.einsum("vij,...wij->...vw", basis, frame @ basis @ frame.mT)
+        own = to_basis.mT @ precision @ to_basis
+        turned = directions.mT @ wanted @ directions
+        free = torch.einsum("vij,...ij->...v", basis, turned)
+        held = torch.where(is_held & (rows == columns), LEAST_CHANGE, 0.0).to(free)
+        right = (own @ (free - held).unsqueeze(-1)).squeeze(-1)
+        both = is_held.unsqueeze(-1) | is_held.unsqueeze(-2)
+        left = torch.where(both, torch.eye(len(basis)).to(own), own)
+        answer = held + torch.linalg.lstsq(left, right.masked_fill(is_held, 0.0).unsqueeze(-1)).solution.squeeze(-1)
+        found = directions @ torch.einsum("...v,vij->...ij", answer, basis) @ directions.mT
+    change, directions = torch.linalg.eigh(found)
     change = change.clamp(LEAST_CHANGE, MOST_CHANGE)
     found = root @ (directions * change.unsqueeze(-2)) @ directions.mT @ root
     return torch.where(is_known, (found + found.mT) / 2, torch.nan)
@@ -210,5 +235,5 @@ def _mean_error(matrix: Tensor, errors_left: Tensor, covariance: Tensor, seen: T
     known = torch.where(errors_left > 0, 1.0 / errors_left.clamp(min=1.0), 0.0)[..., None, None]
     precision = matrix[..., 1:, 1:] - known * information.unsqueeze(-1) * information.unsqueeze(-2)
     size, scale = covariance.shape[-1], _scale(covariance)
-    inverse = _inverse(precision, scale, torch.zeros_like(scale))
+    inverse = _inverse(precision, scale)
     return (2.0 * inverse[..., :size, :size].sum((-2, -1)) / seen).clamp(min=0.0).sqrt() / size
