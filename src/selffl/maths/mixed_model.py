@@ -89,9 +89,15 @@ def information_products_of(information: Tensor, size: int) -> Tensor:
 
 
 def learn_covariance(
-    sums: MixedSums, covariance: Tensor, earlier: Moments, share: Tensor, sampled: Tensor, seen: Tensor
+    sums: MixedSums,
+    covariance: Tensor,
+    earlier: Moments,
+    share: Tensor,
+    sampled: Tensor,
+    seen: Tensor,
+    part: float = 1.0,
 ) -> LearnedCovariance:
-    """One step from a ``covariance [..., q, q]`` by the sums of one more cohort.
+    """One step from a ``covariance [..., q, q]`` by the sums of one more cohort, or a ``part`` of it.
 
     Moments of ``earlier`` cohorts, NaN where there are none, weigh 1 - ``share [...]`` beside this one's.  It is a share
     ``sampled [...]`` of all clients, and ``seen [...]`` times as many have been asked so far.
@@ -136,10 +142,10 @@ def learn_covariance(
     moments = Moments(_mix(earlier.value, value, share), _mix(earlier.matrix, matrix, share))
     unit, found = _solve(moments, covariance, sums.num_errors > 0)
     precision = moments.matrix[..., 1:, 1:]
-    learned = _nearest(covariance, torch.einsum("...v,vij->...ij", found, basis), precision)
+    learned = _nearest(covariance, torch.einsum("...v,vij->...ij", found, basis), precision, part)
     return LearnedCovariance(
         _shrink_variances(learned, precision, seen),
-        beyond.unsqueeze(-1) * shift,
+        part * beyond.unsqueeze(-1) * shift,
         _mean_error(moments.matrix, sums.num_errors - num_params, covariance, seen),
         unit,
         moments,
@@ -178,11 +184,11 @@ def _inverse(precision: Tensor, scale: Tensor) -> Tensor:
     return found * units
 
 
-def _nearest(before: Tensor, covariance: Tensor, precision: Tensor) -> Tensor:
-    """The covariance that is nearest, by its ``precision [..., V, V]``, and positive in every direction.
+def _nearest(before: Tensor, covariance: Tensor, precision: Tensor, part: float) -> Tensor:
+    """The way from a covariance ``before [..., q, q]`` to one that is positive in every direction, a ``part`` of it.
 
-    In no direction so many times larger or smaller than ``before [..., q, q]``.  Directions in which clients vary by
-    less than nothing are held at the least, and all others are found anew beside them: theirs may be other ones then.
+    To the nearest, by its ``precision [..., V, V]``, that is in no direction so many times larger or smaller.  Directions
+    in which clients vary by less than nothing are held at the least, and all others are found anew beside them.
     """
     values, axes = torch.linalg.eigh(before)
     values = values.maximum(RANK_TOLERANCE * values[..., -1:])
@@ -213,7 +219,7 @@ def _nearest(before: Tensor, covariance: Tensor, precision: Tensor) -> Tensor:
         answer = held + torch.linalg.lstsq(left, right.masked_fill(is_held, 0.0).unsqueeze(-1)).solution.squeeze(-1)
         found = directions @ torch.einsum("...v,vij->...ij", answer, basis) @ directions.mT
     change, directions = torch.linalg.eigh(found)
-    change = change.clamp(LEAST_CHANGE, MOST_CHANGE)
+    change = change.clamp(LEAST_CHANGE, MOST_CHANGE) ** part
     found = root @ (directions * change.unsqueeze(-2)) @ directions.mT @ root
     return torch.where(is_known, (found + found.mT) / 2, torch.nan)
 
