@@ -51,7 +51,6 @@ def learned(designs, outcomes, covariance, num_steps):
 @pytest.fixture
 def no_shrinkage(monkeypatch):
     """Every covariance is what the likelihood says."""
-    monkeypatch.setattr(mixed_model, "INDEPENDENT_CLIENTS", 0.0)
     monkeypatch.setattr(mixed_model, "ALIKE_CLIENTS", 0.0)
 
 
@@ -126,23 +125,40 @@ def exact_sums(covariance, start, num_clients, size=2):
     )  # fmt: skip
 
 
-def test_correlations_count_beside_clients_that_have_none():
-    """Eight clients who are alike on average, and two that tell of no correlation."""
+def test_clients_whose_rows_say_all_are_taken_at_their_word():
     true, start = tensor([[1.0, 0.8], [0.8, 1.0]]), torch.eye(2, dtype=torch.float64)
     sums = exact_sums(true, start, num_clients=1e9)
-    found = learn_covariance(sums, start, nothing(2), ONE, ONE, ONE).covariance
-    torch.testing.assert_close(found, true, rtol=1e-5, atol=0.0)
-    sums = exact_sums(true, start, num_clients=8.0)
-    # Without what the centre has of eight clients, which is a matter of its own: of as many more.
-    few = learn_covariance(sums, start, nothing(2), ONE, 1e-9 * ONE, ONE).covariance
-    assert few[0, 1].item() == pytest.approx(0.8 * 8 / (8 + mixed_model.INDEPENDENT_CLIENTS), rel=1e-4)
-    assert few[0, 0].item() == pytest.approx(1.0, rel=1e-4)
+    found = learn_covariance(sums, start, nothing(2), ONE, ONE, ONE)
+    torch.testing.assert_close(found.covariance, true, rtol=1e-5, atol=0.0)
+    half = learn_covariance(sums, start, nothing(2), ONE, ONE, ONE, part=0.5).covariance
+    torch.testing.assert_close(half @ half, true, rtol=1e-5, atol=1e-5)  # on the logarithm, from one
+
+
+@pytest.mark.parametrize("wanted", [[[1.0, 0.9], [0.9, 0.3]], [[1.0, 0.2], [0.2, -0.1]], [[0.8, 0.1], [0.1, 0.5]]])
+def test_where_clients_do_not_vary_a_covariance_is_positive_and_near(wanted):
+    """In one direction these clients vary by less than nothing: it is held, and the others are found anew beside it."""
+    start, basis = torch.eye(2, dtype=torch.float64), mixed_model.basis_of(2)
+    values, axes = torch.linalg.eigh(tensor(wanted))
+    clamped = (axes * values.clamp(min=mixed_model.LEAST_CHANGE)) @ axes.mT
+    side = tensor(np.random.default_rng(2).normal(size=(3, 3)))
+    precision = side @ side.mT + torch.eye(3, dtype=torch.float64)
+
+    def distance(covariance):
+        off = torch.einsum("vij,ij->v", basis, covariance - tensor(wanted))
+        return (off @ precision @ off).item()
+
+    found = mixed_model._step_towards(start, tensor(wanted), precision, 1.0)
+    assert torch.linalg.eigvalsh(found).min() >= mixed_model.LEAST_CHANGE * 0.999
+    assert distance(found) <= distance(clamped) * (0.95 if values.min() < 0 else 1.0) + 1e-12
+    # Where all directions count alike there is nothing to find anew.
+    plain = mixed_model._step_towards(start, tensor(wanted), torch.eye(3, dtype=torch.float64), 1.0)
+    torch.testing.assert_close(plain, clamped)
 
 
 def test_variances_go_towards_their_mean_as_far_as_clients_do_not_tell_them_apart():
     start = torch.eye(2, dtype=torch.float64)
     by_number = []
-    for number in (4.0, 40.0, 4e6):
+    for number in (0.1, 4.0, 4e6):
         sums = exact_sums(tensor([[4.0, 0.0], [0.0, 0.25]]), start, number)
         by_number.append(learn_covariance(sums, start, nothing(2), ONE, 1e-9 * ONE, ONE).covariance)
     ratios = [(found[0, 0] / found[1, 1]).item() for found in by_number]

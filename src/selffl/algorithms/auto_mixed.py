@@ -1,10 +1,10 @@
-"""The closing rounds of `selffl.algorithms.self_fl_auto` for small linear models: those of a mixed model, exactly.
+"""The closing rounds of `selffl.algorithms.self_fl_auto` for small linear models: they fit a mixed model.
 
-Where a model is one linear layer of few coefficients, clients find their posterior modes by Newton's method and tell how
-their rows bend the loss there.  Of the sums the server makes a step of the restricted likelihood
-(`selffl.maths.mixed_model`): of how coefficients vary between clients, each as much as it does and together with others,
-and of the centre that they vary around.  A few such rounds arrive at what software for mixed models finds with all rows
-in one place.
+Where a model is one linear layer of few coefficients, clients find their posterior modes by Newton's method
+(`selffl.algorithms.posterior_mode`).  They send the slope and the curvature of their loss there, and products of these.
+From the sums the server learns by restricted maximum likelihood how much each coefficient varies between clients, how
+coefficients vary together, and the centre that they vary around (`selffl.maths.mixed_model`).  A few such rounds arrive
+where software for mixed models does that has all rows in one place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from selffl.algorithms.auto_records import (
 from selffl.algorithms.averaging import row_count
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.population import Population
-from selffl.algorithms.posterior_mode import Mode, find_modes, for_scores, in_model_order
+from selffl.algorithms.posterior_mode import for_scores, in_model_order
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.safeguards import Bound
 from selffl.maths.mixed_model import (
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
 NUM_MIXED_ROUNDS = 8
-NUM_WHOLE_STEPS = 3  # of these rounds, the first ones; later steps are half as long, and settle where whole ones would not
+NUM_WHOLE_STEPS = 3  # the first of these rounds; later steps are half as long, and settle where whole ones do not
+TOLERANCE = 1e-6  # of products that have been rounded
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
 
 
@@ -83,7 +84,7 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
         size = broadcast.closing_covariance.shape[-1]
         covariance = for_scores(broadcast.closing_covariance.double(), found.score.shape[-1] // size)
         information = information_of(found.curvature, covariance)
-        blocks = found.score.unflatten(-1, (-1, size))
+        blocks = found.score.reshape(*found.score.shape[:-1], -1, size)
         upload = MixedUpload(
             task.num_examples.expand(task.shape).to(found.score),
             found.score,
@@ -119,7 +120,7 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
         )
         decided = upload.decided / number / centre.shape[-1]
         prior_rows = upload.num_examples / number * (1.0 / decided - 1.0).clamp(min=LEAST_UNDECIDED)
-        # As means over clients of which each says of the ratio what all of them do, with that error.
+        # A mean over so many clients whose standard error is that of the covariance.
         clients_seen = number * seen
         squares = one.square() + found.error.square() * (clients_seen - 1.0)
         share_of_each = torch.full_like(ratios, 1.0 / ratios.shape[-1])
@@ -143,7 +144,7 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
     def bounds(self, server: AutoServer, clients: Tensor, upload: MixedUpload, rows: Tensor) -> Mapping[str, Bound]:
         """A client has no more rows than it has, and no products but those of what it says."""
         size = upload.score_products.shape[-1]
-        blocks = upload.score.double().unflatten(-1, (-1, size))
+        blocks = upload.score.double().reshape(*upload.score.shape[:-1], -1, size)
         products = blocks.mT @ blocks
         of_information = information_products_of(upload.information.double(), size)
         slack, much = (TOLERANCE * each.abs().amax((-2, -1), keepdim=True) for each in (products, of_information))
@@ -156,9 +157,6 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
             "information_products": Bound(of_information - much, of_information + much),
             "decided": Bound(0.0, upload.score.shape[-1]),
         }
-
-
-TOLERANCE = 1e-6  # of products that have been rounded
 
 
 def order_of(coefficient_order: Tensor) -> Tensor:

@@ -125,8 +125,8 @@ class AutoBroadcast:
     class_skew: Tensor  # rho [..., C]: how much frequencies differ between clients; 0 while nothing is known
     score_factors: Tensor  # (t, a) [..., C, 2]: by how much scores and class frequencies are too small
     closing_variances: Tensor  # of each group, in closing visits [..., C, G]
-    # Of small linear models: how coefficients vary in closing visits [..., C, q, q], around a centre that is so far from
-    # theta [..., C, P], and their places in the model [..., C, P].
+    # Of small linear models: how coefficients vary in closing visits [..., C, q, q], how far the centre that they vary
+    # around is from theta [..., C, P], and their places in the model [..., C, P].
     closing_covariance: Tensor
     closing_centre: Tensor
     coefficient_order: Tensor

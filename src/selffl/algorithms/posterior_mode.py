@@ -113,6 +113,7 @@ def for_scores(covariance: Tensor, num_scores: int) -> Tensor:
 
 
 def _positive(curvature: Tensor) -> Tensor:
-    """What is left of a curvature ``[..., P, P]`` where the loss is not convex: directions in which it bends upwards."""
+    """A curvature ``[..., P, P]`` without the directions in which a loss that is not convex bends downwards."""
     values, axes = torch.linalg.eigh(curvature)
-    return (axes * values.clamp(min=0.0).unsqueeze(-2)) @ axes.mT
+    found: Tensor = (axes * values.clamp(min=0.0).unsqueeze(-2)) @ axes.mT
+    return found

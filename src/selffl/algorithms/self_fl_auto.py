@@ -294,8 +294,8 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         mixed, order = server.closing.mixed, order_of(server.coefficient_order)
         if not len(order):
             return mixed.covariance, mixed.centre
-        by_score = self.closing_variances(server)[..., order].unflatten(-1, (-1, mixed.covariance.shape[-1]))
-        alone = by_score.mean(-2).to(mixed.covariance).diag_embed()
+        variances, size = self.closing_variances(server)[..., order].to(mixed.covariance), mixed.covariance.shape[-1]
+        alone = variances.reshape(*variances.shape[:-1], -1, size).mean(-2).diag_embed()
         covariance = mixed.covariance.where(~mixed.covariance.isnan(), alone)
         return covariance, mixed.centre.nan_to_num(nan=0.0)
 
@@ -313,7 +313,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     def train_alone(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask, num_steps: int | Tensor
     ) -> AutoMemory:
-        """What clients keep after so many steps towards their posterior modes, on all rows; small linear models: there."""
+        """What clients keep after so many steps towards their posterior modes; small linear models are at them."""
         if broadcast.closing_covariance.shape[-1]:
             arrival, model = self.closing_modes(broadcast, memory, task)[1]
             return self.keep(broadcast, task, arrival, model, arrival.halves)

@@ -1,8 +1,8 @@
 """How coefficients of linear models vary between clients, by restricted maximum likelihood, from sums over clients.
 
-The coefficients of client m are the centre plus u_m, of covariance X.  Near its optimum the loss of the client's rows is
-quadratic, of curvature H_m, and the coefficients that are best for them vary around the client's by T H_m^-1, T being the
-unit of the loss.  With a working covariance T S, posterior modes under it, and
+The coefficients of client m are the centre plus u_m, of covariance X.  Near its optimum the loss of the client's rows
+is quadratic, of curvature H_m, and the coefficients that are best for them vary around the client's by T H_m^-1, T
+being the unit of the loss.  With a working covariance T S, posterior modes under it, and
 
     g_m = minus the slope of the loss at the mode,      W_m = (S + H_m^-1)^-1 = (1 + H_m S)^-1 H_m,
 
@@ -10,7 +10,7 @@ whatever S is, g_m g_m' and twice what the mode makes smallest (F_m, of N_m squa
 
     W_m X W_m + T (W_m - W_m S W_m)      and      tr W_m X + T (N_m - tr W_m S).
 
-Summed over clients and solved for X and T this is a step of scoring of the likelihood (Anderson, 1973; Rao, 1971), and
+Summed over clients and solved for X and T this is a step of scoring of the likelihood (Rao, 1971; Anderson, 1973), and
 repeated with S = X/T it arrives where that is highest.  The centre is found beside it: it moves by A^-1 sum g_m, where
 A = sum W_m, and what it has of the clients themselves is taken into account (Patterson and Thompson, 1971).
 Coefficients come in blocks, one for each score of a class, or each output, and vary alike in each of them.
@@ -81,11 +81,17 @@ def information_of(curvature: Tensor, covariance: Tensor) -> Tensor:
 
 
 def information_products_of(information: Tensor, size: int) -> Tensor:
-    """X -> W X W ``[..., V, V]`` for W ``[..., P, P]`` in blocks of ``size``, summed over blocks, which X is alike in."""
+    """X -> W X W ``[..., V, V]`` of W ``[..., P, P]`` in blocks of ``size``, summed over them; X is alike in all."""
     basis = basis_of(size).to(information)
-    blocks = information.unflatten(-2, (-1, size)).unflatten(-1, (-1, size))  # [..., K, q, K, q]
+    blocks = _blocks(information, size)
     columns = [torch.einsum("...kilm,...lmkn->...in", blocks @ each, blocks) for each in basis]
     return torch.einsum("vin,w...in->...vw", basis, torch.stack(columns))
+
+
+def _blocks(matrix: Tensor, size: int) -> Tensor:
+    """A matrix ``[..., P, P]`` as blocks ``[..., K, q, K, q]`` of a ``size`` q."""
+    number = matrix.shape[-1] // size
+    return matrix.reshape(*matrix.shape[:-2], number, size, number, size)
 
 
 def learn_covariance(
@@ -99,8 +105,8 @@ def learn_covariance(
 ) -> LearnedCovariance:
     """One step from a ``covariance [..., q, q]`` by the sums of one more cohort, or a ``part`` of it.
 
-    Moments of ``earlier`` cohorts, NaN where there are none, weigh 1 - ``share [...]`` beside this one's.  It is a share
-    ``sampled [...]`` of all clients, and ``seen [...]`` times as many have been asked so far.
+    Moments of ``earlier`` cohorts, NaN where there are none, weigh 1 - ``share [...]`` beside this one's.  It is a
+    share ``sampled [...]`` of all clients, and ``seen [...]`` times as many have been asked so far.
     """
     size, num_params = covariance.shape[-1], sums.score.shape[-1]
     basis, contrasts = basis_of(size).to(covariance), max(num_params // size - 1, 1)
@@ -116,8 +122,7 @@ def learn_covariance(
 
     def over_blocks(matrix: Tensor) -> Tensor:
         """The sum of the blocks ``[..., q, q]`` on the diagonal of ``[..., P, P]``."""
-        blocks = matrix.unflatten(-2, (-1, size)).unflatten(-1, (-1, size))
-        return blocks.diagonal(dim1=-4, dim2=-2).sum(-1)
+        return _blocks(matrix, size).diagonal(dim1=-4, dim2=-2).sum(-1)
 
     def between(matrix: Tensor) -> Tensor:
         """Sum of W M W over clients, of a ``matrix [..., P, P]`` by its blocks: contrasts of scores share a block."""
@@ -142,7 +147,7 @@ def learn_covariance(
     moments = Moments(_mix(earlier.value, value, share), _mix(earlier.matrix, matrix, share))
     unit, found = _solve(moments, covariance, sums.num_errors > 0)
     precision = moments.matrix[..., 1:, 1:]
-    learned = _nearest(covariance, torch.einsum("...v,vij->...ij", found, basis), precision, part)
+    learned = _step_towards(covariance, torch.einsum("...v,vij->...ij", found, basis), precision, part)
     return LearnedCovariance(
         _shrink_variances(learned, precision, seen),
         part * beyond.unsqueeze(-1) * shift,
@@ -180,15 +185,15 @@ def _scale(covariance: Tensor) -> Tensor:
 def _inverse(precision: Tensor, scale: Tensor) -> Tensor:
     """Inverse of a precision ``[..., V, V]``, found in units of this ``scale [..., V]``."""
     units = scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    found = torch.linalg.pinv(precision * units, rtol=RANK_TOLERANCE, hermitian=True)
+    found: Tensor = torch.linalg.pinv(precision * units, rtol=RANK_TOLERANCE, hermitian=True)
     return found * units
 
 
-def _nearest(before: Tensor, covariance: Tensor, precision: Tensor, part: float) -> Tensor:
-    """The way from a covariance ``before [..., q, q]`` to one that is positive in every direction, a ``part`` of it.
+def _step_towards(before: Tensor, covariance: Tensor, precision: Tensor, part: float) -> Tensor:
+    """A ``part`` of the way from ``before [..., q, q]`` to a ``covariance`` that may not be positive.
 
-    To the nearest, by its ``precision [..., V, V]``, that is in no direction so many times larger or smaller.  Directions
-    in which clients vary by less than nothing are held at the least, and all others are found anew beside them.
+    In no direction does it become so many times larger or smaller.  Directions in which clients would vary by less are
+    held at the least, and all others are found anew beside them, by the ``precision [..., V, V]``.
     """
     values, axes = torch.linalg.eigh(before)
     values = values.maximum(RANK_TOLERANCE * values[..., -1:])
@@ -236,7 +241,7 @@ def _shrink_variances(covariance: Tensor, precision: Tensor, seen: Tensor) -> Te
 
 
 def _mean_error(matrix: Tensor, errors_left: Tensor, covariance: Tensor, seen: Tensor) -> Tensor:
-    """Standard error of the mean variance over T ``[...]``; half of its information is known beside T, if that is not."""
+    """Standard error of the mean variance over T ``[...]``; T is known no better than its errors say."""
     information = matrix[..., 0, 1:]
     known = torch.where(errors_left > 0, 1.0 / errors_left.clamp(min=1.0), 0.0)[..., None, None]
     precision = matrix[..., 1:, 1:] - known * information.unsqueeze(-1) * information.unsqueeze(-2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,19 +24,20 @@ def derivatives_of(
 
     def total(params: Tensor, features: Features, labels: Tensor, weights: Tensor) -> Tensor:
         outputs = doubled(params, features)
-        each = torch.func.vmap(loss)(outputs.unsqueeze(1), labels.unsqueeze(1))
+        each: Tensor = torch.func.vmap(loss)(outputs.unsqueeze(1), labels.unsqueeze(1))
         return (each * weights).sum()
 
-    def of_client(*given: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        def slope(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            gradient, value = torch.func.grad_and_value(total)(params, *given[1:])
+    def of_client(params: Tensor, *rows: Any) -> tuple[Tensor, Tensor, Tensor]:
+        def slope(point: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            gradient, value = torch.func.grad_and_value(total)(point, *rows)
             return gradient, (value, gradient)
 
-        curvature, (value, gradient) = torch.func.jacrev(slope, has_aux=True)(given[0])
+        curvature, (value, gradient) = torch.func.jacrev(slope, has_aux=True)(params)
         return value, gradient, curvature
 
     def precise(entry: Tensor) -> Tensor:
         return entry.double() if entry.is_floating_point() else entry
 
     rows = map_entries(precise, features), precise(labels), is_own.double()
-    return torch.func.vmap(of_client)(params.double(), *rows)
+    value, gradient, curvature = torch.func.vmap(of_client)(params.double(), *rows)
+    return value, gradient, curvature

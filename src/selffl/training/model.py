@@ -39,8 +39,8 @@ from selffl.training.blocks import (
     slopes_of,
     softmax_regression_slope_changes,
 )
-from selffl.training.curvature import derivatives_of
 from selffl.training.classes import class_counts, class_targets, has_classes
+from selffl.training.curvature import derivatives_of
 from selffl.training.evaluation import blocks_of_clients
 from selffl.training.features import features_of, objective_gradient
 from selffl.training.few_rows import STEPS_AT_ONCE, KnownProducts, OwnRows, have_few_rows, walk_by_rows
@@ -347,8 +347,8 @@ class ModelTask(FeatureTask):
         number = self.num_examples.expand(self.shape).to(block)
         self.num_gradients.add_(self.steps_per_epoch.reshape(-1) * (1 + block.shape[1]))
         outputs = self._rows.labels[:1].numel() if is_squared_error(self._loss) else 0
-        shaped = (each.reshape(*self.shape, *each.shape[1:]) for each in (loss, gradient, curvature))
-        return LossDerivatives(*shaped, number * outputs)
+        whole = LossDerivatives(loss, gradient, curvature, outputs * number.reshape(-1))
+        return LossDerivatives(*(each.reshape(*self.shape, *each.shape[1:]) for each in whole))
 
     def _all_rows(self, params: Tensor, width: int) -> Iterator[tuple[Tensor, tuple[Features, Tensor], Tensor]]:
         """Rows of all slots, ``width`` numbers each, some slots at a time ``[s]``: rows ``[s, w]``, which are own."""
