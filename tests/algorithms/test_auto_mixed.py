@@ -13,12 +13,13 @@ import selffl
 from selffl.algorithms import algorithm
 from selffl.algorithms.auto_closing import ClosingRound
 from selffl.algorithms.auto_mixed import NUM_MIXED_ROUNDS, MixedRound
-from selffl.algorithms.posterior_mode import MOST_COEFFICIENTS, find_modes, find_order, for_scores
+from selffl.algorithms.posterior_mode import MOST_COEFFICIENTS, find_modes, find_order
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines import cohort
 from selffl.engines.cohort import CohortEngine
 from selffl.engines.serial import serial_engine
 from selffl.maths import mixed_model
+from selffl.maths.mixed_model import for_blocks
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
@@ -132,7 +133,7 @@ def test_modes_are_those_that_scipy_finds():
         best = minimize(objective, np.zeros(6), jac=True, method="BFGS", options={"gtol": 1e-9})
         np.testing.assert_allclose(found.deviation[m].numpy(), root @ best.x, atol=1e-6)
         assert found.value[m].item() == pytest.approx(best.fun, rel=1e-9)
-        held = for_scores(torch.tensor(covariance), 3) @ found.score[m]
+        held = for_blocks(torch.tensor(covariance), 3) @ found.score[m]
         torch.testing.assert_close(held, found.deviation[m], rtol=1e-4, atol=1e-6)
 
 

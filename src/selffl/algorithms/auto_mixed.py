@@ -27,15 +27,18 @@ from selffl.algorithms.auto_records import (
 from selffl.algorithms.averaging import row_count
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.population import Population
-from selffl.algorithms.posterior_mode import for_scores, in_model_order
+from selffl.algorithms.posterior_mode import in_model_order
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.safeguards import Bound
 from selffl.maths.mixed_model import (
     MixedSums,
     Moments,
+    for_blocks,
+    in_other_units,
     information_of,
     information_products_of,
     learn_covariance,
+    roots_of,
 )
 
 if TYPE_CHECKING:
@@ -82,18 +85,20 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
         """What the likelihood of its rows says of the covariance and of the centre, at the posterior mode."""
         found, _ = self.method.closing_modes(broadcast, memory, task)
         size = broadcast.closing_covariance.shape[-1]
-        covariance = for_scores(broadcast.closing_covariance.double(), found.score.shape[-1] // size)
-        information = information_of(found.curvature, covariance)
-        blocks = found.score.reshape(*found.score.shape[:-1], -1, size)
+        # In units of how coefficients vary information is at most 1.
+        root = for_blocks(roots_of(broadcast.closing_covariance.double())[0], found.score.shape[-1] // size)
+        information = information_of(root @ found.curvature @ root, torch.eye(len(root[0])).to(root))
+        score = (root @ found.score.unsqueeze(-1)).squeeze(-1)
+        blocks = score.reshape(*score.shape[:-1], -1, size)
         upload = MixedUpload(
-            task.num_examples.expand(task.shape).to(found.score),
-            found.score,
+            task.num_examples.expand(task.shape).to(score),
+            score,
             blocks.mT @ blocks,
             information,
             information_products_of(information, size),
             torch.where(found.num_errors > 0, 2.0 * found.value, 0.0),
             found.num_errors,
-            (information * covariance).sum((-2, -1)),
+            information.diagonal(dim1=-2, dim2=-1).sum(-1),
         )
         return upload, memory
 
@@ -102,10 +107,11 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
         before, number = server.closing.mixed, clients.shape[-1]
         covariance, centre = self.method.closing_mixture(server)
         sampled = (number / server.num_clients).double()
-        sums = MixedSums(
+        sent = MixedSums(
             upload.score, upload.score_products, upload.information, upload.information_products, upload.variation,
             upload.num_errors,
         )  # fmt: skip
+        sums = in_other_units(sent, roots_of(covariance.double())[1])
         earlier = Moments(before.moments.double(), before.moments_matrix.double())
         # The same clients tell nothing new: their latest answers count.
         share = torch.where(sampled < 1, 1.0 / self.number, 1.0)
@@ -153,7 +159,8 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
             "num_examples": row_count(rows),
             "score": any_number,
             "score_products": Bound(products - slack, products + slack),
-            "information": any_number,
+            "information": Bound(-1.0, 1.0),
+            "the diagonal of information": Bound(0.0, 1.0, upload.information.diagonal(dim1=-2, dim2=-1)),
             "information_products": Bound(of_information - much, of_information + much),
             "decided": Bound(0.0, upload.score.shape[-1]),
         }

@@ -201,7 +201,10 @@ class ClosingUpload:
 
 @dataclass(frozen=True)
 class MixedUpload:
-    """What a client with a small linear model adds to the sums of a closing round: see `selffl.maths.mixed_model`."""
+    """What a client with a small linear model adds to the sums of a closing round: see `selffl.maths.mixed_model`.
+
+    Slopes and curvatures are in units of how coefficients vary: information is between 0 and 1.
+    """
 
     num_examples: Tensor  # N_m [..., C]
     score: Tensor  # g_m [..., C, P]

@@ -15,6 +15,7 @@ from torch import Tensor
 from selffl.algorithms.layers import Head
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import LossDerivatives, RowwiseTask
+from selffl.maths.mixed_model import for_blocks
 
 MOST_COEFFICIENTS = 16  # of a score
 MOST_STEPS = 30
@@ -62,7 +63,7 @@ def find_modes(task: RowwiseTask, anchor: Tensor, covariance: Tensor, order: Ten
     covariance makes it of, steps are in u, so that nothing is divided by a variance that may be 0.
     """
     num_scores = anchor.shape[-1] // covariance.shape[-1]
-    whole = for_scores(covariance.double(), num_scores)
+    whole = for_blocks(covariance.double(), num_scores)
     begin = anchor.double()
 
     def look(steepness: Tensor) -> tuple[Tensor, LossDerivatives]:
@@ -104,12 +105,6 @@ def find_modes(task: RowwiseTask, anchor: Tensor, covariance: Tensor, order: Ten
 def in_model_order(values: Tensor, order: Tensor) -> Tensor:
     """Numbers of coefficients ``[..., P]``, score by score, in the order of the model."""
     return torch.zeros_like(values).index_add(-1, order, values)
-
-
-def for_scores(covariance: Tensor, num_scores: int) -> Tensor:
-    """The covariance of all coefficients ``[..., P, P]``: for each score that of one ``[..., q, q]``."""
-    same = torch.eye(num_scores, dtype=covariance.dtype, device=covariance.device)
-    return torch.einsum("kl,...ij->...kilj", same, covariance).flatten(-4, -3).flatten(-2, -1)
 
 
 def _positive(curvature: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ Coefficients come in blocks, one for each score of a class, or each output, and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -92,6 +92,35 @@ def _blocks(matrix: Tensor, size: int) -> Tensor:
     """A matrix ``[..., P, P]`` as blocks ``[..., K, q, K, q]`` of a ``size`` q."""
     number = matrix.shape[-1] // size
     return matrix.reshape(*matrix.shape[:-2], number, size, number, size)
+
+
+def roots_of(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """The symmetric square root of a covariance ``[..., q, q]`` and its inverse."""
+    values, axes = torch.linalg.eigh(covariance)
+    values = values.maximum(RANK_TOLERANCE * values[..., -1:])
+    root: Tensor = (axes * values.sqrt().unsqueeze(-2)) @ axes.mT
+    inverse: Tensor = (axes * values.rsqrt().unsqueeze(-2)) @ axes.mT
+    return root, inverse
+
+
+def for_blocks(matrix: Tensor, number: int) -> Tensor:
+    """A matrix ``[..., q, q]`` for each of so many blocks, and nothing between them ``[..., P, P]``."""
+    same = torch.eye(number, dtype=matrix.dtype, device=matrix.device)
+    return torch.einsum("kl,...ij->...kilj", same, matrix).flatten(-4, -3).flatten(-2, -1)
+
+
+def in_other_units(sums: MixedSums, factor: Tensor) -> MixedSums:
+    """Sums of slopes and curvatures that are a ``factor [..., q, q]`` times as large, from both sides."""
+    size = factor.shape[-1]
+    basis, whole = basis_of(size).to(factor), for_blocks(factor, sums.score.shape[-1] // size)
+    turned = torch.einsum("vij,...wij->...vw", basis, factor.unsqueeze(-3) @ basis @ factor.unsqueeze(-3))
+    return replace(
+        sums,
+        score=(whole @ sums.score.unsqueeze(-1)).squeeze(-1),
+        score_products=factor @ sums.score_products @ factor,
+        information=whole @ sums.information @ whole,
+        information_products=turned.mT @ sums.information_products @ turned,
+    )
 
 
 def learn_covariance(
@@ -195,9 +224,7 @@ def _step_towards(before: Tensor, covariance: Tensor, precision: Tensor, part: f
     In no direction does it become so many times larger or smaller.  Directions in which clients would vary by less are
     held at the least, and all others are found anew beside them, by the ``precision [..., V, V]``.
     """
-    values, axes = torch.linalg.eigh(before)
-    values = values.maximum(RANK_TOLERANCE * values[..., -1:])
-    root, inverse = ((axes * power.unsqueeze(-2)) @ axes.mT for power in (values.sqrt(), values.rsqrt()))
+    root, inverse = roots_of(before)
     wanted = inverse @ covariance @ inverse
     is_known = wanted.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
     wanted = torch.where(is_known, wanted, 0.0)

@@ -10,6 +10,7 @@ from flwr.app import Context, RecordDict
 from wire import RUN, Small, WireGrid
 
 from selffl.algorithms import algorithm
+from selffl.algorithms.population import Population
 from selffl.errors import ConfigError, QuorumError
 from selffl.flower import client_app, server_app
 from selffl.state.checkpoint import load_tensors
@@ -46,7 +47,7 @@ def test_a_run_by_secure_sums_is_the_plain_run_to_the_stated_precision(name, tmp
         else:
             torch.testing.assert_close(secure[field], tensor, rtol=1e-4, atol=1e-6, equal_nan=True)
     kinds = [message.metadata.message_type for message, _ in grid.sent]
-    asked = 4 * (3 + len(algorithm(name).closing_rounds(3)))  # which are sums as well
+    asked = 4 * (3 + len(algorithm(name).closing_rounds(3, Population(3))))  # which are sums as well
     assert [kinds.count(kind) for kind in ("query.keys", "query.shares", "train", "query.reveal")] == [asked] * 4
 
 
