@@ -95,6 +95,7 @@ def precisions(run):
     return found
 
 
+@pytest.mark.usefixtures("no_small_models")
 @pytest.mark.parametrize("count", [1, 4, BATCH, 35])
 def test_auto_finds_the_mode_of_the_newcomers_posterior(count):
     run = trained("self-fl-auto")
@@ -122,6 +123,7 @@ def test_auto_finds_the_mode_of_the_newcomers_posterior(count):
     assert (flat(run.welcome((x, y))) - expected).norm() < 0.01 * max(way, 1e-3)
 
 
+@pytest.mark.usefixtures("no_small_models")
 @pytest.mark.parametrize("count", [2, 30])
 def test_auto_finds_the_posterior_mean_of_a_linear_model(count):
     run = trained("self-fl-auto", "values", learning_rate=0.02)
@@ -160,6 +162,7 @@ def test_self_fl_takes_the_steps_of_a_client_whose_variance_is_unknown():
     torch.testing.assert_close(flat(run.welcome((x, y))), flat(model), rtol=0, atol=1e-12)
 
 
+@pytest.mark.usefixtures("no_small_models")
 def test_more_rows_move_the_model_further_and_none_do_not():
     run = trained("self-fl-auto")
     x, y = rows_of(95, 40)
@@ -270,6 +273,7 @@ def test_a_method_that_learns_its_variance_by_taking_part_is_visited_once(name, 
     assert len(visits) == 1
 
 
+@pytest.mark.usefixtures("no_small_models")
 def test_visits_end_where_the_model_no_longer_moves_and_at_the_bound(visits, monkeypatch):
     run, own = trained("self-fl-auto"), rows_of(92, 5)
     run.welcome(own)
