@@ -1,5 +1,7 @@
 """Restricted maximum likelihood from sums: against statsmodels, an analysis of variance and dense matrices."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import statsmodels.api as sm
@@ -43,7 +45,7 @@ def learned(designs, outcomes, covariance, num_steps):
     covariance, centre = np.array(covariance), np.zeros(designs[0].shape[1])
     for _ in range(num_steps):
         sums = sums_of(designs, outcomes, centre, covariance)
-        found = learn_covariance(sums, tensor(covariance), nothing(len(centre)), ONE, ONE, ONE)
+        found = learn_covariance(sums, tensor(covariance), tensor(0.0 * centre), nothing(len(centre)), ONE, ONE, ONE)
         covariance, centre = found.covariance.numpy(), centre + found.shift.numpy()
     return centre, covariance * found.unit.item(), found.unit.item() / 2.0, found
 
@@ -128,9 +130,9 @@ def exact_sums(covariance, start, num_clients, size=2):
 def test_clients_whose_rows_say_all_are_taken_at_their_word():
     true, start = tensor([[1.0, 0.8], [0.8, 1.0]]), torch.eye(2, dtype=torch.float64)
     sums = exact_sums(true, start, num_clients=1e9)
-    found = learn_covariance(sums, start, nothing(2), ONE, ONE, ONE)
+    found = learn_covariance(sums, start, torch.zeros(2).double(), nothing(2), ONE, ONE, ONE)
     torch.testing.assert_close(found.covariance, true, rtol=1e-5, atol=0.0)
-    half = learn_covariance(sums, start, nothing(2), ONE, ONE, ONE, part=0.5).covariance
+    half = learn_covariance(sums, start, torch.zeros(2).double(), nothing(2), ONE, ONE, ONE, part=0.5).covariance
     torch.testing.assert_close(half @ half, true, rtol=1e-5, atol=1e-5)  # on the logarithm, from one
 
 
@@ -160,7 +162,9 @@ def test_variances_go_towards_their_mean_as_far_as_clients_do_not_tell_them_apar
     by_number = []
     for number in (0.1, 4.0, 4e6):
         sums = exact_sums(tensor([[4.0, 0.0], [0.0, 0.25]]), start, number)
-        by_number.append(learn_covariance(sums, start, nothing(2), ONE, 1e-9 * ONE, ONE).covariance)
+        by_number.append(
+            learn_covariance(sums, start, torch.zeros(2).double(), nothing(2), ONE, 1e-9 * ONE, ONE).covariance
+        )
     ratios = [(found[0, 0] / found[1, 1]).item() for found in by_number]
     assert 1.0 < ratios[0] < ratios[1] < ratios[2]
     assert ratios[2] == pytest.approx(16.0, rel=1e-3)
@@ -174,7 +178,9 @@ def test_a_coefficient_of_which_nobody_tells_varies_as_the_others_do():
         sums.score, keep @ sums.score_products @ keep, information,
         50.0 * information_products_of(information / 50.0, 2), sums.variation, sums.num_errors,
     )  # fmt: skip
-    found = learn_covariance(sums, torch.eye(2, dtype=torch.float64), nothing(2), ONE, 1e-9 * ONE, ONE).covariance
+    found = learn_covariance(
+        sums, torch.eye(2, dtype=torch.float64), torch.zeros(2).double(), nothing(2), ONE, 1e-9 * ONE, ONE
+    ).covariance
     torch.testing.assert_close(found.diagonal(), tensor([3.0, 3.0]), rtol=1e-4, atol=0.0)
 
 
@@ -186,9 +192,9 @@ def test_the_centre_stays_where_a_sample_is_off_it_by_chance(sampled, off, moves
     score = sums.information @ tensor([off, 0.0])
     sums = MixedSums(
         score, sums.score_products + score.outer(score) / 20.0, sums.information, sums.information_products,
-        sums.variation, sums.num_errors,
+        *[torch.tensor(1e9, dtype=torch.float64)] * 2,  # squared errors, whose unit is 1
     )  # fmt: skip
-    found = learn_covariance(sums, start, nothing(2), ONE, sampled * ONE, ONE)
+    found = learn_covariance(sums, start, torch.zeros(2).double(), nothing(2), ONE, sampled * ONE, ONE)
     assert found.shift[0].item() == pytest.approx(moves * off, rel=0.01, abs=1e-9)
     if sampled == 1.0:  # then what was off is no difference between clients
         torch.testing.assert_close(found.covariance, start * 21.0 / 20.0, rtol=1e-4, atol=1e-4)
@@ -210,8 +216,24 @@ def test_the_standard_error_is_that_of_repeated_draws():
 def test_where_nothing_can_be_known_nothing_is_said():
     """A client with one row: as many coefficients as errors, and no other client."""
     sums = sums_of([np.array([[1.0, 2.0]])], [np.array([1.0])], np.zeros(2), np.eye(2))
-    found = learn_covariance(sums, torch.eye(2, dtype=torch.float64), nothing(2), ONE, ONE, ONE)
+    found = learn_covariance(
+        sums, torch.eye(2, dtype=torch.float64), torch.zeros(2).double(), nothing(2), ONE, ONE, ONE
+    )
     assert not found.covariance.isinf().any()
     empty = MixedSums(*(0.0 * part for part in vars(sums).values()))
-    found = learn_covariance(empty, torch.eye(2, dtype=torch.float64), nothing(2), ONE, ONE, ONE)
+    found = learn_covariance(
+        empty, torch.eye(2, dtype=torch.float64), torch.zeros(2).double(), nothing(2), ONE, ONE, ONE
+    )
     assert found.covariance.isnan().all() or found.covariance.isfinite().all()
+
+
+def test_the_shared_model_is_one_client_more_where_classes_are_apart():
+    """Twenty clients whose rows say all would have the centre elsewhere: it goes 20/21 of the way, and stays there."""
+    start = torch.eye(2, dtype=torch.float64)
+    sums = exact_sums(start, start, 20.0)
+    centre = torch.zeros(2).double()
+    for _ in range(3):
+        away = tensor([1.0, 0.0]) - centre
+        pulled = replace(sums, score=sums.information @ away)
+        centre = centre + learn_covariance(pulled, start, centre, nothing(2), ONE, ONE, ONE).shift
+    torch.testing.assert_close(centre, tensor([20.0 / 21.0, 0.0]), rtol=1e-4, atol=1e-6)

@@ -117,7 +117,7 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
         share = torch.where(sampled < 1, 1.0 / self.number, 1.0)
         seen = (self.number * sampled).clamp(max=1.0) / sampled
         part = 1.0 if self.number <= NUM_WHOLE_STEPS else 0.5
-        found = learn_covariance(sums, covariance.double(), earlier, share, sampled, seen, part)
+        found = learn_covariance(sums, covariance.double(), centre.double(), earlier, share, sampled, seen, part)
         variances = found.covariance.diagonal(dim1=-2, dim2=-1)
         one = variances.mean(-1)
         ratios = in_model_order(

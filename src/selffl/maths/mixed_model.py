@@ -27,7 +27,7 @@ from torch import Tensor
 
 ALIKE_CLIENTS = 0.1  # clients whose coefficients vary alike, beside those who tell how much each varies
 LEAST_CHANGE = 1e-2  # times what it was that the variance in any direction is after a step, at least
-MOST_CHANGE = 1e4  # and at most
+MOST_CHANGE = 1e2  # and at most
 NUM_FACES = 4  # how often directions are looked for in which clients do not vary
 RANK_TOLERANCE = 1e-9  # of the largest eigenvalue: what is smaller is 0
 TINY = 1e-300
@@ -126,6 +126,7 @@ def in_other_units(sums: MixedSums, factor: Tensor) -> MixedSums:
 def learn_covariance(
     sums: MixedSums,
     covariance: Tensor,
+    centre: Tensor,
     earlier: Moments,
     share: Tensor,
     sampled: Tensor,
@@ -134,14 +135,21 @@ def learn_covariance(
 ) -> LearnedCovariance:
     """One step from a ``covariance [..., q, q]`` by the sums of one more cohort, or a ``part`` of it.
 
+    The ``centre [..., P]`` is that of all clients, beyond the shared model.
+
     Moments of ``earlier`` cohorts, NaN where there are none, weigh 1 - ``share [...]`` beside this one's.  It is a
     share ``sampled [...]`` of all clients, and ``seen [...]`` times as many have been asked so far.
     """
     size, num_params = covariance.shape[-1], sums.score.shape[-1]
     basis, contrasts = basis_of(size).to(covariance), max(num_params // size - 1, 1)
-    spread = torch.linalg.pinv(sums.information, rtol=RANK_TOLERANCE, hermitian=True)
-    shift = (spread @ sums.score.unsqueeze(-1)).squeeze(-1)
-    length = (shift * sums.score).sum(-1)
+    # Classes that a line separates have their best centre at infinity: with them the shared model counts as one client
+    # more.  Squared errors need no such thing.
+    is_held = (sums.num_errors == 0)[..., None, None]
+    hold = torch.where(is_held, for_blocks(roots_of(covariance)[1].matrix_power(2), num_params // size), 0.0)
+    pull = sums.score - (hold @ centre.unsqueeze(-1)).squeeze(-1)
+    spread = torch.linalg.pinv(sums.information + hold, rtol=RANK_TOLERANCE, hermitian=True)
+    shift = (spread @ pull.unsqueeze(-1)).squeeze(-1)
+    length = (shift * pull).sum(-1)
     # Some of many clients are away from a centre that is right, by chance; the centre moves by what is beyond that.
     unit = torch.where(sums.num_errors > 0, sums.variation / sums.num_errors.clamp(min=1.0), 1.0)
     beyond = (1.0 - (1.0 - sampled) * contrasts * size * unit / length.clamp(min=TINY)).clamp(min=0.0)
