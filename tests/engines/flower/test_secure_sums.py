@@ -45,9 +45,12 @@ def test_a_run_by_secure_sums_is_the_plain_run_to_the_stated_precision(name, tmp
         if field == "num_gradients":
             assert secure[field].sum() == tensor.sum()
         else:
-            # What is learned of small models is solved for, eight times over.
-            close = {"rtol": 1e-2, "atol": 1e-3} if ".mixed." in field else {"rtol": 1e-4, "atol": 1e-6}
-            torch.testing.assert_close(secure[field], tensor, **close, equal_nan=True)
+            pair = secure[field], tensor
+            close = {"rtol": 1e-4, "atol": 1e-6}
+            if field.startswith("server.closing."):  # of a small model: solved for eight times over, a variance near 0
+                close = {"rtol": 1e-2, "atol": 1e-3}
+                pair = tuple(1.0 / each for each in pair) if field.endswith("prior_rows") else pair
+            torch.testing.assert_close(*pair, **close, equal_nan=True)
     kinds = [message.metadata.message_type for message, _ in grid.sent]
     asked = 4 * (3 + len(algorithm(name).closing_rounds(3, Population(3))))  # which are sums as well
     assert [kinds.count(kind) for kind in ("query.keys", "query.shares", "train", "query.reveal")] == [asked] * 4
