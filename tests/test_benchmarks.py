@@ -35,7 +35,7 @@ TINY = {
     "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
     "large_tables": ["--tables", "5x60"],
     "scale": [
-        "--clients", "20", "60", "--cohort", "5", "--rows", "4", "--features", "6", "--steps", "2", "--turns", "2",
+        "--clients", "20", "60", "--cohort", "5", "--rows", "4", "--features", "6", "--steps", "2", "--turns", "1",
     ],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
     "ranks": [

@@ -562,7 +562,7 @@ def test_the_tutorial_runs_and_in_python_it_is_the_run_of_its_commands(tmp_path,
 
     def shorten():
         if file.exists():
-            text, number = re.subn(r"^rounds = \d+", "rounds = 8", file.read_text(encoding="utf-8"), flags=re.M)
+            text, number = re.subn(r"^rounds = \d+", "rounds = 4", file.read_text(encoding="utf-8"), flags=re.M)
             assert number == 1
             file.write_text(text, encoding="utf-8")
 
