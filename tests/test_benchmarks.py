@@ -106,8 +106,8 @@ def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():
 
 
 # Those that measure a process as a whole; the others run in the test's, which need not import everything again.
-OWN_PROCESS = ("memory", "scale", "large_tables", "flower_rounds")
-FORKING = ("ranks",)  # they start processes of their own, which are forked
+OWN_PROCESS = ("memory", "large_tables", "flower_rounds")
+FORKING = ("ranks", "scale")  # they start processes of their own, which are forked
 
 
 @pytest.fixture
