@@ -124,7 +124,7 @@ def costs(
 
     def round_of(name: str, width: int, **options: int) -> tuple[int, float, list[int]]:
         model = FlatModel(nn.Sequential(nn.Linear(64, width), nn.Linear(width, 10)))
-        source = ModelSource(federation, model, nn.functional.cross_entropy, 0.01, 10, 0, "vmap")
+        source = ModelSource(federation, model, nn.functional.cross_entropy, 0.01, 10, 0, "loop")
         method = ALGORITHMS[name](**options)
         server = method.start(model.params, source.population)
         sent = method.broadcast(server, clients)
