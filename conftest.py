@@ -11,11 +11,13 @@ from pathlib import Path
 # would take six times as long while others run.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# In memory where there is room for them: tests that write and delete many files otherwise wait for the disk half of
-# the time.  All tests together leave less than one gigabyte.
+# In memory where there is room for them and scripts may run from it: tests that write and delete many files otherwise
+# wait for the disk half of the time.  All tests together leave less than one gigabyte.
 MEMORY, ROOM = Path("/dev/shm"), 4 * 10**9
-if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
-    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+if "TMPDIR" not in os.environ and MEMORY.is_dir():
+    is_executable = not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    if is_executable and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 NEED_FLOWER = [
     "src/selffl/engines/flower/*",
