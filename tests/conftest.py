@@ -20,7 +20,7 @@ from selffl import algorithm, cli
 from selffl.algorithms import auto_closing
 from selffl.algorithms.self_fl_auto import SelfFLAuto
 
-FEW_STEPS = 2
+FEW_STEPS = 5
 CONTRIBUTING = Path(__file__).parent.parent / "CONTRIBUTING.md"
 
 
