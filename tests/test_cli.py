@@ -429,8 +429,8 @@ def test_names_the_font_has_no_letters_for_are_drawn_without_noise(run, folder):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_a_million_clients_fit_into_a_gigabyte(folder):
-    """By what 30,000 clients take beyond 10,000: memory grows in proportion to the clients."""
-    fewer, num_clients = 10_000, 30_000
+    """By what 60,000 clients take beyond 20,000: memory grows in proportion to the clients."""
+    fewer, num_clients = 20_000, 60_000
     rng = np.random.default_rng(0)
     columns = rng.normal(size=num_clients).tolist(), rng.exponential(size=num_clients).tolist()
     lines = [f"c{i},{e:.6f},{v:.6f}\n" for i, (e, v) in enumerate(zip(*columns, strict=True))]
