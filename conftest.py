@@ -12,9 +12,10 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # In memory where there is room for them and scripts may run from it: tests that write and delete many files otherwise
-# wait for the disk half of the time.  All tests together leave less than one gigabyte.
+# wait for the disk half of the time.  All tests together leave less than one gigabyte.  Not where simulations over
+# Flower keep their own objects in it.
 MEMORY, ROOM = Path("/dev/shm"), 4 * 10**9
-if "TMPDIR" not in os.environ and MEMORY.is_dir():
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and not find_spec("flwr"):
     is_executable = not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
     if is_executable and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
