@@ -17,6 +17,7 @@ from _pytest.doctest import DoctestModule
 from rich.console import Console
 
 from selffl import algorithm, cli
+from selffl.algorithms import auto_closing
 from selffl.algorithms.self_fl_auto import SelfFLAuto
 
 FEW_STEPS = 5
@@ -97,7 +98,7 @@ def one_core(monkeypatch):
 
 @pytest.fixture(scope="session")
 def few_closing_steps():
-    """What has clients train for a few steps, not for four visits, once training is over."""
+    """What has clients train for a few steps, not for four visits, and cut their rows once, when training is over."""
 
     @contextmanager
     def patched():
@@ -108,6 +109,7 @@ def few_closing_steps():
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(SelfFLAuto, "closing_steps", few)
+            patch.setattr(auto_closing, "NUM_SPLITS", 1)
             yield
 
     return patched

@@ -35,7 +35,7 @@ TINY = {
     "flower_rounds": ["--repeats", "1", "--rounds", "1", "--clients", "2", "--steps", "2", "--models", "softmax"],
     "large_tables": ["--tables", "5x60"],
     "scale": [
-        "--clients", "20", "60", "--cohort", "5", "--rows", "4", "--features", "6", "--steps", "2", "--turns", "2",
+        "--clients", "20", "60", "--cohort", "5", "--rows", "4", "--features", "6", "--steps", "2", "--turns", "1",
     ],
     "memory": ["--clients", "10", "--rows", "4", "--rounds", "2", "--every", "1", "--repeats", "1"],
     "ranks": [
@@ -106,8 +106,8 @@ def test_every_benchmark_has_a_case_here_and_a_place_in_the_readme():
 
 
 # Those that measure a process as a whole; the others run in the test's, which need not import everything again.
-OWN_PROCESS = ("memory", "scale", "large_tables", "flower_rounds")
-FORKING = ("ranks",)  # they start processes of their own, which are forked
+OWN_PROCESS = ("memory", "large_tables", "flower_rounds")
+FORKING = ("ranks", "scale")  # they start processes of their own, which are forked
 
 
 @pytest.fixture

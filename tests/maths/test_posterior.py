@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import zlib
 from fractions import Fraction
 
@@ -20,7 +21,7 @@ FORMS = ("paper", "exact")
 EPSILON = 2.0**-52
 
 both_forms = pytest.mark.parametrize("form", FORMS)
-hypothesis_settings = settings(deadline=None, max_examples=60)
+hypothesis_settings = settings(deadline=None, max_examples=int(os.environ.get("SELFFL_EXAMPLES", "30")))
 
 
 # --- Oracles: none of them uses a formula or a function of src -------------------------------------------------------

@@ -20,7 +20,7 @@ from selffl.errors import CheckpointError, ConfigError, DataError
 from selffl.runs import session
 from selffl.runs.gain import gain_rows, is_within_chance, losers
 
-SETTINGS = {"rounds": 8, "participation": 0.5, "learning_rate": 0.05, "batch_size": 8, "seed": 3, "evaluate_every": 4}
+SETTINGS = {"rounds": 4, "participation": 0.5, "learning_rate": 0.05, "batch_size": 8, "seed": 3, "evaluate_every": 2}
 
 
 @pytest.fixture(scope="module")
@@ -135,14 +135,20 @@ def test_it_is_kept_in_the_folder_and_read_again(fed, tmp_path, short):
     assert selffl.resume(tmp_path / "copy").gains() == run.gains()
 
 
-@pytest.mark.parametrize("last", [3, 4, 8])
-def test_an_interrupted_run_ends_as_one_that_was_left_alone(fed, tmp_path, last):
+@pytest.fixture(scope="module")
+def begun(fed):
+    """A run to begin with, and one that begins there and is left alone."""
+    start = by_hand(fed, "fedavg")
+    return start, selffl.train("softmax", fed, "self-fl", gain=True, start=start, **SETTINGS)
+
+
+@pytest.mark.parametrize("last", [1, 2, 4])
+def test_an_interrupted_run_ends_as_one_that_was_left_alone(fed, begun, tmp_path, last):
     def stop(row):
         if row["round"] == last:
             raise KeyboardInterrupt
 
-    start = by_hand(fed, "fedavg")
-    whole = selffl.train("softmax", fed, "self-fl", gain=True, start=start, out=tmp_path / "whole", **SETTINGS)
+    start, whole = begun
     with pytest.raises(KeyboardInterrupt):
         selffl.train("softmax", fed, "self-fl", gain=True, start=start, out=tmp_path / "run", on_round=stop, **SETTINGS)
     found = selffl.resume(tmp_path / "run")
@@ -157,7 +163,7 @@ def test_interrupted_while_clients_train_alone(fed, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             selffl.train("softmax", fed, "ditto", gain=True, out=tmp_path / "run", **SETTINGS)
     halfway = selffl.load(tmp_path / "run")
-    assert (halfway.summary["status"], halfway.summary["rounds"]) == ("running", 8)
+    assert (halfway.summary["status"], halfway.summary["rounds"]) == ("running", 4)
     with pytest.raises(ConfigError, match="has not ended"):
         halfway.gains()
     seen = []
@@ -168,8 +174,8 @@ def test_interrupted_while_clients_train_alone(fed, tmp_path, monkeypatch):
 
 
 def test_a_longer_run_is_held_against_longer_training_alone(fed, tmp_path):
-    selffl.train("softmax", fed, "ditto", gain=True, out=tmp_path / "run", **SETTINGS | {"rounds": 4})
-    longer = selffl.resume(tmp_path / "run", rounds=8)
+    selffl.train("softmax", fed, "ditto", gain=True, out=tmp_path / "run", **SETTINGS | {"rounds": 2})
+    longer = selffl.resume(tmp_path / "run", rounds=4)
     assert longer.clients == selffl.train("softmax", fed, "ditto", gain=True, **SETTINGS).clients
 
 
@@ -177,7 +183,7 @@ def test_a_folder_without_the_first_model_says_so(fed, tmp_path):
     selffl.train("softmax", fed, "ditto", gain=True, out=tmp_path / "run", **SETTINGS)
     (tmp_path / "run" / "start.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"start\.safetensors does not exist"):
-        selffl.resume(tmp_path / "run", rounds=9)
+        selffl.resume(tmp_path / "run", rounds=5)
 
 
 # ---------------------------------------------------------------------------------------------------------- refused
@@ -342,9 +348,9 @@ def test_self_fl_auto_leaves_weights_and_variances(fed):
     run = selffl.train("softmax", fed, "self-fl-auto", **SETTINGS)
     server = run._state.server
     size = dict(zip(fed.clients, fed.train.num_examples.tolist(), strict=True))
-    rows = [row for row in run.participation if row["round"] == 8]
+    rows = [row for row in run.participation if row["round"] == 4]
     before = selffl.train(
-        "softmax", fed, "self-fl-auto", **SETTINGS | {"rounds": 7}
+        "softmax", fed, "self-fl-auto", **SETTINGS | {"rounds": 3}
     )._state.server  # n_0 as it was sent
     own = [size[row["client"]] / (size[row["client"]] + float(before.prior_rows)) for row in rows]
     assert [row["weight"] for row in rows] == pytest.approx([each / sum(own) for each in own], rel=1e-5)
@@ -356,9 +362,9 @@ def test_self_fl_auto_leaves_weights_and_variances(fed):
     for row in run.clients:
         gain = 1 + float(closing.prior_rows) / size[row["client"]]
         variance = float(closing.inter_variance * closing.prior_rows) / size[row["client"]]
-        expected = {"predicted_gain": gain, "intra_variance": variance} if row["rounds"] else {}
-        for name in ("predicted_gain", "intra_variance"):
-            assert row[name] == pytest.approx(expected.get(name), rel=1e-5)
+        for name, expected in (("predicted_gain", gain), ("intra_variance", variance)):
+            assert row[name] == (pytest.approx(expected, rel=1e-5) if row["rounds"] else None)
+    assert {row["rounds"] > 0 for row in run.clients} == {True, False}
     for row in rows:
         variance = float(server.inter_variance * server.prior_rows) / size[row["client"]]
         assert row["intra_variance"] == pytest.approx(variance, rel=1e-5)

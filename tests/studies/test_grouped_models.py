@@ -82,10 +82,10 @@ def test_the_estimators_variance_is_in_the_outcomes_unit():
     features = rng.normal(size=(len(owner), 1))
     outcome = rng.normal(size=60)[owner] + 2.0 * rng.normal(size=len(owner))
     train = GroupedRows(features, outcome, np.array([f"group {number:02d}" for number in owner]))
-    estimator = SelfFLRegressor(rounds=10).fit(features, outcome, client=train.group)
+    estimator = SelfFLRegressor(rounds=3).fit(features, outcome, client=train.group)
     found = direct_mixed_model(train, [0])
     assert residual_variance(estimator, train) == pytest.approx(found.scale, rel=0.03)
-    fit = fit_estimator(train, train.at(np.arange(5)), rounds=10)
+    fit = fit_estimator(train, train.at(np.arange(5)), rounds=3)
     expected = 2.0 * residual_variance(estimator, train) * estimator.run_.summary["inter_variance"]
     assert fit.variances == pytest.approx((expected,), rel=1e-9)
 

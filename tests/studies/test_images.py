@@ -308,7 +308,9 @@ def test_fine_tuning_that_does_not_help_is_not_done(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_tuned_comparison_runs(tmp_path):
+def test_a_tuned_comparison_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "PENALTIES", (0.1, 1.0))
+    monkeypatch.setattr(comparison, "STEPS_AFTER", (2, 5))
     steps = []
     small = Comparison(SMALL, images._baselines("here"), ("self-fl", "ditto", "fedavg"), num_seeds=2, more_steps=3)
     result = study(small, Job(folder=tmp_path, progress=lambda *step: steps.append(step)))

@@ -374,8 +374,8 @@ def source_digest() -> str:
 
 def _without_docstrings(source: str) -> ast.Module:
     """Code without what makes no number: comments, docstrings and where lines break."""
-    tree = ast.parse(source)
+    tree, documented = ast.parse(source), (ast.Module, ast.ClassDef, ast.FunctionDef)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
     return tree

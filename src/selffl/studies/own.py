@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 import tomllib
 import traceback
@@ -327,11 +328,12 @@ def _federation(folder: str, where: str, seed: int, digest: str) -> Federation:
 
 def code_files(problem: OwnProblem) -> list[Path]:
     """All code that was loaded from a study's folder."""
-    root = Path(problem.folder).resolve()
+    root = os.path.join(Path(problem.folder).resolve(), "")
     found = {_resolve(path) for module in list(sys.modules.values()) if (path := getattr(module, "__file__", ""))}
-    return sorted(path for path in found if path.is_relative_to(root) and path.suffix == ".py" and path.is_file())
+    own = (Path(path) for path in found if path.startswith(root) and path.endswith(".py"))
+    return sorted(path for path in own if path.is_file())
 
 
 @cache  # thousands of modules, asked for again with every run
-def _resolve(path: str) -> Path:
-    return Path(path).resolve()
+def _resolve(path: str) -> str:
+    return os.path.realpath(path)
