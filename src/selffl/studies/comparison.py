@@ -6,7 +6,7 @@ Tuned baselines choose on validation rows, seed by seed (`selffl.studies.tuning`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -367,6 +367,13 @@ def study(comparison: Comparison, job: Job) -> StudyResult:
     chosen = replace(chosen, num_seeds=job.num_seeds or chosen.num_seeds)
     outcomes, notes = run(chosen, job)
     return report(chosen, outcomes, notes)
+
+
+def study_on(
+    problem: Problem, name: str, title: str, paper: str, run: Callable[[Job], StudyResult], more: str = ""
+) -> Study:
+    """A study of one problem with the usual number of seeds; ``more`` is said of its setting."""
+    return Study(name, title, paper, f"{problem.setting}{more}; {NUM_SEEDS} seeds", run)
 
 
 def study_of(comparison: Comparison, name: str) -> Study:

@@ -256,6 +256,15 @@ def above_zero(gaps: Sequence[Estimate]) -> list[Verdict]:
     ]
 
 
+def claims_above_zero(statements: Mapping[str, tuple[Estimate, str]]) -> list[Claim]:
+    """Statements each of which says that a difference is above zero: by text, the difference and the evidence."""
+    verdicts = above_zero([gap for gap, _ in statements.values()])
+    return [
+        Claim(text, verdict, evidence)
+        for (text, (_, evidence)), verdict in zip(statements.items(), verdicts, strict=True)
+    ]
+
+
 def all_above_zero(gaps: Sequence[Estimate]) -> Verdict:
     """Whether all of several differences are above zero: not if one is below, inconclusive if one may be."""
     return in_every_case(above_zero(gaps))
