@@ -299,6 +299,20 @@ def result_of(
     return StudyResult(history(outcomes), table, [figure], claims, config, decided_by=OVER_SPLITS)
 
 
+def join_problems(parts: Mapping[str, StudyResult], config: Mapping[str, Any], **about: str) -> StudyResult:
+    """What a study of several problems found, by their names: each on lines of its own, pictures side by side."""
+    figure = next(iter(parts.values())).figures[0]
+    return StudyResult(
+        [{"problem": name} | row for name, part in parts.items() for row in part.rows],
+        [{"problem": name} | line for name, part in parts.items() for line in part.table],
+        [replace(figure, charts=[chart for part in parts.values() for chart in part.figures[0].charts])],
+        [claim for part in parts.values() for claim in part.claims],
+        {name: part.config for name, part in parts.items()} | dict(config),
+        decided_by=OVER_SPLITS,
+        **about,
+    )
+
+
 def history(outcomes: Outcomes) -> list[dict[str, object]]:
     """Every evaluated round of every run, for the long table."""
     return [
