@@ -170,10 +170,6 @@ def _withstood(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Cla
     )
 
 
-ATTACKS_STUDY = Study(
-    "attacks",
-    "Hostile clients, with and without a defence",
-    "beyond the paper",
-    f"{DIGITS_20.setting}; honest clients alone are measured",
-    partial(attacks_study, DIGITS_20),
+ATTACKS_STUDY = Study.known(
+    "attacks", f"{DIGITS_20.setting}; honest clients alone are measured", partial(attacks_study, DIGITS_20)
 )

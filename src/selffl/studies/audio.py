@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 
@@ -21,14 +21,11 @@ from selffl.studies.result import (
     Estimate,
     Figure,
     Job,
-    Study,
     StudyResult,
     claims_above_zero,
     sign,
     within,
 )
-
-Run = Callable[[Problem, Job], StudyResult]
 
 MAX_LOG_GAP = 0.1  # difference of logarithms, about a tenth of the false accepts
 CLIENTS_PER_TYPE = 4  # clients of each type, where clients are drawn
@@ -328,31 +325,18 @@ SAMPLED = replace(
     participation=0.25,
     data_options={"clients_per_type": CLIENTS_PER_TYPE},
 )
-MADE_UP = "made-up devices, a stand-in for the paper's private audio"
-
-
-def _study(name: str, what: str, paper: str, run: Run, problem: Problem = WAKEWORD, more: str = "") -> Study:
-    return study_on(problem, name, f"Wake words: {what} ({MADE_UP})", paper, partial(run, problem), more)
 
 
 # Runs that two of the studies share were made twice on a GPU, and differ.
 AUDIO = (
-    _study("wakeword-global", "the global model", "section 4.3, table 3", global_study),
-    _study("wakeword-personal", "personal models", "section 4.3, table 4", personal_study),
-    _study(
+    study_on(WAKEWORD, "wakeword-global", partial(global_study, WAKEWORD)),
+    study_on(WAKEWORD, "wakeword-personal", partial(personal_study, WAKEWORD)),
+    study_on(
+        WAKEWORD,
         "augmented-wakeword",
-        "Algorithm 1 against Algorithm 2",
-        "appendix, table 6",
-        augmented_study,
-        more=f"; local optima after at most {MAX_CONVERGENCE_STEPS} steps a round",
+        partial(augmented_study, WAKEWORD),
+        f"; local optima after at most {MAX_CONVERGENCE_STEPS} steps a round",
     ),
-    _study("wakeword-clusters", "client level against cluster level", "appendix, table 7", clusters_study, SAMPLED),
-    _study(
-        "wakeword-participation",
-        "two activity rates",
-        "appendix, table 8",
-        participation_study,
-        SAMPLED,
-        "; and C = 0.1",
-    ),
+    study_on(SAMPLED, "wakeword-clusters", partial(clusters_study, SAMPLED)),
+    study_on(SAMPLED, "wakeword-participation", partial(participation_study, SAMPLED), "; and C = 0.1"),
 )

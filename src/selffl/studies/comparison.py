@@ -383,11 +383,9 @@ def study(comparison: Comparison, job: Job) -> StudyResult:
     return report(chosen, outcomes, notes)
 
 
-def study_on(
-    problem: Problem, name: str, title: str, paper: str, run: Callable[[Job], StudyResult], more: str = ""
-) -> Study:
+def study_on(problem: Problem, name: str, run: Callable[[Job], StudyResult], more: str = "") -> Study:
     """A study of one problem with the usual number of seeds; ``more`` is said of its setting."""
-    return Study(name, title, paper, f"{problem.setting}{more}; {NUM_SEEDS} seeds", run)
+    return Study.known(name, f"{problem.setting}{more}; {NUM_SEEDS} seeds", run)
 
 
 def study_of(comparison: Comparison, name: str) -> Study:

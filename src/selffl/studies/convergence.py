@@ -280,10 +280,8 @@ def _claim_on_floors(found: Found, regime: str, sizes: Sequence[int]) -> Claim:
 
 QUICK = Setting(num_clients=(20, 60, 200), num_repeats=20)
 
-CONVERGENCE = Study(
+CONVERGENCE = Study.known(
     "convergence",
-    "Proposition 3.1: convergence of Self-FL",
-    "section 3.1, proposition 3.1; appendix F",
     "two-level Gaussian model, variances known, full participation, M = 20 … 2000, one exact local step per round",
     lambda job: convergence_study(QUICK if job.quick else Setting(), job),
 )

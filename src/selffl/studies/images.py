@@ -367,66 +367,14 @@ def trajectory_study(digits: Problem, job: Job) -> StudyResult:
     return StudyResult(rows, table, [Figure("steps", caption, [chart])], claims, config, decided_by=OVER_SPLITS)
 
 
-DEMO = study_on(
-    DIGITS,
-    "demo",
-    "Handwritten digits over forty clients",
-    "a demonstration, not a study of the paper",
-    partial(study, DEMO_COMPARISON),
-)
-_LETTERS = "OCR letters, a stand-in for FEMNIST, unless EMNIST is found"
+DEMO = study_on(DIGITS, "demo", partial(study, DEMO_COMPARISON))
 IMAGES = (
-    study_on(
-        MNIST, "mnist", "MNIST over a thousand clients", "section 4.2, figure 1a", partial(study, MNIST_COMPARISON)
-    ),
-    study_on(
-        LETTERS,
-        "femnist",
-        f"Letters over two hundred clients ({_LETTERS})",
-        "section 4.2, figure 1b, table 1",
-        lambda job: letters_study(femnist(), job),
-    ),
-    study_on(
-        LETTERS,
-        "femnist-ablation",
-        f"One component of Self-FL at a time ({_LETTERS})",
-        "section 4.2, figure 2b",
-        lambda job: ablation_study(femnist(), job),
-    ),
-    study_on(
-        CIFAR10,
-        "cifar10",
-        "CIFAR-10 over twenty clients",
-        "section 4.2, figure 2a",
-        partial(study, Comparison(CIFAR10, _baselines("figure 2a"), quick_share=20)),
-    ),
-    study_on(
-        MNIST,
-        "augmented-images",
-        f"Algorithm 1 against Algorithm 2 on images ({_LETTERS})",
-        "appendix, figure 6",
-        lambda job: augmented_study(MNIST, femnist(), job),
-        f"; and {LETTERS.setting}",
-    ),
-    study_on(
-        replace(MNIST, participation=0.02),
-        "mnist-sparse",
-        "MNIST with one client in fifty a round",
-        "appendix, figure 9",
-        partial(sparse_study, MNIST),
-    ),
-    study_on(
-        MNIST,
-        "step-histogram",
-        "Local steps that clients want in one round",
-        "appendix, figure 10",
-        partial(histogram_study, MNIST),
-    ),
-    study_on(
-        MNIST,
-        "step-trajectory",
-        "Local steps of one client over the rounds",
-        "appendix, figure 11",
-        partial(trajectory_study, MNIST),
-    ),
+    study_on(MNIST, "mnist", partial(study, MNIST_COMPARISON)),
+    study_on(LETTERS, "femnist", lambda job: letters_study(femnist(), job)),
+    study_on(LETTERS, "femnist-ablation", lambda job: ablation_study(femnist(), job)),
+    study_on(CIFAR10, "cifar10", partial(study, Comparison(CIFAR10, _baselines("figure 2a"), quick_share=20))),
+    study_on(MNIST, "augmented-images", lambda job: augmented_study(MNIST, femnist(), job), f"; and {LETTERS.setting}"),
+    study_on(replace(MNIST, participation=0.02), "mnist-sparse", partial(sparse_study, MNIST)),
+    study_on(MNIST, "step-histogram", partial(histogram_study, MNIST)),
+    study_on(MNIST, "step-trajectory", partial(trajectory_study, MNIST)),
 )

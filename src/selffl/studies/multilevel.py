@@ -309,10 +309,4 @@ SETTING = (
     "variance between groups that a model learned, for outcome and features of variance 1: of the estimator the one "
     "over all coefficients, of mixed models those of intercept / slopes"
 )
-MULTILEVEL = Study(
-    "multilevel",
-    "The estimators beside mixed models",
-    "beyond the paper",
-    SETTING,
-    multilevel_study,
-)
+MULTILEVEL = Study.known("multilevel", SETTING, multilevel_study)

@@ -132,17 +132,26 @@ class Study:
     setting: str  # one sentence
     run: Callable[[Job], StudyResult]
 
+    @classmethod
+    def known(cls, name: str, setting: str, run: Callable[[Job], StudyResult]) -> Study:
+        """A study whose title and place in the paper are in studies.toml."""
+        text = _texts()[name]
+        return cls(name, text["title"], text["paper"], setting, run)
+
     @property
     def reading(self) -> str:
         """Why it came out as it did, in words; nothing where nobody has said."""
-        return _readings().get(self.id, "")
+        return _texts().get(self.id, {}).get("reading", "")
 
 
 @cache
-def _readings() -> dict[str, str]:
-    """What readings.toml says of each study, in one line."""
-    found = tomllib.loads(files("selffl.studies").joinpath("readings.toml").read_text(encoding="utf-8"))
-    return {name: " ".join(text.format(**found["shared"]).split()) for name, text in found["of_study"].items()}
+def _texts() -> dict[str, dict[str, str]]:
+    """What studies.toml says of each study, each text in one line."""
+    found = tomllib.loads(files("selffl.studies").joinpath("studies.toml").read_text(encoding="utf-8"))
+    return {
+        name: {key: " ".join(text.format(**found["shared"]).split()) for key, text in texts.items()}
+        for name, texts in found["study"].items()
+    }
 
 
 # How statements begin that are not the paper's.

@@ -469,24 +469,15 @@ def _setting_text(setting: Setting) -> str:
     )
 
 
-SYNTHETIC_HOMOGENEOUS = Study(
-    "synthetic-homogeneous",
-    "Synthetic data, clients much alike",
-    "appendix E.1, case 1; figure 3",
-    _setting_text(HOMOGENEOUS),
-    partial(synthetic_study, HOMOGENEOUS, "homogeneous"),
-)
-SYNTHETIC_HETEROGENEOUS = Study(
-    "synthetic-heterogeneous",
-    "Synthetic data, clients far apart",
-    "appendix E.1, case 2; figure 4",
-    _setting_text(HETEROGENEOUS),
-    partial(synthetic_study, HETEROGENEOUS, "heterogeneous"),
-)
-AUGMENTED_SYNTHETIC = Study(
-    "augmented-synthetic",
-    "Algorithm 1 against Algorithm 2 on synthetic data",
-    "appendix E.2; figure 5",
-    "both synthetic cases, Self-FL and Augmented Self-FL, variances known",
-    partial(augmented_study, {"homogeneous": HOMOGENEOUS, "heterogeneous": HETEROGENEOUS}),
+CASES = {"homogeneous": HOMOGENEOUS, "heterogeneous": HETEROGENEOUS}
+SYNTHETIC = (
+    *(
+        Study.known(f"synthetic-{case}", _setting_text(setting), partial(synthetic_study, setting, case))
+        for case, setting in CASES.items()
+    ),
+    Study.known(
+        "augmented-synthetic",
+        "both synthetic cases, Self-FL and Augmented Self-FL, variances known",
+        partial(augmented_study, CASES),
+    ),
 )
