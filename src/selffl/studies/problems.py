@@ -226,13 +226,7 @@ LETTERS = Problem(
     model="softmax",
     learning_rate=0.01,
 )
-EMNIST = Problem(
-    "femnist",
-    "EMNIST, letters a–j over 200 clients with five each",
-    data="emnist",
-    model="softmax",
-    learning_rate=0.01,
-)
+EMNIST = replace(LETTERS, title="EMNIST, letters a–j over 200 clients with five each", data="emnist")
 CIFAR10 = Problem(
     "cifar10",
     "CIFAR-10 over 20 clients with three classes each (pFedMe's split)",
@@ -257,13 +251,7 @@ SENTIMENT = Problem(
     num_local_epochs=2,
     warm_up=WarmUp(rounds=200),
 )
-SENT140 = replace(
-    SENTIMENT,
-    title="Sentiment140 as FedProx splits it, tweets over their authors",
-    data="sent140",
-)
-
-
+SENT140 = replace(SENTIMENT, title="Sentiment140 as FedProx splits it, tweets over their authors", data="sent140")
 WAKEWORD = Problem(
     "wakeword",
     "wake word or not on five made-up types of device, a stand-in for the paper's private audio",
