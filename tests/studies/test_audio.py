@@ -185,7 +185,7 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize(
     ("study", "lines", "claims"),
     [
-        ("wakeword-global", list(module.GLOBAL_PAPER), 11),
+        ("wakeword-global", list(module.PAPER["wakeword-global"]), 11),
         ("wakeword-personal", ["self-fl", "fedavg-e", "ditto-e", "perfedavg", "local"], 5),
         ("augmented-wakeword", ["Algorithm 1", "Algorithm 2"], 1),
         ("wakeword-clusters", ["client level", "clusters by device type", "clusters by variance"], 4),

@@ -17,8 +17,10 @@ from selffl.cli.report import print_verdict, write_report
 from selffl.cli.studies import print_record, print_table
 from selffl.cli.training import (
     Algorithm,
+    Device,
     Gain,
     Rounds,
+    Settings,
     Study,
     Verbose,
     VerboseRuns,
@@ -45,15 +47,7 @@ def run_command(
         int | None, typer.Option(help="Seed of the split, the cohorts and the minibatches; without it, 0.")
     ] = None,
     rounds: Rounds = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help=f"An option of the method, or {', '.join(STUDY_SETTINGS[1:])}.",
-            autocompletion=names.setting,
-        ),
-    ] = None,
+    settings: Settings = None,
     device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.", autocompletion=names.device)] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; without it, runs/STUDY-ALGORITHM-SEED.")
@@ -179,7 +173,7 @@ def compare_command(
         typer.Option(min=1, help="Repeats, each with a split of its own; without it, the study's own number."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; without it, the study's own number.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=names.device)] = "cpu",
+    device: Device = "cpu",
     processes: Annotated[int | None, typer.Option(min=1, help="Runs side by side; without it, one per core.")] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder for records and report; without it, runs/compare-STUDY.")

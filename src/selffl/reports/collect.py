@@ -232,7 +232,10 @@ def _group_runs(runs: Sequence[RunData]) -> list[Group]:
     for members in comparable.values():
         labels = _labels(members)
         methods: dict[str, list[RunData]] = {}
-        for run, label in sorted(zip(members, labels, strict=True), key=lambda pair: _rank(pair[0])):
+        # As the registry lists methods; those of the user's own come last.
+        places = {name: place for place, name in enumerate(ALGORITHMS)}
+        pairs = zip(members, labels, strict=True)
+        for run, label in sorted(pairs, key=lambda pair: places.get(pair[0].config.algorithm, len(places))):
             methods.setdefault(label, []).append(run)
         groups.append(Group(_in_order(methods)))
     return groups
@@ -240,12 +243,6 @@ def _group_runs(runs: Sequence[RunData]) -> list[Group]:
 
 def _rows(runs: Sequence[RunData]) -> set[str]:
     return {run.config.fingerprint for run in runs}
-
-
-def _rank(run: RunData) -> int:
-    """As the registry lists methods; those of the user's own come last."""
-    names = list(ALGORITHMS)
-    return names.index(run.config.algorithm) if run.config.algorithm in names else len(names)
 
 
 def _kind(run: RunData) -> str:

@@ -110,7 +110,7 @@ def draw(figure: Figure, width: Width | None = None) -> Canvas:
             canvas = Canvas(figsize=(INCHES[width], 2.3 * rows + 0.55), layout="constrained")
         shape = (count, 1) if width == "single" else (1, count)
         axes = list(canvas.subplots(*shape, squeeze=False).flat)
-        colours = _colours(figure.charts)
+        colours = _named_colours([series.name for chart in figure.charts for series in chart.series])
         for axis, chart in zip(axes, figure.charts, strict=True):
             _draw_chart(axis, chart, colours)
         handles = {
@@ -127,10 +127,6 @@ def draw(figure: Figure, width: Width | None = None) -> Canvas:
 def page_palette(labels: Sequence[str]) -> list[tuple[str, str]]:
     """Colours of the methods on a light page and on a dark one."""
     return [PAGE_COLOURS.get(colour, (colour, colour)) for colour in _named_colours(labels).values()]
-
-
-def _colours(charts: Sequence[Chart]) -> dict[str, str]:
-    return _named_colours([series.name for chart in charts for series in chart.series])
 
 
 def _named_colours(labels: Sequence[str]) -> dict[str, str]:

@@ -236,7 +236,8 @@ def _by_hand(heading: str, path: Path) -> DataError:
 
 def _page(record: StudyRecord, figure_folder: str) -> str:
     parts = [f"# {_line(record.title)}", f"`{record.id}`: {record.paper}. {_line(capfirst(record.setting))}."]
-    parts += [f"Made by `{record.command}` in {record.seconds:.0f} s; {_environment(record)}."]
+    environment = ", ".join(f"{key} {value}" for key, value in record.environment.items() if key != "commit")
+    parts += [f"Made by `{record.command}` in {record.seconds:.0f} s; {environment}."]
     if record.is_quick:
         parts.append(QUICK)
     parts += [
@@ -259,8 +260,3 @@ def _page(record: StudyRecord, figure_folder: str) -> str:
 def _line(text: str) -> str:
     """On one line, as Markdown would show it: a line that begins with # would be a heading."""
     return " ".join(text.split())
-
-
-def _environment(record: StudyRecord) -> str:
-    shown = {key: value for key, value in record.environment.items() if key != "commit"}
-    return ", ".join(f"{key} {value}" for key, value in shown.items())

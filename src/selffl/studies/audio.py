@@ -23,6 +23,7 @@ from selffl.studies.result import (
     Job,
     StudyResult,
     claims_above_zero,
+    read_toml,
     sign,
     within,
 )
@@ -41,25 +42,7 @@ METHODS: Mapping[str, str] = {
     "perfedavg": "perfedavg",
     "local": "local",
 }
-# The paper's tables: normal state, types A to E.
-GLOBAL_PAPER = {
-    "self-fl": (0.92, 0.94, 0.91, 0.91, 1.01),
-    "fedavg-w": (8.39, 4.00, 12.80, 8.61, 10.62),
-    "fedavg-e": (0.97, 0.96, 1.00, 0.92, 1.00),
-    "ditto-w": (8.38, 4.00, 12.75, 8.61, 10.23),
-    "ditto-e": (0.97, 0.95, 1.00, 0.93, 0.99),
-    "perfedavg": (1.06, 0.98, 1.08, 0.93, 1.01),
-}
-PERSONAL_PAPER = {
-    "self-fl": (0.93, 0.91, 0.90, 0.90, 0.99),
-    "fedavg-e": (0.95, 0.95, 0.93, 0.91, 0.98),
-    "ditto-e": (0.97, 0.96, 0.93, 0.91, 0.96),
-    "perfedavg": (1.02, 1.11, 1.08, 1.00, 0.93),
-}
-AUGMENTED_PAPER = {"Algorithm 2": (0.93, 0.94, 0.96, 0.89, 0.98), "Algorithm 1": (0.92, 0.94, 0.91, 0.91, 1.01)}
-CLIENT_PAPER = ("0.91 0.92 0.97 0.91 0.99", "0.93 0.96 1.80 1.00 1.00", "NA 0.89 NA 1.04 1.00")  # by state
-CLUSTER_PAPER = ("0.96 0.95 1.00 0.91 0.97", "0.86 0.99 1.00 0.97 1.01", "NA 0.89 NA 1.00 1.00")
-SPARSE_PAPER = ("0.95 0.95 1.00 0.91 0.97", "0.86 0.97 1.00 0.96 1.01", "NA 0.89 NA 1.00 1.00")
+PAPER = read_toml("paper.toml")  # by study, and by the label of a method
 
 
 def _shorten_if_quick(problem: Problem, job: Job) -> Problem:
@@ -223,13 +206,13 @@ def _full(problem: Problem, job: Job, views: Mapping[str, str]) -> Found:
 
 def global_study(problem: Problem, job: Job) -> StudyResult:
     """Table 3: the global model."""
-    found = _full(problem, job, dict.fromkeys(GLOBAL_PAPER, "global"))
+    found = _full(problem, job, dict.fromkeys(PAPER["wakeword-global"], "global"))
     texts = {
         other: f"Self-FL's global model has fewer false accepts than {other}'s (table 3)."
-        for other in list(GLOBAL_PAPER)[1:]
+        for other in list(found.views)[1:]
     }
     statements = {}
-    for label in GLOBAL_PAPER:
+    for label in found.views:
         gap, is_worse = found.tested(found.average(label)), label in ("fedavg-w", "ditto-w")
         text = (
             f"The global model of {label} gets {'worse' if is_worse else 'better'} than the pre-trained one (table 3)."
@@ -237,16 +220,16 @@ def global_study(problem: Problem, job: Job) -> StudyResult:
         evidence = f"Relative false accepts, mean over types: {as_ratio(gap)}."
         statements[text] = gap.scale_by(1 if is_worse else -1), evidence
     claims = _fewer(found, texts) + claims_above_zero(statements)
-    return _result(found, _normal(found, GLOBAL_PAPER), claims)
+    return _result(found, _normal(found, PAPER["wakeword-global"]), claims)
 
 
 def personal_study(problem: Problem, job: Job) -> StudyResult:
     """Table 4: the personal models."""
     tuned = {"fedavg-e": f"global+{_shorten_if_quick(problem, job).num_local_steps}"}
-    found = _full(problem, job, dict.fromkeys((*PERSONAL_PAPER, "local"), "personal") | tuned)
+    found = _full(problem, job, dict.fromkeys((*PAPER["wakeword-personal"], "local"), "personal") | tuned)
     texts = {
         other: f"Self-FL's personal models have fewer false accepts than {other}'s (table 4)."
-        for other in list(PERSONAL_PAPER)[1:]
+        for other in list(PAPER["wakeword-personal"])[1:]
     }
     texts["local"] = "Not in the paper: and than those of local training."
     shared = average(relative(found.outcomes["self-fl"], "global", found.tables), NORMAL)
@@ -256,7 +239,7 @@ def personal_study(problem: Problem, job: Job) -> StudyResult:
         sign(gap),
         f"Global over personal, mean over types: {as_ratio(gap)}, paired over {gap.count} seeds.",
     )
-    return _result(found, _normal(found, PERSONAL_PAPER), [*_fewer(found, texts), claim])
+    return _result(found, _normal(found, PAPER["wakeword-personal"]), [*_fewer(found, texts), claim])
 
 
 def augmented_study(problem: Problem, job: Job, *, max_convergence_steps: int = MAX_CONVERGENCE_STEPS) -> StudyResult:
@@ -273,7 +256,7 @@ def augmented_study(problem: Problem, job: Job, *, max_convergence_steps: int = 
         f"Algorithm 2 over Algorithm 1, mean over types: {as_ratio(gap)}, paired over {gap.count} seeds; read as alike "
         f"if the logarithm is within {MAX_LOG_GAP:g}.",
     )
-    return _result(found, _normal(found, AUGMENTED_PAPER), [claim])
+    return _result(found, _normal(found, PAPER["augmented-wakeword"]), [claim])
 
 
 def clusters_study(problem: Problem, job: Job) -> StudyResult:
@@ -298,7 +281,7 @@ def clusters_study(problem: Problem, job: Job) -> StudyResult:
                     f"{gap.count} seeds).",
                 )
             )
-    return _result(found, _by_state(found, {whole: CLIENT_PAPER, "clusters by device type": CLUSTER_PAPER}), claims)
+    return _result(found, _by_state(found, PAPER["wakeword-clusters"]), claims)
 
 
 def participation_study(problem: Problem, job: Job) -> StudyResult:
@@ -315,7 +298,7 @@ def participation_study(problem: Problem, job: Job) -> StudyResult:
         gap = found.tested(found.average("C = 0.1", state) - found.average("C = 0.25", state))
         evidence = f"C = 0.1 over C = 0.25, mean over types: {as_ratio(gap)}, paired over {gap.count} seeds."
         statements[f"With more clients a round there are fewer false accepts (table 8; {name})."] = gap, evidence
-    table = _by_state(found, {"C = 0.25": CLIENT_PAPER, "C = 0.1": SPARSE_PAPER})
+    table = _by_state(found, PAPER["wakeword-participation"])
     return _result(found, table, claims_above_zero(statements))
 
 

@@ -38,6 +38,7 @@ from selffl.studies.result import (
     StudyResult,
     all_above_zero,
     claims_above_zero,
+    read_toml,
     sign,
     within,
 )
@@ -71,17 +72,6 @@ DEMO_COMPARISON = Comparison(
     is_tuned=False,
 )
 MNIST_COMPARISON = Comparison(MNIST, _baselines("figure 1a"))
-# Table 1 and the text of section 4.2, in percent.
-FEMNIST_PAPER = {
-    "self-fl": {"weighted_accuracy": 76.93, "top10_accuracy": 76.24, "worst10_accuracy": 37.01},
-    "fedavg": {"top10_accuracy": 70.48, "worst10_accuracy": 0.0},
-    "ditto": {"top10_accuracy": 70.58, "worst10_accuracy": 0.0},
-    "pfedme": {"top10_accuracy": 72.76, "worst10_accuracy": 17.97},
-    "perfedavg": {"top10_accuracy": 74.95, "worst10_accuracy": 24.51},
-    "ditto, L = 40": {"weighted_accuracy": 71.33},
-    "pfedme, L = 40": {"weighted_accuracy": 68.87},
-    "perfedavg, L = 40": {"weighted_accuracy": 71.08},
-}
 FEMNIST_CLAIMS = _baselines("figure 1b") | {
     f"{label}, L = 40": f"The lead over {name} is not one of more local steps: it is there at L = 40 (section 4.2)."
     for label, name in (("ditto", "DITTO"), ("pfedme", "pFedMe"), ("perfedavg", "PerFedAvg"))
@@ -93,7 +83,7 @@ def letters_study(problem: Problem, job: Job) -> StudyResult:
     comparison = Comparison(
         problem,
         FEMNIST_CLAIMS,
-        paper=FEMNIST_PAPER,
+        paper=read_toml("paper.toml")["femnist"],
         more_steps=40,
         variants={"self-fl, no smoothing": {"smoothing": 1.0}, "self-fl, ℓ_max = 400": {"max_local_steps": 400}},
     )

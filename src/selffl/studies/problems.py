@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -23,6 +21,7 @@ from selffl.runs.run import Run
 from selffl.runs.search import Setting
 from selffl.runs.train import train
 from selffl.runs.tune import VALIDATION_SHARE, Tuning, tune_runs
+from selffl.studies.result import read_toml
 
 STEPS = {"num_local_steps", "initial_steps", "max_local_steps"}
 METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
@@ -215,8 +214,7 @@ def _read_problem(content: Mapping[str, Any]) -> Problem:
     return Problem(**{**content, "warm_up": warm_up})
 
 
-_FOUND = tomllib.loads(Path(__file__).with_name("problems.toml").read_text(encoding="utf-8"))
-DIGITS, MNIST, LETTERS, CIFAR10, SENTIMENT, WAKEWORD = map(_read_problem, _FOUND.values())
+DIGITS, MNIST, LETTERS, CIFAR10, SENTIMENT, WAKEWORD = map(_read_problem, read_toml("problems.toml").values())
 EMNIST = replace(LETTERS, title="EMNIST, letters a–j over 200 clients with five each", data="emnist")
 SENT140 = replace(SENTIMENT, title="Sentiment140 as FedProx splits it, tweets over their authors", data="sent140")
 

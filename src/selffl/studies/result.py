@@ -145,9 +145,22 @@ class Study:
 
 
 @cache
+def read_toml(name: str) -> dict[str, Any]:
+    """A file beside this one, with tuples for its lists."""
+    found: dict[str, Any] = _fixed(tomllib.loads(files("selffl.studies").joinpath(name).read_text(encoding="utf-8")))
+    return found
+
+
+def _fixed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _fixed(each) for name, each in value.items()}
+    return tuple(map(_fixed, value)) if isinstance(value, list) else value
+
+
+@cache
 def _texts() -> dict[str, dict[str, str]]:
     """What studies.toml says of each study, each text in one line."""
-    found = tomllib.loads(files("selffl.studies").joinpath("studies.toml").read_text(encoding="utf-8"))
+    found = read_toml("studies.toml")
     return {
         name: {key: " ".join(text.format(**found["shared"]).split()) for key, text in texts.items()}
         for name, texts in found["study"].items()
