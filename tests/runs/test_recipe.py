@@ -115,6 +115,8 @@ def test_a_server_over_flower_takes_those_that_a_recipe_says():
 
 # A recipe with one more setting, before anything else has read its fields.
 WIDER = """
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 import torch
 from selffl.runs import recipe

@@ -100,8 +100,9 @@ def run_command(
     if gain:
         training_alone(method)
     check_settings(problem.settings | {"seed": number})
-    if not resume:  # what was typed wrongly has been told by now
-        _refuse_folder_in_use(place)
+    if not resume and _read_begun(place) is not None:  # what was typed wrongly has been told by now
+        advice = "expected a new folder. Resume that run with --resume, or give another --out"
+        raise ConfigError(f"{place} already holds a run; {advice}.")
     ending = ", then every client alone" if gain or (begun is not None and begun.gain) else ""
     start, where = None, device or ("cpu" if begun is None else begun.device)
     title = f"{name} on {problem.name}, seed {number if begun is None else begun.seed}{ending}"
@@ -147,13 +148,6 @@ def _read_begun(place: Path) -> Recipe | None:
 
     with joined() as ranks_of_run:
         return ranks_of_run.share(lambda: read_config(place) if (place / CONFIG).is_file() else None)
-
-
-def _refuse_folder_in_use(place: Path) -> None:
-    """A new run needs a folder of its own."""
-    if _read_begun(place) is not None:
-        advice = "expected a new folder. Resume that run with --resume, or give another --out"
-        raise ConfigError(f"{place} already holds a run; {advice}.")
 
 
 @app.command("compare")

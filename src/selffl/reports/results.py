@@ -19,20 +19,11 @@ from selffl.reports import tables
 from selffl.reports.page import Recorded, reading
 from selffl.reports.record import StudyRecord, place_of
 from selffl.reports.tallies import count_verdicts, tally, tally_of
-from selffl.studies.result import MET, OWN, RULE, TARGET, Verdict, Whose, capfirst, verdict_word, whose
+from selffl.studies.result import MET, OWN, RULE, TARGET, UNSAID, Verdict, Whose, capfirst, verdict_word, whose
 
 OPENING = "# Results\n\nMade from run records by `selffl paper page`"
 QUICK = "**Quick run: fewer repeats or rounds than stated.**"
 TEST = "**Test.**"  # how the line begins that says which test decided a page's comparisons
-UNSAID = (
-    "**Not yet so:** {number} of the verdicts counted above are on pages without a line that begins with *Test*, "
-    "marked † in the tables. "
-    "These were made before the rule, and without their records they cannot be decided anew. Their comparisons are "
-    "paired over repeats or seeds and decided by Student's t at the 5 % level, each by itself, as if seeds that split "
-    "the same rows anew were independent, which is too sure; those of the `auto-…` studies are decided by the sign of "
-    "the mean difference, or by one standard error where a statement says so, and not by a test. Where a line that "
-    "begins with *Test* says otherwise than the rule, that line is right."
-)
 GROUPS: dict[Whose, str] = {  # headings of the summary, by whose the first statement of a study is
     "target": "Our own method, against tuned baselines",
     "paper": "Statements of the paper",

@@ -46,6 +46,7 @@ from selffl.studies.result import (
     Study,
     StudyResult,
     all_above_zero,
+    read_toml,
     sign,
 )
 from selffl.studies.tuning import EQUAL_TRIALS, STEPS_AFTER, Tuner, chosen_value, note
@@ -236,21 +237,9 @@ def numbers_sent(method: Algorithm[object, object, object, object], num_params: 
     return found[0] / estimates.element_size()
 
 
-TITLES = {
-    "digits": "digits",
-    "mnist": "MNIST",
-    "letters": "OCR letters, a stand-in for FEMNIST",
-    "emnist": "EMNIST",
-    "cifar10": "CIFAR-10",
-    "sentiment": "snippets, a stand-in for Sent140",
-    "sent140": "Sent140",
-    "wakeword": "wake words, a stand-in",
-}
-
-
 def _title(problem: Problem) -> str:
     """A stand-in is named in every title."""
-    return f"Nothing tuned, baselines tuned: {TITLES[problem.data]}"
+    return f"Nothing tuned, baselines tuned: {read_toml('studies.toml')['rows'][problem.data]}"
 
 
 BEYOND = tuple(

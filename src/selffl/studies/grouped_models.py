@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -57,9 +57,6 @@ class Fit:
     cpu_seconds: float
     variances: tuple[float, ...] = ()
     note: str = ""
-
-
-Model = Callable[[GroupedRows, GroupedRows], Fit]
 
 
 def is_binary(rows: GroupedRows) -> bool:

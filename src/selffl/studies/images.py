@@ -286,16 +286,14 @@ def histogram_study(digits: Problem, job: Job) -> StudyResult:
                 f"above ℓ_max = {problem.max_local_steps}": f"{beyond[label].mean:.0f} ± {beyond[label].error:.0f} %",
             }
         )
-    claims = []
-    for label, share in beyond.items():
-        verdict = sign(share.shift_by(-50.0).scale_by(-1))
-        claims.append(
-            Claim(
-                f"Not in the paper: the uncertainty, not ℓ_max, decides the steps of most active clients ({label}).",
-                verdict,
-                f"{share.mean:.0f} ± {share.error:.0f} % of the clients active in round {moment} want more than ℓ_max.",
-            )
+    claims = [
+        Claim(
+            f"Not in the paper: the uncertainty, not ℓ_max, decides the steps of most active clients ({label}).",
+            sign(share.shift_by(-50.0).scale_by(-1)),
+            f"{share.mean:.0f} ± {share.error:.0f} % of the clients active in round {moment} want more than ℓ_max.",
         )
+        for label, share in beyond.items()
+    ]
     caption = f"Steps that Self-FL's active clients want in round {moment}, before ℓ_max; mean over seeds, bars ± s.e."
     charts = [Chart("Histogram of ℓ_m", "ℓ_m, from", "share of active clients, %", lines, kind="bars")]
     config = asdict(problem) | {"num_seeds": len(outcomes["self-fl"])}
@@ -329,9 +327,8 @@ def trajectory_study(digits: Problem, job: Job) -> StudyResult:
                 for number, steps in taken[often]
             ]
             if outcome.seed == 0:
-                lines.append(
-                    Series(label, [p[0] for p in taken[often]], [p[1] for p in taken[often]], [0.0] * len(taken[often]))
-                )
+                numbers, steps = zip(*taken[often], strict=True)
+                lines.append(Series(label, numbers, steps, [0.0] * len(steps)))
             trends = [
                 np.polyfit([point[0] for point in points], [point[1] for point in points], 1)[0]
                 for every in taken.values()
@@ -342,11 +339,10 @@ def trajectory_study(digits: Problem, job: Job) -> StudyResult:
         table.append(
             {"form": label, f"mean slope after round {late}, steps a round": f"{trend.mean:.3g} ± {trend.error:.2g}"}
         )
-        verdict = sign(trend.scale_by(-1))
         claims.append(
             Claim(
                 f"The number of steps has a decreasing trend after round {late} ({label}; figure 11 shows one client).",
-                verdict,
+                sign(trend.scale_by(-1)),
                 f"Slope of ℓ_m over rounds, mean over all clients with three rounds or more after round {late}: "
                 f"{trend.mean:+.3g} ± {trend.error:.2g} steps a round (over {trend.count} seeds).",
             )

@@ -186,23 +186,9 @@ def verdict_word(text: str, verdict: str) -> str:
 
 
 # How statements are decided: the rule, and what the repeats of a study are.
-RULE = (
-    "Every statement is decided by the 95 % interval of the mean that it is about, over repeats (Student's t). It "
-    "holds where the whole interval lies where the statement says, does not hold where the whole interval lies "
-    "elsewhere, and is inconclusive otherwise. Methods are compared on the same repeats. Repeats that split the same "
-    "rows anew overlap, and their interval is wider by the correction of Nadeau and Bengio (2003). Where one method "
-    "is compared with several, Holm's correction is over all of them. A statement on every one of several cases does "
-    "not hold if it fails in one; one that has several parts holds in part if some of them do. Where there is no "
-    "chance, in closed forms and counts, the bound that is named decides. A target is a bar that we have set our own "
-    "method; it is met or not met by the same rule."
-)
-OVER_SPLITS = (
-    "Comparisons are paired over seeds, which split the same rows anew: corrected resampled t test (Nadeau and Bengio "
-    "2003), 5 % level, Holm's correction over the comparisons of one method with others."
-)
-OVER_DRAWS = (
-    "Comparisons are paired over repeats, each with data of its own: Student's t test, 5 % level, Holm's correction "
-    "over the comparisons of one method with others."
+RULE, OVER_SPLITS, OVER_DRAWS, OVER_BOTH, UNSAID = (
+    " ".join(read_toml("studies.toml")["decided"][name].split())
+    for name in ("rule", "over_splits", "over_draws", "over_both", "unsaid")
 )
 
 
