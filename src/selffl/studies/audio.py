@@ -287,7 +287,8 @@ def clusters_study(problem: Problem, job: Job) -> StudyResult:
 def participation_study(problem: Problem, job: Job) -> StudyResult:
     """Table 8: how many take part in a round."""
     shares = {"C = 0.25": 0.25, "C = 0.1": 0.1}
-    parts, each, total = {}, len(seeds_of(job)), len(shares) * len(seeds_of(job))
+    parts: dict[str, Found] = {}
+    each, total = len(seeds_of(job)), len(shares) * len(seeds_of(job))
     for label, share in shares.items():
         sampled = replace(problem, participation=share)
         parts[label] = _run(sampled, [_arm(label, "self-fl")], job, done=len(parts) * each, total=total)

@@ -298,7 +298,9 @@ def result_of(
     return StudyResult(history(outcomes), table, [figure], claims, config, decided_by=OVER_SPLITS)
 
 
-def join_problems(parts: Mapping[str, StudyResult], config: Mapping[str, Any], **about: str) -> StudyResult:
+def join_problems(
+    parts: Mapping[str, StudyResult], config: Mapping[str, Any], title: str | None = None, setting: str | None = None
+) -> StudyResult:
     """What a study of several problems found, by their names: each on lines of its own, pictures side by side."""
     figure = next(iter(parts.values())).figures[0]
     return StudyResult(
@@ -307,8 +309,9 @@ def join_problems(parts: Mapping[str, StudyResult], config: Mapping[str, Any], *
         [replace(figure, charts=[chart for part in parts.values() for chart in part.figures[0].charts])],
         [claim for part in parts.values() for claim in part.claims],
         {name: part.config for name, part in parts.items()} | dict(config),
+        title,
+        setting,
         decided_by=OVER_SPLITS,
-        **about,
     )
 
 

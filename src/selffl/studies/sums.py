@@ -104,11 +104,14 @@ def noise_study(whole: Problem, job: Job) -> StudyResult:
 
 
 def _epsilon(problem: Problem, noise_multiplier: float, num_clients: int) -> str:
-    shares = {"num_clients": num_clients, "participation": problem.participation, "rounds": problem.rounds}
+    taking_part, rounds = problem.participation, problem.rounds
     try:
-        return f"{epsilon(noise_multiplier, delta=DELTA, **shares):.1f}"
+        found = epsilon(
+            noise_multiplier, num_clients=num_clients, participation=taking_part, rounds=rounds, delta=DELTA
+        )
     except ConfigError:
         return "not computed: dp-accounting is missing"
+    return f"{found:.1f}"
 
 
 def _alike(outcomes: Outcomes, label: str, other: str, text: str) -> Claim:
