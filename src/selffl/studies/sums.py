@@ -104,11 +104,9 @@ def noise_study(whole: Problem, job: Job) -> StudyResult:
 
 
 def _epsilon(problem: Problem, noise_multiplier: float, num_clients: int) -> str:
-    taking_part, rounds = problem.participation, problem.rounds
+    share, rounds = problem.participation, problem.rounds
     try:
-        found = epsilon(
-            noise_multiplier, num_clients=num_clients, participation=taking_part, rounds=rounds, delta=DELTA
-        )
+        found = epsilon(noise_multiplier, num_clients=num_clients, participation=share, rounds=rounds, delta=DELTA)
     except ConfigError:
         return "not computed: dp-accounting is missing"
     return f"{found:.1f}"
