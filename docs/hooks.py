@@ -48,16 +48,14 @@ SOURCES = ("src/selffl/algorithms", "src/selffl/maths", "tests/algorithms", "tes
 # Methods
 
 
-def descriptions(kind: type) -> dict[str, str]:
-    """What each option of a method means: the ``Attributes`` of its class and of those that it inherits from."""
-    from griffe import Docstring, DocstringSectionAttributes
+def descriptions(*documented: Any) -> dict[str, str]:
+    """What each attribute of classes, or argument of functions, means, as their docstrings have it."""
+    from griffe import Docstring, DocstringSectionAttributes, DocstringSectionParameters
 
     found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if not base.__dict__.get("__doc__"):
-            continue
-        for section in Docstring(inspect.cleandoc(base.__doc__ or "")).parse("google", warnings=False):
-            if isinstance(section, DocstringSectionAttributes):
+    for text in (each.__dict__.get("__doc__") or each.__doc__ for each in documented):
+        for section in Docstring(inspect.cleandoc(text or "")).parse("google", warnings=False):
+            if isinstance(section, DocstringSectionAttributes | DocstringSectionParameters):
                 found |= {item.name: " ".join(item.description.split()) for item in section.value}
     return found
 
@@ -67,7 +65,7 @@ def options_table(name: str) -> str:
     from selffl.algorithms import algorithm
 
     method = algorithm(name)
-    meaning = descriptions(type(method))
+    meaning = descriptions(*reversed(type(method).__mro__))  # those of its class, and of those that it inherits from
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for field in fields(method):  # type: ignore[arg-type]
         default = html.escape(repr(getattr(method, field.name))).replace("&#x27;", '"')
@@ -91,9 +89,10 @@ def grids_table() -> str:
 
 def settings_table() -> str:
     """The settings of a run: name, default, where else it can be given, meaning."""
+    from selffl import train
     from selffl.runs.recipe import FLOWER_SETTINGS, SETTINGS, STUDY_SETTINGS, Recipe
 
-    meaning, defaults = descriptions(Recipe), {field.name: field.default for field in fields(Recipe)}
+    meaning, defaults = descriptions(train), {field.name: field.default for field in fields(Recipe)}
     lines = ["| setting | default | study file, `--set` | over Flower | meaning |", "|---|---|---|---|---|"]
     for name in SETTINGS:
         default = html.escape(repr(defaults[name])).replace("&#x27;", '"')

@@ -550,11 +550,11 @@ def test_the_default_method_refuses_noise_on_rows():
 
 
 def test_the_tutorial_names_the_files_of_a_new_study():
-    from selffl.cli.init import _made_up_values, study_files
+    from selffl.cli.init import study_files
 
     said = re.search(r"^This creates (.*?)\.\s+You can run", text_of("tutorial.md"), re.M | re.S)[1]
     files = [name.removeprefix("my-study/") for name in re.findall(r"`([^`]+)`", said)]
-    assert sorted(files) == sorted(study_files(Path("my-study"), "study.py", _made_up_values(Path("my-study")), None))
+    assert sorted(files) == sorted(study_files(Path("my-study"), "study.py", {"title": '"made up"'}, None))
 
 
 @pytest.mark.slow

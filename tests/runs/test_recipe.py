@@ -14,7 +14,7 @@ import torch
 import selffl
 from selffl.algorithms.records import tensors_of
 from selffl.cli import names
-from selffl.errors import CheckpointError
+from selffl.errors import CheckpointError, ConfigError
 from selffl.runs.folder import read_config
 from selffl.runs.recipe import FLOWER_SETTINGS, SETTINGS, STUDY_SETTINGS, Recipe, check_settings
 from selffl.studies.own import KEYS
@@ -57,12 +57,11 @@ def test_settings_are_the_keywords_of_train_with_the_same_defaults_and_types():
             assert keywords[field.name].annotation == field.type
 
 
-def test_every_field_has_a_sentence_and_settings_the_same_one_in_train():
-    known = sentences(Recipe, "Attributes")
-    assert list(known) == [field.name for field in fields(Recipe)]
-    assert all(text.endswith(".") for text in known.values())
-    arguments = sentences(selffl.train, "Args")
-    assert {name: arguments[name] for name in SETTINGS} == {name: known[name] for name in SETTINGS}
+def test_every_setting_has_a_sentence_in_train_and_every_fact_one_in_the_recipe():
+    known, arguments = sentences(Recipe, "Attributes"), sentences(selffl.train, "Args")
+    assert list(known) == [field.name for field in fields(Recipe) if field.name not in SETTINGS]
+    assert [name for name in arguments if name in SETTINGS] == list(SETTINGS)
+    assert all(text.endswith(".") for text in (known | arguments).values())
 
 
 def test_train_collects_its_settings_in_one_go():
@@ -109,7 +108,46 @@ def test_a_server_over_flower_takes_those_that_a_recipe_says():
         assert keywords[name].annotation == field.type
         assert name in KINDS
     assert KINDS["rounds"] is KINDS["evaluate_every"] is int
+    with pytest.raises(ConfigError, match="unknown keyword of server_app 'round'; did you mean 'rounds'"):
+        server_app(torch.nn.Linear(2, 2), "fedavg", range(4), round=3)
     assert (KINDS["quorum"], KINDS["gain"], KINDS["optimiser"], KINDS["shortfall"]) == (float, bool, str, str)
+
+
+# A recipe with one more setting, before anything else has read its fields.
+WIDER = """
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+import torch
+from selffl.runs import recipe
+
+@dataclass(frozen=True, kw_only=True)
+class Wider(recipe.Recipe):
+    patience: int = field(default=3, metadata=recipe.FLOWER)
+
+recipe.Recipe = Wider
+recipe._OF_SETTINGS["patience"] = Wider.__dataclass_fields__["patience"]
+recipe.SETTINGS += ("patience",)
+recipe.FLOWER_SETTINGS += ("patience",)
+
+import inspect
+from selffl.runs import flower
+
+assert inspect.signature(flower.server_app).parameters["patience"].default == 3
+assert flower.KINDS["patience"] is int
+found = []
+flower.Server = lambda *parts: found.append(parts[3]) or type("Nobody", (), {"out": None, "run": print})()
+app = flower.server_app(torch.nn.Linear(2, 2), "fedavg", range(4), patience=5)
+app = flower.server_app(torch.nn.Linear(2, 2), "fedavg", range(4))
+given = flower.override({"patience": 3}, {"patience": 7})
+assert ([each.patience for each in found], given) == ([5, 3], {"patience": 7})
+"""
+
+
+def test_a_new_setting_of_the_recipe_reaches_a_server_over_flower_without_being_named_again():
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'selffl[flower]'")
+    ended = subprocess.run([sys.executable, "-c", WIDER], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 # ------------------------------------------------------------------------------------------------------- JSON, checks

@@ -105,6 +105,13 @@ def check_folder(folder: Path) -> None:
             raise ConfigError(f"{place} is a file; expected a folder to write into. Give another --out.")
 
 
+def new_file(target: Path | None, usual: str) -> Path:
+    """The file to write: the one that is named, or one with the usual name where there is none yet."""
+    if target is None and Path(usual).exists():
+        raise ConfigError(f"{usual} is already there; expected another name. Give one by --out.")
+    return target or Path(usual)
+
+
 def check_target(target: Path | None) -> None:
     """Refuse a file that cannot be written before any work is done."""
     if target is None:

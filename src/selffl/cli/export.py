@@ -72,9 +72,7 @@ def export_command(
         raise ConfigError(f"--precision is {precision}, and one model is written as it is; leave it out.")
     if form != "module" and not (is_plain and source.is_dir()):
         raise ConfigError(f"--as is {form}, which is for one client's model of a run; expected RUN and one --client.")
-    path = target or Path("personal" if form == "peft" else "personal.safetensors")
-    if target is None and path.exists():
-        raise ConfigError(f"{path} is already there; expected another name. Give one by --out.")
+    path = console.new_file(target, "personal" if form == "peft" else "personal.safetensors")
     console.check_target(path)
     if source.is_file():
         written = _from_file(source, wanted, path)

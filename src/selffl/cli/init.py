@@ -88,10 +88,10 @@ def init_command(
 
             kind, path = sources[0]
             study = folder_study("leaf" if kind == "leaf" else "pfllib", path, folder, trusted)
-            values = {**study.values, "model": "model", "model_reason": []}
-            written = study_files(folder, "study_folder.py", values, study.num_clients)
+            written = study_files(folder, "study_folder.py", study.values, study.num_clients)
         else:
-            written = study_files(folder, "study.py", _made_up_values(folder), None)
+            title = json.dumps(f"{folder.resolve().name}: made-up sites", ensure_ascii=False)
+            written = study_files(folder, "study.py", {"title": title}, None)
     else:
         from selffl.cli.init_table import table_study
 
@@ -145,17 +145,6 @@ def name_columns(option: str, given: str | None) -> list[str] | None:
     return found
 
 
-def _made_up_values(folder: Path) -> dict[str, Any]:
-    """What the templates need for a study of made-up rows."""
-    return {
-        "title": json.dumps(f"{folder.resolve().name}: made-up sites", ensure_ascii=False),
-        "model": "model",
-        "model_reason": [],
-        "loss": "cross_entropy",
-        "rate": 0.05,
-    }
-
-
 def study_files(folder: Path, template: str, values: Mapping[str, Any], num_clients: int | None) -> dict[str, str]:
     """The files of a new study, by name.
 
@@ -175,6 +164,10 @@ def study_files(folder: Path, template: str, values: Mapping[str, Any], num_clie
         "name": name,
         "rounds": 40,
         "participation": share,
+        "model": "model",
+        "model_reason": [],
+        "loss": "cross_entropy",
+        "rate": 0.05,
         **values,
     }
     templates = files("selffl.cli") / "templates"

@@ -53,8 +53,6 @@ def folder_study(kind: Kind, path: Path, folder: Path, trusted: bool = False) ->
         "title": json.dumps(
             f"{path.resolve().name}, from {'LEAF' if kind == 'leaf' else 'PFLlib'}", ensure_ascii=False
         ),
-        "loss": "cross_entropy",
-        "rate": 0.05,
     }
     about = {"rows": counts, "clients": fed.num_clients, "classes": num_classes, "shape": list(shape), "model": model}
     return StudyParts(values, fed.num_clients, summary, about)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -80,7 +81,7 @@ def table_study(
         client_sizes = _client_sizes(table, client)
         target = _settle_label(table, label, task, can_ask)
         preparation = _fit(table, target, chosen, client, missing, num_dropped)
-    num_inputs, median = len(preparation.inputs), _median(client_sizes)
+    num_inputs, median = len(preparation.inputs), statistics.median_low(client_sizes)
     is_network = median >= max(MIN_ROWS_FOR_NETWORK, MIN_ROWS_PER_INPUT * num_inputs)
     model = "network" if is_network else "linear"
     facts = {
@@ -236,7 +237,9 @@ def _ask_task(table: Table, name: str, values: Any, can_ask: bool) -> Task:
     found += ")" if len(distinct) <= NUM_SHOWN_CLASSES else f", … {distinct[-1]:g})"
     tasks = {task: meaning for task, meaning in TASKS.items() if task != "counts" or distinct[0] >= 0}
     if not (can_ask and sys.stdin.isatty()):
-        raise ConfigError(f"{table.place}: {found}; expected to be told what they are. Pass {_either(tasks)}.")
+        *first, last = (f"--task {task}" for task in tasks)
+        either = f"{', '.join(first)} or {last}"
+        raise ConfigError(f"{table.place}: {found}; expected to be told what they are. Pass {either}.")
     typer.echo(f"{found}. What are they?")
     for task, meaning in tasks.items():
         typer.echo(f"  {task:<8} {meaning}")
@@ -244,11 +247,6 @@ def _ask_task(table: Table, name: str, values: Any, can_ask: bool) -> Task:
     while answer not in tasks:
         answer = typer.prompt(f"{answer!r} is none of {', '.join(tasks)}. Task")
     return next(task for task in tasks if task == answer)
-
-
-def _either(tasks: Mapping[Task, str]) -> str:
-    *first, last = (f"--task {task}" for task in tasks)
-    return f"{', '.join(first)} or {last}"
 
 
 def _client_sizes(table: Table, client: str) -> list[int]:
@@ -263,11 +261,6 @@ def _client_sizes(table: Table, client: str) -> list[int]:
             "column that says whose row it is with --client."
         )
     return sizes
-
-
-def _median(sizes: Sequence[int]) -> int:
-    """The lower median: half of the clients have at least as many rows."""
-    return sorted(sizes)[(len(sizes) - 1) // 2]
 
 
 def _fit(

@@ -24,16 +24,15 @@ def methods_command(as_json: Annotated[bool, typer.Option("--json", help="Print 
 
     Example: selffl methods
     """
-    sources = names.sources()
     rows = [
         {
             "name": name,
             "personalises": personalises,
-            "source": sources[name] or (OWN if names.is_federated(name) else None),
+            "source": names.SOURCES[name] or (OWN if names.is_federated(name) else None),
             "is_federated": names.is_federated(name),
             "is_default": name == names.DEFAULT,
         }
-        for name, personalises in names.read_personalised().items()
+        for name, personalises in names.PERSONALISES.items()
     ]
     if as_json:
         print(json.dumps(rows, ensure_ascii=False))

@@ -41,14 +41,8 @@ tracker = _completion(_NAMES["trackers"])
 device = _completion(("cpu", "cuda"))
 
 
-def read_personalised() -> Mapping[str, str]:
-    """What a client has of its own, by method: nothing, layers or the model."""
-    return dict(_NAMES["personalises"])
-
-
-def sources() -> Mapping[str, str]:
-    """Who published a method, where and when; empty: nobody in particular, or this library."""
-    return dict(_NAMES["sources"])
+PERSONALISES: Mapping[str, str] = _NAMES["personalises"]  # what a client has of its own: nothing, layers or the model
+SOURCES: Mapping[str, str] = _NAMES["sources"]  # who published a method, where and when; empty: this library, or nobody
 
 
 def is_federated(name: str) -> bool:

@@ -50,9 +50,7 @@ def welcome_command(
     from selffl.runs.reopen import load
     from selffl.training.answers import trained_module
 
-    path = target or Path("newcomer.safetensors")
-    if target is None and path.exists():
-        raise ConfigError(f"{path} is already there; expected another name. Give one by --out.")
+    path = console.new_file(target, "newcomer.safetensors")
     check_ending(path)
     console.check_target(path)
     with console.options_in_messages():

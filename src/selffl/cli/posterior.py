@@ -99,11 +99,13 @@ def _for_json(value: Any) -> Any:
 
 def _print_summary(found: Shrinkage) -> None:
     """Print what holds for all clients together, a line for each."""
+    from selffl.studies.result import with_minus
+
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column()
     for name, text in _summary_lines(found):
-        grid.add_row(Text(name, style="bold"), Text(text))
+        grid.add_row(Text(name, style="bold"), Text(with_minus(text)))
     console.out.print(grid)
 
 
@@ -188,6 +190,7 @@ def _print_without(found: Shrinkage, most: int) -> None:
 def _print_table(header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
     """Print names and right-aligned columns within the width of the terminal; it is the names that are cut."""
     from selffl.reports.forest import shorten_name
+    from selffl.studies.result import with_minus
 
     widths = [max(len(row[column]) for row in [tuple(header), *rows]) for column in range(len(header))]
     free = max(console.out.width - sum(widths[1:]) - 2 * len(header), len(header[0]))
@@ -197,7 +200,8 @@ def _print_table(header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None
         table.add_column(name, justify="left" if name == "verdict" else "right", no_wrap=True, min_width=width)
     for name, *cells in rows:
         style = "dim" if cells[-1] == "alone is as good" else ""
-        table.add_row(Text(shorten_name(name, free)), *cells, style=style)  # a text: brackets in it are no markup
+        shown = Text(shorten_name(name, free))  # a text: brackets in it are no markup
+        table.add_row(shown, *map(with_minus, cells), style=style)
     console.out.print()
     console.out.print(table)
 

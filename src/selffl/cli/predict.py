@@ -104,11 +104,14 @@ def _beside(rows: Any, answers: Any) -> Any:
 def _write(table: Any, target: Path | None) -> None:
     import sys
 
+    import pyarrow as pa
     from pyarrow import csv, parquet
 
     from selffl.state.files import atomic_write
 
-    plain = _without_dictionaries(table)
+    # Plain text in place of dictionaries, which not every reader takes.
+    kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in table.schema.types]
+    plain = table.cast(pa.schema(list(zip(table.column_names, kinds, strict=True))))
     if target is None:
         csv.write_csv(plain, sys.stdout.buffer)
         return
@@ -117,11 +120,3 @@ def _write(table: Any, target: Path | None) -> None:
             csv.write_csv(plain, partial)
         else:
             parquet.write_table(plain, partial)
-
-
-def _without_dictionaries(table: Any) -> Any:
-    """The table with plain text, which every reader takes."""
-    import pyarrow as pa
-
-    kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in table.schema.types]
-    return table.cast(pa.schema(list(zip(table.column_names, kinds, strict=True))))

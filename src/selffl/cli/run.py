@@ -17,8 +17,10 @@ from selffl.cli.report import print_verdict, write_report
 from selffl.cli.studies import print_record, print_table
 from selffl.cli.training import (
     Algorithm,
+    Device,
     Gain,
     Rounds,
+    Settings,
     Study,
     Verbose,
     VerboseRuns,
@@ -45,15 +47,7 @@ def run_command(
         int | None, typer.Option(help="Seed of the split, the cohorts and the minibatches; without it, 0.")
     ] = None,
     rounds: Rounds = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help=f"An option of the method, or {', '.join(STUDY_SETTINGS[1:])}.",
-            autocompletion=names.setting,
-        ),
-    ] = None,
+    settings: Settings = None,
     device: Annotated[str | None, typer.Option(help="cpu (the default) or cuda.", autocompletion=names.device)] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run; without it, runs/STUDY-ALGORITHM-SEED.")
@@ -106,8 +100,9 @@ def run_command(
     if gain:
         training_alone(method)
     check_settings(problem.settings | {"seed": number})
-    if not resume:  # what was typed wrongly has been told by now
-        _refuse_folder_in_use(place)
+    if not resume and _read_begun(place) is not None:  # what was typed wrongly has been told by now
+        advice = "expected a new folder. Resume that run with --resume, or give another --out"
+        raise ConfigError(f"{place} already holds a run; {advice}.")
     ending = ", then every client alone" if gain or (begun is not None and begun.gain) else ""
     start, where = None, device or ("cpu" if begun is None else begun.device)
     title = f"{name} on {problem.name}, seed {number if begun is None else begun.seed}{ending}"
@@ -155,13 +150,6 @@ def _read_begun(place: Path) -> Recipe | None:
         return ranks_of_run.share(lambda: read_config(place) if (place / CONFIG).is_file() else None)
 
 
-def _refuse_folder_in_use(place: Path) -> None:
-    """A new run needs a folder of its own."""
-    if _read_begun(place) is not None:
-        advice = "expected a new folder. Resume that run with --resume, or give another --out"
-        raise ConfigError(f"{place} already holds a run; {advice}.")
-
-
 @app.command("compare")
 def compare_command(
     study: Study,
@@ -179,7 +167,7 @@ def compare_command(
         typer.Option(min=1, help="Repeats, each with a split of its own; without it, the study's own number."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; without it, the study's own number.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=names.device)] = "cpu",
+    device: Device = "cpu",
     processes: Annotated[int | None, typer.Option(min=1, help="Runs side by side; without it, one per core.")] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder for records and report; without it, runs/compare-STUDY.")

@@ -27,6 +27,16 @@ Algorithm = Annotated[
     typer.Option("--algorithm", "-a", help="The method; without it, the study's own.", autocompletion=names.algorithm),
 ]
 Rounds = Annotated[int | None, typer.Option(help="Rounds; without it, the study's own number.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help=f"An option of the method, or {', '.join(STUDY_SETTINGS[1:])}.",
+        autocompletion=names.setting,
+    ),
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=names.device)]
 Gain = Annotated[
     bool, typer.Option("--gain", help="At the end, train every client alone as well: who loses by joining, and why.")
 ]

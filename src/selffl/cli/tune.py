@@ -12,8 +12,10 @@ import typer
 from selffl.cli import console, live, names
 from selffl.cli.training import (
     Algorithm,
+    Device,
     Gain,
     Rounds,
+    Settings,
     Study,
     Verbose,
     find_problem,
@@ -53,16 +55,8 @@ def tune_command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split, the cohorts and the minibatches.")] = 0,
     rounds: Rounds = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help=f"An option of the method that stays as it is, or {', '.join(STUDY_SETTINGS[1:])}.",
-            autocompletion=names.setting,
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=names.device)] = "cpu",
+    settings: Settings = None,
+    device: Device = "cpu",
     folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the last run; without it, runs/STUDY-ALGORITHM-tuned-SEED.")
     ] = None,

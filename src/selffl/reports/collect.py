@@ -143,9 +143,8 @@ def read_run(folder: Path) -> RunData:
     """A run, which may still be going on."""
     path = folder / files.PARTITION
     partition = files.read_table(path, ("client", "class"), ("num_train", "num_test")) if path.is_file() else []
-    return RunData(
-        folder, files.read_config(folder), files.read_records(folder), files.read_environment(folder), partition
-    )
+    config, environment = files.read_description(folder)
+    return RunData(folder, config, files.read_records(folder), environment, partition)
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -226,26 +225,20 @@ def _group_runs(runs: Sequence[RunData]) -> list[Group]:
     comparable: dict[str, list[RunData]] = {}
     for run in sorted(runs, key=lambda run: not run.records.clients):
         # A run that diverged at once has no clients to be known by, but rows that others may have, too.
-        twin = next((kind for kind, similar in comparable.items() if run.config.fingerprint in _rows(similar)), None)
+        rows = {kind: {each.config.fingerprint for each in similar} for kind, similar in comparable.items()}
+        twin = next((kind for kind, known in rows.items() if run.config.fingerprint in known), None)
         comparable.setdefault(twin if twin is not None and not run.records.clients else _kind(run), []).append(run)
     groups = []
     for members in comparable.values():
         labels = _labels(members)
         methods: dict[str, list[RunData]] = {}
-        for run, label in sorted(zip(members, labels, strict=True), key=lambda pair: _rank(pair[0])):
+        # As the registry lists methods; those of the user's own come last.
+        places = {name: place for place, name in enumerate(ALGORITHMS)}
+        pairs = zip(members, labels, strict=True)
+        for run, label in sorted(pairs, key=lambda pair: places.get(pair[0].config.algorithm, len(places))):
             methods.setdefault(label, []).append(run)
         groups.append(Group(_in_order(methods)))
     return groups
-
-
-def _rows(runs: Sequence[RunData]) -> set[str]:
-    return {run.config.fingerprint for run in runs}
-
-
-def _rank(run: RunData) -> int:
-    """As the registry lists methods; those of the user's own come last."""
-    names = list(ALGORITHMS)
-    return names.index(run.config.algorithm) if run.config.algorithm in names else len(names)
 
 
 def _kind(run: RunData) -> str:

@@ -119,7 +119,7 @@ def answer_cells(run: RunData, ids: Sequence[str]) -> AnswerCells | None:
     if not rows:
         return None
     names = sorted({str(row[name]) for row in rows for name in ("class", "answer")}, key=_as_number)
-    position, number = {client: i for i, client in enumerate(ids)}, {name: i for i, name in enumerate(names)}
+    position, number = _places(ids), _places(names)
     kept = [row for row in rows if str(row["client"]) in position]
     return {
         "names": names,
@@ -129,6 +129,10 @@ def answer_cells(run: RunData, ids: Sequence[str]) -> AnswerCells | None:
         "rows": [int(row["num_test"]) for row in kept],
         "confidence": round_all((row["confidence"] for row in kept), 4),
     }
+
+
+def _places(names: Sequence[str]) -> dict[str, int]:
+    return {name: place for place, name in enumerate(names)}
 
 
 def add_answers(group: Group, seed_tables: Sequence[SeedTable]) -> None:
@@ -148,19 +152,14 @@ def partition(runs: Sequence[RunData | None], ids: Sequence[str]) -> Classes | N
     if rows is None:
         return None
     names = sorted({str(row["class"]) for row in rows}, key=_as_number)
-    position, number = {client: i for i, client in enumerate(ids)}, {name: i for i, name in enumerate(names)}
-    cells = [
+    position, number = _places(ids), _places(names)
+    cells = sorted(
         (position[row["client"]], number[str(row["class"])], int(row["num_train"]))
         for row in rows
         if row["client"] in position and row["num_train"]
-    ]
-    cells.sort()
-    return {
-        "names": names,
-        "client": [c for c, _, _ in cells],
-        "class": [k for _, k, _ in cells],
-        "rows": [n for _, _, n in cells],
-    }
+    )
+    clients, classes, counts = ([cell[part] for cell in cells] for part in range(3))
+    return {"names": names, "client": clients, "class": classes, "rows": counts}
 
 
 def _as_number(name: str) -> tuple[int, float, str]:

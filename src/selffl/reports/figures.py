@@ -21,7 +21,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarForm
 from selffl.algorithms import ALGORITHMS
 from selffl.studies.result import Chart, Figure, Series
 
-INK = "#26292e"
+STYLE = matplotlib.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False)
+INK: str = STYLE["text.color"]
 # Okabe and Ito's palette, which colour-blind readers can tell apart.  A method keeps its colour in every figure, that
 # of its position in the registry, counted round and round.
 METHOD_COLOURS = (
@@ -57,35 +58,6 @@ IN_PAPER: Any = {"font.size": 8.0, "axes.titlesize": 8.5, "lines.linewidth": 1.3
 IN_PAPER_DPI = 300
 BACKGROUND = "background"  # id of the white ground in SVG files
 
-STYLE: Any = {  # matplotlib types its keys as one long literal
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": INK,
-    "axes.facecolor": "none",  # only the figure itself has a ground, which the page takes away
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#8a8f98",
-    "grid.alpha": 0.28,
-    "grid.linewidth": 0.7,
-    "lines.linewidth": 1.7,
-    "lines.markersize": 4.5,
-    "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text: small, searchable, and in the page's colours
-    "pdf.fonttype": 42,  # TrueType: what journals ask for
-    "svg.hashsalt": "selffl",  # the same figure is the same file
-    "figure.dpi": 110,
-    "savefig.dpi": 160,
-}
-
 
 @contextmanager
 def style() -> Iterator[None]:
@@ -110,7 +82,7 @@ def draw(figure: Figure, width: Width | None = None) -> Canvas:
             canvas = Canvas(figsize=(INCHES[width], 2.3 * rows + 0.55), layout="constrained")
         shape = (count, 1) if width == "single" else (1, count)
         axes = list(canvas.subplots(*shape, squeeze=False).flat)
-        colours = _colours(figure.charts)
+        colours = _named_colours([series.name for chart in figure.charts for series in chart.series])
         for axis, chart in zip(axes, figure.charts, strict=True):
             _draw_chart(axis, chart, colours)
         handles = {
@@ -127,10 +99,6 @@ def draw(figure: Figure, width: Width | None = None) -> Canvas:
 def page_palette(labels: Sequence[str]) -> list[tuple[str, str]]:
     """Colours of the methods on a light page and on a dark one."""
     return [PAGE_COLOURS.get(colour, (colour, colour)) for colour in _named_colours(labels).values()]
-
-
-def _colours(charts: Sequence[Chart]) -> dict[str, str]:
-    return _named_colours([series.name for chart in charts for series in chart.series])
 
 
 def _named_colours(labels: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from selffl.reports.collect import Group, RunData
 from selffl.reports.schema import Bands, Inside, SeedTable, Trajectory
 from selffl.reports.scores import evenly_chosen, round_all, round_digits, runs_of_seed
-from selffl.runs.folder import INTERVAL, Row
+from selffl.runs.folder import INTERVAL
 
 # What a page can hold: beyond these it shows fewer rounds.
 MAX_POINTS = 15_000  # client-rounds
@@ -31,9 +31,10 @@ def inside(group: Group, number: int) -> Inside | None:
         return None
     all_rounds = sorted({row["round"] for run in runs for row in run.records.history})
     rounds = [all_rounds[place] for place in evenly_chosen(len(all_rounds), MAX_ROUNDS)]
+    by_round = [{row["round"]: row for row in run.records.history} for run in runs]
     curves = {
-        name: [_mean(run.records.history, column, rounds) for run in runs]
-        for name, column in (("inter", "inter_variance"), ("intra", "intra_variance"))
+        column: [_mean_of(known.get(number, {}).get(column) for known in by_round) for number in rounds]
+        for column in ("inter_variance", "intra_variance")
     }
     closed = [run.records.summary for run in runs if run.records.summary.get("closing_multiple") is not None]
     ends = [_mean_of(run.records.summary.get(column) for run in runs) for column in INTERVAL]
@@ -50,10 +51,10 @@ def inside(group: Group, number: int) -> Inside | None:
         "method": number,
         "rounds": rounds,
         "totalRounds": len(all_rounds),
-        "inter": [_mean_of(values) for values in zip(*curves["inter"], strict=True)],
+        "inter": curves["inter_variance"],
         "interval": None if None in ends else ends,
         "closing": _mean_of(summary.get("inter_variance") for summary in closed),
-        "intra": [_mean_of(values) for values in zip(*curves["intra"], strict=True)],
+        "intra": curves["intra_variance"],
         "steps": _bands(steps, rounds),
         "weight": _bands(weights, rounds),
         "equal": round_digits(1 / (sum(cohort) / len(cohort))) if cohort and sum(cohort) else None,
@@ -61,11 +62,6 @@ def inside(group: Group, number: int) -> Inside | None:
         "counts": counts if wanted else None,
         "most": options.get("max_local_steps") if options.get("num_local_epochs") is None else None,
     }
-
-
-def _mean(history: Sequence[Row], column: str, rounds: Sequence[int]) -> list[float | None]:
-    known = {row["round"]: row.get(column) for row in history}
-    return [known.get(number) for number in rounds]
 
 
 def _mean_of(values: Iterable[float | None]) -> float | int | None:

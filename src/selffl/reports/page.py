@@ -64,6 +64,7 @@ def render(collection: Collection, title: str = TITLE, *, tag: str | None = None
         _plotly() if groups else "",
         (_text("charts.js") if groups else "") + _text("report.js"),
     ]
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts if script]
     content = payload(groups, len(shown), len(collection.waiting))
     if tag is not None:
         content |= {"tag": tag, "every": POLL_MILLISECONDS, "state": state}
@@ -84,7 +85,8 @@ def render(collection: Collection, title: str = TITLE, *, tag: str | None = None
             data=_json(content),
             css=_text("report.css"),
             scripts=scripts,
-            script_hashes=" ".join(_hash(script) for script in scripts if script),
+            # What the page's policy allows a script by: that it is this one, whatever else stands on the page.
+            script_hashes=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests),
             version=__version__,
         )
     )
@@ -157,11 +159,6 @@ def _plotly() -> str:
     return "//# allFunctionsCalledOnLoad\n" + _text("plotly-basic.min.js").replace("</script", "<\\/script")
 
 
-def _hash(script: str) -> str:
-    """What a page's policy allows a script by: that it is this one, whatever else stands on the page."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
 def _beside(folder: Path, name: str) -> Path:
     """A figure of a study, which lies in its folder."""
     if Path(name).name != name:
@@ -221,7 +218,7 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "sections": [(key, name) for key, (name, needed) in SECTIONS.items() if needed is None or needed in charts],
         "text": {name: _unbroken(said) for name, said in text.items()},
         "parts": {part: name for part, name in scores.PARTS.items() if any(tables["rounds"][part])},
-        "labels": _labels(name_of(group.metric), name_of(group.client_metric), gain),
+        "gain": gain,
         "rows": rows,
         "columns": columns,
         "caption": _unbroken(caption(group))
@@ -257,26 +254,6 @@ def _charts(tables: Tables) -> list[str]:
         "partition": bool(seeds),
     }
     return [name for name, is_there in there.items() if is_there]
-
-
-def _labels(metric: str, of_client: str, gain: str) -> dict[str, str]:
-    return {
-        "rounds": f"Lines: {metric} by round, one line a method, with bands of a standard error",
-        "clients": f"Points: {of_client} of each client's personal model against its training rows, by method",
-        "spread": f"Lines: {of_client} of personal models from the worst client to the best, by method",
-        "tails": f"Points: {metric} of the worst tenth, of all and of the largest tenth of clients, by method",
-        "gains": f"Bars: what each client gains over {gain}, from most to least",
-        "predicted": "Points: realised gain of each client against the gain its method predicts, with means of bins",
-        "confusion": "Discs: rows of one client, by their class and by the answer of its personal model",
-        "sureness": "Points: share of right answers of one client against how sure its personal model is",
-        "variances": "Lines: variance between clients and within them, by round",
-        "weights": "Line with a band: clients' weights in the average, by round",
-        "steps": "Line with a band: clients' local steps, by round",
-        "histogram": "Bars: how many steps clients want",
-        "trajectory": "Line: steps of one client, by round",
-        "clusters": f"Points: {of_client} of each client, by cluster",
-        "partition": "Colours: rows of each client, by class",
-    }
 
 
 def _facts(group: Group, tables: Tables) -> str:

@@ -93,7 +93,9 @@ def partition_plot(
             pad=0.02,
         )
         bar.outline.set_visible(False)
-        ticks = _ticks(low, max(int(shown.max()), 2 * low))
+        # Both ends, and the powers of ten that are not too near to them.
+        high = max(int(shown.max()), 2 * low)
+        ticks = [low, *(10**power for power in range(12) if 1.9 * low <= 10**power <= high / 1.9), high]
         bar.set_ticks(ticks, labels=[_plain(tick) for tick in ticks], minor=False)
         bar.ax.xaxis.set_minor_locator(NullLocator())
         bar.ax.tick_params(length=0, labelsize=8)
@@ -165,12 +167,6 @@ def _edges(count: int, gap: float) -> npt.NDArray[np.float64]:
         return np.arange(count + 1, dtype=np.float64) - 0.5
     middle = np.arange(count, dtype=np.float64)
     return np.stack([middle - 0.5 + gap / 2, middle + 0.5 - gap / 2], axis=1).reshape(-1)
-
-
-def _ticks(low: int, high: int) -> list[int]:
-    """Both ends, and the powers of ten that are not too near to them."""
-    between = [10**power for power in range(12) if 1.9 * low <= 10**power <= high / 1.9]
-    return [low, *between, high]
 
 
 def _draw_classes(axis: Axes, sizes: Counts, most: int, *, is_last: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -19,20 +19,11 @@ from selffl.reports import tables
 from selffl.reports.page import Recorded, reading
 from selffl.reports.record import StudyRecord, place_of
 from selffl.reports.tallies import count_verdicts, tally, tally_of
-from selffl.studies.result import MET, OLD_VERDICTS, OWN, RULE, TARGET, Verdict, Whose, capfirst, verdict_word, whose
+from selffl.studies.result import MET, OWN, RULE, TARGET, UNSAID, Verdict, Whose, capfirst, verdict_word, whose
 
 OPENING = "# Results\n\nMade from run records by `selffl paper page`"
 QUICK = "**Quick run: fewer repeats or rounds than stated.**"
 TEST = "**Test.**"  # how the line begins that says which test decided a page's comparisons
-UNSAID = (
-    "**Not yet so:** {number} of the verdicts counted above are on pages without a line that begins with *Test*, "
-    "marked † in the tables. "
-    "These were made before the rule, and without their records they cannot be decided anew. Their comparisons are "
-    "paired over repeats or seeds and decided by Student's t at the 5 % level, each by itself, as if seeds that split "
-    "the same rows anew were independent, which is too sure; those of the `auto-…` studies are decided by the sign of "
-    "the mean difference, or by one standard error where a statement says so, and not by a test. Where a line that "
-    "begins with *Test* says otherwise than the rule, that line is right."
-)
 GROUPS: dict[Whose, str] = {  # headings of the summary, by whose the first statement of a study is
     "target": "Our own method, against tuned baselines",
     "paper": "Statements of the paper",
@@ -43,7 +34,6 @@ MAX_HEADLINE = 150  # characters of evidence that the summary shows of a study
 _STUDY = re.compile(r"# .+\n\n`([^`\n]+)`: (.+)")  # how a page begins; where it says what of the paper it is about
 _VERDICT = re.compile(r"^- \*\*(.+?)\*\* \*([^*]+)\.\*", re.MULTILINE)
 _MADE = re.compile(r"^Made by `([^`\n]+)` in (\d+) s; (.+)\.$", re.MULTILINE)
-OF_TARGETS = ("auto-", "regimes-")  # how names of studies begin whose lines are targets
 
 
 class Pages(NamedTuple):
@@ -208,56 +198,37 @@ def _place_in_paper(page: str) -> str:
 
 
 def read_pages(summary: Path) -> dict[str, str]:
-    """The pages of studies that a summary is about, by the name of the study, in the order of the paper.
-
-    A summary of earlier versions holds the studies themselves, each under a heading of its own.
-    """
+    """The pages of studies that a summary is about, by the name of the study, in the order of the paper."""
     text = summary.read_text(encoding="utf-8-sig", errors="replace")
     if not text.startswith(OPENING):
         raise DataError(
             f"{summary} does not begin as a results page; expected one that `selffl paper page` has written, to bring "
             "it up to date. Give another file."
         )
+    for heading in re.findall(r"^## (.+)$", text, re.MULTILINE):
+        if heading not in (*GROUPS.values(), RULES):
+            raise _by_hand(heading, summary)
     found: dict[str, str] = {}
-    for place, page in _texts_of_studies(summary, text):
+    for path in folder_of(summary).glob("*.md"):
+        page = path.read_text(encoding="utf-8-sig", errors="replace").strip()
         begins = _STUDY.match(page)
         if begins is None:
-            raise DataError(
-                f"{page.splitlines()[0].lstrip('# ') if page else 'what is written'!r} in {place} names no study; "
-                "expected what `selffl paper page` has written. Take it out, or give another file."
-            )
-        name = begins[1]
-        for old, new in OLD_VERDICTS.items():
-            page = page.replace(f"*{old.capitalize()}.*", f"*{new.capitalize()}.*")
-        found[name] = _with_targets(page) if name.startswith(OF_TARGETS) else page
+            raise _by_hand(page.splitlines()[0].lstrip("# ") if page else "what is written", path)
+        found[begins[1]] = page
     return {name: found[name] for name in sorted(found, key=lambda name: (place_of(name), name))}
 
 
-def _texts_of_studies(summary: Path, text: str) -> Iterator[tuple[Path, str]]:
-    """Where each study is written about, and what; what a summary itself says of it comes last and counts."""
-    for path in sorted(folder_of(summary).glob("*.md")):
-        yield path, path.read_text(encoding="utf-8-sig", errors="replace").strip()
-    for part in re.split(r"^(?=## )", text, flags=re.MULTILINE)[1:]:
-        if part.splitlines()[0].removeprefix("## ") not in (*GROUPS.values(), RULES):
-            yield summary, part.removeprefix("#").replace("](figures/", "](../figures/").strip()
-
-
-def _with_targets(page: str) -> str:
-    """A page whose lines are targets, which earlier versions called statements."""
-
-    def renamed(match: re.Match[str]) -> str:
-        text, said = match.groups()
-        if text.startswith(TARGET):
-            return match[0]
-        text = f"{TARGET}{text[:1].lower()}{text[1:]}"
-        return f"- **{text}** *{verdict_word(text, said.lower()).capitalize()}.*"
-
-    return _VERDICT.sub(renamed, page)
+def _by_hand(heading: str, path: Path) -> DataError:
+    return DataError(
+        f"{heading!r} in {path} names no study; expected what `selffl paper page` has written. Take it out, or give "
+        "another file."
+    )
 
 
 def _page(record: StudyRecord, figure_folder: str) -> str:
     parts = [f"# {_line(record.title)}", f"`{record.id}`: {record.paper}. {_line(capfirst(record.setting))}."]
-    parts += [f"Made by `{record.command}` in {record.seconds:.0f} s; {_environment(record)}."]
+    environment = ", ".join(f"{key} {value}" for key, value in record.environment.items() if key != "commit")
+    parts += [f"Made by `{record.command}` in {record.seconds:.0f} s; {environment}."]
     if record.is_quick:
         parts.append(QUICK)
     parts += [
@@ -280,8 +251,3 @@ def _page(record: StudyRecord, figure_folder: str) -> str:
 def _line(text: str) -> str:
     """On one line, as Markdown would show it: a line that begins with # would be a heading."""
     return " ".join(text.split())
-
-
-def _environment(record: StudyRecord) -> str:
-    shown = {key: value for key, value in record.environment.items() if key != "commit"}
-    return ", ".join(f"{key} {value}" for key, value in shown.items())

@@ -31,11 +31,6 @@ def shown(value: float | None, metric: str) -> str:
     return f"{value:.1f} %" if metric in PERCENT else plain_number(value)
 
 
-def gap_shown(value: float, metric: str) -> str:
-    """A difference between scores, without its sign."""
-    return f"{abs(value):.1f} points" if metric in PERCENT else plain_number(abs(value), 3)
-
-
 def with_error(estimate: Estimate | None, metric: str, *, signed: bool = False) -> str:
     """Mean ± standard error for the table, whose heading has the unit."""
     if estimate is None or math.isnan(estimate.mean):
@@ -90,7 +85,8 @@ def headline(group: Group) -> str:
     if not parts:
         return reached + end
     ground = "" if any(row.p_value is not None for row in rows) else " (one seed: nothing is tested)"
-    return f"{reached}: {_join_parts(parts)}{ground}{end}"
+    *most, last = parts
+    return f"{reached}: {'; '.join([*most, f'and {last}' if most else last])}{ground}{end}"
 
 
 def verdict(group: Group) -> str:
@@ -141,10 +137,6 @@ def name_test(group: Group) -> str:
     return text + "."
 
 
-def _join_parts(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{'; '.join(parts[:-1])}; and {parts[-1]}"
-
-
 def _beside(line: scores.Line, metric: str) -> str:
     said = [
         f"{shown(line.scores[part].mean, metric)} {text}"
@@ -170,16 +162,13 @@ def takeaways(group: Group, tables: Tables) -> dict[str, str]:
 
 
 def _of_rounds(group: Group) -> str:
-    best = []
-    for method, curve in zip(group.methods, scores.by_round(group, "weighted"), strict=True):
-        if curve is None:
-            continue
-        pick = max if group.is_higher_better else min
-        index = pick(range(len(curve["y"])), key=lambda i: curve["y"][i])
-        best.append((method.label, curve["y"][index], curve["x"][index], curve["y"][-1], curve["x"][-1]))
-    if not best:
+    curves = zip(group.methods, scores.by_round(group, "weighted"), strict=True)
+    name, curve = next(((method.label, curve) for method, curve in curves if curve is not None), ("", None))
+    if curve is None:
         return "No round has been evaluated yet."
-    name, top, at, last, end = best[0]
+    pick = max if group.is_higher_better else min
+    top, at = pick(zip(curve["y"], curve["x"], strict=True), key=lambda point: point[0])
+    last, end = curve["y"][-1], curve["x"][-1]
     text = f"{name} is at {shown(last, group.metric)} in round {end:,}"
     if at != end and top != last:
         text += f"; its best was {shown(top, group.metric)} in round {at:,}"
@@ -221,12 +210,14 @@ def _of_gains(group: Group, table: SeedTable) -> str:
     if not known:  # then they count after all
         known, few = [value for value, _ in pairs], 0
     up, down = sum(value > 0 for value in known), sum(value < 0 for value in known)
+    mean, metric = sum(known) / len(known), group.client_metric
+    size = f"{abs(mean):.1f} points" if metric in PERCENT else plain_number(abs(mean), 3)
     which = "With" if len(group.seeds) == 1 else f"In seed {group.seeds[0]}, with"  # others have other clients
     return (
         f"{which} {group.methods[0].label}, {up:,} of {pluralise(len(known), 'client')} "
         f"{'is' if len(known) == 1 else 'are'} better off than with {base}, "
         f"{down:,} worse off, {len(known) - up - down:,} the same; the mean gain is "
-        f"{'−' if sum(known) < 0 else '+'}{gap_shown(sum(known) / len(known), group.client_metric)}."
+        f"{'−' if mean < 0 else '+'}{size}."
         + (
             f" {pluralise(few, 'client')} with fewer than {client_gains.FEWEST_TEST_ROWS} test rows "
             f"{'is' if few == 1 else 'are'} grey and not counted."

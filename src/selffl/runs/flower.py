@@ -7,6 +7,7 @@ metric; no row and no answer to a row leaves a client.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,26 +18,21 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from selffl.algorithms.local import training_alone
-from selffl.algorithms.norms import BatchNorm, check_batch_norm
-from selffl.algorithms.optimisers import Optimiser, check_optimiser, optimiser_of
+from selffl.algorithms.norms import check_batch_norm
 from selffl.algorithms.population import Population
-from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.cohort import RunState
-from selffl.engines.defence import Robust, check_defence
 from selffl.engines.flower.answers import Alone, EvaluationSums
 from selffl.engines.flower.client import VIEWS, algorithm_of
 from selffl.engines.flower.secure import check_secure_sums
 from selffl.engines.flower.server import Server, number_ids
 from selffl.engines.flower.settings import Answers, Network
-from selffl.engines.limits import PrivacyOptions
 from selffl.engines.rounds import RoundReport
-from selffl.errors import CheckpointError, ConfigError
+from selffl.errors import CheckpointError, ConfigError, check_known
 from selffl.runs import folder as files
 from selffl.runs.evaluation import Evaluation
 from selffl.runs.folder import Records, Row, RunFolder
 from selffl.runs.gain import gain_columns
-from selffl.runs.methods import Method, method_facts, named_method
+from selffl.runs.methods import Method, check_room, method_facts, named_method
 from selffl.runs.recipe import FLOWER_SETTINGS, REMOTE, Recipe
 from selffl.runs.records import Evaluated, Recorder, Report, TrainedAlone, forget_closing_scores
 from selffl.state.checkpoint import load_tensors, save_tensors
@@ -202,26 +198,6 @@ def server_app(
     clients: Sequence[Hashable],
     *,
     out: str | Path | None = None,
-    rounds: int = 200,
-    participation: float = 0.1,
-    learning_rate: float = 0.03,
-    learning_rate_schedule: str = "constant",
-    batch_size: int = 10,
-    seed: int = 0,
-    evaluate_every: int | None = None,
-    optimiser: str | Optimiser = "sgd",
-    keep_optimiser: bool = False,
-    weight_decay: float = 0.0,
-    max_gradient_norm: float | None = None,
-    augmentation: str = "none",
-    batch_norm: BatchNorm | None = None,
-    gain: bool = False,
-    robust: Robust = "none",
-    clip: float | None = None,
-    max_weight: float | None = None,
-    noise_multiplier: float = 0.0,
-    row_clip: float | None = None,
-    row_noise_multiplier: float = 0.0,
     metrics: Mapping[str, Any] | None = None,
     quorum: float = 0.5,
     shortfall: Literal["raise", "skip"] = "raise",
@@ -233,11 +209,12 @@ def server_app(
     population: Population | None = None,
     dtype: torch.dtype = torch.float32,
     data: str = "remote",
+    **settings: Any,
 ) -> ServerApp:
     """The app that the server runs.
 
-    ``out``, ``experiment``, ``algorithm`` (a name) and every setting from ``rounds`` to ``secure_sums`` but
-    ``metrics`` may also be given in the app's run configuration, with a dash for each underscore (``flwr run .
+    ``out``, ``experiment``, ``algorithm`` (a name), every setting and whatever stands between ``quorum`` and
+    ``secure_sums`` may also be given in the app's run configuration, with a dash for each underscore (``flwr run .
     --run-config "rounds=20"``), which then counts.  A run whose ``out`` holds a checkpoint of the same run goes on from
     there: Flower does not resume a run, so it is submitted again (`selffl flower resume`).
 
@@ -247,28 +224,6 @@ def server_app(
         clients: The ids of all clients, whether they take part today or not; their sorted order numbers them.
         out: Folder, on the server, for the records that `selffl.train` writes and a checkpoint after every round; none:
             nothing is written.
-        rounds: How many rounds are trained.
-        participation: C, the share of clients in a round.
-        learning_rate: η, the step size of local training.
-        learning_rate_schedule: By which factor η changes from round to round, as in `selffl.train`.
-        batch_size: B, the rows of a minibatch.
-        seed: Of cohorts and minibatches.
-        evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
-        optimiser: Of the clients' local steps, as in `selffl.train`.
-        keep_optimiser: As in `selffl.train`; it lies in the client's memory, at its own site.
-        weight_decay: As in `selffl.train`.
-        max_gradient_norm: As in `selffl.train`.
-        augmentation: Of images, as in `selffl.train`.
-        batch_norm: What becomes of BatchNorm, as in `selffl.train`; the clients have to have the same.
-        gain: Whether every client also trains alone, at its own site, when the last round is done: from the model that
-            the run began with, in the rounds that it was drawn for.  Needs ``out``.
-        robust: The defence against hostile clients, as in `selffl.train`.
-        clip: The most that a client may move a model by, as in `selffl.train`; it shortens what it sends itself.
-        max_weight: The most that a client may weigh beside it, as in `selffl.train`.
-        noise_multiplier: Noise on the sums, as in `selffl.train`, from the operating system's generator.
-        row_clip: The most that the gradient of a row may measure, as in `selffl.train`; the client shortens it itself.
-        row_noise_multiplier: Noise on gradients, as in `selffl.train`, which the client draws from its operating
-            system's generator.
         metrics: More to measure, as in `selffl.train`: the clients have to be given the same, by the same names.
         quorum: Share of a round's cohort that has to answer for the round to count.
         shortfall: What happens if fewer do: ``raise`` ends the run with a `QuorumError`, ``skip`` goes on to the next
@@ -282,8 +237,15 @@ def server_app(
         population: What is known of the clients beforehand (clusters, variances), in the order of their sorted ids.
         dtype: Of the parameters; the clients have to have the same.
         data: What the records call the clients' rows, which the server does not see.
+        settings: Those of `selffl.train` that the table of settings has for Flower, from ``rounds`` to
+            ``row_noise_multiplier``, by the same names and with the same defaults.  What local training remembers or
+            keeps (``keep_optimiser``, ``batch_norm="kept"``) lies at the clients' own sites, and noise comes from the
+            operating system's generator.  ``batch_norm`` has to be given to the clients as well, and ``gain`` needs
+            ``out``.
     """
-    given = {name: value for name, value in locals().items() if name in KINDS}
+    for name in settings:
+        check_known("keyword of server_app", name, inspect.signature(server_app).parameters)
+    given = {name: value for name, value in locals().items() if name in KINDS} | settings
     given["out"] = None if out is None else str(out)
     ids, own = number_ids(clients), own_metrics(metrics)
     module = copy.deepcopy(model).to(dtype)
@@ -292,7 +254,7 @@ def server_app(
         name, method = named_method(algorithm_of(run_config, algorithm))
         chosen = override(given, run_config)
         recipe = Recipe(
-            **{setting: chosen[setting] for setting in FLOWER_SETTINGS},
+            **{setting: chosen[setting] for setting in FLOWER_SETTINGS if setting in chosen},
             **method_facts(name, method),
             device=REMOTE,
             dtype=dtype,
@@ -303,20 +265,15 @@ def server_app(
         )
         network = Network(**{setting.name: chosen[setting.name] for setting in fields(Network)})
         place = None if chosen["out"] is None else Path(chosen["out"])
-        check_optimiser(optimiser_of(recipe.optimiser), method)
-        TrainingOptions.of(recipe).check_method(method)
-        check_defence(recipe.robust, method)
+        check_room(recipe, method)
         if network.secure_sums:
             check_secure_sums(method, recipe.robust)
-        PrivacyOptions.of(recipe).check_method(method, recipe.robust)
         batch_norm = recipe.batch_norm or method.batch_norm
         flat = FlatModel(module, batch_norm)
         check_batch_norm(batch_norm, method, num_statistics=flat.num_statistics, num_kept=len(flat.kept_layers))
         check_rows_apart(flat, recipe.row_clip)
-        if recipe.gain:
-            training_alone(method)
-            if place is None:
-                raise ConfigError("gain is True without out; expected a folder, in which the gains are recorded.")
+        if recipe.gain and place is None:
+            raise ConfigError("gain is True without out; expected a folder, in which the gains are recorded.")
         server = Server(flat, method, ids, recipe, network, place, chosen["experiment"], population, tuple(own))
         return server, recipe
 
@@ -340,14 +297,25 @@ def _kind(annotation: str) -> type[Any]:
     return {"int": int, "float": float, "bool": bool}.get(annotation.split(" ")[0], str)
 
 
+SETTINGS = [each for each in fields(Recipe) if each.name in FLOWER_SETTINGS]
+_TYPES = {each.name: str(each.type) for each in (*SETTINGS, *fields(Network))}
+_TYPES |= dict.fromkeys(("experiment", "out"), "str | None")
 # Keys of an app's run configuration, with an underscore for each dash, and what their values are.
-KINDS: dict[str, type[Any]] = {
-    **{each.name: _kind(str(each.type)) for each in fields(Recipe) if each.name in FLOWER_SETTINGS},
-    **{each.name: _kind(str(each.type)) for each in fields(Network)},
-    "experiment": str,
-    "out": str,
-}
-MAY_BE_EMPTY = ("batch_norm", "experiment", "max_gradient_norm", "out", "row_clip")
+KINDS = {name: _kind(annotation) for name, annotation in _TYPES.items()}
+MAY_BE_EMPTY = [name for name, annotation in _TYPES.items() if "None" in annotation]
+
+
+def _name_settings(signature: inspect.Signature) -> inspect.Signature:
+    """A signature with the recipe's settings in place of ``**settings``, as editors and readers are shown it."""
+    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in SETTINGS
+    ]
+    return signature.replace(parameters=[*own, *named])
+
+
+server_app.__signature__ = _name_settings(inspect.signature(server_app))  # type: ignore[attr-defined]
 
 
 def override(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:

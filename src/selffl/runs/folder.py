@@ -183,15 +183,11 @@ class Checkpoints(Observer):
 
 def read_config(path: Path) -> Recipe:
     """The recipe of a saved run."""
-    return _read_config(path)[0]
+    return read_description(path)[0]
 
 
-def read_environment(path: Path) -> dict[str, str]:
-    """What a saved run was computed with; earlier versions did not say."""
-    return _read_config(path)[1]
-
-
-def _read_config(path: Path) -> tuple[Recipe, dict[str, str]]:
+def read_description(path: Path) -> tuple[Recipe, dict[str, str]]:
+    """The recipe of a saved run, and what it was computed with; earlier versions did not say."""
     if not (path / CONFIG).is_file():
         raise CheckpointError(
             f"{path} holds no {CONFIG}; expected the folder of a run, as `selffl run` or train(out=) writes it."

@@ -6,7 +6,14 @@ import dataclasses
 from typing import Any
 
 from selffl.algorithms import DEFAULT_ALGORITHM, Algorithm, algorithm, is_registered, registered_name
+from selffl.algorithms.local import training_alone
+from selffl.algorithms.optimisers import check_optimiser, optimiser_of
+from selffl.algorithms.suggestions import suggest
+from selffl.algorithms.training_options import TrainingOptions
+from selffl.engines.defence import check_defence
+from selffl.engines.limits import PrivacyOptions
 from selffl.errors import ConfigError
+from selffl.runs.recipe import Recipe
 
 Method = Algorithm[Any, Any, Any, Any]
 
@@ -32,3 +39,18 @@ def method_facts(name: str, method: Method) -> dict[str, Any]:
         "has_global_model": method.has_global_model,
         "is_federated": method.is_federated,
     }
+
+
+def check_room(recipe: Recipe, method: Method) -> None:
+    """Refuse settings that a method has no room for, wherever it is run."""
+    check_optimiser(optimiser_of(recipe.optimiser), method)
+    TrainingOptions.of(recipe).check_method(method)
+    check_defence(recipe.robust, method)
+    PrivacyOptions.of(recipe).check_method(method, recipe.robust)
+    if recipe.precision == "bfloat16" and method.no_bfloat16 is not None:
+        raise ConfigError(
+            f"precision is 'bfloat16', and {method.name} cannot have it: {method.no_bfloat16}. Expected 'full', or "
+            f"another method, such as {suggest(lambda other: other.no_bfloat16 is None)}."
+        )
+    if recipe.gain:
+        training_alone(method)  # which refuses a method that cannot be held against it

@@ -43,82 +43,10 @@ EVERYWHERE = {"study": True, "flower": True}
 class Recipe:
     """What a run was asked to do, checked, and what is recorded of the parts that it was made of.
 
-    Settings are keywords of `selffl.train`, by the same names and with the same defaults.  Facts follow from the model,
-    the rows, the method and the functions that were given with them.
+    Settings are keywords of `selffl.train`, which says what each means, by the same names and with the same defaults.
+    Facts follow from the model, the rows, the method and the functions that were given with them.
 
     Attributes:
-        rounds: How many rounds are trained.
-        participation: C, the share of clients in a round.
-        learning_rate: η, the step size of local training.
-        learning_rate_schedule: How η changes from round to round: ``constant``, ``cosine`` (down towards 0),
-            ``exponential 0.99`` (times that after each round) or ``step 0.1 0.5 0.75`` (times 0.1 after half and three
-            quarters of the rounds).  Rates that are a method's own options stay as they are.
-        batch_size: B, the rows of a minibatch.
-        seed: Of cohorts, minibatches and, for a model given by name, its first weights.
-        device: ``cpu``, ``cuda``, or another device of torch's.
-        evaluate_every: Rounds between evaluations (the last round always has one); none: a twentieth of the rounds.
-        evaluate_clients: How many clients are evaluated, by lot and the same every time; ``run.clients`` has a row for
-            each of them.  None: all, or of rows on demand (`Federation.on_demand`) at most 1,000.
-        evaluate_on: ``test`` rows, or ``validation`` rows for choosing options.
-        evaluate_train: Whether the same on training rows is noted beside it, as ``train_accuracy``.
-        evaluate_validation: Whether the same on validation rows is noted, too, as ``validation_accuracy``; they can
-            then choose a round (`Run.best_round`).
-        fine_tune: Numbers of local steps after which the final models are evaluated once more, by names of their own.
-        class_frequencies: Whether the final global model is evaluated once more with each client's class frequencies in
-            place of everybody's (log of one over the other on top of its scores), as ``global_with_classes``, and
-            fine-tuned from there.
-        neighbours: k of the view ``global_with_neighbours`` (kNN-Per): the final global model is evaluated once more,
-            its probabilities mixed with the classes of the k nearest of each client's training rows; none: without.
-        checkpoint_every: Rounds between checkpoints; none: at every evaluation; 0: never.
-        chunk_size: Clients that train at once; none: as many as fit.
-        client_memory: Where what clients keep between rounds lies.  ``memory``: all of it there; ``disk``: in files of
-            ``out`` (of a temporary folder without it), where a client that has not taken part costs nothing; the
-            numbers are the same.  None: in memory where all of it takes at most 4 GB (on a GPU 32 GB), else on disk.
-        gradients: How a cohort's gradients are computed: ``vmap``, ``loop``, ``unfold``, ``stacked`` or ``recomputed``
-            (`selffl.training.blocks`), or ``auto`` for a measured rule; they agree to rounding.
-        dtype: Of parameters and features: a floating-point type of torch's, or its name.
-        precision: Of products in training passes: ``full``, as ``dtype`` says, or ``bfloat16``, torch's autocast, for
-            speed on a GPU; parameters, steps, averages and evaluations stay in float32.
-        optimiser: Of the clients' local steps: ``sgd``, ``momentum`` or ``adam``, or one with options such as
-            ``selffl.algorithms.Adam(beta2=0.99)``; for methods that do not need plain gradient steps (self-fl does).
-        keep_optimiser: Whether what a client's optimiser remembers is kept by the client for its next round; if not, it
-            starts anew in every round.
-        weight_decay: λ, which adds the gradient of λ/2 |θ|² to each gradient of a minibatch, as ``torch.optim.SGD`` and
-            ``torch.optim.Adam`` do (AdamW does not); for methods whose loss may have one more term (self-fl's may not).
-        max_gradient_norm: The most that a client's gradient of a minibatch may measure; a longer one is shortened, as
-            by ``torch.nn.utils.clip_grad_norm_``, before weight decay and a method's own pulls; none: no bound.
-        augmentation: What becomes of an image each time a client trains on it: ``crop`` (four pixels of 0 on each side,
-            then a random part of the image's size), ``flip`` (mirrored every other time) or ``crop flip``, by random
-            numbers that have keys; ``none``: nothing.
-        batch_norm: What becomes of BatchNorm: running statistics are ``averaged`` with the model, or all of it is
-            ``kept`` by each client (FedBN; for methods that keep layers), or it goes by each ``batch`` alone, also in
-            evaluation; none: ``kept`` for fedbn, else ``averaged``.
-        gain: Whether every client is also trained alone, by ``local`` with the same rounds, cohorts, minibatches and
-            steps, when the last round is done: ``run.clients`` then has ``alone_accuracy`` and ``realised_gain``, and
-            `Run.gains` says who loses by joining.  It takes about as long again; its gradients and seconds are not
-            counted.
-        robust: The defence against hostile clients: what they would move the model by is shortened to the median length
-            (``clip``), its ``median`` is taken in each coordinate, its ends are ``trimmed`` there, or what is not
-            plausible by σ₀² and σₘ² counts for less (``hierarchy``); ``none``: plain averages.
-        clip: S, client-level privacy: the most that a client may move a model by; it shortens what it sends to that,
-            not its own model.  Other numbers that it sends have limits, too.  None: no bound.
-        max_weight: W₀, the most that a client may weigh beside ``clip``, for methods that do not weigh all alike:
-            rows, where clients weigh by rows, 1 where an average client weighs 1.
-        noise_multiplier: z, normal noise on every sum of a round by what one client can move all of them; the run's
-            summary then has ``epsilon`` at ``delta``.  Over Flower the noise is secret, in a simulation it can be
-            repeated.
-        row_clip: R, row-level privacy: the most that the gradient of a single row may measure in local training; a
-            longer one is shortened.  Each minibatch is then drawn by itself, without replacement.  None: no bound.
-        row_noise_multiplier: z, normal noise on each gradient that what a client sends is made of, by what replacing
-            one of its rows can move it; ``run.clients`` then has ``row_epsilon`` of each client, the summary the
-            largest.
-            Over Flower the client draws it in secret, in a simulation it can be repeated.
-        engine: ``cohort`` trains many clients at once; ``serial`` one at a time, and an error says which client, in
-            which round and at which stage: slow, for finding mistakes.
-        shards: Parts of the clients that train and are summed apart.  The numbers have the same bits whoever trains
-            them: one process, or several that torchrun has started, of which each takes some.  There are at least as
-            many as processes; none: as many.
-
         algorithm: Name of the method.
         options: Of the method, by name.
         has_own_method: Whether the method is one that is not in the registry.

@@ -342,6 +342,7 @@ def summary_row(
     names = list(dict.fromkeys([*score_names(("accuracy",)), *score_columns(recipe)]))
     scored = next((row for row in reversed(records.history) if any(row.get(name) is not None for name in names)), {})
     last: Row = records.history[-1] if records.history else {}
+    noisy = next((row for row in reversed(records.history) if row.get("row_delta") is not None), {})
     # Closing rounds, which are no rounds of the history, may know better than the last that anybody took part in.
     spread = next((row for row in reversed(records.history) if row.get("inter_variance") is not None), {})
     if state is not None and spread:
@@ -363,15 +364,8 @@ def summary_row(
         "clients": num_clients,
         "participation": recipe.participation,
         **(gain_scores(records.clients) if recipe.gain else {}),
-        **_row_privacy(recipe, records),
+        # The largest ε of any client's row at the last evaluation, and its δ; nothing without noise.
+        **({name: noisy.get(name) for name in ("row_epsilon", "row_delta")} if recipe.row_noise_multiplier else {}),
         **spent_privacy(recipe.noise_multiplier, num_clients, recipe.participation, last.get("round", 0)),
         "status": status,
     }
-
-
-def _row_privacy(recipe: Recipe, records: Records) -> Row:
-    """The largest ε of any client's row at the last evaluation, and its δ; nothing without noise."""
-    if not recipe.row_noise_multiplier:
-        return {}
-    found = next((row for row in reversed(records.history) if row.get("row_delta") is not None), {})
-    return {name: found.get(name) for name in ("row_epsilon", "row_delta")}

@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from selffl.algorithms.kept_optimisers import keeping_optimisers
 from selffl.algorithms.local import training_alone
 from selffl.algorithms.norms import check_batch_norm
-from selffl.algorithms.optimisers import check_optimiser, optimiser_of
+from selffl.algorithms.optimisers import optimiser_of
 from selffl.algorithms.records import map_tensors, tensors_of
-from selffl.algorithms.suggestions import suggest
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
 from selffl.data.named import Features, row_shape
 from selffl.engines.cohort import CohortEngine, RunState
-from selffl.engines.defence import check_defence
 from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions
 from selffl.engines.rounds import RoundReport
 from selffl.engines.serial import serial_engine
@@ -35,7 +33,7 @@ from selffl.errors import ConfigError, DataError
 from selffl.randomness import smallest_uniforms
 from selffl.runs.evaluation import Evaluation, EvaluationOrder, ShardEvaluations, Views, class_shifts_of
 from selffl.runs.gain import gain_columns
-from selffl.runs.methods import Method
+from selffl.runs.methods import Method, check_room
 from selffl.runs.predict import as_known, inputs_of_rows
 from selffl.runs.recipe import Recipe
 from selffl.runs.records import Evaluated, Report, TrainedAlone
@@ -104,18 +102,8 @@ class Session:
         ``first`` gives the model that training begins with, where that is not the module's own.
         """
         check_parameters(module)
-        optimiser = optimiser_of(recipe.optimiser)
-        check_optimiser(optimiser, method)
-        options = TrainingOptions.of(recipe)
-        options.check_method(method)
-        check_defence(recipe.robust, method)
-        privacy = PrivacyOptions.of(recipe)
-        privacy.check_method(method, recipe.robust)
-        if recipe.precision == "bfloat16" and method.no_bfloat16 is not None:
-            raise ConfigError(
-                f"precision is 'bfloat16', and {method.name} cannot have it: {method.no_bfloat16}. Expected 'full', or "
-                f"another method, such as {suggest(lambda other: other.no_bfloat16 is None)}."
-            )
+        check_room(recipe, method)
+        optimiser, options = optimiser_of(recipe.optimiser), TrainingOptions.of(recipe)
         device, dtype = torch.device(recipe.device), getattr(torch, str(recipe.dtype))
         batch_norm = recipe.batch_norm or method.batch_norm
         model = FlatModel(copy.deepcopy(module).to(device, dtype), batch_norm, recipe.precision)
@@ -142,7 +130,7 @@ class Session:
             recipe.chunk_size or usual,
             rows.clients,
             recipe.robust,
-            privacy,
+            PrivacyOptions.of(recipe),
             Shards(min(recipe.shards or 1, rows.num_clients)),
         )
         if recipe.engine == "serial":
@@ -150,10 +138,8 @@ class Session:
         evaluated: Rows | None = getattr(rows, recipe.evaluate_on)
         if evaluated is None or (recipe.evaluate_validation and rows.validation is None):
             raise ConfigError("the federation has no validation rows; make it with a validation_fraction above 0.")
-        if recipe.gain:
-            training_alone(method)  # refuse a method that cannot be held against it
-            if not evaluated.num_rows:
-                raise DataError(f"gain=True, and no client has {recipe.evaluate_on} rows; expected some to measure by.")
+        if recipe.gain and not evaluated.num_rows:
+            raise DataError(f"gain=True, and no client has {recipe.evaluate_on} rows; expected some to measure by.")
         if recipe.class_frequencies:
             if rows.train.is_on_demand:
                 raise ConfigError(

@@ -58,8 +58,6 @@ Choice = str | Tracker | Sequence[str | Tracker]
 class TensorBoard:
     """Event files: a curve for each column of the history, histograms over the clients at the end."""
 
-    package: ClassVar[str] = "tensorboard"
-
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._writer: Any = None
@@ -107,7 +105,6 @@ class MLflow:
     set here, and has to be for ``mlflow ui``.
     """
 
-    package: ClassVar[str] = "mlflow"
     STATUS: ClassVar[dict[str, str]] = {"finished": "FINISHED", "diverged": "FAILED"}
 
     def __init__(self) -> None:
@@ -163,8 +160,6 @@ class WandB:
 
     Taken up again it writes a second file for the same run.  Nothing of the machine is noted.
     """
-
-    package: ClassVar[str] = "wandb"
 
     def __init__(self) -> None:
         self._run: Any = None

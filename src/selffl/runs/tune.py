@@ -235,12 +235,8 @@ def tune_runs(
         run: Trains a method with settings: ``run(method, settings, is_trial=..., **more)``; ``more`` are keywords of
             `selffl.train`.
         aside: The rows of trials, with validation rows.
-        grid: As in `tune`, and so are the others.
+        grid: As in `tune`, and so are ``metric``, ``max_trials``, ``out`` and ``on_trial``.
         beside: Settings of every run that are not in the grid, to check it with.
-        metric: As in `tune`.
-        max_trials: As in `tune`.
-        out: As in `tune`.
-        on_trial: As in `tune`.
         last: Further keywords of `selffl.train` for the last run.
     """
     if num_ranks() > 1:

@@ -13,7 +13,7 @@ from selffl.studies.published_tables import PUBLISHED
 from selffl.studies.regimes import REGIMES
 from selffl.studies.result import Study, StudyResult
 from selffl.studies.sums import SUMS
-from selffl.studies.synthetic import AUGMENTED_SYNTHETIC, SYNTHETIC_HETEROGENEOUS, SYNTHETIC_HOMOGENEOUS
+from selffl.studies.synthetic import SYNTHETIC
 from selffl.studies.text import TEXT
 
 STUDIES: dict[str, Study] = {
@@ -21,9 +21,7 @@ STUDIES: dict[str, Study] = {
     for study in (
         LIMITS,
         CONVERGENCE,
-        SYNTHETIC_HOMOGENEOUS,
-        SYNTHETIC_HETEROGENEOUS,
-        AUGMENTED_SYNTHETIC,
+        *SYNTHETIC,
         *IMAGES,
         *TEXT,
         *AUDIO,

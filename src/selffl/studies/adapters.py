@@ -23,12 +23,23 @@ from selffl.algorithms.fedper import SharedBody
 from selffl.algorithms.population import Population
 from selffl.runs.evaluation import WITH_CLASSES, prefix_of
 from selffl.runs.tune import VALIDATION_SHARE
-from selffl.studies.adapter_problem import A_AND_B, B_ALONE, EVERYTHING, AdapterProblem
-from selffl.studies.adapter_rows import HEAD
+from selffl.studies.adapter_problem import B_ALONE, EVERYTHING, AdapterProblem
 from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of, score_of_clients
 from selffl.studies.auto import AUTO, numbers_sent, share_losing
 from selffl.studies.comparison import as_personal, by_round, history, mean_gradients, points, run_each, runs_of
-from selffl.studies.result import OVER_SPLITS, TARGET, Claim, Estimate, Figure, Job, Study, StudyResult, Verdict, sign
+from selffl.studies.result import (
+    OVER_SPLITS,
+    TARGET,
+    Claim,
+    Estimate,
+    Figure,
+    Job,
+    Study,
+    StudyResult,
+    Verdict,
+    read_toml,
+    sign,
+)
 from selffl.training.flat import FlatModel
 
 NUM_SEEDS = 5
@@ -60,24 +71,7 @@ class Method:
         return [start if self.with_classes else "personal"]
 
 
-METHODS = (
-    Method(AUTO, AUTO, optimisers=("sgd",)),
-    Method(FEDAVG, "fedavg"),
-    Method("fedavg, A and B", "fedavg", A_AND_B),
-    Method("fedavg, B, class frequencies", "fedavg", with_classes=True),
-    Method("fedavg, B, fine-tuned", "fedavg", is_fine_tuned=True),
-    Method("fedavg, B, class frequencies, fine-tuned", "fedavg", is_fine_tuned=True, with_classes=True),
-    Method(
-        "ditto, B",
-        "ditto",
-        options=tuple({"penalty": value} for value in (0.01, 0.1, 0.3, 1.0, 3.0)),
-        setting_of=FEDAVG,
-    ),
-    Method("FedSA-LoRA", "fedper", A_AND_B, options=({"head": f"lora_B, {HEAD}"},)),
-    Method("FedDPA", "feddpa"),
-    Method(LOCAL, "local"),
-    Method("fedavg, everything", "fedavg", EVERYTHING),
-)
+METHODS = tuple(Method(**found) for found in read_toml("adapters.toml")["methods"])
 
 
 @dataclass(frozen=True)
@@ -336,65 +330,18 @@ def level(gap: Estimate) -> Verdict:
 
 # -------------------------------------------------------------------------------------------------------------- studies
 
-DESIGNS = {  # in which every client comes thirty times, on average
-    "speech": Adapters(
-        AdapterProblem(
-            "adapters-speech",
-            "words of Speech Commands over 70 speakers, by Resemblyzer's speaker encoder",
-            data="speech",
-            model="its linear layer and a new head",
-            rounds=150,
-            participation=0.2,
-            num_local_steps=10,
-        ),
-        {"sgd": (0.1, 0.3, 1.0, 3.0), "adam": (0.001, 0.003, 0.01)},
-        fine_tune=(5, 20),
-    ),
-    "text": Adapters(
-        AdapterProblem(
-            "adapters-text",
-            "rated snippets of 238 authors, by a transformer on bytes that was trained on others",
-            data="text",
-            model="its last layer and head",
-            rounds=300,
-            participation=0.1,
-            batch_size=8,
-            num_local_steps=5,
-            rank=4,
-        ),
-        {"sgd": (0.03, 0.1, 0.3), "adam": (0.001, 0.003)},
-        fine_tune=(5, 20),
-    ),
-    "images": Adapters(
-        AdapterProblem(
-            "adapters-images",
-            "CIFAR-10 over 40 clients with cameras of their own, by a residual network that was trained on others",
-            data="images",
-            model="its last block and head",
-            rounds=120,
-            participation=0.25,
-            num_local_steps=10,
-            rank=4,
-        ),
-        {"sgd": (0.01, 0.03, 0.1), "adam": (0.001, 0.003)},
-        fine_tune=(10, 40),
-        # Convolutions of which every client has its own take several times as long.
-        methods=tuple(method for method in METHODS if method.trains != EVERYTHING),
-    ),
+DESIGNS = {
+    name: Adapters(AdapterProblem(**found["problem"]), **{key: found[key] for key in found if key != "problem"})
+    for name, found in read_toml("adapters.toml")["designs"].items()
 }
-TITLES = {
-    "speech": "Adapters: a speaker encoder names words",
-    "text": "Adapters: a transformer on bytes meets new authors",
-    "images": "Adapters: a residual network meets new cameras",
-}
+# Convolutions of which every client has its own take several times as long.
+DESIGNS["images"] = replace(DESIGNS["images"], methods=tuple(each for each in METHODS if each.trains != EVERYTHING))
 
 ADAPTERS = tuple(
-    Study(
+    Study.known(
         design.problem.name,
-        TITLES[name],
-        "not in the paper",
         f"{design.problem.setting}; {design.num_seeds} seeds",
         partial(adapters_study, design),
     )
-    for name, design in DESIGNS.items()
+    for design in DESIGNS.values()
 )

@@ -157,12 +157,6 @@ class LyingSelfFLAuto(Lying, SelfFLAuto):
 LYING: Mapping[str, Any] = {kind.name: kind for kind in (LyingFedAvg, LyingDitto, LyingSelfFL, LyingSelfFLAuto)}
 
 
-def attack_method(method: Method, attack: str, liars: tuple[int, ...]) -> Method:
-    """The method, with clients that lie about what they send."""
-    found: Method = LYING[method.name](**vars(method), attack=attack, liars=liars)
-    return found
-
-
 @dataclass(frozen=True)
 class AttackedProblem(Problem):
     """A problem of which a share of the clients, by lot, is hostile."""
@@ -178,5 +172,5 @@ class AttackedProblem(Problem):
 
     def _train(self, method: Method, seed: int, validation_fraction: float, **training: Any) -> Any:
         if self.attack != "none":
-            method = attack_method(method, self.attack, self.liars(seed))
+            method = LYING[method.name](**vars(method), attack=self.attack, liars=self.liars(seed))
         return super()._train(method, seed, validation_fraction, **training)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -60,9 +60,7 @@ def arms_of(shares: Sequence[float]) -> list[Arm]:
     found = []
     for method, defences in DEFENCES.items():
         found += [arm_of(method, "none", 0.0, robust) for robust in ("none", *defences)]
-        for attack in ATTACKS:
-            if method not in SENT.get(attack, DEFENCES):
-                continue
+        for attack in attacks_on(method):
             for share in shares:
                 tried = defences if share == MAIN_SHARE else defences[:1]
                 found += [arm_of(method, attack, share, robust) for robust in ("none", *tried)]
@@ -141,9 +139,9 @@ def _chart(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Chart:
     return Chart(method, "attack", "points lost", lines, kind="points", dodge=0.1)
 
 
-def _at_most(losses: Mapping[str, Estimate], most: float) -> Verdict:
+def _at_most(losses: Iterable[Estimate], most: float) -> Verdict:
     """Whether every loss is within a bound, by its mean: with two or three seeds no interval tells more."""
-    return "holds" if all(each.mean <= most for each in losses.values()) else "does not hold"
+    return "holds" if all(each.mean <= most for each in losses) else "does not hold"
 
 
 def _price(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Claim:
@@ -151,7 +149,7 @@ def _price(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Claim:
     found = loss(problem, outcomes, method, "none", 0.0, robust, "accuracy")
     return Claim(
         f"{TARGET}without hostile clients {robust} costs {method} at most {MAX_PRICE_POINTS:g} points.",
-        _at_most({"": found}, MAX_PRICE_POINTS),
+        _at_most([found], MAX_PRICE_POINTS),
         f"{found.mean:.2f} ± {found.error:.2f} points lost over {found.count} seeds.",
     )
 
@@ -165,15 +163,11 @@ def _withstood(problem: AttackedProblem, outcomes: Outcomes, method: str) -> Cla
     return Claim(
         f"{TARGET}with {robust}, honest clients of {method} lose at most {MAX_LOSS_POINTS:g} points at "
         f"{MAIN_SHARE:.0%} hostile ones.",
-        _at_most(losses, MAX_LOSS_POINTS),
+        _at_most(losses.values(), MAX_LOSS_POINTS),
         f"Points lost: {words}.",
     )
 
 
-ATTACKS_STUDY = Study(
-    "attacks",
-    "Hostile clients, with and without a defence",
-    "beyond the paper",
-    f"{DIGITS_20.setting}; honest clients alone are measured",
-    partial(attacks_study, DIGITS_20),
+ATTACKS_STUDY = Study.known(
+    "attacks", f"{DIGITS_20.setting}; honest clients alone are measured", partial(attacks_study, DIGITS_20)
 )

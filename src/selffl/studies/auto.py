@@ -21,9 +21,8 @@ from selffl.engines.cohort import CohortEngine
 from selffl.runs.folder import Row
 from selffl.runs.records import visit_bytes
 from selffl.runs.tune import default_grid
-from selffl.studies.arms import Arm, Outcome, Outcomes, difference, estimate, ratio_of
+from selffl.studies.arms import Arm, Outcome, Outcomes, difference, ratio_of
 from selffl.studies.comparison import (
-    METRICS,
     NUM_SEEDS,
     TUNED_FEDAVG,
     by_round,
@@ -32,10 +31,11 @@ from selffl.studies.comparison import (
     points,
     run_each,
     runs_of,
+    score_cells,
     seeds_of,
     take_fine_tuned,
 )
-from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, SENTIMENT, WAKEWORD, Problem, femnist, sent140
+from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, PROBLEMS, SENTIMENT, WAKEWORD, Problem
 from selffl.studies.result import (
     OVER_SPLITS,
     TARGET,
@@ -46,6 +46,7 @@ from selffl.studies.result import (
     Study,
     StudyResult,
     all_above_zero,
+    read_toml,
     sign,
 )
 from selffl.studies.tuning import EQUAL_TRIALS, STEPS_AFTER, Tuner, chosen_value, note
@@ -69,24 +70,21 @@ class TunedComparison:
     quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
     quick_model: Mapping[str, int] = field(default_factory=dict)  # options of the model in a quick look
 
-    def found(self) -> Problem:
-        """On the data that are there."""
+    def found(self, *, is_quick: bool) -> Problem:
+        """On the data that are there; shorter for a quick look."""
         problem = self.problem()
-        return replace(problem, rounds=self.rounds or problem.rounds)
-
-    def quick(self) -> Problem:
-        """The same, shorter."""
-        return self.found().shorten(self.quick_share, self.quick_model)
+        whole = replace(problem, rounds=self.rounds or problem.rounds)
+        return whole.shorten(self.quick_share, self.quick_model) if is_quick else whole
 
 
 FIELDS = {
-    "digits": TunedComparison(lambda: DIGITS),
-    "mnist": TunedComparison(lambda: MNIST),
-    "femnist": TunedComparison(femnist),
-    "cifar10": TunedComparison(lambda: CIFAR10, others=(), num_choosing=1, quick_share=20),
+    "digits": TunedComparison(PROBLEMS["digits"]),
+    "mnist": TunedComparison(PROBLEMS["mnist"]),
+    "femnist": TunedComparison(PROBLEMS["femnist"]),
+    "cifar10": TunedComparison(PROBLEMS["cifar10"], others=(), num_choosing=1, quick_share=20),
     # Its clients have some twenty rows: eighty steps are forty passes.
     "sent140": TunedComparison(
-        sent140,
+        PROBLEMS["sent140"],
         others=(),
         num_choosing=1,
         fine_tune=STEPS_AFTER[:-1],
@@ -94,7 +92,7 @@ FIELDS = {
         quick_share=25,
         quick_model={"hidden": 16},
     ),
-    "wakeword": TunedComparison(lambda: WAKEWORD, num_choosing=1, quick_share=10),
+    "wakeword": TunedComparison(PROBLEMS["wakeword"], num_choosing=1, quick_share=10),
 }
 
 
@@ -104,7 +102,7 @@ def chosen_label(name: str) -> str:
 
 
 def _run(entry: TunedComparison, job: Job) -> StudyResult:
-    problem = entry.quick() if job.quick else entry.found()
+    problem = entry.found(is_quick=job.quick)
     seeds = seeds_of(job)
     choosing = range(1 if job.quick else min(entry.num_choosing, len(seeds)))
     grids = {name: default_grid(name, algorithm(name))["penalty"] for name in TUNED}
@@ -136,10 +134,7 @@ def _report(
     }
     table = []
     for label, group in outcomes.items():
-        line = {"method": label}
-        for name, title in METRICS.items():
-            is_void = name.startswith("global_") and not group[0].has_global_model
-            line[title] = "–" if is_void else points(estimate(group, name))
+        line = {"method": label, **score_cells(group, "accuracy")}
         line[SHARE] = points(Estimate.of(losing[label])) + " %" if label in losing else "–"
         line["gradients"] = f"{mean_gradients(group):.1f}"
         line["chosen"] = notes.get(label, "–")
@@ -187,49 +182,34 @@ def share_losing(group: Sequence[Outcome], alone: Sequence[Outcome], column: str
 
 def _claims(outcomes: Outcomes, losing: Mapping[str, Tensor]) -> list[Claim]:
     """The lines that self-fl-auto is measured by: each against every other method, or against local training."""
-    others = [label for label in outcomes if label != AUTO]
+    paired = f"paired over {len(outcomes[AUTO])} seeds"
 
-    def gaps(metric: str) -> dict[str, Estimate]:
-        """Ours minus each other method's that did not diverge."""
-        found = {label: difference(outcomes[AUTO], outcomes[label], metric) for label in others}
-        return {label: gap for label, gap in found.items() if gap.mean == gap.mean}
+    def above_all(text: str, metric: str, best: str) -> Claim:
+        """Ours less each other method's that did not diverge."""
+        gaps = {label: difference(outcomes[AUTO], group, metric) for label, group in outcomes.items() if label != AUTO}
+        gaps = {label: gap for label, gap in gaps.items() if gap.mean == gap.mean}
+        least = min(gaps, key=lambda label: gaps[label].mean)
+        evidence = f"{gaps[least].signed} points against {least}, {best} ({paired})."
+        return Claim(f"{TARGET}{text}", all_above_zero(list(gaps.values())), evidence)
 
-    def least(found: Mapping[str, Estimate]) -> str:
-        return min(found, key=lambda label: found[label].mean)
+    def above_local(text: str, metric: str) -> Claim:
+        gap = difference(outcomes[AUTO], outcomes["local"], metric)
+        return Claim(f"{TARGET}{text}", sign(gap), f"{gap.signed} points against local ({paired}).")
 
-    lead, low = gaps("weighted_accuracy"), gaps("worst10_accuracy")
-    alone, top = (difference(outcomes[AUTO], outcomes["local"], f"{part}_accuracy") for part in ("worst10", "top10"))
     shares = {
         label: Estimate.of(theirs - losing[AUTO], test_per_train=ratio_of((*outcomes[AUTO], *outcomes[label])))
         for label, theirs in losing.items()
         if label != AUTO and not theirs.isnan().any()
     }
-    fewest = least(shares)
+    fewest = min(shares, key=lambda label: shares[label].mean)
     spent = {label: sum(o.num_gradients for o in outcomes[label]) / len(outcomes[label]) for label in (AUTO, "fedavg")}
     gradients = spent[AUTO] / spent["fedavg"]
     traffic = numbers_sent(algorithm(AUTO)) / numbers_sent(algorithm("fedavg"))
-    paired = f"paired over {len(outcomes[AUTO])} seeds"
     return [
-        Claim(
-            f"{TARGET}accuracy above that of every other method.",
-            all_above_zero(list(lead.values())),
-            f"{lead[least(lead)].signed} points against {least(lead)}, the best ({paired}).",
-        ),
-        Claim(
-            f"{TARGET}the worst tenth of clients above every other method's.",
-            all_above_zero(list(low.values())),
-            f"{low[least(low)].signed} points against {least(low)}, the best there ({paired}).",
-        ),
-        Claim(
-            f"{TARGET}the worst tenth of clients above local training's.",
-            sign(alone),
-            f"{alone.signed} points against local ({paired}).",
-        ),
-        Claim(
-            f"{TARGET}the top tenth by size better than alone.",
-            sign(top),
-            f"{top.signed} points against local ({paired}).",
-        ),
+        above_all("accuracy above that of every other method.", "weighted_accuracy", "the best"),
+        above_all("the worst tenth of clients above every other method's.", "worst10_accuracy", "the best there"),
+        above_local("the worst tenth of clients above local training's.", "worst10_accuracy"),
+        above_local("the top tenth by size better than alone.", "top10_accuracy"),
         Claim(
             f"{TARGET}a smaller share of clients is worse than alone than with any other method.",
             all_above_zero(list(shares.values())),
@@ -257,21 +237,9 @@ def numbers_sent(method: Algorithm[object, object, object, object], num_params: 
     return found[0] / estimates.element_size()
 
 
-TITLES = {
-    "digits": "digits",
-    "mnist": "MNIST",
-    "letters": "OCR letters, a stand-in for FEMNIST",
-    "emnist": "EMNIST",
-    "cifar10": "CIFAR-10",
-    "sentiment": "snippets, a stand-in for Sent140",
-    "sent140": "Sent140",
-    "wakeword": "wake words, a stand-in",
-}
-
-
 def _title(problem: Problem) -> str:
     """A stand-in is named in every title."""
-    return f"Nothing tuned, baselines tuned: {TITLES[problem.data]}"
+    return f"Nothing tuned, baselines tuned: {read_toml('studies.toml')['rows'][problem.data]}"
 
 
 BEYOND = tuple(

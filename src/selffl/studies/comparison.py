@@ -6,7 +6,7 @@ Tuned baselines choose on validation rows, seed by seed (`selffl.studies.tuning`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -78,10 +78,6 @@ def _same_steps(label: str) -> str:
     return f"{label}, equal gradients"
 
 
-def _more_steps(label: str, steps: int) -> str:
-    return f"{label}, L = {steps}"
-
-
 def run_each(
     problem: Problem, arms: Sequence[Arm], seeds: Sequence[int], job: Job, done: int = 0, total: int | None = None
 ) -> Outcomes:
@@ -96,7 +92,7 @@ def run(comparison: Comparison, job: Job) -> tuple[Outcomes, dict[str, str]]:
     base = [Arm(name, name) for name in comparison.methods]
     if comparison.more_steps:
         base += [
-            Arm(_more_steps(name, comparison.more_steps), name, {"num_local_steps": comparison.more_steps})
+            Arm(f"{name}, L = {comparison.more_steps}", name, {"num_local_steps": comparison.more_steps})
             for name in ("ditto", "pfedme", "perfedavg")
         ]
     base += [Arm(label, comparison.methods[0], options) for label, options in comparison.variants.items()]
@@ -190,20 +186,13 @@ def table(comparison: Comparison, outcomes: Outcomes, notes: Mapping[str, str]) 
     """One line per method: mean ± standard error over seeds, and what the paper prints."""
     lines, metric = [], metric_of(outcomes)
     for label, group in outcomes.items():
-        line = {"method": label}
-        for name, title in metrics_of(metric).items():
-            is_void = name.startswith("global_") and not group[0].has_global_model
-            is_void |= all(o.summary.get(name) is None and o.summary.get("status") != "diverged" for o in group)
-            line[title] = "–" if is_void else points(estimate(group, name), "auc" if name == "pooled_auc" else metric)
+        line = {"method": label, **score_cells(group, metric)}
         if comparison.shows_best_round:
             line[BEST_ROUND] = points(estimate(list(map(at_best_round, group)), f"weighted_{metric}"), metric)
         line["gradients"] = f"{mean_gradients(group):.0f}"
         has_cap = comparison.problem.num_local_epochs is None
-        at_cap = [
-            share
-            for o in group
-            if has_cap and (share := share_at_cap(o, comparison.problem.max_local_steps)) is not None
-        ]
+        shares = [share_at_cap(outcome, comparison.problem.max_local_steps) for outcome in group]
+        at_cap = [share for share in shares if has_cap and share is not None]
         line["steps at ℓ_max"] = f"{100 * sum(at_cap) / len(at_cap):.0f} %" if at_cap else "–"
         if notes:
             line["chosen"] = notes.get(label, "–")
@@ -222,6 +211,16 @@ def at_best_round(outcome: Outcome) -> Outcome:
     is_up = HIGHER_IS_BETTER.get(metric, True)
     best = best_round(outcome.history, f"weighted_{metric}", "test rows", higher_is_better=is_up)
     return outcome.at(best["round"])
+
+
+def score_cells(group: Sequence[Outcome], metric: str) -> dict[str, str]:
+    """The scores of one arm in a table; a dash for a global model that is of no use, and for what was not measured."""
+    cells = {}
+    for name, title in metrics_of(metric).items():
+        is_void = name.startswith("global_") and not group[0].has_global_model
+        is_void |= all(o.summary.get(name) is None and o.summary.get("status") != "diverged" for o in group)
+        cells[title] = "–" if is_void else points(estimate(group, name), "auc" if name == "pooled_auc" else metric)
+    return cells
 
 
 def score_lines(outcomes: Outcomes, columns: Mapping[str, str], heading: str = "method") -> list[dict[str, str]]:
@@ -299,6 +298,23 @@ def result_of(
     return StudyResult(history(outcomes), table, [figure], claims, config, decided_by=OVER_SPLITS)
 
 
+def join_problems(
+    parts: Mapping[str, StudyResult], config: Mapping[str, Any], title: str | None = None, setting: str | None = None
+) -> StudyResult:
+    """What a study of several problems found, by their names: each on lines of its own, pictures side by side."""
+    figure = next(iter(parts.values())).figures[0]
+    return StudyResult(
+        [{"problem": name} | row for name, part in parts.items() for row in part.rows],
+        [{"problem": name} | line for name, part in parts.items() for line in part.table],
+        [replace(figure, charts=[chart for part in parts.values() for chart in part.figures[0].charts])],
+        [claim for part in parts.values() for claim in part.claims],
+        {name: part.config for name, part in parts.items()} | dict(config),
+        title,
+        setting,
+        decided_by=OVER_SPLITS,
+    )
+
+
 def history(outcomes: Outcomes) -> list[dict[str, object]]:
     """Every evaluated round of every run, for the long table."""
     return [
@@ -328,6 +344,8 @@ def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Cla
     unit = " points" if metric in PERCENT else ""
     direction = 1.0 if HIGHER_IS_BETTER.get(metric, True) else -1.0
     names = {**PARTS, "weighted": capfirst(name_of(metric))}
+    num_seeds = len(outcomes[first])
+    over = f"paired over {num_seeds} seeds" if num_seeds > 1 else "one seed"
     gaps = {
         other: {part: difference(outcomes[first], outcomes[other], f"{part}_{metric}") for part in PARTS}
         for other in outcomes
@@ -339,14 +357,10 @@ def better(outcomes: Outcomes, first: str, texts: Mapping[str, str]) -> list[Cla
             text,
             verdicts[other],
             ", ".join(f"{names[part]} {_gap(gap, metric)}" for part, gap in gaps[other].items())
-            + f"{unit} ({first} − {other}, {_paired_over(len(outcomes[first]))}).",
+            + f"{unit} ({first} − {other}, {over}).",
         )
         for other, text in texts.items()
     ]
-
-
-def _paired_over(num_seeds: int) -> str:
-    return f"paired over {num_seeds} seeds" if num_seeds > 1 else "one seed"
 
 
 def _gap(gap: Estimate, metric: str) -> str:
@@ -367,6 +381,11 @@ def study(comparison: Comparison, job: Job) -> StudyResult:
     chosen = replace(chosen, num_seeds=job.num_seeds or chosen.num_seeds)
     outcomes, notes = run(chosen, job)
     return report(chosen, outcomes, notes)
+
+
+def study_on(problem: Problem, name: str, run: Callable[[Job], StudyResult], more: str = "") -> Study:
+    """A study of one problem with the usual number of seeds; ``more`` is said of its setting."""
+    return Study.known(name, f"{problem.setting}{more}; {NUM_SEEDS} seeds", run)
 
 
 def study_of(comparison: Comparison, name: str) -> Study:

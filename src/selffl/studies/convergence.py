@@ -184,37 +184,31 @@ def convergence_study(setting: Setting, job: Job) -> StudyResult:
 
 def _row(regime: str, size: int, run: Trajectory) -> dict[str, Any]:
     """A line of the long table."""
-    decay, floor, centre = Estimate.of(run.decay), Estimate.of(run.personal_floor), Estimate.of(run.global_floor)
-    return {
-        "regime": regime,
-        "num_clients": size,
-        "q": float(run.contraction.mean()),
-        "fitted_decay": decay.mean,
-        "fitted_decay_se": decay.error,
-        "share_within_q": float((run.decay <= run.contraction).double().mean()),
-        "remaining_personal_error": floor.mean,
-        "remaining_personal_error_se": floor.error,
-        "remaining_global_error": centre.mean,
-        "remaining_global_error_se": centre.error,
-        "rounds_watched": len(run.errors),
-        "repeats": len(run.decay),
+    estimates = {
+        "fitted_decay": run.decay,
+        "remaining_personal_error": run.personal_floor,
+        "remaining_global_error": run.global_floor,
     }
+    line: dict[str, Any] = {"regime": regime, "num_clients": size, "q": float(run.contraction.mean())}
+    line["share_within_q"] = float((run.decay <= run.contraction).double().mean())
+    for name, found in ((name, Estimate.of(values)) for name, values in estimates.items()):
+        line |= {name: found.mean, f"{name}_se": found.error}
+    return line | {"rounds_watched": len(run.errors), "repeats": len(run.decay)}
 
 
 def _line(regime: str, size: int, run: Trajectory) -> dict[str, str]:
     """A line of the table that is shown."""
-    decay, floor, centre = Estimate.of(run.decay), Estimate.of(run.personal_floor), Estimate.of(run.global_floor)
-    return {
+    decay = Estimate.of(run.decay)
+    line = {
         "regime": REGIMES[regime],
         "M": str(size),
         "q": f"{float(run.contraction.mean()):.5f}",
         "fitted decay per round": f"{decay.mean:.5f} ± {decay.error:.5f}",
         "decay ≤ q": f"{int((run.decay <= run.contraction).sum())} of {len(run.decay)}",
-        "remaining error, personal": str(floor),
-        "personal × √M": f"{floor.mean * math.sqrt(size):.3f}",
-        "remaining error, global": str(centre),
-        "global × √M": f"{centre.mean * math.sqrt(size):.3f}",
     }
+    for kind, floor in (("personal", Estimate.of(run.personal_floor)), ("global", Estimate.of(run.global_floor))):
+        line |= {f"remaining error, {kind}": str(floor), f"{kind} × √M": f"{floor.mean * math.sqrt(size):.3f}"}
+    return line
 
 
 def _floors(found: Found, regime: str, kind: str, sizes: Sequence[int]) -> list[Tensor]:
@@ -280,10 +274,8 @@ def _claim_on_floors(found: Found, regime: str, sizes: Sequence[int]) -> Claim:
 
 QUICK = Setting(num_clients=(20, 60, 200), num_repeats=20)
 
-CONVERGENCE = Study(
+CONVERGENCE = Study.known(
     "convergence",
-    "Proposition 3.1: convergence of Self-FL",
-    "section 3.1, proposition 3.1; appendix F",
     "two-level Gaussian model, variances known, full participation, M = 20 … 2000, one exact local step per round",
     lambda job: convergence_study(QUICK if job.quick else Setting(), job),
 )

@@ -42,12 +42,6 @@ class Relative:
         return "diverged" if math.isnan(self.mean) else f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def cells_of(tables: Sequence[RowTable]) -> list[Cell]:
-    """Types and states that there are rows of."""
-    first = tables[0]
-    return sorted({(int(device), int(state)) for device, state in zip(first.device, first.state, strict=True)})
-
-
 def operating_point(scores: Tensor, table: RowTable) -> float:
     """One threshold for all types: the highest at which at most `REJECTED_SHARE` of the wake words are rejected."""
     positives = scores[torch.from_numpy((table.label == 1) & (table.state == NORMAL))].sort().values
@@ -62,7 +56,9 @@ def relative(outcomes: Sequence[Outcome], view: str, tables: Sequence[RowTable])
     paired.
     """
     found = {}
-    for cell in cells_of(tables):
+    first = tables[0]
+    cells = {(int(device), int(state)) for device, state in zip(first.device, first.state, strict=True)}
+    for cell in sorted(cells):
         points, samples = [], []
         for outcome, table in zip(outcomes, tables, strict=True):
             if view not in outcome.scores:  # it diverged

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,7 @@ MEANS = "group means"
 MIXED = (INTERCEPTS, SLOPES, R_INTERCEPTS, R_SLOPES)
 
 R_TIMEOUT_S = 600
+LME4 = Path(__file__).with_name("lme4.R")
 SEPARATED = 1e-6  # a margin above this, with coefficients of at most 1, separates the classes
 
 Array = npt.NDArray[Any]
@@ -56,9 +57,6 @@ class Fit:
     cpu_seconds: float
     variances: tuple[float, ...] = ()
     note: str = ""
-
-
-Model = Callable[[GroupedRows, GroupedRows], Fit]
 
 
 def is_binary(rows: GroupedRows) -> bool:
@@ -231,36 +229,6 @@ def _fit_mixed_logistic(train: GroupedRows, test: GroupedRows, slopes: Sequence[
 
 # --------------------------------------------------------------------------------------------------- mixed models, lme4
 
-LME4 = """
-suppressMessages(library(lme4))
-found <- commandArgs(trailingOnly = TRUE)
-train <- read.csv(file.path(found[1], "train.csv"), colClasses = c(group = "character"))
-test <- read.csv(file.path(found[1], "test.csv"), colClasses = c(group = "character"))
-is_binary <- found[2] == "binary"
-features <- paste(setdiff(names(train), c("group", "outcome")), collapse = " + ")
-facts <- data.frame()
-predictions <- list()
-for (number in 3:length(found)) {
-  text <- paste0("outcome ~ ", features, " + (", found[number], " | group)")
-  said <- ""
-  spent <- system.time(withCallingHandlers({
-    if (is_binary) {
-      fit <- glmer(as.formula(text), train, family = binomial,
-                   control = glmerControl(optimizer = "bobyqa", calc.derivs = FALSE))
-    } else {
-      fit <- lmer(as.formula(text), train, REML = TRUE)
-    }
-    answer <- predict(fit, test, type = "response", allow.new.levels = TRUE)
-  }, warning = function(w) { said <<- conditionMessage(w); invokeRestart("muffleWarning") },
-     message = function(m) invokeRestart("muffleMessage")))
-  variances <- paste(diag(as.matrix(VarCorr(fit)$group)), collapse = " ")
-  facts <- rbind(facts, data.frame(seconds = spent[[1]] + spent[[2]], variances = variances, note = said))
-  predictions[[paste0("model", number)]] <- answer
-}
-write.csv(facts, file.path(found[1], "facts.csv"), row.names = FALSE)
-write.csv(as.data.frame(predictions), file.path(found[1], "predictions.csv"), row.names = FALSE)
-"""
-
 
 @cache
 def why_no_lme4() -> str:
@@ -288,7 +256,7 @@ def fit_lme4(train: GroupedRows, test: GroupedRows, slopes: Sequence[int]) -> di
                     zip(rows.group, rows.outcome.tolist(), *rows.features.T.tolist(), strict=True)
                 )  # numbers as Python writes them: none of their digits is lost
         kind = "binary" if is_binary(train) else "number"
-        command = [str(shutil.which("Rscript")), "-e", LME4, place, kind, *terms.values()]
+        command = [str(shutil.which("Rscript")), str(LME4), place, kind, *terms.values()]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=R_TIMEOUT_S, check=False)
         if ended.returncode:
             raise DataError(f"lme4 gave no fit ({' '.join(ended.stderr.split())[-200:]}); expected one.")

@@ -11,12 +11,12 @@ import torch
 from selffl.errors import DivergedError
 from selffl.studies.arms import Arm, Outcomes, difference, estimate, ratio_of
 from selffl.studies.comparison import (
-    NUM_SEEDS,
     TUNED_DITTO,
     TUNED_FEDAVG,
     Comparison,
     by_round,
     history,
+    join_problems,
     points,
     result_of,
     run_each,
@@ -24,6 +24,7 @@ from selffl.studies.comparison import (
     seeds_of,
     shorten_for_look,
     study,
+    study_on,
 )
 from selffl.studies.problems import CIFAR10, DIGITS, LETTERS, MNIST, Problem, femnist
 from selffl.studies.result import (
@@ -34,10 +35,10 @@ from selffl.studies.result import (
     Figure,
     Job,
     Series,
-    Study,
     StudyResult,
-    above_zero,
     all_above_zero,
+    claims_above_zero,
+    read_toml,
     sign,
     within,
 )
@@ -71,17 +72,6 @@ DEMO_COMPARISON = Comparison(
     is_tuned=False,
 )
 MNIST_COMPARISON = Comparison(MNIST, _baselines("figure 1a"))
-# Table 1 and the text of section 4.2, in percent.
-FEMNIST_PAPER = {
-    "self-fl": {"weighted_accuracy": 76.93, "top10_accuracy": 76.24, "worst10_accuracy": 37.01},
-    "fedavg": {"top10_accuracy": 70.48, "worst10_accuracy": 0.0},
-    "ditto": {"top10_accuracy": 70.58, "worst10_accuracy": 0.0},
-    "pfedme": {"top10_accuracy": 72.76, "worst10_accuracy": 17.97},
-    "perfedavg": {"top10_accuracy": 74.95, "worst10_accuracy": 24.51},
-    "ditto, L = 40": {"weighted_accuracy": 71.33},
-    "pfedme, L = 40": {"weighted_accuracy": 68.87},
-    "perfedavg, L = 40": {"weighted_accuracy": 71.08},
-}
 FEMNIST_CLAIMS = _baselines("figure 1b") | {
     f"{label}, L = 40": f"The lead over {name} is not one of more local steps: it is there at L = 40 (section 4.2)."
     for label, name in (("ditto", "DITTO"), ("pfedme", "pFedMe"), ("perfedavg", "PerFedAvg"))
@@ -93,7 +83,7 @@ def letters_study(problem: Problem, job: Job) -> StudyResult:
     comparison = Comparison(
         problem,
         FEMNIST_CLAIMS,
-        paper=FEMNIST_PAPER,
+        paper=read_toml("paper.toml")["femnist"],
         more_steps=40,
         variants={"self-fl, no smoothing": {"smoothing": 1.0}, "self-fl, ℓ_max = 400": {"max_local_steps": 400}},
     )
@@ -168,36 +158,30 @@ def augmented_study(
         "test rows": "weighted_accuracy",
         "worst 10 %, test": "worst10_accuracy",
     }
-    table, charts, claims, rows = [], [], [], []
+    caption = f"Algorithm 1 against Algorithm 2 on training rows; mean over {len(seeds)} seeds, bars ± s.e."
+    parts, num_runs = {}, len(arms) * len(seeds)
     for place, problem in enumerate(problems):
-        num_runs = len(arms) * len(seeds)
         outcomes = run_each(problem, arms, seeds, job, place * num_runs, len(problems) * num_runs)
-        rows += [{"problem": problem.name} | row for row in history(outcomes)]
-        table += [{"problem": problem.name} | line for line in score_lines(outcomes, columns)]
-        charts.append(by_round(outcomes, list(outcomes), "train_accuracy", problem.title.split(" over")[0]))
+        chart = by_round(outcomes, list(outcomes), "train_accuracy", problem.title.split(" over")[0])
         gap, test = (
             difference(outcomes["Algorithm 2"], outcomes["Algorithm 1"], metric)
             for metric in ("train_accuracy", "weighted_accuracy")
         )
-        claims.append(
-            Claim(
-                f"The two algorithms differ by less than a point in training accuracy ({problem.name}, figure 6).",
-                within(gap, 1.0),
-                f"Algorithm 2 − Algorithm 1: training rows {gap.signed} points, test rows {test.signed} "
-                f"(paired over {len(seeds)} seeds).",
-            )
+        claim = Claim(
+            f"The two algorithms differ by less than a point in training accuracy ({problem.name}, figure 6).",
+            within(gap, 1.0),
+            f"Algorithm 2 − Algorithm 1: training rows {gap.signed} points, test rows {test.signed} "
+            f"(paired over {len(seeds)} seeds).",
         )
-    caption = f"Algorithm 1 against Algorithm 2 on training rows; mean over {len(seeds)} seeds, bars ± s.e."
-    return StudyResult(
-        rows,
-        table,
-        [Figure("accuracy", caption, charts)],
-        claims,
-        {problem.name: asdict(problem) for problem in problems} | {"num_seeds": len(seeds)},
+        figure = Figure("accuracy", caption, [chart])
+        table = score_lines(outcomes, columns)
+        parts[problem.name] = StudyResult(history(outcomes), table, [figure], [claim], asdict(problem))
+    return join_problems(
+        parts,
+        {"num_seeds": len(seeds)},
         title=f"Algorithm 1 against Algorithm 2 on MNIST and on letters{_source(letters)}",
         setting=f"{digits.setting}; and {letters.setting}; local optima after at most {max_convergence_steps} steps a "
         f"round; {len(seeds)} seeds",
-        decided_by=OVER_SPLITS,
     )
 
 
@@ -233,15 +217,13 @@ def sparse_study(digits: Problem, job: Job) -> StudyResult:
     claims = []
     ours, others = next(iter(SPARSE)), {"fedavg": "FedAvg", "ditto": "DITTO"}
     for model, metric in (("personal models", "weighted_accuracy"), ("global model", "global_accuracy")):
-        gaps = [difference(half[baseline], half[ours], metric) for baseline in others]
-        claims += [
-            Claim(
-                f"Smoothed by C = 0.02, Self-FL converges slower than {name} (figure 9; {model}).",
-                verdict,
-                f"In round {half_round}: {baseline} − self-fl {gap.signed} points (paired over {len(seeds)} seeds).",
-            )
-            for (baseline, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True)
-        ]
+        statements = {}
+        for baseline, name in others.items():
+            gap = difference(half[baseline], half[ours], metric)
+            evidence = f"{baseline} − self-fl {gap.signed} points (paired over {len(seeds)} seeds)."
+            text = f"Smoothed by C = 0.02, Self-FL converges slower than {name} (figure 9; {model})."
+            statements[text] = gap, f"In round {half_round}: {evidence}"
+        claims += claims_above_zero(statements)
     caption = f"MNIST with C = {problem.participation:g}; mean over {len(seeds)} seeds, bars ± s.e."
     panels = {"weighted_accuracy": "Personal models", "global_accuracy": "Global model"}
     return result_of(outcomes, table, claims, problem, caption, panels)
@@ -304,16 +286,14 @@ def histogram_study(digits: Problem, job: Job) -> StudyResult:
                 f"above ℓ_max = {problem.max_local_steps}": f"{beyond[label].mean:.0f} ± {beyond[label].error:.0f} %",
             }
         )
-    claims = []
-    for label, share in beyond.items():
-        verdict = sign(share.shift_by(-50.0).scale_by(-1))
-        claims.append(
-            Claim(
-                f"Not in the paper: the uncertainty, not ℓ_max, decides the steps of most active clients ({label}).",
-                verdict,
-                f"{share.mean:.0f} ± {share.error:.0f} % of the clients active in round {moment} want more than ℓ_max.",
-            )
+    claims = [
+        Claim(
+            f"Not in the paper: the uncertainty, not ℓ_max, decides the steps of most active clients ({label}).",
+            sign(share.shift_by(-50.0).scale_by(-1)),
+            f"{share.mean:.0f} ± {share.error:.0f} % of the clients active in round {moment} want more than ℓ_max.",
         )
+        for label, share in beyond.items()
+    ]
     caption = f"Steps that Self-FL's active clients want in round {moment}, before ℓ_max; mean over seeds, bars ± s.e."
     charts = [Chart("Histogram of ℓ_m", "ℓ_m, from", "share of active clients, %", lines, kind="bars")]
     config = asdict(problem) | {"num_seeds": len(outcomes["self-fl"])}
@@ -347,9 +327,8 @@ def trajectory_study(digits: Problem, job: Job) -> StudyResult:
                 for number, steps in taken[often]
             ]
             if outcome.seed == 0:
-                lines.append(
-                    Series(label, [p[0] for p in taken[often]], [p[1] for p in taken[often]], [0.0] * len(taken[often]))
-                )
+                numbers, steps = zip(*taken[often], strict=True)
+                lines.append(Series(label, numbers, steps, [0.0] * len(steps)))
             trends = [
                 np.polyfit([point[0] for point in points], [point[1] for point in points], 1)[0]
                 for every in taken.values()
@@ -360,11 +339,10 @@ def trajectory_study(digits: Problem, job: Job) -> StudyResult:
         table.append(
             {"form": label, f"mean slope after round {late}, steps a round": f"{trend.mean:.3g} ± {trend.error:.2g}"}
         )
-        verdict = sign(trend.scale_by(-1))
         claims.append(
             Claim(
                 f"The number of steps has a decreasing trend after round {late} ({label}; figure 11 shows one client).",
-                verdict,
+                sign(trend.scale_by(-1)),
                 f"Slope of ℓ_m over rounds, mean over all clients with three rounds or more after round {late}: "
                 f"{trend.mean:+.3g} ± {trend.error:.2g} steps a round (over {trend.count} seeds).",
             )
@@ -375,69 +353,14 @@ def trajectory_study(digits: Problem, job: Job) -> StudyResult:
     return StudyResult(rows, table, [Figure("steps", caption, [chart])], claims, config, decided_by=OVER_SPLITS)
 
 
-DEMO = Study(
-    "demo",
-    "Handwritten digits over forty clients",
-    "a demonstration, not a study of the paper",
-    f"{DIGITS.setting}; {NUM_SEEDS} seeds",
-    partial(study, DEMO_COMPARISON),
-)
-_LETTERS = "OCR letters, a stand-in for FEMNIST, unless EMNIST is found"
+DEMO = study_on(DIGITS, "demo", partial(study, DEMO_COMPARISON))
 IMAGES = (
-    Study(
-        "mnist",
-        "MNIST over a thousand clients",
-        "section 4.2, figure 1a",
-        f"{MNIST.setting}; {NUM_SEEDS} seeds",
-        partial(study, MNIST_COMPARISON),
-    ),
-    Study(
-        "femnist",
-        f"Letters over two hundred clients ({_LETTERS})",
-        "section 4.2, figure 1b, table 1",
-        f"{LETTERS.setting}; {NUM_SEEDS} seeds",
-        lambda job: letters_study(femnist(), job),
-    ),
-    Study(
-        "femnist-ablation",
-        f"One component of Self-FL at a time ({_LETTERS})",
-        "section 4.2, figure 2b",
-        f"{LETTERS.setting}; {NUM_SEEDS} seeds",
-        lambda job: ablation_study(femnist(), job),
-    ),
-    Study(
-        "cifar10",
-        "CIFAR-10 over twenty clients",
-        "section 4.2, figure 2a",
-        f"{CIFAR10.setting}; {NUM_SEEDS} seeds",
-        partial(study, Comparison(CIFAR10, _baselines("figure 2a"), quick_share=20)),
-    ),
-    Study(
-        "augmented-images",
-        f"Algorithm 1 against Algorithm 2 on images ({_LETTERS})",
-        "appendix, figure 6",
-        f"{MNIST.setting}; and {LETTERS.setting}; {NUM_SEEDS} seeds",
-        lambda job: augmented_study(MNIST, femnist(), job),
-    ),
-    Study(
-        "mnist-sparse",
-        "MNIST with one client in fifty a round",
-        "appendix, figure 9",
-        f"{replace(MNIST, participation=0.02).setting}; {NUM_SEEDS} seeds",
-        partial(sparse_study, MNIST),
-    ),
-    Study(
-        "step-histogram",
-        "Local steps that clients want in one round",
-        "appendix, figure 10",
-        f"{MNIST.setting}; {NUM_SEEDS} seeds",
-        partial(histogram_study, MNIST),
-    ),
-    Study(
-        "step-trajectory",
-        "Local steps of one client over the rounds",
-        "appendix, figure 11",
-        f"{MNIST.setting}; {NUM_SEEDS} seeds",
-        partial(trajectory_study, MNIST),
-    ),
+    study_on(MNIST, "mnist", partial(study, MNIST_COMPARISON)),
+    study_on(LETTERS, "femnist", lambda job: letters_study(femnist(), job)),
+    study_on(LETTERS, "femnist-ablation", lambda job: ablation_study(femnist(), job)),
+    study_on(CIFAR10, "cifar10", partial(study, Comparison(CIFAR10, _baselines("figure 2a"), quick_share=20))),
+    study_on(MNIST, "augmented-images", lambda job: augmented_study(MNIST, femnist(), job), f"; and {LETTERS.setting}"),
+    study_on(replace(MNIST, participation=0.02), "mnist-sparse", partial(sparse_study, MNIST)),
+    study_on(MNIST, "step-histogram", partial(histogram_study, MNIST)),
+    study_on(MNIST, "step-trajectory", partial(trajectory_study, MNIST)),
 )

@@ -194,10 +194,6 @@ def _claim(checks: Sequence[Check], remark: str) -> Claim:
     )
 
 
-LIMITS = Study(
-    "limits",
-    "Extreme cases of the posterior and of the step equation",
-    "remarks 2.1, 2.2 and 2.3",
-    "closed forms evaluated in the limits the remarks describe, both forms of the posterior",
-    limits_study,
+LIMITS = Study.known(
+    "limits", "closed forms evaluated in the limits the remarks describe, both forms of the posterior", limits_study
 )

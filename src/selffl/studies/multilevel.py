@@ -33,6 +33,7 @@ from selffl.studies.grouped_runs import (
     measure_once,
 )
 from selffl.studies.result import (
+    OVER_BOTH,
     Chart,
     Claim,
     Estimate,
@@ -49,12 +50,6 @@ from selffl.studies.result import (
 
 NEGLIGIBLE = 1e-4  # difference, as a share of the estimator's error, that decides nothing however sure it is
 MAX_GAP = 0.01  # between the learned variance and the true one, in units of σ₀², where it is called right
-
-OVER_BOTH = (
-    "Comparisons are paired over seeds. Seeds that split the same real rows anew: corrected resampled t test (Nadeau "
-    "and Bengio 2003). Seeds that draw simulated rows: Student's t test. 5 % level, Holm's correction over the "
-    "comparisons of one statement."
-)
 
 QUICK_VARIANCE = 0.06
 QUICK_PROBLEM = Problem(f"simulated, σ₀² = {QUICK_VARIANCE:g}", Simulation(QUICK_VARIANCE, 30), (0, 1), (0, 5))
@@ -115,7 +110,7 @@ def numbers(
     rows: Sequence[Row], problem: Problem, model: str, count: int | None = None, name: str = "error"
 ) -> torch.Tensor:
     """A number of a model by seed; of known groups, or of new ones that bring so many rows; NaN where there is none."""
-    found = [row[name] for row in rows if (row["data"], row["model"], row["count"]) == (problem.name, model, count)]
+    found = [row[name] for row in _measured(rows, problem, model, count)]
     return torch.tensor([torch.nan if value is None else value for value in found], dtype=torch.float64)
 
 
@@ -140,7 +135,7 @@ def table_of(problem: Problem, rows: Sequence[Row]) -> list[dict[str, str]]:
         accuracy = 100 * numbers(rows, problem, model, name="accuracy")
         line["accuracy, %"] = "–" if accuracy.isnan().any() else f"{float(accuracy.mean()):.1f}"
         line["σ₀²"] = " / ".join(f"{float(value):.3f}" for value in learned_variances(rows, problem, model)) or "–"
-        fallen = [row for row in _of_known(rows, problem, model) if row["note"] and model in MIXED]
+        fallen = [row for row in _measured(rows, problem, model) if row["note"] and model in MIXED]
         line["not converged"] = f"seeds: {len(fallen)}" if fallen else "–"
         spent = numbers(rows, problem, model, name="cpu_seconds")
         line["CPU seconds"] = "–" if spent.isnan().any() else f"{float(spent.mean()):.2f}"
@@ -148,9 +143,9 @@ def table_of(problem: Problem, rows: Sequence[Row]) -> list[dict[str, str]]:
     return lines
 
 
-def _of_known(rows: Sequence[Row], problem: Problem, model: str) -> list[Row]:
-    """Measurements of a model on known groups, a row for each seed."""
-    return [row for row in rows if (row["data"], row["model"], row["count"]) == (problem.name, model, None)]
+def _measured(rows: Sequence[Row], problem: Problem, model: str, count: int | None = None) -> list[Row]:
+    """Measurements of a model, a row for each seed: on known groups, or on new ones that bring so many rows."""
+    return [row for row in rows if (row["data"], row["model"], row["count"]) == (problem.name, model, count)]
 
 
 def learned_variances(rows: Sequence[Row], problem: Problem, model: str) -> Array:
@@ -158,7 +153,7 @@ def learned_variances(rows: Sequence[Row], problem: Problem, model: str) -> Arra
 
     A seed in which it was fitted without slopes counts for the intercept alone.
     """
-    found = [[float(value) for value in row["variances"].split()] for row in _of_known(rows, problem, model)]
+    found = [[float(value) for value in row["variances"].split()] for row in _measured(rows, problem, model)]
     longest = max((len(values) for values in found), default=0)
     return np.array([np.mean([values[place] for values in found if len(values) > place]) for place in range(longest)])
 
@@ -180,22 +175,11 @@ def claims_of(problem: Problem, rows: Sequence[Row]) -> list[Claim]:
     """The estimator beside mixed models and plain regressions, paired over seeds; and what it learned of σ₀²."""
     models = models_of(rows, problem)
     mixed = [model for model in MIXED if model in models]
+    better = f"{problem.name}, new rows of known groups: the estimator predicts better than"
+    plain = f"{better} one pooled regression and than a regression per group."
     claims = [
-        _better(
-            problem,
-            rows,
-            mixed,
-            [None],
-            f"{problem.name}, new rows of known groups: the estimator predicts better than every mixed model.",
-        ),
-        _better(
-            problem,
-            rows,
-            [POOLED, PER_GROUP],
-            [None],
-            f"{problem.name}, new rows of known groups: the estimator predicts better than one pooled regression and "
-            "than a regression per group.",
-        ),
+        _better(problem, rows, mixed, [None], f"{better} every mixed model."),
+        _better(problem, rows, [POOLED, PER_GROUP], [None], plain),
     ]
     if problem.counts:
         shown = ", ".join(map(str, problem.counts))
@@ -247,7 +231,7 @@ def _test_per_train(problem: Problem, count: int | None) -> float:
 
 def _variance_claim(problem: Problem, truth: float, rows: Sequence[Row]) -> Claim:
     """Whether the estimator learns the variance between groups."""
-    each = [float(row["variances"]) for row in _of_known(rows, problem, OURS)]
+    each = [float(row["variances"]) for row in _measured(rows, problem, OURS)]
     learned = torch.tensor(each, dtype=torch.float64)
     gap = Estimate.of(learned - truth, test_per_train=FRESH_DRAWS)
     beside = learned_variances(rows, problem, SLOPES)
@@ -309,10 +293,4 @@ SETTING = (
     "variance between groups that a model learned, for outcome and features of variance 1: of the estimator the one "
     "over all coefficients, of mixed models those of intercept / slopes"
 )
-MULTILEVEL = Study(
-    "multilevel",
-    "The estimators beside mixed models",
-    "beyond the paper",
-    SETTING,
-    multilevel_study,
-)
+MULTILEVEL = Study.known("multilevel", SETTING, multilevel_study)

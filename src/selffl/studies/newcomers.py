@@ -15,10 +15,9 @@ from selffl.data.federation import Federation, Rows
 from selffl.runs.new_client import make_new_client_models
 from selffl.runs.run import Run
 from selffl.studies.arms import Arm, Outcomes, ratio_of, values
-from selffl.studies.comparison import NUM_SEEDS, points, run_each, seeds_of, shorten_for_look
+from selffl.studies.comparison import NUM_SEEDS, join_problems, points, run_each, seeds_of, shorten_for_look
 from selffl.studies.problems import DIGITS, LETTERS, MNIST, Problem, femnist
 from selffl.studies.result import (
-    OVER_SPLITS,
     Chart,
     Claim,
     Estimate,
@@ -140,8 +139,11 @@ def lines_of(problem: Problem) -> dict[str, Line]:
 def newcomers_study(whole: Sequence[Problem], job: Job, *, counts: tuple[int, ...] = COUNTS) -> StudyResult:
     """Accuracy of newcomers against the number of their rows."""
     problems, seeds = [shorten_for_look(problem, job) for problem in whole], seeds_of(job)
-    rows, table, charts, claims = [], [], [], []
-    config: dict[str, Any] = {"counts": counts, "num_seeds": len(seeds)}
+    caption = (
+        "Accuracy on the held-out rows of clients that took no part in training, weighted by rows, against the number "
+        f"of training rows that each is given; mean over {len(seeds)} seeds, bars ± s.e."
+    )
+    parts = {}
     total, done = len(problems) * 4 * len(seeds), 0
     for problem in (WithNewcomers.of(problem, counts) for problem in problems):
         longest = (problem.num_local_steps, LONGER_RATIO * problem.num_local_steps)
@@ -158,34 +160,28 @@ def newcomers_study(whole: Sequence[Problem], job: Job, *, counts: tuple[int, ..
         done += len(seeds)
         lines = lines_of(problem)
         found = {label: _by_count(outcomes, line, counts) for label, line in lines.items()}
-        sizes = torch.cat([outcome.scores[SIZES] for outcome in outcomes[OURS]])
-        rows += [
-            {"problem": problem.name, "method": label, "seed": seed, "rows": count, "accuracy": float(accuracy)}
+        rows = [
+            {"method": label, "seed": seed, "rows": count, "accuracy": float(accuracy)}
             for label, by_count in found.items()
             for count, accuracies in by_count.items()
             for seed, accuracy in zip(seeds, accuracies, strict=True)
         ]
-        table += [
+        table = [
             {
-                "problem": problem.name,
                 "method": label,
-                **{_heading(count): points(Estimate.of(by_count[count])) for count in counts},
+                **{f"k = {count}": points(Estimate.of(accuracies)) for count, accuracies in by_count.items()},
                 "took part": _of_members(outcomes, lines[label]),
             }
             for label, by_count in found.items()
         ]
-        have = {_heading(count): f"{float((sizes >= count).double().mean()):.0%}" for count in counts}
-        table.append({"problem": problem.name, "method": "newcomers with as many rows", **have, "took part": "–"})
-        charts.append(_chart(problem, found))
+        sizes = torch.cat([outcome.scores[SIZES] for outcome in outcomes[OURS]])
+        have = {f"k = {count}": f"{float((sizes >= count).double().mean()):.0%}" for count in counts}
+        table.append({"method": "newcomers with as many rows", **have, "took part": "–"})
         everyone = [outcome for group in outcomes.values() for outcome in group]
-        claims += _claims(problem, found, ratio_of(everyone))
-        config[problem.name] = asdict(problem)
-    caption = (
-        "Accuracy on the held-out rows of clients that took no part in training, weighted by rows, against the number "
-        f"of training rows that each is given; mean over {len(seeds)} seeds, bars ± s.e."
-    )
-    figure = Figure("newcomers", caption, charts)
-    return StudyResult(rows, table, [figure], claims, config, decided_by=OVER_SPLITS)
+        claims = _claims(problem, found, ratio_of(everyone))
+        figure = Figure("newcomers", caption, [_chart(problem, found)])
+        parts[problem.name] = StudyResult(rows, table, [figure], claims, asdict(problem))
+    return join_problems(parts, {"counts": counts, "num_seeds": len(seeds)})
 
 
 def _by_count(outcomes: Outcomes, line: Line, counts: Sequence[int]) -> dict[int, Tensor]:
@@ -203,10 +199,6 @@ def _of_members(outcomes: Outcomes, line: Line) -> str:
     way = line.way.removesuffix(" steps")
     name = "weighted_accuracy" if line.way == "welcome" else f"global_after_{way}_weighted_accuracy"
     return points(Estimate.of(values(outcomes[line.arm], name)))
-
-
-def _heading(count: int) -> str:
-    return f"k = {count}"
 
 
 def _chart(problem: Problem, found: Mapping[str, Mapping[int, Tensor]]) -> Chart:
@@ -252,10 +244,8 @@ def _claims(problem: Problem, found: Mapping[str, Mapping[int, Tensor]], test_pe
     return claims
 
 
-NEWCOMERS = Study(
+NEWCOMERS = Study.known(
     "newcomers",
-    "Clients that come when training is over",
-    "beyond the paper",
     f"{LETTERS.setting}; and {MNIST.setting}; a fifth of the clients come after training, with up to "
     f"{max(COUNTS)} rows each; {NUM_SEEDS} seeds",
     lambda job: newcomers_study((DIGITS,) if job.quick else (femnist(), MNIST), job),

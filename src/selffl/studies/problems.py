@@ -21,6 +21,7 @@ from selffl.runs.run import Run
 from selffl.runs.search import Setting
 from selffl.runs.train import train
 from selffl.runs.tune import VALIDATION_SHARE, Tuning, tune_runs
+from selffl.studies.result import read_toml
 
 STEPS = {"num_local_steps", "initial_steps", "max_local_steps"}
 METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
@@ -207,76 +208,15 @@ def _load(name: str, seed: int, validation_fraction: float, options: tuple[tuple
     return load(name, seed=seed, validation_fraction=validation_fraction, **dict(options))
 
 
-DIGITS = Problem(
-    "digits",
-    "scikit-learn's digits over 40 clients with three digits each and lognormal sizes",
-    data="digits",
-    model="softmax",
-    rounds=60,
-    participation=0.25,
-    data_options={"test_fraction": 0.3},
-)
-MNIST = Problem(
-    "mnist", "MNIST over 1000 clients with two digits each and FedProx's power-law sizes", data="mnist", model="softmax"
-)
-LETTERS = Problem(
-    "femnist",
-    "OCR letters, a stand-in for FEMNIST, over 200 clients with five of ten letters each",
-    data="letters",
-    model="softmax",
-    learning_rate=0.01,
-)
-EMNIST = Problem(
-    "femnist",
-    "EMNIST, letters a–j over 200 clients with five each",
-    data="emnist",
-    model="softmax",
-    learning_rate=0.01,
-)
-CIFAR10 = Problem(
-    "cifar10",
-    "CIFAR-10 over 20 clients with three classes each (pFedMe's split)",
-    data="cifar10",
-    model="cnn",
-    rounds=100,  # the paper does not say
-    participation=0.25,
-    learning_rate=0.01,
-    batch_size=20,
-    num_local_steps=40,
-    max_local_steps=80,
-)
+def _read_problem(content: Mapping[str, Any]) -> Problem:
+    """A problem as problems.toml has it."""
+    warm_up = WarmUp(**content["warm_up"]) if "warm_up" in content else None
+    return Problem(**{**content, "warm_up": warm_up})
 
 
-SENTIMENT = Problem(
-    "sent140",
-    "rated snippets of reviews and opinion pieces, a stand-in for Sentiment140, over 785 clients",
-    data="sentiment",
-    model="lstm",
-    rounds=400,
-    learning_rate=0.3,
-    num_local_epochs=2,
-    warm_up=WarmUp(rounds=200),
-)
-SENT140 = replace(
-    SENTIMENT,
-    title="Sentiment140 as FedProx splits it, tweets over their authors",
-    data="sent140",
-)
-
-
-WAKEWORD = Problem(
-    "wakeword",
-    "wake word or not on five made-up types of device, a stand-in for the paper's private audio",
-    data="wakeword",
-    model="wakeword",
-    rounds=20,
-    participation=1.0,
-    learning_rate=0.02,
-    batch_size=100,
-    num_local_steps=10,
-    max_local_steps=20,
-    warm_up=WarmUp(rounds=10, is_pooled=True, num_local_steps=100, learning_rate=0.05),
-)
+DIGITS, MNIST, LETTERS, CIFAR10, SENTIMENT, WAKEWORD = map(_read_problem, read_toml("problems.toml").values())
+EMNIST = replace(LETTERS, title="EMNIST, letters a–j over 200 clients with five each", data="emnist")
+SENT140 = replace(SENTIMENT, title="Sentiment140 as FedProx splits it, tweets over their authors", data="sent140")
 
 
 def femnist() -> Problem:

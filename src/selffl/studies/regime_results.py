@@ -212,25 +212,13 @@ def gap_figure(results: Sequence[CellResult]) -> Figure:
 
 def claims_of(results: Sequence[CellResult]) -> list[Claim]:
     """What self-fl-auto is measured by, over all cells."""
+    own = [{OWN_GLOBAL: found.gap(OWN_GLOBAL)} for found in results]
+    oracles = [{} if found.oracle is None else {found.oracle: found.gap(found.oracle)} for found in results]
+    baselines = [found.baseline_gaps for found in results]
     return [
-        _not_below(
-            f"{TARGET}in every cell at least its own global model with class frequencies less {BELOW_GLOBAL:g} points.",
-            [{OWN_GLOBAL: found.gap(OWN_GLOBAL)} for found in results],
-            results,
-            BELOW_GLOBAL,
-        ),
-        _not_below(
-            f"{TARGET}in every cell at least the oracle, less {BELOW_ORACLE:g} points.",
-            [{} if found.oracle is None else {found.oracle: found.gap(found.oracle)} for found in results],
-            results,
-            BELOW_ORACLE,
-        ),
-        _not_below(
-            f"{TARGET}in every cell at least every baseline, less {BELOW_BASELINE:g} points.",
-            [found.baseline_gaps for found in results],
-            results,
-            BELOW_BASELINE,
-        ),
+        _not_below("its own global model with class frequencies", own, results, BELOW_GLOBAL),
+        _not_below("the oracle,", oracles, results, BELOW_ORACLE),
+        _not_below("every baseline,", baselines, results, BELOW_BASELINE),
         _orders(results),
     ]
 
@@ -240,26 +228,23 @@ def _low(gap: Estimate) -> float:
     return -math.inf if math.isnan(gap.mean) else gap.mean
 
 
-def _gap_text(gap: Estimate) -> str:
-    """A difference in words; where self-fl-auto diverged there is none."""
-    return f"that of {AUTO}, which diverged" if math.isnan(gap.mean) else f"{gap.signed} points"
-
-
 def _not_below(
-    text: str, by_cell: Sequence[Mapping[str, Estimate]], results: Sequence[CellResult], margin: float
+    others: str, by_cell: Sequence[Mapping[str, Estimate]], results: Sequence[CellResult], margin: float
 ) -> Claim:
     """Whether self-fl-auto is nowhere below others by more than a margin; ``by_cell`` are the differences, by label."""
-    gaps = [(place, label, gap) for place, others in enumerate(by_cell) for label, gap in others.items()]
+    text = f"{TARGET}in every cell at least {others} less {margin:g} points."
+    gaps = [(place, label, gap) for place, here in enumerate(by_cell) for label, gap in here.items()]
     if not gaps:
         return Claim(text, "inconclusive", "There is nothing to look at: every run of the others diverged.")
     where, label, lowest = min(gaps, key=lambda piece: _low(piece[2]))
     missed = {place for place, _, gap in gaps if not gap.mean >= -margin}
     looked_at = sum(map(bool, by_cell))
     left_out = len(results) - looked_at
+    said = f"that of {AUTO}, which diverged" if math.isnan(lowest.mean) else f"{lowest.signed} points"
     return Claim(
         text,
         all_above_zero([gap.shift_by(margin) for _, _, gap in gaps]),
-        f"The mean is so in {looked_at - len(missed)} of {looked_at} cells; the lowest is {_gap_text(lowest)}, against "
+        f"The mean is so in {looked_at - len(missed)} of {looked_at} cells; the lowest is {said}, against "
         f"{label} ({results[where].cell})."
         + (f" Left out, since runs of the other diverged: {left_out}." if left_out else ""),
     )

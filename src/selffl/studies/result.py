@@ -132,17 +132,39 @@ class Study:
     setting: str  # one sentence
     run: Callable[[Job], StudyResult]
 
+    @classmethod
+    def known(cls, name: str, setting: str, run: Callable[[Job], StudyResult]) -> Study:
+        """A study whose title and place in the paper are in studies.toml."""
+        text = _texts()[name]
+        return cls(name, text["title"], text["paper"], setting, run)
+
     @property
     def reading(self) -> str:
         """Why it came out as it did, in words; nothing where nobody has said."""
-        return _readings().get(self.id, "")
+        return _texts().get(self.id, {}).get("reading", "")
 
 
 @cache
-def _readings() -> dict[str, str]:
-    """What readings.toml says of each study, in one line."""
-    found = tomllib.loads(files("selffl.studies").joinpath("readings.toml").read_text(encoding="utf-8"))
-    return {name: " ".join(text.format(**found["shared"]).split()) for name, text in found["of_study"].items()}
+def read_toml(name: str) -> dict[str, Any]:
+    """A file beside this one, with tuples for its lists."""
+    found: dict[str, Any] = _fixed(tomllib.loads(files("selffl.studies").joinpath(name).read_text(encoding="utf-8")))
+    return found
+
+
+def _fixed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _fixed(each) for name, each in value.items()}
+    return tuple(map(_fixed, value)) if isinstance(value, list) else value
+
+
+@cache
+def _texts() -> dict[str, dict[str, str]]:
+    """What studies.toml says of each study, each text in one line."""
+    found = read_toml("studies.toml")
+    return {
+        name: {key: " ".join(text.format(**found["shared"]).split()) for key, text in texts.items()}
+        for name, texts in found["study"].items()
+    }
 
 
 # How statements begin that are not the paper's.
@@ -164,23 +186,9 @@ def verdict_word(text: str, verdict: str) -> str:
 
 
 # How statements are decided: the rule, and what the repeats of a study are.
-RULE = (
-    "Every statement is decided by the 95 % interval of the mean that it is about, over repeats (Student's t). It "
-    "holds where the whole interval lies where the statement says, does not hold where the whole interval lies "
-    "elsewhere, and is inconclusive otherwise. Methods are compared on the same repeats. Repeats that split the same "
-    "rows anew overlap, and their interval is wider by the correction of Nadeau and Bengio (2003). Where one method "
-    "is compared with several, Holm's correction is over all of them. A statement on every one of several cases does "
-    "not hold if it fails in one; one that has several parts holds in part if some of them do. Where there is no "
-    "chance, in closed forms and counts, the bound that is named decides. A target is a bar that we have set our own "
-    "method; it is met or not met by the same rule."
-)
-OVER_SPLITS = (
-    "Comparisons are paired over seeds, which split the same rows anew: corrected resampled t test (Nadeau and Bengio "
-    "2003), 5 % level, Holm's correction over the comparisons of one method with others."
-)
-OVER_DRAWS = (
-    "Comparisons are paired over repeats, each with data of its own: Student's t test, 5 % level, Holm's correction "
-    "over the comparisons of one method with others."
+RULE, OVER_SPLITS, OVER_DRAWS, OVER_BOTH, UNSAID = (
+    " ".join(read_toml("studies.toml")["decided"][name].split())
+    for name in ("rule", "over_splits", "over_draws", "over_both", "unsaid")
 )
 
 
@@ -253,6 +261,15 @@ def above_zero(gaps: Sequence[Estimate]) -> list[Verdict]:
     return [
         "inconclusive" if not p < LEVEL else "holds" if gap.mean > 0 else "does not hold"
         for gap, p in zip(gaps, p_values, strict=True)
+    ]
+
+
+def claims_above_zero(statements: Mapping[str, tuple[Estimate, str]]) -> list[Claim]:
+    """Statements each of which says that a difference is above zero: by text, the difference and the evidence."""
+    verdicts = above_zero([gap for gap, _ in statements.values()])
+    return [
+        Claim(text, verdict, evidence)
+        for (text, (_, evidence)), verdict in zip(statements.items(), verdicts, strict=True)
     ]
 
 

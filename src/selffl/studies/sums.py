@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from selffl.errors import ConfigError
 from selffl.privacy import epsilon
 from selffl.studies.arms import Arm, Outcomes, difference, estimate
-from selffl.studies.comparison import NUM_SEEDS, by_round, history, run_each, score_lines, seeds_of, shorten_for_look
+from selffl.studies.comparison import (
+    NUM_SEEDS,
+    by_round,
+    history,
+    join_problems,
+    run_each,
+    score_lines,
+    seeds_of,
+    shorten_for_look,
+    study_on,
+)
 from selffl.studies.problems import MNIST, Problem, femnist
-from selffl.studies.result import OVER_SPLITS, Chart, Claim, Figure, Job, Series, Study, StudyResult, above_zero, within
+from selffl.studies.result import (
+    OVER_SPLITS,
+    Chart,
+    Claim,
+    Figure,
+    Job,
+    Series,
+    Study,
+    StudyResult,
+    claims_above_zero,
+    within,
+)
 
 _METHODS = ("self-fl", "self-fl-sums")
 PAIRS = {"": {}, ", σ₀² as a mean": {"variance_scale": "mean"}}
@@ -32,25 +51,20 @@ DELTA = 1e-5  # a hundredth of a client of a thousand
 
 def sums_study(digits: Problem, letters: Problem, job: Job) -> StudyResult:
     """Plain against summed, on two problems."""
-    rows, table, charts, claims = [], [], [], []
-    config: dict[str, Any] = {}
     problems, seeds = [shorten_for_look(problem, job) for problem in (digits, letters)], seeds_of(job)
-    total, done = len(problems) * 2 * len(PAIRS) * len(seeds), 0
-    for problem in problems:
-        arms = [Arm(name + ending, name, options) for ending, options in PAIRS.items() for name in _METHODS]
-        outcomes = run_each(problem, arms, seeds, job, done, total)
-        done += len(arms) * len(seeds)
-        rows += [{"problem": problem.name, **row} for row in history(outcomes)]
-        table += [{"problem": problem.name, **line} for line in score_lines(outcomes, COLUMNS)]
-        charts.append(by_round(outcomes, [arm.label for arm in arms], "weighted_accuracy", problem.name))
-        for ending in PAIRS:
-            plain, summed = (name + ending for name in _METHODS)
+    arms = [Arm(name + ending, name, options) for ending, options in PAIRS.items() for name in _METHODS]
+    caption = f"Personal models on held-out rows; mean over {len(seeds)} seeds, bars ± s.e."
+    parts, num_runs = {}, len(arms) * len(seeds)
+    for place, problem in enumerate(problems):
+        outcomes = run_each(problem, arms, seeds, job, place * num_runs, len(problems) * num_runs)
+        claims = []
+        for plain, summed in (tuple(name + ending for name in _METHODS) for ending in PAIRS):
             text = f"{summed} is within {MAX_GAP_POINTS:g} points of {plain} ({problem.name})."
             claims.append(_alike(outcomes, summed, plain, text))
-        config[problem.name] = asdict(problem)
-    caption = f"Personal models on held-out rows; mean over {len(seeds)} seeds, bars ± s.e."
-    config |= {"num_seeds": len(seeds)}
-    return StudyResult(rows, table, [Figure("accuracy", caption, charts)], claims, config, decided_by=OVER_SPLITS)
+        figure = Figure("accuracy", caption, [by_round(outcomes, list(outcomes), "weighted_accuracy", problem.name)])
+        table = score_lines(outcomes, COLUMNS)
+        parts[problem.name] = StudyResult(history(outcomes), table, [figure], claims, asdict(problem))
+    return join_problems(parts, {"num_seeds": len(seeds)})
 
 
 def noise_study(whole: Problem, job: Job) -> StudyResult:
@@ -70,22 +84,15 @@ def noise_study(whole: Problem, job: Job) -> StudyResult:
         lines.append(Series.of(name, [0.0, *NOISE], [estimate(outcomes[label], metric) for label in (bounded, *noisy)]))
     alone = estimate(outcomes["local"], "weighted_accuracy").mean
     lines.append(Series("training alone", [0.0, max(NOISE)], [alone, alone], is_reference=True))
-    claims = [
-        _alike(outcomes, bounded, free, "Bounding a client's part costs no accuracy."),
-        *(
-            _alike(
-                outcomes, label, bounded, f"Noise of z = {z:g} (ε = {spent[label]}) costs the personal models nothing."
-            )
-            for label, z in noisy.items()
-        ),
-        *_gains(
-            outcomes,
-            {
-                label: f"With noise of z = {z:g} joining is still better than training alone."
-                for label, z in noisy.items()
-            },
-        ),
-    ]
+    claims = [_alike(outcomes, bounded, free, "Bounding a client's part costs no accuracy.")]
+    gains = {}
+    for label, z in noisy.items():
+        text = f"Noise of z = {z:g} (ε = {spent[label]}) costs the personal models nothing."
+        claims.append(_alike(outcomes, label, bounded, text))
+        gap = difference(outcomes[label], outcomes["local"], "weighted_accuracy")
+        evidence = f"Personal models {gap.signed} points ({label} − local, paired over {gap.count} seeds)."
+        gains[f"With noise of z = {z:g} joining is still better than training alone."] = gap, evidence
+    claims += claims_above_zero(gains)
     caption = (
         f"Accuracy on held-out rows after {problem.rounds} rounds against the noise multiplier; mean over {len(seeds)} "
         "seeds, bars ± s.e."
@@ -97,11 +104,9 @@ def noise_study(whole: Problem, job: Job) -> StudyResult:
 
 
 def _epsilon(problem: Problem, noise_multiplier: float, num_clients: int) -> str:
-    drawn = problem.participation
+    share, rounds = problem.participation, problem.rounds
     try:
-        found = epsilon(
-            noise_multiplier, num_clients=num_clients, participation=drawn, rounds=problem.rounds, delta=DELTA
-        )
+        found = epsilon(noise_multiplier, num_clients=num_clients, participation=share, rounds=rounds, delta=DELTA)
     except ConfigError:
         return "not computed: dp-accounting is missing"
     return f"{found:.1f}"
@@ -120,31 +125,10 @@ def _alike(outcomes: Outcomes, label: str, other: str, text: str) -> Claim:
     )
 
 
-def _gains(outcomes: Outcomes, texts: Mapping[str, str]) -> list[Claim]:
-    """That each of several arms is better than training alone."""
-    gaps = [difference(outcomes[label], outcomes["local"], "weighted_accuracy") for label in texts]
-    return [
-        Claim(
-            text,
-            verdict,
-            f"Personal models {gap.signed} points ({label} − local, paired over {gap.count} seeds).",
-        )
-        for (label, text), gap, verdict in zip(texts.items(), gaps, above_zero(gaps), strict=True)
-    ]
-
-
 SUMS = (
-    Study(
-        "sums",
-        "Self-FL from sums alone",
-        "beyond the paper",
-        f"{MNIST.setting}, and letters; {NUM_SEEDS} seeds",
-        lambda job: sums_study(MNIST, femnist(), job),
-    ),
-    Study(
+    study_on(MNIST, "sums", lambda job: sums_study(MNIST, femnist(), job), ", and letters"),
+    Study.known(
         "sums-noise",
-        "What client-level noise on the sums costs",
-        "beyond the paper",
         f"{MNIST.setting}; {NUM_SEEDS} seeds; changes clipped at {CLIP:g}, weights at {MAX_WEIGHT:g}",
         partial(noise_study, MNIST),
     ),

@@ -91,24 +91,23 @@ def short_table(
 ) -> list[dict[str, str]]:
     """Local ℓ1 error by participation, and squared error and cost at the highest."""
     top = setting.participation[-1]
+
+    def line(name: str, by_rate: Mapping[float, Outcome], has_global: bool, gradients: str) -> dict[str, str]:
+        last = by_rate[top]
+        return {
+            "method": name,
+            **{f"local ℓ1, C={rate:g}": str(Estimate.of(found.local_error)) for rate, found in by_rate.items()},
+            f"global ℓ1, C={top:g}": str(Estimate.of(last.global_error)) if has_global else "–",
+            f"local squared, C={top:g}": _fine(Estimate.of(last.local_squared_error)),
+            "gradients / round": gradients,
+        }
+
     table = []
     for name in names:
-        line = {"method": name}
-        for rate in setting.participation:
-            line[f"local ℓ1, C={rate:g}"] = str(Estimate.of(outcomes[name, rate].local_error))
-        last = outcomes[name, top]
-        line[f"global ℓ1, C={top:g}"] = "–" if name == "local" else str(Estimate.of(last.global_error))
-        line[f"local squared, C={top:g}"] = _fine(Estimate.of(last.local_squared_error))
-        line["gradients / round"] = f"{float(last.num_gradients.mean()):.0f}"
-        table.append(line)
+        by_rate = {rate: outcomes[name, rate] for rate in setting.participation}
+        table.append(line(name, by_rate, name != "local", f"{float(by_rate[top].num_gradients.mean()):.0f}"))
     for form, text in LIMITS.items():
-        bound = limits[form]
-        line = {"method": text}
-        line |= {f"local ℓ1, C={rate:g}": str(Estimate.of(bound.local_error)) for rate in setting.participation}
-        line[f"global ℓ1, C={top:g}"] = str(Estimate.of(bound.global_error))
-        line[f"local squared, C={top:g}"] = _fine(Estimate.of(bound.local_squared_error))
-        line["gradients / round"] = "–"
-        table.append(line)
+        table.append(line(text, dict.fromkeys(setting.participation, limits[form]), True, "–"))
     return table
 
 
@@ -273,37 +272,35 @@ def lead(ours: Tensor, baselines: Sequence[Tensor]) -> Verdict:
     return all_above_zero([paired(baseline, ours) for baseline in baselines])
 
 
-def _list(outcomes: Outcomes, attribute: str, rate: float, names: Sequence[str]) -> str:
-    return ", ".join(f"{name} {Estimate.of(getattr(outcomes[name, rate], attribute))}" for name in names)
-
-
 def homogeneous_claims(setting: Setting, outcomes: Outcomes) -> list[Claim]:
     """The two conclusions the paper draws from its figure 3."""
     low, high = setting.participation[0], setting.participation[-1]
-
-    def leads(methods: Sequence[str], rate: float, attribute: str) -> Verdict:
-        rest = [getattr(outcomes[name, rate], attribute) for name in RIVALS if name not in methods]
-        return in_parts(lead(getattr(outcomes[name, rate], attribute), rest) for name in methods)
-
-    top = ("self-fl", "perfedavg")
     shown = ("self-fl", "self-fl-exact", *RIVALS)
-    local_high, global_high = leads(top, high, "local_error"), leads(top, high, "global_error")
-    local_low, global_low = leads(top[:1], low, "local_error"), leads(top[:1], low, "global_error")
+
+    def claim(text: str, methods: Sequence[str], rate: float, why: str) -> Claim:
+        """Whether these methods lead at a rate, by their personal and by their global models."""
+        verdicts, evidence = [], ""
+        for kind in ("local", "global"):
+            errors = {method: getattr(outcomes[method, rate], f"{kind}_error") for method in shown}
+            rest = [errors[rival] for rival in RIVALS if rival not in methods]
+            verdicts.append(in_parts(lead(errors[method], rest) for method in methods))
+            each = ", ".join(f"{method} {Estimate.of(error)}" for method, error in errors.items())
+            evidence += f"{kind.capitalize()} error ({verdicts[-1]}): {each}. "
+        return Claim(f"{text} (C = {rate:g}).", in_parts(verdicts), evidence + why)
+
     return [
-        Claim(
-            f"With many active clients Self-FL and PerFedAvg have the lowest errors, global and local (C = {high:g}).",
-            in_parts([local_high, global_high]),
-            f"Local error ({local_high}): {_list(outcomes, 'local_error', high, shown)}. "
-            f"Global error ({global_high}): {_list(outcomes, 'global_error', high, shown)}. "
+        claim(
+            "With many active clients Self-FL and PerFedAvg have the lowest errors, global and local",
+            ("self-fl", "perfedavg"),
+            high,
             "With everybody active every average ends near the posterior mean of θ₀; DITTO and pFedMe keep "
             f"personal models that are nearly local ones: 1/σₘ² is {setting.num_examples[0] / setting.row_variance:g} "
             f"or more here, and λ is {Ditto().penalty:g} and {PFedMe().penalty:g}.",
         ),
-        Claim(
-            f"With few active clients Self-FL is better than the others (C = {low:g}).",
-            in_parts([local_low, global_low]),
-            f"Local error ({local_low}): {_list(outcomes, 'local_error', low, shown)}. "
-            f"Global error ({global_low}): {_list(outcomes, 'global_error', low, shown)}. "
+        claim(
+            "With few active clients Self-FL is better than the others",
+            ("self-fl",),
+            low,
             "Only Self-FL smooths its global model over rounds, and pFedMe moves it slowly; FedAvg's is the average of "
             f"the last {cohort_size(setting.num_clients, low)} clients.",
         ),
@@ -469,24 +466,15 @@ def _setting_text(setting: Setting) -> str:
     )
 
 
-SYNTHETIC_HOMOGENEOUS = Study(
-    "synthetic-homogeneous",
-    "Synthetic data, clients much alike",
-    "appendix E.1, case 1; figure 3",
-    _setting_text(HOMOGENEOUS),
-    partial(synthetic_study, HOMOGENEOUS, "homogeneous"),
-)
-SYNTHETIC_HETEROGENEOUS = Study(
-    "synthetic-heterogeneous",
-    "Synthetic data, clients far apart",
-    "appendix E.1, case 2; figure 4",
-    _setting_text(HETEROGENEOUS),
-    partial(synthetic_study, HETEROGENEOUS, "heterogeneous"),
-)
-AUGMENTED_SYNTHETIC = Study(
-    "augmented-synthetic",
-    "Algorithm 1 against Algorithm 2 on synthetic data",
-    "appendix E.2; figure 5",
-    "both synthetic cases, Self-FL and Augmented Self-FL, variances known",
-    partial(augmented_study, {"homogeneous": HOMOGENEOUS, "heterogeneous": HETEROGENEOUS}),
+CASES = {"homogeneous": HOMOGENEOUS, "heterogeneous": HETEROGENEOUS}
+SYNTHETIC = (
+    *(
+        Study.known(f"synthetic-{case}", _setting_text(setting), partial(synthetic_study, setting, case))
+        for case, setting in CASES.items()
+    ),
+    Study.known(
+        "augmented-synthetic",
+        "both synthetic cases, Self-FL and Augmented Self-FL, variances known",
+        partial(augmented_study, CASES),
+    ),
 )

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from selffl.studies.arms import Arm, Outcomes, difference, estimate
-from selffl.studies.comparison import NUM_SEEDS, mean_gradients, points, result_of, run_each, seeds_of
+from selffl.studies.comparison import mean_gradients, points, result_of, run_each, seeds_of, study_on
 from selffl.studies.problems import SENTIMENT, Problem, WarmUp, sent140
-from selffl.studies.result import Claim, Job, Study, StudyResult, Verdict, above_zero, within
+from selffl.studies.result import Claim, Job, StudyResult, Verdict, claims_above_zero, within
 
 # FedAvg's local models, which the paper's figures show: Self-FL without any of its parts is FedAvg, bit for bit (D13),
 # and keeps the model that each client trained last.  Its global model is FedAvg's.
@@ -135,56 +135,38 @@ def methods_study(found: Problem, job: Job) -> StudyResult:
 def _convergence_claims(outcomes: Outcomes) -> list[Claim]:
     """That Self-FL and FedAvg fit training rows better than each of the others."""
     claims = []
-    others = {"ditto": "DITTO", "pfedme": "pFedMe", "perfedavg": "PerFedAvg"}
     for better, ours in (("self-fl", "Self-FL"), ("fedavg, local models", "FedAvg")):
-        gaps = [difference(outcomes[better], outcomes[baseline], "train_accuracy") for baseline in others]
-        for (baseline, name), gap, verdict in zip(others.items(), gaps, above_zero(gaps), strict=True):
-            test = difference(outcomes[better], outcomes[baseline], "weighted_accuracy")
-            claims.append(
-                Claim(
-                    f"{ours} converges better than {name} on training rows (appendix, figure 8).",
-                    verdict,
-                    f"In the last round: training rows {gap.signed} points, test rows {test.signed} "
-                    f"({better} − {baseline}, paired over {gap.count} seeds).",
-                )
+        statements = {}
+        for baseline, name in (("ditto", "DITTO"), ("pfedme", "pFedMe"), ("perfedavg", "PerFedAvg")):
+            gap, test = (
+                difference(outcomes[better], outcomes[baseline], part)
+                for part in ("train_accuracy", "weighted_accuracy")
             )
+            statements[f"{ours} converges better than {name} on training rows (appendix, figure 8)."] = (
+                gap,
+                f"In the last round: training rows {gap.signed} points, test rows {test.signed} "
+                f"({better} − {baseline}, paired over {gap.count} seeds).",
+            )
+        claims += claims_above_zero(statements)
     return claims
 
 
 def _claims_beyond(outcomes: Outcomes) -> list[Claim]:
     """What the paper does not compare with."""
-    beyond = {
-        "FedAvg's one model": ("fedavg, local models", "global_accuracy"),
-        "models trained alone from there": ("local", "weighted_accuracy"),
-    }
-    gaps = [
-        difference(outcomes["self-fl"], outcomes[baseline], "weighted_accuracy", metric)
-        for baseline, metric in beyond.values()
-    ]
-    return [
-        Claim(
-            f"Not in the paper: Self-FL's personal models are better on test rows than {name}.",
-            verdict,
-            f"{gap.signed} points (paired over {gap.count} seeds).",
-        )
-        for name, gap, verdict in zip(beyond, gaps, above_zero(gaps), strict=True)
-    ]
+    statements = {}
+    for name, baseline, metric in (
+        ("FedAvg's one model", "fedavg, local models", "global_accuracy"),
+        ("models trained alone from there", "local", "weighted_accuracy"),
+    ):
+        gap = difference(outcomes["self-fl"], outcomes[baseline], "weighted_accuracy", metric)
+        text = f"Not in the paper: Self-FL's personal models are better on test rows than {name}."
+        statements[text] = gap, f"{gap.signed} points (paired over {gap.count} seeds)."
+    return claims_above_zero(statements)
 
 
-_WORDS = "rated snippets, a stand-in for Sent140, unless Sentiment140 is found"
 TEXT = (
-    Study(
-        "sent140-warmstart",
-        f"FedAvg from scratch on sentiment ({_WORDS})",
-        "appendix, figure 7",
-        f"{replace(SENTIMENT, rounds=200, warm_up=None).setting}; {NUM_SEEDS} seeds",
-        lambda job: warm_start_study(sent140(), job),
+    study_on(
+        replace(SENTIMENT, rounds=200, warm_up=None), "sent140-warmstart", lambda job: warm_start_study(sent140(), job)
     ),
-    Study(
-        "sent140",
-        f"Every method from one warm start on sentiment ({_WORDS})",
-        "appendix, figure 8",
-        f"{SENTIMENT.setting}; pFedMe with λ = {PFEDME_PENALTY:g}; {NUM_SEEDS} seeds",
-        lambda job: methods_study(sent140(), job),
-    ),
+    study_on(SENTIMENT, "sent140", lambda job: methods_study(sent140(), job), f"; pFedMe with λ = {PFEDME_PENALTY:g}"),
 )
