@@ -48,7 +48,7 @@ def test_a_run_by_secure_sums_is_the_plain_run_to_the_stated_precision(name, tmp
             pair = secure[field], tensor
             close = {"rtol": 1e-4, "atol": 1e-6}
             if field.startswith("server.closing."):  # of a small model: solved for eight times over, a variance near 0
-                close = {"rtol": 1e-2, "atol": 1e-3}
+                close = {"rtol": 1e-2, "atol": 2e-2}
                 pair = tuple(1.0 / each for each in pair) if field.endswith("prior_rows") else pair
             torch.testing.assert_close(*pair, **close, equal_nan=True)
     kinds = [message.metadata.message_type for message, _ in grid.sent]
