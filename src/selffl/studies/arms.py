@@ -49,7 +49,7 @@ FILES_WITH_NUMBERS = (
     "grouped_models.py",
     "grouped_runs.py",
 )  # of the studies, those that make numbers
-CODE_ENDINGS = (".py", ".csv")  # of files that numbers depend on
+CODE_ENDINGS = (".py", ".csv", ".toml")  # of files that numbers depend on
 INDEX = ".arms.json"  # which runs a study is at, for those who watch it
 
 
