@@ -6,7 +6,7 @@ Records, how they start and travel, and one average; each method's local work is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeVar, get_args
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm, Memory, Personalises
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_choice, check_integer
+from selffl.algorithms.options import check_choice, check_integer, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound
 
@@ -82,13 +82,8 @@ class FixedLocalSteps:
             (D15).
     """
 
-    num_local_steps: int = 20
-    num_local_epochs: int | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
-        check_integer("num_local_steps", self.num_local_steps, 1)
-        check_epochs(self.num_local_epochs)
+    num_local_steps: int = option(20, check_integer, least=1)
+    num_local_epochs: int | None = option(None, check_integer, least=1, kw_only=True)
 
     def steps(self, task: LocalTask) -> int | Tensor:
         """One number for every client, or ``[..., clients]``."""
@@ -102,12 +97,6 @@ class FixedLocalSteps:
     def local_work(self) -> tuple[int, int | None]:
         """What a client would do alone: as many steps, or epochs."""
         return self.num_local_steps, self.num_local_epochs
-
-
-def check_epochs(num_local_epochs: int | None) -> None:
-    """Refuse a number of epochs below 1."""
-    if num_local_epochs is not None:
-        check_integer("num_local_epochs", num_local_epochs, 1)
 
 
 def row_count(rows: Tensor) -> Bound:

@@ -26,7 +26,7 @@ from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.layers import names_of
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_integer, check_number
+from selffl.algorithms.options import check_integer, check_number, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend, iterate
 from selffl.errors import ConfigError
@@ -79,18 +79,11 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
     )
     no_statistics: ClassVar[str | None] = None
 
-    mixed_layers: int = 1
-    row_share: float = 0.8
-    mixing_rate: float = 1.0
-    first_passes: int = 11
+    mixed_layers: int = option(1, check_integer, least=0)
+    row_share: float = option(0.8, check_number, above=0.0, at_most=1.0)
+    mixing_rate: float = option(1.0, check_number, above=0.0)
+    first_passes: int = option(11, check_integer, least=1)
     weighting: Weighting = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("mixed_layers", self.mixed_layers, 0)
-        check_number("row_share", self.row_share, above=0.0, at_most=1.0)
-        check_number("mixing_rate", self.mixing_rate, above=0.0)
-        check_integer("first_passes", self.first_passes, 1)
 
     def start(self, params: Tensor, population: Population) -> MixtureServer:
         """The initial model, and where the layers lie that clients mix: everywhere, if it has none."""

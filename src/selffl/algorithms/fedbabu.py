@@ -20,7 +20,7 @@ from selffl.algorithms.fedper import CutModel, HeadBroadcast, head_layers
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.layers import Layer
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_integer, check_string
+from selffl.algorithms.options import check_integer, check_string, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 
@@ -43,14 +43,9 @@ class FedBABU(CutModel[PersonalMemory]):
     newcomer_visits: ClassVar[int | None] = 1
     has_closing_visit: ClassVar[bool] = True
 
-    head: str = ""
+    head: str = option("", check_string)
     weighting: Weighting = "equal"
-    fine_tune_epochs: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_string("head", self.head)
-        check_integer("fine_tune_epochs", self.fine_tune_epochs, 1)
+    fine_tune_epochs: int = option(5, check_integer, least=1)
 
     def kept(self, population: Population) -> Sequence[Layer]:
         """The head."""

@@ -30,7 +30,7 @@ from selffl.algorithms.contract import Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.layers import names_of
-from selffl.algorithms.options import check_number
+from selffl.algorithms.options import check_number, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound, Limit
 from selffl.algorithms.solver import descend, iterate
@@ -93,12 +93,8 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
 
     averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight", "features": "weight"}
 
-    penalty: float = 50.0
+    penalty: float = option(50.0, check_number, at_least=0.0)
     weighting: Weighting = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("penalty", self.penalty, at_least=0.0)
 
     def start(self, params: Tensor, population: Population) -> CentreServer:
         """The initial model, which has to have a body and a linear head; nobody's features are known."""

@@ -27,7 +27,7 @@ from selffl.algorithms.averaging import (
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_number
+from selffl.algorithms.options import check_number, option
 from selffl.algorithms.solver import descend
 
 
@@ -49,12 +49,8 @@ class FedDPA(FixedLocalSteps, SharedModel[PersonalMemory]):
     num_optimisers: ClassVar[int] = 2
     no_row_privacy: ClassVar[str | None] = None
 
-    mixing: float = 0.5
+    mixing: float = option(0.5, check_number, above=0.0, at_most=1.0)
     weighting: Weighting = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("mixing", self.mixing, above=0.0, at_most=1.0)
 
     def newcomer(self, params: Tensor) -> PersonalMemory:
         """No adapter of its own yet."""

@@ -20,7 +20,7 @@ from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelSe
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, require_head
 from selffl.algorithms.grids import Grid
-from selffl.algorithms.options import check_integer, check_number
+from selffl.algorithms.options import check_integer, check_number, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.solver import descend
@@ -88,16 +88,9 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
     averaged: ClassVar[Mapping[str, str | None]] = {}
     per_client: ClassVar[tuple[str, ...]] = ("heads", "visits")
 
-    head_steps: int = 20
-    head_learning_rate: float | None = None
-    alignment: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("head_steps", self.head_steps, 1)
-        if self.head_learning_rate is not None:
-            check_number("head_learning_rate", self.head_learning_rate, above=0.0)
-        check_number("alignment", self.alignment, at_least=0.0)
+    head_steps: int = option(20, check_integer, least=1)
+    head_learning_rate: float | None = option(None, check_number, above=0.0)
+    alignment: float = option(1.0, check_number, at_least=0.0)
 
     def start(self, params: Tensor, population: Population) -> PrototypeServer:
         """The initial model for everybody, and no prototype yet."""

@@ -28,7 +28,7 @@ from selffl.algorithms.contract import Memory, Personalises
 from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.layers import Layer, names_of
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_string
+from selffl.algorithms.options import check_string, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError, unknown_name
@@ -157,12 +157,8 @@ class FedPer(SharedBody):
     grid: ClassVar[Grid] = STEPS_AFTER
     source: ClassVar[str] = "Arivazhagan et al., arXiv 1912.00818, 2019"
 
-    head: str = ""
+    head: str = option("", check_string)
     weighting: Weighting = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_string("head", self.head)
 
     def kept(self, population: Population) -> Sequence[Layer]:
         """The head."""

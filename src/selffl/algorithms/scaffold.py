@@ -18,7 +18,7 @@ from selffl.algorithms.averaging import AveragedModel, FixedLocalSteps, ModelBro
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_number
+from selffl.algorithms.options import check_number, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import iterate, rate_of
 
@@ -70,11 +70,7 @@ class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, C
 
     averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight", "control_change": None}
 
-    global_learning_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("global_learning_rate", self.global_learning_rate, above=0.0)
+    global_learning_rate: float = option(1.0, check_number, above=0.0)
 
     def start(self, params: Tensor, population: Population) -> ControlServer:
         """The initial model; nothing to correct yet."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_choice, check_integer
+from selffl.algorithms.options import check_choice, check_integer, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.self_fl import SelfFLServer, SelfFLUpload, SingleClients, fill_unknown_variances, train_by_plan
 from selffl.algorithms.self_fl_clients import OneModelClients, SelfFLBroadcast, SelfFLMemory
@@ -53,13 +53,8 @@ class SelfFLCluster(OneModelClients, SingleClients[ClusterServer, SelfFLMemory, 
     per_client: ClassVar[tuple[str, ...]] = ("intra_variance", "cluster")
 
     others: Literal["cohort", "all"] = "all"
-    clusters: Literal["column", "variance"] = "column"
-    num_clusters: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("clusters", self.clusters, ("column", "variance"))
-        check_integer("num_clusters", self.num_clusters, 1)
+    clusters: Literal["column", "variance"] = option("column", check_choice, allowed=("column", "variance"))
+    num_clusters: int = option(5, check_integer, least=1)
 
     def start(self, params: Tensor, population: Population) -> ClusterServer:
         """No representative yet; a cluster whose variances are stated has the variance of all its members together."""
