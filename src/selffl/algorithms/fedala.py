@@ -24,7 +24,7 @@ from selffl.algorithms.averaging import (
 )
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
-from selffl.algorithms.layers import names_of
+from selffl.algorithms.layers import mask_layers, names_of
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_integer, check_number, option
 from selffl.algorithms.population import Population
@@ -73,6 +73,7 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
     grid: ClassVar[Grid] = {"mixing_rate": (0.1, 1.0, 10.0)}  # the authors' value is 1
     source: ClassVar[str] = "Zhang et al., AAAI 2023"
     personalises: ClassVar[Personalises] = "layers"
+    sends: ClassVar[type[ModelBroadcast]] = MixtureBroadcast
     only_sgd: ClassVar[str | None] = None
     no_row_privacy: ClassVar[str | None] = (
         "its clients learn their mixtures on the minibatches that they train on, and noise hides each once"
@@ -93,11 +94,10 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
                 f"mixed_layers is {self.mixed_layers}, and the model has {len(names)} layers; expected as many or "
                 "less, or 0 for all."
             )
-        is_mixed = torch.full_like(params, not names, dtype=torch.bool)
-        for layer in population.layers:
-            if layer.name in names[-self.mixed_layers :]:
-                is_mixed[..., layer.start : layer.stop] = True
-        return MixtureServer(params, is_mixed)
+        if not names:
+            return MixtureServer(params, torch.ones_like(params, dtype=torch.bool))
+        last = names[-self.mixed_layers :]
+        return MixtureServer(params, mask_layers(params, (layer for layer in population.layers if layer.name in last)))
 
     def newcomer(self, params: Tensor) -> MixtureMemory:
         """No model of its own yet: the mixture is the global model."""
@@ -105,11 +105,6 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
         return MixtureMemory(
             torch.zeros_like(params), torch.ones_like(params), nowhere, torch.zeros_like(params[..., 0])
         )
-
-    def broadcast(self, server: MixtureServer, clients: Tensor) -> MixtureBroadcast:
-        """Send the global model and the last one to everybody."""
-        shape = (*clients.shape, server.params.shape[-1])
-        return MixtureBroadcast(server.params.unsqueeze(-2).expand(shape), server.is_mixed.unsqueeze(-2).expand(shape))
 
     def client_round(
         self, broadcast: MixtureBroadcast, memory: MixtureMemory, task: LocalTask

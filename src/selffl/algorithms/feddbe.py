@@ -82,6 +82,7 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     grid: ClassVar[Grid] = {"penalty": (0.1, 1.0, 10.0, 50.0)}  # the authors' value is 50
     source: ClassVar[str] = "Zhang et al., NeurIPS 2023"
     personalises: ClassVar[Personalises] = "layers"
+    sends: ClassVar[type[ModelBroadcast]] = CentreBroadcast
     only_sgd: ClassVar[str | None] = None
     no_row_privacy: ClassVar[str | None] = (
         "its clients send the mean feature of their rows, and train on an objective of its own"
@@ -111,13 +112,6 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     def newcomer(self, params: Tensor) -> ShiftMemory:
         """Features as they are."""
         return ShiftMemory(torch.zeros_like(params))
-
-    def broadcast(self, server: CentreServer, clients: Tensor) -> CentreBroadcast:
-        """Send the global model and the features' centre to everybody."""
-        params, centre = (
-            values.unsqueeze(-2).expand(*clients.shape, values.shape[-1]) for values in (server.params, server.centre)
-        )
-        return CentreBroadcast(params, centre, server.is_known.unsqueeze(-1).expand(clients.shape))
 
     def client_round(
         self, broadcast: CentreBroadcast, memory: ShiftMemory, task: FeatureTask

@@ -16,15 +16,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, PersonalMemory, move, row_count
-from selffl.algorithms.contract import Algorithm, Personalises
-from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, require_head
+from selffl.algorithms.averaging import (
+    FixedLocalSteps,
+    ModelBroadcast,
+    ModelServer,
+    PersonalMemory,
+    PersonalModels,
+    move,
+    row_count,
+)
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, lacks_classes, require_head
 from selffl.algorithms.grids import Grid
+from selffl.algorithms.layers import mask_layers
 from selffl.algorithms.options import check_integer, check_number, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.solver import descend
-from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 from selffl.maths.combination import combination_weights, feature_noise
 
@@ -61,7 +69,9 @@ class PrototypeUpload:
 
 
 @dataclass(frozen=True)
-class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, PersonalMemory, PrototypeUpload]):
+class FedPAC(
+    PersonalModels, FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, PersonalMemory, PrototypeUpload]
+):
     """Options of FedPAC.
 
     Attributes:
@@ -74,7 +84,6 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
     name: ClassVar[str] = "fedpac"
     grid: ClassVar[Grid] = {"alignment": (0.1, 1.0, 10.0)}  # the authors' value is 1
     source: ClassVar[str] = "Xu et al., ICLR 2023"
-    personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None
     needs_classes: ClassVar[bool] = True
     no_row_privacy: ClassVar[str | None] = (
@@ -101,8 +110,7 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
                 f"{self.name} shares a body and combines heads, but the model has one layer; expected two or more. Use "
                 "a deeper model, or another method."
             )
-        is_head = torch.zeros_like(params, dtype=torch.bool)
-        is_head[..., head.start : head.stop] = True
+        is_head = mask_layers(params, [head.layer])
         dots, num_classes = params.shape[:-1], max(head.num_outputs, 2)
         return PrototypeServer(
             params,
@@ -112,10 +120,6 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
             params.new_zeros(*dots, num_classes, head.num_features),
             params.new_zeros(*dots, num_classes),
         )
-
-    def newcomer(self, params: Tensor) -> PersonalMemory:
-        """No model of its own yet."""
-        return PersonalMemory.empty(params)
 
     def broadcast(self, server: PrototypeServer, clients: Tensor) -> PrototypeBroadcast:
         """To each client its own head; to one that never took part the global one."""
@@ -135,14 +139,9 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
         The body goes down CE + lambda (z - c_y)^2, the mean over rows and features, where class y has a prototype c_y.
         """
         if not task.has_classes:
-            raise ConfigError(
-                f"{self.name} has a prototype for each class, and these rows have no classes; expected cross-entropy "
-                "without weights, whole numbers as labels and a last layer whose bias is added to the scores. Change "
-                f"loss or model, or use another method, such as {suggest(lambda other: not other.needs_classes)}."
-            )
+            raise lacks_classes(self.name, "has a prototype for each class")
         assert task.head is not None
-        is_head = torch.zeros_like(broadcast.params[..., :1, :].flatten(0, -2)[0], dtype=torch.bool)
-        is_head[task.head.start : task.head.stop] = True
+        is_head = mask_layers(broadcast.params[..., :1, :].flatten(0, -2)[0], [task.head.layer])
         before = task.class_moments(broadcast.params)
         num_examples = task.num_examples.expand(task.shape).to(before.counts)
         shares = before.counts / num_examples.unsqueeze(-1)
@@ -202,10 +201,6 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
             "prototypes": any_number,
             "own_features": any_number,
         }
-
-    def personal(self, global_params: Tensor, memory: PersonalMemory, task: FeatureTask) -> Tensor:
-        """The client's model as its training left it."""
-        return memory.model(global_params.unsqueeze(-2))
 
 
 def _place(is_head: Tensor) -> Tensor:

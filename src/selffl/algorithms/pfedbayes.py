@@ -84,6 +84,7 @@ class PFedBayes(FixedLocalSteps, AveragedModel[BayesServer, BayesBroadcast, Baye
     grid: ClassVar[Grid] = {"adam_learning_rate": (1e-3, 3e-3, 1e-2)}  # the authors' value is 0.001
     source: ClassVar[str] = "Zhang et al., ICML 2022"
     personalises: ClassVar[Personalises] = "model"
+    sends: ClassVar[type[ModelBroadcast]] = BayesBroadcast
     only_sgd: ClassVar[str | None] = "it takes Adam's steps by itself, at a rate of its own (adam_learning_rate)"
     no_row_privacy: ClassVar[str | None] = "its clients take several steps on one minibatch, and noise hides each once"
     num_optimisers: ClassVar[int] = 0  # that can be kept
@@ -104,11 +105,6 @@ class PFedBayes(FixedLocalSteps, AveragedModel[BayesServer, BayesBroadcast, Baye
     def newcomer(self, params: Tensor) -> BayesMemory:
         """No distribution of its own yet."""
         return BayesMemory(PersonalMemory.empty(params), torch.zeros_like(params))
-
-    def broadcast(self, server: BayesServer, clients: Tensor) -> BayesBroadcast:
-        """The shared distribution, to every client of the cohort."""
-        mean, rho = (each.unsqueeze(-2).expand(*clients.shape, -1) for each in (server.params, server.rho))
-        return BayesBroadcast(mean, rho)
 
     def client_round(
         self, broadcast: BayesBroadcast, memory: BayesMemory, task: RowwiseTask

@@ -65,6 +65,7 @@ class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, C
     grid: ClassVar[Grid] = STEPS_AFTER
     source: ClassVar[str] = "Karimireddy et al., ICML 2020"
     personalises: ClassVar[Personalises] = "nothing"
+    sends: ClassVar[type[ModelBroadcast]] = ControlBroadcast
     only_sgd: ClassVar[str | None] = "its control variates are gradients, read off the way that plain gradient steps go"
     no_row_privacy: ClassVar[str | None] = None
 
@@ -81,11 +82,6 @@ class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, C
     def newcomer(self, params: Tensor) -> ControlMemory:
         """Nothing to correct yet."""
         return ControlMemory(torch.zeros_like(params))
-
-    def broadcast(self, server: ControlServer, clients: Tensor) -> ControlBroadcast:
-        """Send the global model and the server's control variate to everybody."""
-        shape = (*clients.shape, server.params.shape[-1])
-        return ControlBroadcast(server.params.unsqueeze(-2).expand(shape), server.control.unsqueeze(-2).expand(shape))
 
     def client_round(
         self, broadcast: ControlBroadcast, memory: ControlMemory, task: LocalTask
@@ -112,7 +108,3 @@ class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, C
         control = server.control + upload.control_change / server.num_clients.unsqueeze(-1)
         params = move(server.params, upload.change, upload.weight, self.global_learning_rate)
         return ControlServer(params, control.to(server.control), server.num_clients)
-
-    def personal(self, global_params: Tensor, memory: ControlMemory, task: LocalTask) -> Tensor:
-        """The global model, for everybody."""
-        return global_params.unsqueeze(-2).expand(*task.shape, -1)
