@@ -253,14 +253,6 @@ def outputs_of(model: FlatModel, params: Tensor, features: Features, way: Way) -
     return outputs
 
 
-def losses_of(model: FlatModel, loss: Loss, outputs: Tensor, labels: Tensor, way: Way) -> Tensor:
-    """Mean losses ``[n]`` of ``outputs [n, B, ...]``, each client's of its own ``labels [n, B, ...]``."""
-    if way == "loop":
-        return torch.stack([loss(*each) for each in zip(outputs, labels, strict=True)])
-    losses: Tensor = vectorise(loss, model, outputs, labels)
-    return losses
-
-
 def vectorise(function: Callable[..., Any], model: FlatModel, *arguments: Features) -> Any:
     """``function`` of all clients at once; ``model`` is the one whose name a refusal has."""
     try:

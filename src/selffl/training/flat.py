@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial, reduce
 from itertools import chain, product
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from selffl.algorithms.layers import ClassBias, Head, Layer
 from selffl.algorithms.norms import BatchNorm
+from selffl.algorithms.population import Population
 from selffl.data.named import Features, entries_of, map_entries, row_kind
 from selffl.errors import ConfigError
 from selffl.training.calls import call
@@ -137,6 +139,13 @@ class FlatModel:
             start += size
         place = {name: number for number, (name, _) in enumerate(self.module.named_modules())}
         return tuple(sorted(layers, key=lambda layer: place[layer.name]))
+
+    def describe(self, population: Population) -> Population:
+        """What is known of a federation, with what this model is made of."""
+        return replace(
+            population, layers=self.layers, class_bias=self.class_bias, group_sizes=self.group_sizes,
+            kept=self.kept_layers, head=self.head,
+        )  # fmt: skip
 
     @property
     def kept_layers(self) -> tuple[Layer, ...]:

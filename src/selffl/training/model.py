@@ -478,16 +478,8 @@ class ModelSource:
     @property
     def population(self) -> Population:
         """How many clients there are, their clusters, and what the model is made of; variances are not known."""
-        return Population(
-            self.federation.num_clients,
-            cluster=self.federation.cluster,
-            layers=self.model.layers,
-            class_bias=self.model.class_bias,
-            group_sizes=self.model.group_sizes,
-            kept=self.model.kept_layers,
-            head=self.model.head,
-            num_examples=self.federation.train.num_examples,
-        )
+        number, rows = self.federation.num_clients, self.federation.train.num_examples
+        return self.model.describe(Population(number, cluster=self.federation.cluster, num_examples=rows))
 
     def task(self, clients: Tensor, round_number: int) -> ModelTask:
         """Training rows of the cohort ``clients [C]``; test rows are out of reach."""

@@ -217,10 +217,7 @@ def templates(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Tem
     params = model.params
     zero = torch.zeros(1, dtype=params.dtype, device=params.device)
     cluster = torch.zeros(1, dtype=torch.int64, device=params.device)
-    alone = Population(
-        1, zero, zero[0], cluster, model.layers, model.class_bias, model.group_sizes, model.kept_layers, model.head
-    )
-    server = algorithm.start(params, alone)
+    server = algorithm.start(params, model.describe(Population(1, zero, zero[0], cluster)))
     broadcast = algorithm.broadcast(server, torch.zeros(1, dtype=torch.int64, device=params.device))
     return Templates(broadcast, algorithm.newcomer(params.unsqueeze(0)))
 

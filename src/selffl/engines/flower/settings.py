@@ -16,7 +16,10 @@ from selffl.engines.rounds import RoundReport
 
 
 class Rounds(Protocol):
-    """What all rounds of a run have in common; `selffl.runs.recipe.Recipe` has it, and checks it."""
+    """What all rounds of a run have in common; `selffl.runs.recipe.Recipe` has it, and checks it.
+
+    Options of local training and of privacy among it are asked for by their own classes.
+    """
 
     @property
     def rounds(self) -> int:
@@ -31,10 +34,6 @@ class Rounds(Protocol):
         """η."""
 
     @property
-    def learning_rate_schedule(self) -> str:
-        """By which factor η changes from round to round."""
-
-    @property
     def batch_size(self) -> int:
         """B."""
 
@@ -47,44 +46,12 @@ class Rounds(Protocol):
         """Of local steps."""
 
     @property
-    def keep_optimiser(self) -> bool:
-        """Whether clients keep it."""
-
-    @property
-    def weight_decay(self) -> float:
-        """λ."""
-
-    @property
-    def max_gradient_norm(self) -> float | None:
-        """Of the gradient of a minibatch."""
-
-    @property
-    def augmentation(self) -> str:
-        """Of images."""
-
-    @property
     def robust(self) -> str:
         """The defence against hostile clients."""
 
     @property
-    def clip(self) -> float | None:
-        """S, the most that a client may move a model by."""
-
-    @property
-    def max_weight(self) -> float | None:
-        """W₀, the most that it may weigh."""
-
-    @property
     def noise_multiplier(self) -> float:
         """z, of the noise on sums."""
-
-    @property
-    def row_clip(self) -> float | None:
-        """R, the most that the gradient of a row may measure."""
-
-    @property
-    def row_noise_multiplier(self) -> float:
-        """z, of the noise on gradients."""
 
     def is_evaluated(self, round_number: int) -> bool:
         """Whether a round is followed by an evaluation."""
