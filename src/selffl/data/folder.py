@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from selffl.data.columns import check_arrays, say_where
 from selffl.data.locate import refuse_unreadable
 from selffl.data.readers import READERS, read_table
 from selffl.data.roles import Roles
@@ -104,14 +105,6 @@ def _read_npz(path: Path) -> tuple[Array, Array]:
                 "(features) and y (labels). Rename them."
             )
         x, y = file["x"], file["y"]
-    for name, values in (("x", x), ("y", y)):
-        if values.dtype.kind not in "biuf" or values.ndim == 0:
-            raise DataError(
-                f"{path}: {name} is of type {values.dtype}, shape {values.shape}; expected numbers, a row each."
-            )
-        if not np.isfinite(values).all():
-            row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))[0])
-            raise DataError(f"{path}: {name} holds NaN or infinity, first in row {row}; expected finite numbers.")
-    if len(x) != len(y):
-        raise DataError(f"{path}: x has {len(x)} rows and y {len(y)}; expected as many of each.")
+    with say_where(path):  # labels may be below 0 where another file has targets
+        check_arrays(x, y.astype(np.float64) if y.dtype.kind == "i" else y)
     return x, y

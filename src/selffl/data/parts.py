@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.columns import check_arrays
+from selffl.data.columns import check_arrays, say_where
 from selffl.errors import ConfigError, DataError, unknown_name
 
 Array = npt.NDArray[Any]
@@ -163,8 +163,6 @@ def _check_client(rows: ClientRows, names: list[str] | None, feature_type: Any, 
         y = np.asarray([number[name] for name in y.tolist()], dtype=np.int64)
     with np.errstate(over="ignore"):  # beyond float32 is infinity, which is refused
         x, y = rows.x.astype(feature_type, copy=False), y.astype(label_type)
-    try:
+    with say_where(rows.place):
         check_arrays(x, y)
-    except DataError as error:
-        raise DataError(f"{rows.place}: {error}") from None
     return x, y

@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,25 +78,14 @@ class Description:
     def counts(self) -> list[dict[str, Any]]:
         """Different clips and rows made of them, by part, type, state and label; without cells that have none."""
         table = []
-        for part in ("train", "validation", "test"):
-            rows: RowTable | None = getattr(self, part)
-            if rows is None:
-                continue
-            for device, name in enumerate(DEVICES):
-                for state in range(len(STATES)):
-                    for label in (1, 0):
-                        here = (rows.device == device) & (rows.state == state) & (rows.label == label)
-                        if here.any():
-                            table.append(
-                                {
-                                    "part": part,
-                                    "type": name,
-                                    "state": STATES[state],
-                                    "label": label,
-                                    "clips": len(np.unique(rows.clip[here])),
-                                    "rows": int(here.sum()),
-                                }
-                            )
+        parts = (("train", self.train), ("validation", self.validation), ("test", self.test))
+        cells = list(product(enumerate(DEVICES), enumerate(STATES), (1, 0)))
+        for part, rows in ((part, rows) for part, rows in parts if rows is not None):
+            for (device, name), (state, title), label in cells:
+                here = (rows.device == device) & (rows.state == state) & (rows.label == label)
+                if here.any():
+                    cell = {"part": part, "type": name, "state": title, "label": label}
+                    table.append({**cell, "clips": len(np.unique(rows.clip[here])), "rows": int(here.sum())})
         return table
 
 
