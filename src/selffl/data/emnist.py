@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.dataset import DataSet, Remote, named
+from selffl.data.dataset import DataSet, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.mnist import read_idx
@@ -112,20 +112,4 @@ def emnist(split: Split, num_clients: int = 200, classes_per_client: int = 5) ->
     )
 
 
-DATA_SET = DataSet(
-    name="emnist",
-    title="EMNIST by class, lower-case letters a to j; five of ten letters per client (FedProx)",
-    clients=200,
-    licence="none stated; from NIST's Special Database 19, cite Cohen et al. 2017",
-    load=emnist,
-    files=files,
-    classes=tuple("abcdefghij"),
-    home="https://www.nist.gov/itl/products-and-services/emnist-dataset",
-    remotes=(
-        Remote(
-            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
-            tuple(f"gzip/{name}.gz" for names in PARTS.values() for name in names),
-        ),
-    ),
-)
+DATA_SET = DataSet.described("emnist", emnist, files)

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -135,7 +135,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def unpack(archive: Path, members: tuple[str, ...], target: Path) -> None:
+def unpack(archive: Path, members: Sequence[str], target: Path) -> None:
     """Take the named files out of a tar or zip archive, each whole or not at all, and nothing else."""
     try:
         with _members(archive) as open_member:

@@ -1,7 +1,7 @@
 """Real grouped rows of the textbooks on multilevel models, from R's packages: a client is a school, county or person.
 
 They come with R packages, not with this one.  `selffl data fetch` lets R write each of them as a CSV file.  Which they
-are stands in ``r_tables.toml``.
+are stands in ``data_sets.toml``.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 import csv
 import shutil
 import subprocess
-import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.dataset import DataSet, named
+from selffl.data.dataset import DESCRIPTIONS, DataSet, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.split import Split
@@ -163,21 +160,15 @@ def _federation(table: RTable, split: Split) -> Federation:
     )
 
 
-def _data_set(table: RTable, title: str, licence: str, home: str, classes: Sequence[str] = ()) -> DataSet:
+def _data_set(table: RTable) -> DataSet:
     """A data set that comes with an R package."""
-    return DataSet(
-        name=table.name,
-        title=title,
-        clients=table.num_groups,
-        licence=licence,
-        load=named(table.name, Split(test_fraction=0.3))(partial(_federation, table)),
-        files=lambda: [table.file],
-        classes=tuple(classes),
-        home=home,
-        write_file=table.export,
-    )
+    load = named(table.name, Split(test_fraction=0.3))(partial(_federation, table))
+    return replace(DataSet.described(table.name, load, lambda: [table.file]), write_file=table.export)
 
 
-_KNOWN = tomllib.loads(files("selffl.data").joinpath("r_tables.toml").read_text("utf-8"))
-R_TABLES = {name: RTable(name, **known.pop("rows")) for name, known in _KNOWN.items()}
-DATA_SETS = [_data_set(R_TABLES[name], **about) for name, about in _KNOWN.items()]
+R_TABLES = {
+    name: RTable(name, num_groups=about["clients"], **about["r_table"])
+    for name, about in DESCRIPTIONS.items()
+    if "r_table" in about
+}
+DATA_SETS = [_data_set(table) for table in R_TABLES.values()]

@@ -264,14 +264,4 @@ def _keep(path: Path, key: str, codes: Tensor) -> None:
             own.unlink(missing_ok=True)
 
 
-DATA_SET = DataSet(
-    name="wakeword",
-    title="315 clips of “alexa” and 2,658 of other sounds, rendered for five made-up types of device",
-    clients=5,
-    licence="CC BY 4.0 (Speech Commands), Apache 2.0 (Picovoice), CC BY-NC 3.0 (ESC-50)",
-    load=wakeword,
-    files=audio.files,
-    classes=("other", "wake word"),
-    stands_for="the paper's private wake-word data of Amazon Alexa",
-    home="https://arxiv.org/abs/1804.03209",
-)
+DATA_SET = DataSet.described("wakeword", wakeword, audio.files)
