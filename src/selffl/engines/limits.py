@@ -126,7 +126,11 @@ class SumLimits:
         """
         limits, found = self.limits(upload), {}
         upload = self.method.in_units_of_limits(upload)
-        weights = self._bounded_weights(upload, limits)
+        weights = {
+            name: getattr(upload, name) for name in {limit.weight for limit in limits.values()} if name is not None
+        }
+        if not self.method.has_equal_weights():
+            weights = {name: weight.clamp(max=self._most_weight) for name, weight in weights.items()}
         for name, limit in limits.items():
             value = getattr(upload, name)
             if limit.weight is not None:
@@ -186,13 +190,6 @@ class SumLimits:
         if self.method.has_equal_weights():
             return []
         return sorted({limit.weight for limit in limits.values() if limit.weight is not None})
-
-    def _bounded_weights(self, upload: Any, limits: Mapping[str, Limit]) -> dict[str, Tensor]:
-        names = {limit.weight for limit in limits.values() if limit.weight is not None}
-        given = {name: getattr(upload, name) for name in names}
-        if self.method.has_equal_weights():
-            return given
-        return {name: weight.clamp(max=self._most_weight) for name, weight in given.items()}
 
     def _length(self, value: Tensor) -> Tensor:
         """Length of all numbers of a field together, by client ``[..., C]``."""
