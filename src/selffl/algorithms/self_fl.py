@@ -191,29 +191,26 @@ class ClientLevel(SingleClients[SelfFLServer, Memory, Upload]):
         return gain.masked_fill(server.intra_variance.isnan() | gain.isinf(), torch.nan)
 
 
-@dataclass(frozen=True)
-class SelfFL(OneModelClients, ClientLevel[SelfFLMemory, SelfFLUpload]):
-    """Self-FL; its options are those of its clients."""
-
-    name: ClassVar[str] = "self-fl"
-    source: ClassVar[str] = "Chen et al., NeurIPS 2022"
+class SingleModels(OneModelClients):
+    """Clients that send the one model that they keep, for a server that knows each of them."""
 
     def client_round(
         self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
     ) -> tuple[SelfFLUpload, SelfFLMemory]:
-        """Algorithm 1, ClientUpdate."""
-        return train_by_plan(self, broadcast, memory, task)
+        """Algorithm 1, ClientUpdate: Eqs. (16), (18), (19), then local training."""
+        plan = self.plan(broadcast, memory, task)
+        trained = descend(task, plan.start, plan.num_local_steps)
+        count = task.num_examples.to(trained)
+        upload = SelfFLUpload(trained, count, plan.intra_variance, plan.num_local_steps, plan.wanted_steps)
+        return upload, SelfFLMemory(trained, memory.spread.update(trained))
 
 
-def train_by_plan(
-    clients: PlanningClients, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
-) -> tuple[SelfFLUpload, SelfFLMemory]:
-    """Algorithm 1, ClientUpdate: Eqs. (16), (18), (19), then local training."""
-    plan = clients.plan(broadcast, memory, task)
-    trained = descend(task, plan.start, plan.num_local_steps)
-    count = task.num_examples.to(trained)
-    upload = SelfFLUpload(trained, count, plan.intra_variance, plan.num_local_steps, plan.wanted_steps)
-    return upload, SelfFLMemory(trained, memory.spread.update(trained))
+@dataclass(frozen=True)
+class SelfFL(SingleModels, ClientLevel[SelfFLMemory, SelfFLUpload]):
+    """Self-FL; its options are those of its clients."""
+
+    name: ClassVar[str] = "self-fl"
+    source: ClassVar[str] = "Chen et al., NeurIPS 2022"
 
 
 def fill_unknown_variances(intra_variance: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selffl.data.columns import as_features, column_of, rows_of_dataset
-from selffl.data.folder import FolderArrays, read_folder
+from selffl.data.folder import read_folder
 from selffl.data.huggingface import read_huggingface
 from selffl.data.labels import Task
 from selffl.data.leaf import UNDIVIDED, Encode, read_leaf
@@ -254,10 +254,10 @@ class Federation:
             **split: test_fraction, seed, validation_fraction and stratify, as in `from_arrays`.
         """
         chosen = split_of(split)
-        rows = read_folder(Path(path), label, decimal)
-        if isinstance(rows, FolderArrays):
-            return cls._of(pack_arrays(rows.x, rows.y, rows.client, chosen))
-        return cls._of(pack_table(rows.table, Roles(label), chosen, ids=rows.client, task=task, missing=missing))
+        rows, client = read_folder(Path(path), label, decimal)
+        if isinstance(rows, tuple):
+            return cls._of(pack_arrays(*rows, client, chosen))
+        return cls._of(pack_table(rows, Roles(label), chosen, ids=client, task=task, missing=missing))
 
     @classmethod
     def from_frame(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,10 @@ Array = npt.NDArray[Any]
 ARRAY_ENDING = ".npz"  # the ending of files with arrays; others are tables
 
 
-@dataclass(frozen=True)
-class FolderArrays:
-    """The rows of a folder of arrays, with the client of each."""
-
-    x: Array
-    y: Array
-    client: list[str]
-
-
-@dataclass(frozen=True)
-class FolderTable:
-    """The rows of a folder of tables, with the client of each."""
-
-    table: Table
-    client: list[str]
-
-
-def read_folder(folder: Path, label: str = "label", decimals: Decimals | None = None) -> FolderArrays | FolderTable:
-    """The rows of all files of a folder, which must be of one kind."""
+def read_folder(
+    folder: Path, label: str = "label", decimals: Decimals | None = None
+) -> tuple[Table | tuple[Array, Array], list[str]]:
+    """The rows of all files of a folder, which must be of one kind: a table, or x and y; and whose each row is."""
     kinds = ", ".join((ARRAY_ENDING, *READERS))
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; expected one with a file ({kinds}) per client.")
@@ -56,7 +40,7 @@ def read_folder(folder: Path, label: str = "label", decimals: Decimals | None = 
     return _read_arrays(paths) if ARRAY_ENDING in first_of_kind else _read_tables(folder, paths, label, decimals)
 
 
-def _read_tables(folder: Path, paths: Sequence[Path], label: str, decimals: Decimals | None) -> FolderTable:
+def _read_tables(folder: Path, paths: Sequence[Path], label: str, decimals: Decimals | None) -> tuple[Table, list[str]]:
     tables = []
     for path in paths:
         table = read_table(path, [label], decimals)
@@ -64,10 +48,10 @@ def _read_tables(folder: Path, paths: Sequence[Path], label: str, decimals: Deci
         Roles(label).features_of(table)
         tables.append(table)
     ids = [path.stem for path, table in zip(paths, tables, strict=True) for _ in range(len(table))]
-    return FolderTable(join_tables(str(folder), tables), ids)
+    return join_tables(str(folder), tables), ids
 
 
-def _read_arrays(paths: Sequence[Path]) -> FolderArrays:
+def _read_arrays(paths: Sequence[Path]) -> tuple[tuple[Array, Array], list[str]]:
     files: list[tuple[Array, Array]] = []
     for path in paths:
         x, y = _read_npz(path)
@@ -81,9 +65,8 @@ def _read_arrays(paths: Sequence[Path]) -> FolderArrays:
         files.append((x, y))
     ids = [path.stem for path, (x, _) in zip(paths, files, strict=True) for _ in range(len(x))]
     y = np.concatenate([y for _, y in files])  # targets for all where one file has targets
-    return FolderArrays(
-        np.concatenate([x for x, _ in files]), y if y.dtype.kind in "biu" else y.astype(np.float32), ids
-    )
+    x = np.concatenate([x for x, _ in files])
+    return (x, y if y.dtype.kind in "biu" else y.astype(np.float32)), ids
 
 
 def _check_rows(path: Path, num_rows: int) -> None:
