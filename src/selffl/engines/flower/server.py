@@ -19,11 +19,11 @@ from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.cohort import RunState
-from selffl.engines.flower.client import Shared
 from selffl.engines.flower.messages import fingerprint, optimiser_text, options_of
 from selffl.engines.flower.records import check_dtype, pack
 from selffl.engines.flower.roster import wait_for_clients
 from selffl.engines.flower.settings import Network, Records, Rounds, RunIdentity
+from selffl.engines.flower.site import Shared
 from selffl.engines.flower.strategy import Method, SelfFLStrategy
 from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions
 from selffl.errors import ConfigError
