@@ -87,11 +87,11 @@ def quickest_way(model: FlatModel, params: Tensor, features: Features) -> Way:
 def rows_for_loop(model: FlatModel, params: Tensor, features: Features) -> float:
     """From how many rows on, such as ``features [B, ...]``, a client is computed apart; infinite if never."""
     may_fail = model.lstm_width or model.may_attend
-    if model.needs_loop or (may_fail and not model.is_vectorisable(params, features)):
+    if model.needs_loop or (may_fail and not model.is_vectorisable(features, params)):
         return 0
     if params.device.type != "cpu":
         return math.inf
-    limits = ((LOOP_FROM, model.convolution_work(params, features[:1])), (LSTM_LOOP_FROM, model.lstm_width))
+    limits = ((LOOP_FROM, model.convolution_work(features, params)), (LSTM_LOOP_FROM, model.lstm_width))
     return min((limit / work for limit, work in limits if work), default=math.inf)
 
 

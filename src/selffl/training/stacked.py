@@ -273,7 +273,7 @@ class StackedGradient:
         self, model: FlatModel, stacked: Stacked, params: Tensor, features: Features, labels: Tensor
     ) -> str | None:  # fmt: skip
         """Against ordinary autograd on three clients; and whether the first and the last see anything of the others."""
-        if not model.is_vectorisable(params[0], features[0]):
+        if not model.is_vectorisable(features[0], params[0]):
             return "it looks at numbers to decide what to do"
         moved, last = moved_apart(model, params), len(params) - 1
         before = python_state([stacked.module])

@@ -32,7 +32,8 @@ from selffl.errors import ConfigError, DivergedError, RefusedError
 from selffl.state.checkpoint import load_tensors
 from selffl.training.answers import LabelScale, present_model
 from selffl.training.blocks import Gradients, Loss, check_gradients, deterministic_cudnn
-from selffl.training.flat import FlatModel, check_parameters
+from selffl.training.flat import FlatModel
+from selffl.training.layout import check_parameters
 from selffl.training.metrics import own_metrics
 
 _log = logging.getLogger(__name__)
