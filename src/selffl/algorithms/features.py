@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,15 @@ from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 
-# Why a method on another objective has neither weight decay nor clipping.
 OWN_OBJECTIVE = "it trains on an objective of its own, with numbers that are not in the model"
+
+
+class OwnObjective:
+    """A method that trains on an objective of its own."""
+
+    num_optimisers: ClassVar[int] = 0  # that can be kept
+    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
+    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
 
 
 class FeatureRows(NamedTuple):

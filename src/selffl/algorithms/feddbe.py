@@ -27,7 +27,7 @@ from selffl.algorithms.averaging import (
     Weighting,
 )
 from selffl.algorithms.contract import Personalises
-from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
+from selffl.algorithms.features import FeatureRows, FeatureTask, OwnObjective, join_extra, require_head
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.layers import names_of
 from selffl.algorithms.options import check_number, option
@@ -69,7 +69,7 @@ class CentreUpload(ModelUpload):
 
 
 @dataclass(frozen=True)
-class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, ShiftMemory]):
+class FedDBE(OwnObjective, FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, ShiftMemory]):
     """Options of FedDBE.
 
     Attributes:
@@ -87,9 +87,6 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     no_row_privacy: ClassVar[str | None] = (
         "its clients send the mean feature of their rows, and train on an objective of its own"
     )
-    num_optimisers: ClassVar[int] = 0  # that can be kept
-    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
-    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = None
 
     averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight", "features": "weight"}

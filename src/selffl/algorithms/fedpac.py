@@ -26,7 +26,7 @@ from selffl.algorithms.averaging import (
     row_count,
 )
 from selffl.algorithms.contract import Algorithm
-from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, lacks_classes, require_head
+from selffl.algorithms.features import FeatureRows, FeatureTask, OwnObjective, lacks_classes, require_head
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.layers import mask_layers
 from selffl.algorithms.options import check_integer, check_number, option
@@ -70,7 +70,10 @@ class PrototypeUpload:
 
 @dataclass(frozen=True)
 class FedPAC(
-    PersonalModels, FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, PersonalMemory, PrototypeUpload]
+    OwnObjective,
+    PersonalModels,
+    FixedLocalSteps,
+    Algorithm[PrototypeServer, PrototypeBroadcast, PersonalMemory, PrototypeUpload],
 ):
     """Options of FedPAC.
 
@@ -89,9 +92,6 @@ class FedPAC(
     no_row_privacy: ClassVar[str | None] = (
         "its clients send how many rows of each class they have, and these rows' mean features"
     )
-    num_optimisers: ClassVar[int] = 0  # that can be kept
-    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
-    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = "prototypes of clients with other statistics are not of the same features"
     uploads_add: ClassVar[bool] = False
     averaged: ClassVar[Mapping[str, str | None]] = {}

@@ -23,7 +23,7 @@ from selffl.algorithms.averaging import (
     Weighting,
 )
 from selffl.algorithms.contract import Personalises
-from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, lacks_classes, require_head
+from selffl.algorithms.features import FeatureRows, FeatureTask, OwnObjective, join_extra, lacks_classes, require_head
 from selffl.algorithms.grids import LOCAL_STEPS, Grid
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
@@ -39,7 +39,7 @@ class OffsetMemory:
 
 
 @dataclass(frozen=True)
-class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
+class FedRoD(OwnObjective, FixedLocalSteps, SharedModel[OffsetMemory]):
     """Options of FedRoD.
 
     Attributes:
@@ -56,9 +56,6 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
     no_row_privacy: ClassVar[str | None] = (
         "its clients train on an objective made of their class frequencies, which no noise hides"
     )
-    num_optimisers: ClassVar[int] = 0  # that can be kept
-    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
-    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = None
 
     weighting: Weighting = "examples"

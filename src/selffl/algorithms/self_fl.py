@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
     }
     per_client: ClassVar[tuple[str, ...]] = ("intra_variance",)
 
-    def start_variances(self, params: Tensor, population: Population) -> SelfFLServer:
+    def start(self, params: Tensor, population: Population) -> Any:
         """Algorithm 1, input: sigma_0^2 = 0 and no sigma_m^2, unless they are known."""
         unknown = params.new_full((*params.shape[:-1], population.num_clients), torch.nan)
         if self.variances == "estimated":
@@ -141,10 +141,6 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
 
 class ClientLevel(SingleClients[SelfFLServer, Memory, Upload]):
     """A variant whose clients are weighed one by one, Eq. (20)."""
-
-    def start(self, params: Tensor, population: Population) -> SelfFLServer:
-        """Algorithm 1, input."""
-        return self.start_variances(params, population)
 
     def broadcast(self, server: SelfFLServer, clients: Tensor) -> SelfFLBroadcast:
         """Send the model, sigma_0^2, and to each client the variance 1/S_m of theta_0 given the others.

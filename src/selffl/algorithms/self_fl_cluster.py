@@ -57,7 +57,7 @@ class SelfFLCluster(SingleModels, SingleClients[ClusterServer, SelfFLMemory, Sel
 
     def start(self, params: Tensor, population: Population) -> ClusterServer:
         """No representative yet; a cluster whose variances are stated has the variance of all its members together."""
-        client_level = self.start_variances(params, population)
+        client_level: SelfFLServer = super().start(params, population)
         intra = client_level.intra_variance
         if self.clusters == "variance":
             number, cluster = self.num_clusters, self.quantiles(intra)

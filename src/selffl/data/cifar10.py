@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from selffl.data.dataset import DataSet, named
+from selffl.data.dataset import DESCRIPTIONS, DataSet, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.partition import (
@@ -41,14 +41,7 @@ from selffl.errors import ConfigError, DataError, check_known
 Bytes = npt.NDArray[np.uint8]
 
 # Published MD5s of the binary batches: for each image a byte for its class, then 3 × 32 × 32 for its pixels.
-BATCHES = {
-    "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
-    "data_batch_2": "5ea93a67294ea407fff1d09f752e9692",
-    "data_batch_3": "942cd6a4bcdd0dd3c604fbe906cb4421",
-    "data_batch_4": "ae636b3ba5c66a11e91e8cb52e771fcb",
-    "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
-    "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
-}
+BATCHES: dict[str, str] = DESCRIPTIONS["cifar10"]["md5"]
 
 
 def read_batch(path: Path, md5: str | None = None) -> Bytes:

@@ -15,7 +15,7 @@ from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.split import Split
 
-# By the name of the data set: what a `DataSet` says, and the table of R that it is made of, where it is.
+# By the name of the data set: what a `DataSet` says, checksums, and the table of R that it is made of, where it is.
 DESCRIPTIONS: dict[str, dict[str, Any]] = tomllib.loads(
     resources.files("selffl.data").joinpath("data_sets.toml").read_text("utf-8")
 )
@@ -69,7 +69,7 @@ class DataSet:
     @classmethod
     def described(cls, name: str, load: Callable[..., Federation], files: Callable[[], list[DataFile]] = list) -> Self:
         """The data set of that name among the `DESCRIPTIONS`."""
-        about = {key: value for key, value in DESCRIPTIONS[name].items() if key != "r_table"}
+        about = {key: value for key, value in DESCRIPTIONS[name].items() if key not in ("md5", "r_table")}
         about["classes"] = tuple(about.get("classes", ()))
         about["remotes"] = tuple(Remote(**each) for each in about.get("remotes", ()))
         return cls(name, load=load, files=files, **about)

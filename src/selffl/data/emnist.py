@@ -38,20 +38,11 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 def files() -> list[DataFile]:
     """The four idx files, or the one MATLAB file where that is what there is."""
-    for file in (
-        DataFile("emnist", _spellings(PARTS["train"][0]), read_idx),
-        DataFile("emnist", (MATLAB,), _read_mat),
-    ):
-        try:
-            file.find()
-        except DataError:
-            continue
-        if file.names == (MATLAB,):
-            return [file]
-        break
-    return [
+    parts = [
         DataFile("emnist", _spellings(name), read_idx, can_fetch=True) for names in PARTS.values() for name in names
     ]
+    whole = DataFile("emnist", (MATLAB,), _read_mat)
+    return [whole] if whole.is_there and not parts[0].is_there else parts
 
 
 def _read_mat(path: Path) -> list[tuple[Bytes, Bytes]]:

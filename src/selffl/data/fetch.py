@@ -80,8 +80,10 @@ def download(remote: Remote, path: Path, on_progress: Progress | None = None) ->
     tell = on_progress or (lambda file, done, total: None)
     here = part.stat().st_size if part.is_file() else 0
     again = "Run the same command again to go on from there"
+    headers = {"User-Agent": f"selffl/{__version__}"} | ({"Range": f"bytes={here}-"} if here else {})
+    request = urllib.request.Request(remote.url, headers=headers)
     try:
-        with _open(remote.url, here) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             # A server that does not know ranges begins again from the first byte.
             here = here if answer.status == http.HTTPStatus.PARTIAL_CONTENT else 0
             length = answer.headers.get("Content-Length")
@@ -112,15 +114,6 @@ def download(remote: Remote, path: Path, on_progress: Progress | None = None) ->
         )
     part.replace(path)
     return path
-
-
-@contextmanager
-def _open(url: str, start: int) -> Iterator[http.client.HTTPResponse]:
-    request = urllib.request.Request(url, headers={"User-Agent": f"selffl/{__version__}"})
-    if start:
-        request.add_header("Range", f"bytes={start}-")
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-        yield answer
 
 
 def _why(error: Exception) -> str:

@@ -70,6 +70,11 @@ class DataFile:
             f"SELFFL_DATA to the folder that holds {self.folder}/."
         )
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it is in any of the places."""
+        return any((place / self.folder / name).is_file() for place in places() for name in self.names)
+
     def load(self) -> Any:
         """Its content, from wherever it is."""
         return self.read(self.find())

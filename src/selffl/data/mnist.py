@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.dataset import DataSet, named
+from selffl.data.dataset import DESCRIPTIONS, DataSet, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.partition import class_blocks, two_digits_by_power_law
@@ -28,12 +28,7 @@ from selffl.errors import DataError, check_known
 Bytes = npt.NDArray[np.uint8]
 
 # Published MD5s of the *uncompressed* files: a file may have been gzipped anew.
-FILES = {
-    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-}
+FILES: dict[str, str] = DESCRIPTIONS["mnist"]["md5"]
 MAX_BYTES = 1 << 30  # of an idx file; the largest that there is, of EMNIST, has 547 million
 
 

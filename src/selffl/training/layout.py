@@ -143,13 +143,8 @@ class Layout:
     @cached_property
     def class_bias(self) -> ClassBias | None:
         """Where the last layer's bias is, if it is linear and trains both; `has_scores` says if it makes the scores."""
-        name, last = self.last_layer
-        weights, bias = (f"{name}.{part}".removeprefix(".") for part in ("weight", "bias"))
-        names = list(self._shapes)
-        if not isinstance(last, nn.Linear) or bias not in self._trained or names[names.index(bias) - 1] != weights:
-            return None
-        start = sum(self._sizes[: names.index(bias)])
-        return ClassBias(start, start + last.out_features, start - last.weight.numel())
+        head = self.head
+        return ClassBias(head.bias_start, head.stop, head.start) if head is not None and head.has_bias else None
 
     @cached_property
     def last_layer(self) -> tuple[str, nn.Module]:
