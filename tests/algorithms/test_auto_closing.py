@@ -148,9 +148,9 @@ def test_rows_are_cut_in_other_ways_than_in_training(source):
     for split in range(5):
         halves = task.halves(split)
         assert halves.num_examples.tolist() == task.halves().num_examples.tolist()
-        order = halves._order[: int(task.num_examples)]
+        order = halves.minibatches.order[: int(task.num_examples)]
         found.append(frozenset(order[: int(halves.num_examples[0, 0])].tolist()))
-        assert sorted(order.tolist()) == sorted(task.halves()._order.tolist())
+        assert sorted(order.tolist()) == sorted(task.halves().minibatches.order.tolist())
     assert len(set(found)) == 5
 
 

@@ -155,7 +155,7 @@ def test_models_without_body_head_or_classes_are_refused_in_one_line():
         (
             network(outputs=1),
             values,
-            "^fedpac has a prototype for each class, and these rows have no classes; expected",
+            "^fedpac has a prototype for each class, and these rows have none: expected",
         ),
         (
             network(nn.BatchNorm1d(5)),

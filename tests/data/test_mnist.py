@@ -102,12 +102,13 @@ def test_files_are_looked_for_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SELFFL_DATA", str(tmp_path / "named"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = locate.DataFile("set", ("a.gz", "a"), module.read_idx)
     with pytest.raises(DataError, match=r"a\.gz of set was not found in .*named.*Put it into one of them"):
-        locate.find_file("set", "a.gz", "a")
+        file.find()
     for place in ("cache/selffl", "data", "named"):  # each found before the one made earlier
         (tmp_path / place / "set").mkdir(parents=True)
         (tmp_path / place / "set" / "a").write_bytes(b"")
-        assert locate.find_file("set", "a.gz", "a").resolve() == tmp_path / place / "set" / "a"
+        assert file.find().resolve() == tmp_path / place / "set" / "a"
 
 
 def test_a_federation_of_small_images(tmp_path, monkeypatch):

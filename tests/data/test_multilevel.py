@@ -12,7 +12,7 @@ from selffl.data.fetch import fetch
 from selffl.data.multilevel import R_TABLES, RTable
 from selffl.errors import DataError
 
-TABLE = RTable("pupils", "made.up", "Pupils", "school", "score", ("test", "sex=F", "test^2"), 4, 2, "r-cran-made.up")
+TABLE = RTable("pupils", "made.up", "Pupils", "school", "score", ("test", "sex=F", "test^2"), 4, 2)
 TEXT = (
     '"school","score","test","sex","passed"\n"a",1.5,-2,"F","Y"\n"a",2.5,1,"M","N"\n"b",3,0,"F","Y"\n"b",4,3,"M","Y"\n'
 )

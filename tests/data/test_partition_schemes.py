@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from selffl.data import partition
 from selffl.data.partition import (
-    by_column,
     classes_per_client,
     dirichlet,
     five_of_ten_letters,
@@ -208,21 +207,6 @@ def test_more_holders_than_rows_are_refused():
         classes_per_client(np.array([0, 1, 1]), 0, 2, 2)
     with pytest.raises(ConfigError, match="num_held is 3; expected 1 to 2"):
         classes_per_client(np.array([0, 1, 1]), 0, 2, 3)
-
-
-# ------------------------------------------------------------------------------------------------------------ a column
-
-
-def test_a_column_is_numbered_by_its_sorted_values():
-    assert by_column(["b", "a", "c", "b", "a", "b"]).tolist() == [1, 0, 2, 1, 0, 1]
-    assert by_column(["b", "a", "c", "b", "a", "b"], least=2).tolist() == [1, 0, -1, 1, 0, 1]
-    assert by_column(np.array([7, -1, 7, 3]), least=2).tolist() == [0, -1, 0, -1]
-    with pytest.raises(DataError, match=r"no value has 3 rows; the most frequent one has 2\. Lower least"):
-        by_column([7, 7, 3], least=3)
-    with pytest.raises(DataError, match="the most frequent one has 0"):
-        by_column([])
-    with pytest.raises(ConfigError, match="least is 0; expected 1 or more"):
-        by_column([7, 7, 3], least=0)
 
 
 # ---------------------------------------------------------------------------------------------------------- all of them

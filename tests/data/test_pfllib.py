@@ -274,7 +274,7 @@ MALFORMED = {
     "table of labels": (replace_by("train/2.npz", {**ROWS, "y": np.eye(6)}), "train/2.npz: y has shape (6, 6)"),
     "text": (replace_by("train/2.npz", {"x": WORDS, "y": np.zeros(3)}), "2.npz: x holds lists of words with their"),
     "ragged": (replace_by("train/2.npz", {"x": [[1.0], [2.0, 3.0]], "y": [0, 1]}), "x has rows of different lengths"),
-    "names": (replace_by("train/2.npz", {**ROWS, "y": list("abcdef")}), "train/2.npz: y is of type <U1, shape (6,)"),
+    "names": (replace_by("train/2.npz", {**ROWS, "y": list("abcdef")}), "train/2.npz: y is of type <U1 and shape (6,)"),
     "fractions": (replace_by("train/2.npz", {**ROWS, "y": [0, 0.5, 0, 0, 0, 0]}), "2.npz: y is 0.5 in row 1; expected"),
     "negative": (replace_by("train/2.npz", {**ROWS, "y": [0, 1, 0, 0, -1, 0]}), "train/2.npz: y is -1 in row 4"),
     "NaN": (replace_by("train/2.npz", {**ROWS, "x": np.full((6, 1, 4, 4), np.nan)}), "2.npz: x holds NaN or infinity"),

@@ -18,7 +18,7 @@ from selffl.data.digits import digits
 from selffl.data.federation import Rows
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.errors import ConfigError
-from selffl.training import model as model_file
+from selffl.training import minibatches as drawing
 from selffl.training.model import FlatModel, ModelSource, ModelTask
 
 # --------------------------------------------------------------------------------------------------------- minibatches
@@ -109,7 +109,7 @@ def test_minibatches_do_not_depend_on_who_else_takes_part(cohort, batch_size):
 def test_minibatches_do_not_depend_on_how_many_are_looked_up_at_once(monkeypatch, ahead, batch_size):
     cohort = [4, 0, 5, 1]
     expected = [drawn(task_of(cohort, batch_size=batch_size), position, range(50)) for position in range(4)]
-    monkeypatch.setattr(model_file, "BATCHES_AHEAD", ahead)
+    monkeypatch.setattr(drawing, "BATCHES_AHEAD", ahead)
     task = task_of(cohort, batch_size=batch_size)
     assert [drawn(task, position, range(50)) for position in range(4)] == expected
 
@@ -118,10 +118,10 @@ def test_minibatches_do_not_depend_on_how_many_are_looked_up_at_once(monkeypatch
 def test_a_long_visit_looks_further_and_further_ahead(monkeypatch, rows_ahead, number):
     """After 20 and 20 minibatches 40, 80 and 160, or as many as there is room for."""
     met = []
-    monkeypatch.setattr(model_file, "ROWS_AHEAD", rows_ahead)
+    monkeypatch.setattr(drawing, "ROWS_AHEAD", rows_ahead)
     task = task_of([4, 0, 5, 1], batch_size=4)
-    whole = task._places
-    task._places = lambda draws: met.append(draws) or whole(draws)
+    whole = task.minibatches.places
+    task.minibatches.places = lambda draws: met.append(draws) or whole(draws)
     found = drawn(task, 2, range(320))
     assert len(met) == number
     assert [draw for draws in met for draw in draws] == list(range(met[-1].stop))
@@ -163,8 +163,8 @@ def test_every_row_comes_first_equally_often():
 
 def test_lots_that_differ_in_their_last_bits_order_rows_the_same_in_any_cohort(monkeypatch):
     """Seen with true lots too: one client of 30,000 rows beside 400 of one row, B = 1875, seed 0 or 1."""
-    uniform = model_file.uniform
-    monkeypatch.setattr(model_file, "uniform", lambda *keys: 0.5 + 2.0**-40 * uniform(*keys))
+    uniform = drawing.uniform
+    monkeypatch.setattr(drawing, "uniform", lambda *keys: 0.5 + 2.0**-40 * uniform(*keys))
     sizes = (1,) * 300 + (200,)
     alone = drawn(task_of([300], sizes=sizes), 0, range(50))
     assert drawn(task_of(range(301), sizes=sizes), 300, range(50)) == alone

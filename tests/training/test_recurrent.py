@@ -417,7 +417,7 @@ def test_projections_are_looped():
 def test_an_lstm_in_a_module_that_vmap_cannot_follow_is_looped():
     model, params, features, labels = readers(Packed, num_clients=ENOUGH)
     assert not model.needs_loop
-    assert not model.is_vectorisable(params[0], features[0])
+    assert not model.is_vectorisable(features[0], params[0])
     assert quickest_way(model, params, features) == "loop"
     assert gradient_of(model, CROSS_ENTROPY)(params, features, labels).abs().max() > 1e-3
 

@@ -264,9 +264,10 @@ def _chosen(
             layers[name] = ()
     missing = [target for target in targets or () if target not in met]
     if missing:
+        possible = [name for name, part in parts.items() if adapted_kind(part) or name in inside]
         raise ConfigError(
             f"{type(module).__name__} has no part named {missing[0]!r}; expected names or endings among "
-            f"{first_few([name for name, part in parts.items() if _is_adaptable(part)], MAX_SHOWN)}."
+            f"{first_few(possible, MAX_SHOWN)}."
         )
     if not layers:
         raise ConfigError(
@@ -288,10 +289,6 @@ def _has_room(part: nn.Module, rank: int) -> bool:
     if not isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return False
     return problem_with("", part, rank) is None
-
-
-def _is_adaptable(part: nn.Module) -> bool:
-    return adapted_kind(part) is not None or isinstance(part, nn.MultiheadAttention)
 
 
 def _replace(module: nn.Module, name: str, part: nn.Module) -> nn.Module:

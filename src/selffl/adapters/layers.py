@@ -62,6 +62,15 @@ class Adapted(nn.Module):
     def change(self) -> Tensor:
         """(alpha/r) B A, in the shape of the layer's weight."""
 
+    @abstractmethod
+    def bring_down(self, inputs: Tensor) -> Tensor:
+        """A x: the r numbers that B takes."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the frozen layer makes of inputs, and (alpha/r) B A x."""
+        low = self.bring_down(inputs)
+        return cast(Tensor, self.base(inputs)) + self.scale * nn.functional.linear(low, self.lora_B.weight)
+
     @property
     def weight(self) -> Tensor:
         """The layer's weight with its change, for code that takes weights instead of calling layers."""
@@ -108,10 +117,9 @@ class AdaptedLinear(Adapted):
         """B A."""
         return self.scale * (self.lora_B.weight @ self.lora_A.weight)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """W x + b + (alpha/r) B A x."""
-        low = nn.functional.linear(inputs, self.lora_A.weight)
-        return cast(Tensor, self.base(inputs)) + self.scale * nn.functional.linear(low, self.lora_B.weight)
+    def bring_down(self, inputs: Tensor) -> Tensor:
+        """A x."""
+        return nn.functional.linear(inputs, self.lora_A.weight)
 
 
 class AdaptedConv(Adapted):
@@ -130,9 +138,13 @@ class AdaptedConv(Adapted):
         down, up = self.lora_A.weight, self.lora_B.weight
         return self.scale * (up.flatten(1) @ down.flatten(1)).reshape(-1, *down.shape[1:])
 
+    def bring_down(self, inputs: Tensor) -> Tensor:
+        """The r channels."""
+        return self.base._conv_forward(inputs, self.lora_A.weight, None)
+
     def forward(self, inputs: Tensor) -> Tensor:
         """The convolution, and that of its change."""
-        low = self.base._conv_forward(inputs, self.lora_A.weight, None)
+        low = self.bring_down(inputs)
         places = len(self.base.kernel_size)
         mixed = self.lora_B.weight.flatten(1) @ low.flatten(-places)
         outputs: Tensor = self.base(inputs)
@@ -153,10 +165,9 @@ class AdaptedEmbedding(Adapted):
         """(B A)', as tables lie."""
         return self.scale * (self.lora_B.weight @ self.lora_A.weight).T
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The vectors of entries, and their changes."""
-        low = nn.functional.embedding(inputs, self.lora_A.weight.T)
-        return cast(Tensor, self.base(inputs)) + self.scale * nn.functional.linear(low, self.lora_B.weight)
+    def bring_down(self, inputs: Tensor) -> Tensor:
+        """The r numbers of entries."""
+        return nn.functional.embedding(inputs, self.lora_A.weight.T)
 
 
 class Draw:

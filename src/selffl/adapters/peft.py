@@ -64,7 +64,9 @@ def save_peft(module: nn.Module, folder: str | Path, base: str = "") -> Path:
             f"{type(module).__name__} has adapters within torch's attention, which peft writes otherwise; expected "
             "linear layers, convolutions and embeddings. Take a plain module by selffl.adapters.merge."
         )
-    whole = _whole_parts(module, adapted)
+    owners = [name.rpartition(".")[0] for name, part in module.named_parameters() if part.requires_grad]
+    inside = {f"{name}.{kind}" for name in adapted for kind in (DOWN, UP)}
+    whole = [name for name in dict.fromkeys(owners) if name not in inside]
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     first = next(iter(adapted.values()))
@@ -85,13 +87,6 @@ def save_peft(module: nn.Module, folder: str | Path, base: str = "") -> Path:
         save_file(tensors, file, metadata={"format": "pt"})
     write_json(path / CONFIG, config)
     return path
-
-
-def _whole_parts(module: nn.Module, adapted: Mapping[str, Adapted]) -> list[str]:
-    """Names of the parts that are trained as a whole."""
-    owners = [name.rpartition(".")[0] for name, part in module.named_parameters() if part.requires_grad]
-    inside = {f"{name}.{kind}" for name in adapted for kind in (DOWN, UP)}
-    return [name for name in dict.fromkeys(owners) if name not in inside]
 
 
 def _tensors(module: nn.Module, adapted: Mapping[str, Adapted], whole: list[str]) -> dict[str, Tensor]:

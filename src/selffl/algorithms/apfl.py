@@ -17,7 +17,7 @@ from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelUp
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_bool, check_number
+from selffl.algorithms.options import check_bool, check_number, option
 from selffl.algorithms.solver import iterate, rate_of
 
 
@@ -47,13 +47,8 @@ class APFL(FixedLocalSteps, SharedModel[MixingMemory]):
     only_sgd: ClassVar[str | None] = "the share alpha scales the own model's steps, and moves by a gradient step itself"
     no_row_privacy: ClassVar[str | None] = None
 
-    mixing: float = 0.5
-    adaptive: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("mixing", self.mixing, at_least=0.0, at_most=1.0)
-        check_bool("adaptive", self.adaptive)
+    mixing: float = option(0.5, check_number, at_least=0.0, at_most=1.0)
+    adaptive: bool = option(True, check_bool)
 
     def newcomer(self, params: Tensor) -> MixingMemory:
         """No model of its own yet, and the first alpha."""

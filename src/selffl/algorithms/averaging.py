@@ -6,15 +6,15 @@ Records, how they start and travel, and one average; each method's local work is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeVar, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm, Memory, Personalises
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_choice, check_integer
+from selffl.algorithms.options import check_choice, check_integer, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound
 
@@ -82,13 +82,8 @@ class FixedLocalSteps:
             (D15).
     """
 
-    num_local_steps: int = 20
-    num_local_epochs: int | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
-        check_integer("num_local_steps", self.num_local_steps, 1)
-        check_epochs(self.num_local_epochs)
+    num_local_steps: int = option(20, check_integer, least=1)
+    num_local_epochs: int | None = option(None, check_integer, least=1, kw_only=True)
 
     def steps(self, task: LocalTask) -> int | Tensor:
         """One number for every client, or ``[..., clients]``."""
@@ -102,12 +97,6 @@ class FixedLocalSteps:
     def local_work(self) -> tuple[int, int | None]:
         """What a client would do alone: as many steps, or epochs."""
         return self.num_local_steps, self.num_local_epochs
-
-
-def check_epochs(num_local_epochs: int | None) -> None:
-    """Refuse a number of epochs below 1."""
-    if num_local_epochs is not None:
-        check_integer("num_local_epochs", num_local_epochs, 1)
 
 
 def row_count(rows: Tensor) -> Bound:
@@ -134,9 +123,20 @@ Server = TypeVar("Server", bound=ModelServer)
 Broadcast = TypeVar("Broadcast", bound=ModelBroadcast)
 
 
+def send_to_each(kind: type[Broadcast], server: Any, clients: Tensor) -> Broadcast:
+    """A broadcast to ``clients [..., C]``: the fields of the server's state that it has, the same for everybody."""
+    axis = clients.ndim - 1  # of the clients, behind federations side by side
+
+    def expand(value: Tensor) -> Tensor:
+        return value.unsqueeze(axis).expand(*clients.shape, *value.shape[axis:])
+
+    return kind(**{each.name: expand(getattr(server, each.name)) for each in fields(kind)})
+
+
 class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
     """A method whose server averages the clients' models."""
 
+    sends: ClassVar[type[ModelBroadcast]] = ModelBroadcast  # what of the server's state is sent to everybody
     weighting: Weighting = "equal"  # of clients in the average; an option of methods that leave it to the user
 
     def __post_init__(self) -> None:
@@ -146,6 +146,10 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
     def weighting_of_clients(self) -> Weighting:
         """How clients weigh in the average: as the option says, unless the method says otherwise."""
         return self.weighting
+
+    def broadcast(self, server: Server, clients: Tensor) -> Broadcast:
+        """What is sent of the server's state, to every client of the cohort."""
+        return cast(Broadcast, send_to_each(self.sends, server, clients))
 
     def upload(self, trained: Tensor, received: Tensor, task: LocalTask) -> ModelUpload:
         """A cohort's changes to the model that it received, weighted."""
@@ -166,6 +170,10 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
         """A client weighs as one, or as many rows as it has."""
         return {"weight": Bound(1.0, 1.0) if self.has_equal_weights() else row_count(rows)}
 
+    def personal(self, global_params: Tensor, memory: Memory, task: Any) -> Tensor:
+        """The global model, for everybody."""
+        return global_params.unsqueeze(-2).expand(*task.shape, -1)
+
 
 class SharedModel(AveragedModel[ModelServer, ModelBroadcast, Memory]):
     """A method whose server knows one model and sends it to everybody."""
@@ -173,10 +181,6 @@ class SharedModel(AveragedModel[ModelServer, ModelBroadcast, Memory]):
     def start(self, params: Tensor, population: Population) -> ModelServer:
         """The initial model."""
         return ModelServer(params)
-
-    def broadcast(self, server: ModelServer, clients: Tensor) -> ModelBroadcast:
-        """The global model, to every client of the cohort."""
-        return ModelBroadcast(server.params.unsqueeze(-2).expand(*clients.shape, -1))
 
 
 class StatelessClients(SharedModel[NoMemory]):
@@ -187,8 +191,8 @@ class StatelessClients(SharedModel[NoMemory]):
         return NoMemory()
 
 
-class PersonalModelClients(SharedModel[PersonalMemory]):
-    """A method with one shared model, whose clients keep a model of their own that begins at the shared one."""
+class PersonalModels:
+    """Clients that keep a model of their own, by which they answer; it begins at the shared one."""
 
     personalises: ClassVar[Personalises] = "model"
 
@@ -197,5 +201,9 @@ class PersonalModelClients(SharedModel[PersonalMemory]):
         return PersonalMemory.empty(params)
 
     def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
-        """The client's own model (D10)."""
+        """The client's own model; the global one before (D10)."""
         return memory.model(global_params.unsqueeze(-2))
+
+
+class PersonalModelClients(PersonalModels, SharedModel[PersonalMemory]):
+    """A method with one shared model, whose clients keep a model of their own."""

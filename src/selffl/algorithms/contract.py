@@ -33,6 +33,7 @@ from torch import Tensor
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.hierarchy import Hierarchy
 from selffl.algorithms.norms import BatchNorm
+from selffl.algorithms.options import check_options
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Safeguards
 
@@ -72,7 +73,8 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
     has_closing_visit: ClassVar[bool] = False  # whether clients go on by themselves once training is over
 
     def __post_init__(self) -> None:
-        """Refuse options that cannot work; where there is no option, nothing."""
+        """Refuse options that cannot work (`selffl.algorithms.options.option`)."""
+        check_options(self)
 
     @abstractmethod
     def start(self, params: Tensor, population: Population) -> Server:

@@ -18,7 +18,7 @@ from selffl.algorithms.averaging import (
 )
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_number
+from selffl.algorithms.options import check_number, option
 from selffl.algorithms.solver import descend
 
 
@@ -40,12 +40,8 @@ class Ditto(FixedLocalSteps, PersonalModelClients):
     no_statistics: ClassVar[str | None] = None
     no_row_privacy: ClassVar[str | None] = None
 
-    penalty: float = 1.0
+    penalty: float = option(1.0, check_number, at_least=0.0)
     weighting: Weighting = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("penalty", self.penalty, at_least=0.0)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask

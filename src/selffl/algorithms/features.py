@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +19,18 @@ from selffl.algorithms.layers import Head
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
+from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 
-# Why a method on another objective has neither weight decay nor clipping.
 OWN_OBJECTIVE = "it trains on an objective of its own, with numbers that are not in the model"
+
+
+class OwnObjective:
+    """A method that trains on an objective of its own."""
+
+    num_optimisers: ClassVar[int] = 0  # that can be kept
+    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
+    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
 
 
 class FeatureRows(NamedTuple):
@@ -117,4 +125,13 @@ def require_head(name: str, population: Population) -> Head:
     raise ConfigError(
         f"{name} needs the input of the last layer, and that of the model{last} is not an nn.Linear that is trained as "
         "a whole; expected one. End the model with nn.Linear, or use another method."
+    )
+
+
+def lacks_classes(name: str, why: str) -> ConfigError:
+    """The error of rows without classes, for the method called ``name``, which needs them for what ``why`` says."""
+    return ConfigError(
+        f"{name} {why}, and these rows have none: expected cross-entropy without weights, whole numbers as labels and "
+        "a last layer whose bias is added to the scores. Change loss or model, or use another method, such as "
+        f"{suggest(lambda other: not other.needs_classes)}."
     )

@@ -24,9 +24,9 @@ from selffl.algorithms.averaging import (
 )
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
-from selffl.algorithms.layers import names_of
+from selffl.algorithms.layers import mask_layers, names_of
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_integer, check_number
+from selffl.algorithms.options import check_integer, check_number, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend, iterate
 from selffl.errors import ConfigError
@@ -73,24 +73,18 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
     grid: ClassVar[Grid] = {"mixing_rate": (0.1, 1.0, 10.0)}  # the authors' value is 1
     source: ClassVar[str] = "Zhang et al., AAAI 2023"
     personalises: ClassVar[Personalises] = "layers"
+    sends: ClassVar[type[ModelBroadcast]] = MixtureBroadcast
     only_sgd: ClassVar[str | None] = None
     no_row_privacy: ClassVar[str | None] = (
         "its clients learn their mixtures on the minibatches that they train on, and noise hides each once"
     )
     no_statistics: ClassVar[str | None] = None
 
-    mixed_layers: int = 1
-    row_share: float = 0.8
-    mixing_rate: float = 1.0
-    first_passes: int = 11
+    mixed_layers: int = option(1, check_integer, least=0)
+    row_share: float = option(0.8, check_number, above=0.0, at_most=1.0)
+    mixing_rate: float = option(1.0, check_number, above=0.0)
+    first_passes: int = option(11, check_integer, least=1)
     weighting: Weighting = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("mixed_layers", self.mixed_layers, 0)
-        check_number("row_share", self.row_share, above=0.0, at_most=1.0)
-        check_number("mixing_rate", self.mixing_rate, above=0.0)
-        check_integer("first_passes", self.first_passes, 1)
 
     def start(self, params: Tensor, population: Population) -> MixtureServer:
         """The initial model, and where the layers lie that clients mix: everywhere, if it has none."""
@@ -100,11 +94,10 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
                 f"mixed_layers is {self.mixed_layers}, and the model has {len(names)} layers; expected as many or "
                 "less, or 0 for all."
             )
-        is_mixed = torch.full_like(params, not names, dtype=torch.bool)
-        for layer in population.layers:
-            if layer.name in names[-self.mixed_layers :]:
-                is_mixed[..., layer.start : layer.stop] = True
-        return MixtureServer(params, is_mixed)
+        if not names:
+            return MixtureServer(params, torch.ones_like(params, dtype=torch.bool))
+        last = names[-self.mixed_layers :]
+        return MixtureServer(params, mask_layers(params, (layer for layer in population.layers if layer.name in last)))
 
     def newcomer(self, params: Tensor) -> MixtureMemory:
         """No model of its own yet: the mixture is the global model."""
@@ -112,11 +105,6 @@ class FedALA(FixedLocalSteps, AveragedModel[MixtureServer, MixtureBroadcast, Mix
         return MixtureMemory(
             torch.zeros_like(params), torch.ones_like(params), nowhere, torch.zeros_like(params[..., 0])
         )
-
-    def broadcast(self, server: MixtureServer, clients: Tensor) -> MixtureBroadcast:
-        """Send the global model and the last one to everybody."""
-        shape = (*clients.shape, server.params.shape[-1])
-        return MixtureBroadcast(server.params.unsqueeze(-2).expand(shape), server.is_mixed.unsqueeze(-2).expand(shape))
 
     def client_round(
         self, broadcast: MixtureBroadcast, memory: MixtureMemory, task: LocalTask

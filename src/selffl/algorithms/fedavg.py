@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from selffl.algorithms.averaging import (
     FixedLocalSteps,
     ModelBroadcast,
@@ -49,7 +47,3 @@ class FedAvg(FixedLocalSteps, StatelessClients):
     ) -> tuple[ModelUpload, NoMemory]:
         """L steps from the global model."""
         return self.upload(descend(task, broadcast.params, self.steps(task)), broadcast.params, task), memory
-
-    def personal(self, global_params: Tensor, memory: NoMemory, task: LocalTask) -> Tensor:
-        """The global model, for everybody."""
-        return global_params.unsqueeze(-2).expand(*task.shape, -1)

@@ -12,21 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from selffl.algorithms.averaging import ModelUpload, PersonalMemory, Weighting
-from selffl.algorithms.contract import Personalises
+from selffl.algorithms.averaging import ModelUpload, PersonalMemory, PersonalModels, Weighting
 from selffl.algorithms.fedper import CutModel, HeadBroadcast, head_layers
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.layers import Layer
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_integer, check_string
+from selffl.algorithms.options import check_integer, check_string, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 
 
 @dataclass(frozen=True)
-class FedBABU(CutModel[PersonalMemory]):
+class FedBABU(PersonalModels, CutModel[PersonalMemory]):
     """Options of FedBABU.
 
     Attributes:
@@ -39,26 +36,16 @@ class FedBABU(CutModel[PersonalMemory]):
     name: ClassVar[str] = "fedbabu"
     grid: ClassVar[Grid] = {"fine_tune_epochs": (1, 5, 20)}  # the authors' value is 5
     source: ClassVar[str] = "Oh et al., ICLR 2022"
-    personalises: ClassVar[Personalises] = "model"
     newcomer_visits: ClassVar[int | None] = 1
     has_closing_visit: ClassVar[bool] = True
 
-    head: str = ""
+    head: str = option("", check_string)
     weighting: Weighting = "equal"
-    fine_tune_epochs: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_string("head", self.head)
-        check_integer("fine_tune_epochs", self.fine_tune_epochs, 1)
+    fine_tune_epochs: int = option(5, check_integer, least=1)
 
     def kept(self, population: Population) -> Sequence[Layer]:
         """The head."""
         return head_layers(self.name, self.head, population)
-
-    def newcomer(self, params: Tensor) -> PersonalMemory:
-        """No model of its own yet."""
-        return PersonalMemory.empty(params)
 
     def client_round(
         self, broadcast: HeadBroadcast, memory: PersonalMemory, task: LocalTask
@@ -70,7 +57,3 @@ class FedBABU(CutModel[PersonalMemory]):
     def adapt(self, broadcast: HeadBroadcast, memory: PersonalMemory, task: LocalTask) -> PersonalMemory:
         """The global model, body and head, after some epochs on the client's own rows."""
         return memory.keep(descend(task, broadcast.params, self.fine_tune_epochs * task.steps_per_epoch))
-
-    def personal(self, global_params: Tensor, memory: PersonalMemory, task: LocalTask) -> Tensor:
-        """The tuned model; the global one before (D10)."""
-        return memory.model(global_params.unsqueeze(-2))

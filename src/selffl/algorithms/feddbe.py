@@ -27,10 +27,10 @@ from selffl.algorithms.averaging import (
     Weighting,
 )
 from selffl.algorithms.contract import Personalises
-from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
+from selffl.algorithms.features import FeatureRows, FeatureTask, OwnObjective, join_extra, require_head
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.layers import names_of
-from selffl.algorithms.options import check_number
+from selffl.algorithms.options import check_number, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound, Limit
 from selffl.algorithms.solver import descend, iterate
@@ -69,7 +69,7 @@ class CentreUpload(ModelUpload):
 
 
 @dataclass(frozen=True)
-class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, ShiftMemory]):
+class FedDBE(OwnObjective, FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, ShiftMemory]):
     """Options of FedDBE.
 
     Attributes:
@@ -82,23 +82,17 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     grid: ClassVar[Grid] = {"penalty": (0.1, 1.0, 10.0, 50.0)}  # the authors' value is 50
     source: ClassVar[str] = "Zhang et al., NeurIPS 2023"
     personalises: ClassVar[Personalises] = "layers"
+    sends: ClassVar[type[ModelBroadcast]] = CentreBroadcast
     only_sgd: ClassVar[str | None] = None
     no_row_privacy: ClassVar[str | None] = (
         "its clients send the mean feature of their rows, and train on an objective of its own"
     )
-    num_optimisers: ClassVar[int] = 0  # that can be kept
-    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
-    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = None
 
     averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight", "features": "weight"}
 
-    penalty: float = 50.0
+    penalty: float = option(50.0, check_number, at_least=0.0)
     weighting: Weighting = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("penalty", self.penalty, at_least=0.0)
 
     def start(self, params: Tensor, population: Population) -> CentreServer:
         """The initial model, which has to have a body and a linear head; nobody's features are known."""
@@ -115,13 +109,6 @@ class FedDBE(FixedLocalSteps, AveragedModel[CentreServer, CentreBroadcast, Shift
     def newcomer(self, params: Tensor) -> ShiftMemory:
         """Features as they are."""
         return ShiftMemory(torch.zeros_like(params))
-
-    def broadcast(self, server: CentreServer, clients: Tensor) -> CentreBroadcast:
-        """Send the global model and the features' centre to everybody."""
-        params, centre = (
-            values.unsqueeze(-2).expand(*clients.shape, values.shape[-1]) for values in (server.params, server.centre)
-        )
-        return CentreBroadcast(params, centre, server.is_known.unsqueeze(-1).expand(clients.shape))
 
     def client_round(
         self, broadcast: CentreBroadcast, memory: ShiftMemory, task: FeatureTask

@@ -21,18 +21,17 @@ from selffl.algorithms.averaging import (
     ModelBroadcast,
     ModelUpload,
     PersonalMemory,
-    SharedModel,
+    PersonalModelClients,
     Weighting,
 )
-from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_number
+from selffl.algorithms.options import check_number, option
 from selffl.algorithms.solver import descend
 
 
 @dataclass(frozen=True)
-class FedDPA(FixedLocalSteps, SharedModel[PersonalMemory]):
+class FedDPA(FixedLocalSteps, PersonalModelClients):
     """Options of FedDPA.
 
     Attributes:
@@ -44,21 +43,12 @@ class FedDPA(FixedLocalSteps, SharedModel[PersonalMemory]):
     name: ClassVar[str] = "feddpa"
     grid: ClassVar[Grid] = {"mixing": (0.25, 0.5, 0.75)}  # the authors' value is 0.5
     source: ClassVar[str] = "Yang et al., NeurIPS 2024"
-    personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None
     num_optimisers: ClassVar[int] = 2
     no_row_privacy: ClassVar[str | None] = None
 
-    mixing: float = 0.5
+    mixing: float = option(0.5, check_number, above=0.0, at_most=1.0)
     weighting: Weighting = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("mixing", self.mixing, above=0.0, at_most=1.0)
-
-    def newcomer(self, params: Tensor) -> PersonalMemory:
-        """No adapter of its own yet."""
-        return PersonalMemory.empty(params)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask

@@ -16,15 +16,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelServer, PersonalMemory, move, row_count
-from selffl.algorithms.contract import Algorithm, Personalises
-from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, require_head
+from selffl.algorithms.averaging import (
+    FixedLocalSteps,
+    ModelBroadcast,
+    ModelServer,
+    PersonalMemory,
+    PersonalModels,
+    move,
+    row_count,
+)
+from selffl.algorithms.contract import Algorithm
+from selffl.algorithms.features import FeatureRows, FeatureTask, OwnObjective, lacks_classes, require_head
 from selffl.algorithms.grids import Grid
-from selffl.algorithms.options import check_integer, check_number
+from selffl.algorithms.layers import mask_layers
+from selffl.algorithms.options import check_integer, check_number, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound
 from selffl.algorithms.solver import descend
-from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
 from selffl.maths.combination import combination_weights, feature_noise
 
@@ -61,7 +69,12 @@ class PrototypeUpload:
 
 
 @dataclass(frozen=True)
-class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, PersonalMemory, PrototypeUpload]):
+class FedPAC(
+    OwnObjective,
+    PersonalModels,
+    FixedLocalSteps,
+    Algorithm[PrototypeServer, PrototypeBroadcast, PersonalMemory, PrototypeUpload],
+):
     """Options of FedPAC.
 
     Attributes:
@@ -74,30 +87,19 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
     name: ClassVar[str] = "fedpac"
     grid: ClassVar[Grid] = {"alignment": (0.1, 1.0, 10.0)}  # the authors' value is 1
     source: ClassVar[str] = "Xu et al., ICLR 2023"
-    personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = None
     needs_classes: ClassVar[bool] = True
     no_row_privacy: ClassVar[str | None] = (
         "its clients send how many rows of each class they have, and these rows' mean features"
     )
-    num_optimisers: ClassVar[int] = 0  # that can be kept
-    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
-    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = "prototypes of clients with other statistics are not of the same features"
     uploads_add: ClassVar[bool] = False
     averaged: ClassVar[Mapping[str, str | None]] = {}
     per_client: ClassVar[tuple[str, ...]] = ("heads", "visits")
 
-    head_steps: int = 20
-    head_learning_rate: float | None = None
-    alignment: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("head_steps", self.head_steps, 1)
-        if self.head_learning_rate is not None:
-            check_number("head_learning_rate", self.head_learning_rate, above=0.0)
-        check_number("alignment", self.alignment, at_least=0.0)
+    head_steps: int = option(20, check_integer, least=1)
+    head_learning_rate: float | None = option(None, check_number, above=0.0)
+    alignment: float = option(1.0, check_number, at_least=0.0)
 
     def start(self, params: Tensor, population: Population) -> PrototypeServer:
         """The initial model for everybody, and no prototype yet."""
@@ -108,8 +110,7 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
                 f"{self.name} shares a body and combines heads, but the model has one layer; expected two or more. Use "
                 "a deeper model, or another method."
             )
-        is_head = torch.zeros_like(params, dtype=torch.bool)
-        is_head[..., head.start : head.stop] = True
+        is_head = mask_layers(params, [head.layer])
         dots, num_classes = params.shape[:-1], max(head.num_outputs, 2)
         return PrototypeServer(
             params,
@@ -119,10 +120,6 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
             params.new_zeros(*dots, num_classes, head.num_features),
             params.new_zeros(*dots, num_classes),
         )
-
-    def newcomer(self, params: Tensor) -> PersonalMemory:
-        """No model of its own yet."""
-        return PersonalMemory.empty(params)
 
     def broadcast(self, server: PrototypeServer, clients: Tensor) -> PrototypeBroadcast:
         """To each client its own head; to one that never took part the global one."""
@@ -142,14 +139,9 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
         The body goes down CE + lambda (z - c_y)^2, the mean over rows and features, where class y has a prototype c_y.
         """
         if not task.has_classes:
-            raise ConfigError(
-                f"{self.name} has a prototype for each class, and these rows have no classes; expected cross-entropy "
-                "without weights, whole numbers as labels and a last layer whose bias is added to the scores. Change "
-                f"loss or model, or use another method, such as {suggest(lambda other: not other.needs_classes)}."
-            )
+            raise lacks_classes(self.name, "has a prototype for each class")
         assert task.head is not None
-        is_head = torch.zeros_like(broadcast.params[..., :1, :].flatten(0, -2)[0], dtype=torch.bool)
-        is_head[task.head.start : task.head.stop] = True
+        is_head = mask_layers(broadcast.params[..., :1, :].flatten(0, -2)[0], [task.head.layer])
         before = task.class_moments(broadcast.params)
         num_examples = task.num_examples.expand(task.shape).to(before.counts)
         shares = before.counts / num_examples.unsqueeze(-1)
@@ -209,10 +201,6 @@ class FedPAC(FixedLocalSteps, Algorithm[PrototypeServer, PrototypeBroadcast, Per
             "prototypes": any_number,
             "own_features": any_number,
         }
-
-    def personal(self, global_params: Tensor, memory: PersonalMemory, task: FeatureTask) -> Tensor:
-        """The client's model as its training left it."""
-        return memory.model(global_params.unsqueeze(-2))
 
 
 def _place(is_head: Tensor) -> Tensor:

@@ -26,9 +26,9 @@ from selffl.algorithms.averaging import (
 )
 from selffl.algorithms.contract import Memory, Personalises
 from selffl.algorithms.grids import STEPS_AFTER, Grid
-from selffl.algorithms.layers import Layer, names_of
+from selffl.algorithms.layers import Layer, mask_layers, names_of
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_string
+from selffl.algorithms.options import check_string, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
 from selffl.errors import ConfigError, unknown_name
@@ -63,6 +63,7 @@ class HeadMemory:
 class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory]):
     """A method that averages some layers of a model, and sends everybody which the others are."""
 
+    sends: ClassVar[type[ModelBroadcast]] = HeadBroadcast
     only_sgd: ClassVar[str | None] = None
     no_statistics: ClassVar[str | None] = None
     no_row_privacy: ClassVar[str | None] = None
@@ -73,20 +74,13 @@ class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory]
 
     def start(self, params: Tensor, population: Population) -> HeadServer:
         """The initial model, and where the layers lie that clients keep."""
-        is_head = torch.zeros_like(params, dtype=torch.bool)
-        for layer in (*self.kept(population), *population.kept):
-            is_head[..., layer.start : layer.stop] = True
+        is_head = mask_layers(params, (*self.kept(population), *population.kept))
         if is_head.all():
             raise ConfigError(
                 f"{self.name} would keep the whole model with each client; expected a part of it, of the layers "
                 f"{', '.join(names_of(population.layers))}."
             )
         return HeadServer(params, is_head)
-
-    def broadcast(self, server: HeadServer, clients: Tensor) -> HeadBroadcast:
-        """Send the global model to everybody."""
-        shape = (*clients.shape, server.params.shape[-1])
-        return HeadBroadcast(server.params.unsqueeze(-2).expand(shape), server.is_head.unsqueeze(-2).expand(shape))
 
 
 class SharedBody(CutModel[HeadMemory]):
@@ -157,12 +151,8 @@ class FedPer(SharedBody):
     grid: ClassVar[Grid] = STEPS_AFTER
     source: ClassVar[str] = "Arivazhagan et al., arXiv 1912.00818, 2019"
 
-    head: str = ""
+    head: str = option("", check_string)
     weighting: Weighting = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_string("head", self.head)
 
     def kept(self, population: Population) -> Sequence[Layer]:
         """The head."""

@@ -12,7 +12,7 @@ from selffl.algorithms.averaging import ModelBroadcast, ModelUpload, NoMemory
 from selffl.algorithms.fedavg import FedAvg
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_number
+from selffl.algorithms.options import check_number, option
 from selffl.algorithms.solver import descend
 
 
@@ -28,11 +28,7 @@ class FedProx(FedAvg):
     grid: ClassVar[Grid] = {"penalty": (0.001, 0.01, 0.1, 1.0)}  # the authors' values
     source: ClassVar[str] = "Li et al., MLSys 2020"
 
-    penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("penalty", self.penalty, at_least=0.0)
+    penalty: float = option(1.0, check_number, at_least=0.0)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask

@@ -15,7 +15,7 @@ from selffl.algorithms.averaging import Weighting
 from selffl.algorithms.fedper import FedPer
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_integer
+from selffl.algorithms.options import check_integer, option
 from selffl.algorithms.solver import descend
 
 
@@ -34,11 +34,7 @@ class FedRep(FedPer):
     num_optimisers: ClassVar[int] = 2  # of the head, and of the body
 
     weighting: Weighting = "equal"
-    head_steps: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("head_steps", self.head_steps, 1)
+    head_steps: int = option(20, check_integer, least=1)
 
     def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
         """The head's steps, too: the body trains under it."""

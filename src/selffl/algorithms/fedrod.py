@@ -23,12 +23,10 @@ from selffl.algorithms.averaging import (
     Weighting,
 )
 from selffl.algorithms.contract import Personalises
-from selffl.algorithms.features import OWN_OBJECTIVE, FeatureRows, FeatureTask, join_extra, require_head
+from selffl.algorithms.features import FeatureRows, FeatureTask, OwnObjective, join_extra, lacks_classes, require_head
 from selffl.algorithms.grids import LOCAL_STEPS, Grid
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import descend
-from selffl.algorithms.suggestions import suggest
-from selffl.errors import ConfigError
 
 ABSENT = -1e4  # log n of a class that a client has no rows of: no score makes up for it
 
@@ -41,7 +39,7 @@ class OffsetMemory:
 
 
 @dataclass(frozen=True)
-class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
+class FedRoD(OwnObjective, FixedLocalSteps, SharedModel[OffsetMemory]):
     """Options of FedRoD.
 
     Attributes:
@@ -58,9 +56,6 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
     no_row_privacy: ClassVar[str | None] = (
         "its clients train on an objective made of their class frequencies, which no noise hides"
     )
-    num_optimisers: ClassVar[int] = 0  # that can be kept
-    no_weight_decay: ClassVar[str | None] = OWN_OBJECTIVE
-    no_clipping: ClassVar[str | None] = OWN_OBJECTIVE
     no_statistics: ClassVar[str | None] = None
 
     weighting: Weighting = "examples"
@@ -81,12 +76,7 @@ class FedRoD(FixedLocalSteps, SharedModel[OffsetMemory]):
         head, bias = task.head, task.class_bias
         assert head is not None
         if not task.has_classes or bias is None:
-            raise ConfigError(
-                f"{self.name} balances classes by how often a client has them, and these rows have none: expected "
-                "cross-entropy without weights, whole numbers as labels and a last layer whose bias is added to the "
-                "scores. Change loss or model, or use another method, such as "
-                f"{suggest(lambda other: not other.needs_classes)}."
-            )
+            raise lacks_classes(self.name, "balances classes by how often a client has them")
         size, place, own_head = head.stop - head.start, slice(head.start, head.stop), head._replace(start=0)
         log_counts = bias.to_scores(task.class_counts(bias.num_classes).to(broadcast.params).log().clamp(min=ABSENT))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,14 @@ class Layer(NamedTuple):
 def names_of(layers: Sequence[Layer]) -> list[str]:
     """The names of a model's layers, in their order; one that lies in several places is named once."""
     return list(dict.fromkeys(layer.name for layer in layers))
+
+
+def mask_layers(params: Tensor, layers: Iterable[Layer]) -> Tensor:
+    """Where some layers lie in ``params [..., P]``: true or false, of the same shape."""
+    is_chosen = torch.zeros_like(params, dtype=torch.bool)
+    for layer in layers:
+        is_chosen[..., layer.start : layer.stop] = True
+    return is_chosen
 
 
 class ClassBias(NamedTuple):
@@ -85,6 +93,11 @@ class Head(NamedTuple):
     def stop(self) -> int:
         """The end of its numbers."""
         return self.bias_start + self.num_outputs * self.has_bias
+
+    @property
+    def layer(self) -> Layer:
+        """Where it lies, as a layer."""
+        return Layer("", self.start, self.stop)
 
     def weight(self, params: Tensor) -> Tensor:
         """W ``[..., K, D]`` of ``params [..., P]``."""

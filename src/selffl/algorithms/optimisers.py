@@ -14,8 +14,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.options import check_bool, check_number
+from selffl.algorithms.options import check_bool, check_number, check_options, option
 from selffl.errors import ConfigError, check_known
+
+
+def check_below_one(name: str, value: object) -> None:
+    """Refuse anything but a number from 0 up to, not including, 1."""
+    check_number(name, value, at_least=0.0)
+    if value >= 1:  # type: ignore[operator]
+        raise ConfigError(f"{name} is {value!r}; expected a number from 0 up to, not including, 1.")
 
 
 class Optimiser(ABC):
@@ -23,6 +30,9 @@ class Optimiser(ABC):
 
     name: ClassVar[str]
     num_states: ClassVar[int] = 0  # tensors like the parameters that it remembers
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     @abstractmethod
     def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int | Tensor) -> Tensor:
@@ -55,12 +65,8 @@ class Momentum(Optimiser):
     name: ClassVar[str] = "momentum"
     num_states: ClassVar[int] = 1
 
-    momentum: float = 0.9
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        _below_one("momentum", self.momentum)
-        check_bool("nesterov", self.nesterov)
+    momentum: float = option(0.9, check_below_one)
+    nesterov: bool = option(False, check_bool)
 
     def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int | Tensor) -> Tensor:
         """The velocity."""
@@ -82,14 +88,9 @@ class Adam(Optimiser):
     name: ClassVar[str] = "adam"
     num_states: ClassVar[int] = 2
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        _below_one("beta1", self.beta1)
-        _below_one("beta2", self.beta2)
-        check_number("eps", self.eps, above=0.0)
+    beta1: float = option(0.9, check_below_one)
+    beta2: float = option(0.999, check_below_one)
+    eps: float = option(1e-8, check_number, above=0.0)
 
     def direction(self, gradient: Tensor, states: tuple[Tensor, ...], number: int | Tensor) -> Tensor:
         """The mean gradient over the root of the mean square."""
@@ -129,12 +130,6 @@ class RememberedSteps:
         """Remember what an optimiser is after ``num_steps [slots]`` more."""
         self.num_steps[:, place] += num_steps
         self.states[:, place] = torch.stack(states, dim=1)
-
-
-def _below_one(name: str, value: object) -> None:
-    check_number(name, value, at_least=0.0)
-    if value >= 1:  # type: ignore[operator]
-        raise ConfigError(f"{name} is {value!r}; expected a number from 0 up to, not including, 1.")
 
 
 OPTIMISERS: dict[str, type[Optimiser]] = {kind.name: kind for kind in (SGD, Momentum, Adam)}

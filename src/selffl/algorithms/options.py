@@ -1,12 +1,65 @@
-"""Checks of a method's options, made when the method is constructed."""
+"""Checks of a method's options: declared with each option, and made when the method is constructed."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import field, fields
+from functools import partial
+from typing import Any, Self
 
 from selffl.errors import ConfigError
+
+CHECK = "check"  # metadata of a field: what is called with its name and its value
+
+
+def option(default: Any, check: Callable[..., object], *, kw_only: bool = False, **bounds: Any) -> Any:
+    """A field of a dataclass of options, whose values are held to ``check(name, value, **bounds)``.
+
+    None is a value of fields whose type says so, whatever the check.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from selffl.algorithms.options import check_number, check_options, option
+        >>> @dataclass(frozen=True)
+        ... class Options:
+        ...     share: float = option(0.5, check_number, at_least=0.0, at_most=1.0)
+        ...     __post_init__ = check_options
+        >>> Options(share=2.0)
+        Traceback (most recent call last):
+        selffl.errors.ConfigError: share is 2.0; expected a number 0 or more and at most 1.
+    """
+    return field(default=default, kw_only=kw_only, metadata={CHECK: partial(check, **bounds)})
+
+
+def check_options(options: Any) -> None:
+    """Refuse a value that the check of its option refuses."""
+    for each in fields(options):
+        value = getattr(options, each.name)
+        is_none = value is None and "None" in str(each.type)
+        if CHECK in each.metadata and not is_none:
+            each.metadata[CHECK](each.name, value)
+
+
+class SettingsPart:
+    """A dataclass of options that are some of a run's settings, by the same names."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name, value in self.to_json().items():  # 1 and 1.0 are the same setting
+            kind = str(self.__dataclass_fields__[name].type)  # type: ignore[attr-defined]
+            if kind.startswith("float") and value is not None:
+                object.__setattr__(self, name, float(value))
+
+    @classmethod
+    def of(cls, settings: Any) -> Self:
+        """Those of a run, of whose settings they are a part."""
+        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, Any]:
+        """By name, as messages and files hold them."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:

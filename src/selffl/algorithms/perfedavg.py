@@ -15,7 +15,7 @@ from selffl.algorithms.averaging import FixedLocalSteps, ModelBroadcast, ModelUp
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_choice, check_integer, check_number
+from selffl.algorithms.options import check_choice, check_integer, check_number, option
 from selffl.algorithms.solver import descend, iterate, rate_of
 
 
@@ -41,18 +41,10 @@ class PerFedAvg(FixedLocalSteps, StatelessClients):
     no_statistics: ClassVar[str | None] = None
     no_row_privacy: ClassVar[str | None] = None
 
-    order: Literal["first", "hessian-free"] = "first"
-    inner_learning_rate: float | None = None
-    adaptation_steps: int = 1
-    difference: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("order", self.order, ("first", "hessian-free"))
-        if self.inner_learning_rate is not None:
-            check_number("inner_learning_rate", self.inner_learning_rate, above=0.0)
-        check_integer("adaptation_steps", self.adaptation_steps, 0)
-        check_number("difference", self.difference, above=0.0)
+    order: Literal["first", "hessian-free"] = option("first", check_choice, allowed=("first", "hessian-free"))
+    inner_learning_rate: float | None = option(None, check_number, above=0.0)
+    adaptation_steps: int = option(1, check_integer, least=0)
+    difference: float = option(1e-3, check_number, above=0.0)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: NoMemory, task: LocalTask

@@ -27,7 +27,7 @@ from selffl.algorithms.averaging import (
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.optimisers import Adam
-from selffl.algorithms.options import check_integer, check_number
+from selffl.algorithms.options import check_integer, check_number, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.solver import iterate, per_slot, rate_of, take_step
@@ -84,6 +84,7 @@ class PFedBayes(FixedLocalSteps, AveragedModel[BayesServer, BayesBroadcast, Baye
     grid: ClassVar[Grid] = {"adam_learning_rate": (1e-3, 3e-3, 1e-2)}  # the authors' value is 0.001
     source: ClassVar[str] = "Zhang et al., ICML 2022"
     personalises: ClassVar[Personalises] = "model"
+    sends: ClassVar[type[ModelBroadcast]] = BayesBroadcast
     only_sgd: ClassVar[str | None] = "it takes Adam's steps by itself, at a rate of its own (adam_learning_rate)"
     no_row_privacy: ClassVar[str | None] = "its clients take several steps on one minibatch, and noise hides each once"
     num_optimisers: ClassVar[int] = 0  # that can be kept
@@ -91,20 +92,11 @@ class PFedBayes(FixedLocalSteps, AveragedModel[BayesServer, BayesBroadcast, Baye
 
     averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight", "rho_change": "weight"}
 
-    num_inner_steps: int = 5
-    tempering: float = 10.0
-    adam_learning_rate: float | None = 1e-3
-    initial_deviation: float = 0.079
-    mixing: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("num_inner_steps", self.num_inner_steps, 1)
-        check_number("tempering", self.tempering, at_least=0.0)
-        if self.adam_learning_rate is not None:
-            check_number("adam_learning_rate", self.adam_learning_rate, above=0.0)
-        check_number("initial_deviation", self.initial_deviation, above=0.0)
-        check_number("mixing", self.mixing, above=0.0)
+    num_inner_steps: int = option(5, check_integer, least=1)
+    tempering: float = option(10.0, check_number, at_least=0.0)
+    adam_learning_rate: float | None = option(1e-3, check_number, above=0.0)
+    initial_deviation: float = option(0.079, check_number, above=0.0)
+    mixing: float = option(1.0, check_number, above=0.0)
 
     def start(self, params: Tensor, population: Population) -> BayesServer:
         """The initial model as the mean, and the same deviation everywhere."""
@@ -113,11 +105,6 @@ class PFedBayes(FixedLocalSteps, AveragedModel[BayesServer, BayesBroadcast, Baye
     def newcomer(self, params: Tensor) -> BayesMemory:
         """No distribution of its own yet."""
         return BayesMemory(PersonalMemory.empty(params), torch.zeros_like(params))
-
-    def broadcast(self, server: BayesServer, clients: Tensor) -> BayesBroadcast:
-        """The shared distribution, to every client of the cohort."""
-        mean, rho = (each.unsqueeze(-2).expand(*clients.shape, -1) for each in (server.params, server.rho))
-        return BayesBroadcast(mean, rho)
 
     def client_round(
         self, broadcast: BayesBroadcast, memory: BayesMemory, task: RowwiseTask

@@ -22,7 +22,7 @@ from selffl.algorithms.averaging import (
 )
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_integer, check_number
+from selffl.algorithms.options import check_integer, check_number, option
 from selffl.algorithms.solver import iterate, rate_of
 
 
@@ -44,18 +44,10 @@ class PFedMe(FixedLocalSteps, PersonalModelClients):
     only_sgd: ClassVar[str | None] = "its outer step is a gradient of the Moreau envelope"
     no_row_privacy: ClassVar[str | None] = "its clients take several steps on one minibatch, and noise hides each once"
 
-    num_inner_steps: int = 5
-    penalty: float = 15.0
-    mixing: float = 1.0
-    personal_learning_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_integer("num_inner_steps", self.num_inner_steps, 1)
-        check_number("penalty", self.penalty, at_least=0.0)
-        check_number("mixing", self.mixing, above=0.0)
-        if self.personal_learning_rate is not None:
-            check_number("personal_learning_rate", self.personal_learning_rate, above=0.0)
+    num_inner_steps: int = option(5, check_integer, least=1)
+    penalty: float = option(15.0, check_number, at_least=0.0)
+    mixing: float = option(1.0, check_number, above=0.0)
+    personal_learning_rate: float | None = option(None, check_number, above=0.0)
 
     def client_round(
         self, broadcast: ModelBroadcast, memory: PersonalMemory, task: LocalTask

@@ -18,7 +18,7 @@ from selffl.algorithms.averaging import AveragedModel, FixedLocalSteps, ModelBro
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import STEPS_AFTER, Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_number
+from selffl.algorithms.options import check_number, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.solver import iterate, rate_of
 
@@ -65,16 +65,13 @@ class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, C
     grid: ClassVar[Grid] = STEPS_AFTER
     source: ClassVar[str] = "Karimireddy et al., ICML 2020"
     personalises: ClassVar[Personalises] = "nothing"
+    sends: ClassVar[type[ModelBroadcast]] = ControlBroadcast
     only_sgd: ClassVar[str | None] = "its control variates are gradients, read off the way that plain gradient steps go"
     no_row_privacy: ClassVar[str | None] = None
 
     averaged: ClassVar[Mapping[str, str | None]] = {"change": "weight", "control_change": None}
 
-    global_learning_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("global_learning_rate", self.global_learning_rate, above=0.0)
+    global_learning_rate: float = option(1.0, check_number, above=0.0)
 
     def start(self, params: Tensor, population: Population) -> ControlServer:
         """The initial model; nothing to correct yet."""
@@ -85,11 +82,6 @@ class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, C
     def newcomer(self, params: Tensor) -> ControlMemory:
         """Nothing to correct yet."""
         return ControlMemory(torch.zeros_like(params))
-
-    def broadcast(self, server: ControlServer, clients: Tensor) -> ControlBroadcast:
-        """Send the global model and the server's control variate to everybody."""
-        shape = (*clients.shape, server.params.shape[-1])
-        return ControlBroadcast(server.params.unsqueeze(-2).expand(shape), server.control.unsqueeze(-2).expand(shape))
 
     def client_round(
         self, broadcast: ControlBroadcast, memory: ControlMemory, task: LocalTask
@@ -116,7 +108,3 @@ class Scaffold(FixedLocalSteps, AveragedModel[ControlServer, ControlBroadcast, C
         control = server.control + upload.control_change / server.num_clients.unsqueeze(-1)
         params = move(server.params, upload.change, upload.weight, self.global_learning_rate)
         return ControlServer(params, control.to(server.control), server.num_clients)
-
-    def personal(self, global_params: Tensor, memory: ControlMemory, task: LocalTask) -> Tensor:
-        """The global model, for everybody."""
-        return global_params.unsqueeze(-2).expand(*task.shape, -1)

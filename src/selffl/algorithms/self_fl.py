@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
     }
     per_client: ClassVar[tuple[str, ...]] = ("intra_variance",)
 
-    def start_variances(self, params: Tensor, population: Population) -> SelfFLServer:
+    def start(self, params: Tensor, population: Population) -> Any:
         """Algorithm 1, input: sigma_0^2 = 0 and no sigma_m^2, unless they are known."""
         unknown = params.new_full((*params.shape[:-1], population.num_clients), torch.nan)
         if self.variances == "estimated":
@@ -142,10 +142,6 @@ class SingleClients(PlanningClients, Algorithm[Server, SelfFLBroadcast, Memory, 
 class ClientLevel(SingleClients[SelfFLServer, Memory, Upload]):
     """A variant whose clients are weighed one by one, Eq. (20)."""
 
-    def start(self, params: Tensor, population: Population) -> SelfFLServer:
-        """Algorithm 1, input."""
-        return self.start_variances(params, population)
-
     def broadcast(self, server: SelfFLServer, clients: Tensor) -> SelfFLBroadcast:
         """Send the model, sigma_0^2, and to each client the variance 1/S_m of theta_0 given the others.
 
@@ -191,29 +187,26 @@ class ClientLevel(SingleClients[SelfFLServer, Memory, Upload]):
         return gain.masked_fill(server.intra_variance.isnan() | gain.isinf(), torch.nan)
 
 
-@dataclass(frozen=True)
-class SelfFL(OneModelClients, ClientLevel[SelfFLMemory, SelfFLUpload]):
-    """Self-FL; its options are those of its clients."""
-
-    name: ClassVar[str] = "self-fl"
-    source: ClassVar[str] = "Chen et al., NeurIPS 2022"
+class SingleModels(OneModelClients):
+    """Clients that send the one model that they keep, for a server that knows each of them."""
 
     def client_round(
         self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
     ) -> tuple[SelfFLUpload, SelfFLMemory]:
-        """Algorithm 1, ClientUpdate."""
-        return train_by_plan(self, broadcast, memory, task)
+        """Algorithm 1, ClientUpdate: Eqs. (16), (18), (19), then local training."""
+        plan = self.plan(broadcast, memory, task)
+        trained = descend(task, plan.start, plan.num_local_steps)
+        count = task.num_examples.to(trained)
+        upload = SelfFLUpload(trained, count, plan.intra_variance, plan.num_local_steps, plan.wanted_steps)
+        return upload, SelfFLMemory(trained, memory.spread.update(trained))
 
 
-def train_by_plan(
-    clients: PlanningClients, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
-) -> tuple[SelfFLUpload, SelfFLMemory]:
-    """Algorithm 1, ClientUpdate: Eqs. (16), (18), (19), then local training."""
-    plan = clients.plan(broadcast, memory, task)
-    trained = descend(task, plan.start, plan.num_local_steps)
-    count = task.num_examples.to(trained)
-    upload = SelfFLUpload(trained, count, plan.intra_variance, plan.num_local_steps, plan.wanted_steps)
-    return upload, SelfFLMemory(trained, memory.spread.update(trained))
+@dataclass(frozen=True)
+class SelfFL(SingleModels, ClientLevel[SelfFLMemory, SelfFLUpload]):
+    """Self-FL; its options are those of its clients."""
+
+    name: ClassVar[str] = "self-fl"
+    source: ClassVar[str] = "Chen et al., NeurIPS 2022"
 
 
 def fill_unknown_variances(intra_variance: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_integer, check_number
+from selffl.algorithms.options import check_integer, check_number, option
 from selffl.algorithms.self_fl import ClientLevel, SelfFLUpload
 from selffl.algorithms.self_fl_clients import SelfFLBroadcast, SelfFLMemory, model_or_global
 from selffl.algorithms.solver import descend, descend_to_convergence
@@ -48,14 +48,8 @@ class SelfFLAugmented(ClientLevel[AugmentedMemory, AugmentedUpload]):
     name: ClassVar[str] = "self-fl-augmented"
     source: ClassVar[str] = "Chen et al., NeurIPS 2022"
 
-    tolerance: float | None = None
-    max_convergence_steps: int = 2000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tolerance is not None:
-            check_number("tolerance", self.tolerance, above=0.0)
-        check_integer("max_convergence_steps", self.max_convergence_steps, 1)
+    tolerance: float | None = option(None, check_number, above=0.0)
+    max_convergence_steps: int = option(2000, check_integer, least=1)
 
     def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
         """Those of the plan, and of the way to the optimum."""

@@ -6,17 +6,16 @@ Self-FL share this plan; what is sent back and what the server makes of it is ea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import check_epochs
 from selffl.algorithms.contract import Personalises
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
+from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number, option
 from selffl.maths.posterior import FORMS, Form, initial_params, local_steps, prior_variance, rounded_steps
 from selffl.maths.variance import Spread, VarianceScale
 
@@ -48,6 +47,12 @@ class Plan(NamedTuple):
     wanted_steps: Tensor  # l_m before rounding and l_max [..., C]
 
 
+def check_smoothing(name: str, value: object) -> None:
+    """Refuse anything but a share, or ``participation``."""
+    if value != "participation":
+        check_number(name, value, above=0.0, at_most=1.0, alternative=", or 'participation'")
+
+
 @dataclass(frozen=True)
 class PlanningClients:
     """Options of Self-FL; the defaults are the paper's reading of Algorithm 1.
@@ -77,31 +82,17 @@ class PlanningClients:
     # server at rest would show none: one visit, as of a client whose variance is not known yet (D3).
     newcomer_visits: ClassVar[int | None] = 1
 
-    form: Form = "paper"
-    variances: Literal["estimated", "known"] = "estimated"
-    variance_scale: VarianceScale = "sum"
-    others: Literal["cohort", "all"] = "cohort"
-    smoothing: Literal["participation"] | float = "participation"
-    initial_steps: int = 20
-    max_local_steps: int = 40
-    num_local_epochs: int | None = field(default=None, kw_only=True)
-    adaptive_start: bool = True
-    adaptive_steps: bool = True
-    uncertainty_weights: bool = True
-
-    def __post_init__(self) -> None:
-        check_choice("form", self.form, FORMS)
-        check_choice("variances", self.variances, ("estimated", "known"))
-        check_choice("variance_scale", self.variance_scale, ("sum", "mean"))
-        check_choice("others", self.others, ("cohort", "all"))
-        if self.smoothing != "participation":
-            check_number("smoothing", self.smoothing, above=0.0, at_most=1.0, alternative=", or 'participation'")
-        check_integer("initial_steps", self.initial_steps, 1)
-        check_integer("max_local_steps", self.max_local_steps, 1)
-        check_epochs(self.num_local_epochs)
-        check_bool("adaptive_start", self.adaptive_start)
-        check_bool("adaptive_steps", self.adaptive_steps)
-        check_bool("uncertainty_weights", self.uncertainty_weights)
+    form: Form = option("paper", check_choice, allowed=FORMS)
+    variances: Literal["estimated", "known"] = option("estimated", check_choice, allowed=("estimated", "known"))
+    variance_scale: VarianceScale = option("sum", check_choice, allowed=("sum", "mean"))
+    others: Literal["cohort", "all"] = option("cohort", check_choice, allowed=("cohort", "all"))
+    smoothing: Literal["participation"] | float = option("participation", check_smoothing)
+    initial_steps: int = option(20, check_integer, least=1)
+    max_local_steps: int = option(40, check_integer, least=1)
+    num_local_epochs: int | None = option(None, check_integer, least=1, kw_only=True)
+    adaptive_start: bool = option(True, check_bool)
+    adaptive_steps: bool = option(True, check_bool)
+    uncertainty_weights: bool = option(True, check_bool)
 
     def plan(self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask) -> Plan:
         """Each client's sigma_m^2, first point and number of steps, decided before it trains.

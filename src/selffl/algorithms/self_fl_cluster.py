@@ -15,11 +15,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from selffl.algorithms.local_task import LocalTask
-from selffl.algorithms.options import check_choice, check_integer
+from selffl.algorithms.options import check_choice, check_integer, option
 from selffl.algorithms.population import Population
-from selffl.algorithms.self_fl import SelfFLServer, SelfFLUpload, SingleClients, fill_unknown_variances, train_by_plan
-from selffl.algorithms.self_fl_clients import OneModelClients, SelfFLBroadcast, SelfFLMemory
+from selffl.algorithms.self_fl import SelfFLServer, SelfFLUpload, SingleClients, SingleModels, fill_unknown_variances
+from selffl.algorithms.self_fl_clients import SelfFLBroadcast, SelfFLMemory
 from selffl.errors import ConfigError
 from selffl.maths.posterior import others_variance, relative_precision, weighted_mean
 from selffl.maths.variance import Spread
@@ -36,7 +35,7 @@ class ClusterServer(SelfFLServer):
 
 
 @dataclass(frozen=True)
-class SelfFLCluster(OneModelClients, SingleClients[ClusterServer, SelfFLMemory, SelfFLUpload]):
+class SelfFLCluster(SingleModels, SingleClients[ClusterServer, SelfFLMemory, SelfFLUpload]):
     """Options of Self-FL, and what the clusters are.
 
     ``others`` is ``all`` clusters here, or those of this round's ``cohort``.
@@ -53,17 +52,12 @@ class SelfFLCluster(OneModelClients, SingleClients[ClusterServer, SelfFLMemory, 
     per_client: ClassVar[tuple[str, ...]] = ("intra_variance", "cluster")
 
     others: Literal["cohort", "all"] = "all"
-    clusters: Literal["column", "variance"] = "column"
-    num_clusters: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("clusters", self.clusters, ("column", "variance"))
-        check_integer("num_clusters", self.num_clusters, 1)
+    clusters: Literal["column", "variance"] = option("column", check_choice, allowed=("column", "variance"))
+    num_clusters: int = option(5, check_integer, least=1)
 
     def start(self, params: Tensor, population: Population) -> ClusterServer:
         """No representative yet; a cluster whose variances are stated has the variance of all its members together."""
-        client_level = self.start_variances(params, population)
+        client_level: SelfFLServer = super().start(params, population)
         intra = client_level.intra_variance
         if self.clusters == "variance":
             number, cluster = self.num_clusters, self.quantiles(intra)
@@ -113,12 +107,6 @@ class SelfFLCluster(OneModelClients, SingleClients[ClusterServer, SelfFLMemory, 
         rest = others_variance(total.masked_fill(~is_counted, torch.inf).unsqueeze(-1)).squeeze(-1).gather(-1, cluster)
         nothing_known = server.cluster_variance.isnan().all(-1, keepdim=True)
         return self.broadcast_with(server, clients, rest.masked_fill(nothing_known, torch.nan))
-
-    def client_round(
-        self, broadcast: SelfFLBroadcast, memory: SelfFLMemory, task: LocalTask
-    ) -> tuple[SelfFLUpload, SelfFLMemory]:
-        """As Self-FL's."""
-        return train_by_plan(self, broadcast, memory, task)
 
     def server_round(self, server: ClusterServer, clients: Tensor, upload: SelfFLUpload) -> ClusterServer:
         """New representatives for the clusters that have members here; then the average over all representatives."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from selffl.algorithms.options import check_bool, check_number
+from selffl.algorithms.options import SettingsPart, check_bool, check_number, option
 from selffl.algorithms.schedules import rate_in_round, schedule_of
 from selffl.algorithms.suggestions import suggest
 from selffl.errors import ConfigError
@@ -28,7 +28,7 @@ def augmentations_of(text: object) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(SettingsPart):
     """How local training differs from plain steps on the loss; the defaults change nothing.
 
     Attributes:
@@ -43,37 +43,23 @@ class TrainingOptions:
     """
 
     rounds: int = 1
-    learning_rate_schedule: str = "constant"
-    keep_optimiser: bool = False
-    weight_decay: float = 0.0
-    max_gradient_norm: float | None = None
-    augmentation: str = "none"
-    row_clip: float | None = None
-    row_noise_multiplier: float = 0.0
+    learning_rate_schedule: str = option("constant", lambda _, text: schedule_of(text))
+    keep_optimiser: bool = option(False, check_bool)
+    weight_decay: float = option(0.0, check_number, at_least=0.0, at_most=LARGEST)
+    max_gradient_norm: float | None = option(None, check_number, above=0.0, at_most=LARGEST, alternative=", or none")
+    augmentation: str = option("none", lambda _, text: augmentations_of(text))
+    row_clip: float | None = option(None, check_number, above=0.0, at_most=LARGEST, alternative=", or none")
+    row_noise_multiplier: float = option(0.0, check_number, at_least=0.0, at_most=LARGEST)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not schedule_of(self.learning_rate_schedule).needs_rounds:
             object.__setattr__(self, "rounds", 1)  # a longer run is trained alike
-        check_bool("keep_optimiser", self.keep_optimiser)
-        check_number("weight_decay", self.weight_decay, at_least=0.0, at_most=LARGEST)
-        object.__setattr__(self, "weight_decay", float(self.weight_decay))
-        for name in ("max_gradient_norm", "row_clip"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), above=0.0, at_most=LARGEST, alternative=", or none")
-                object.__setattr__(self, name, float(getattr(self, name)))
-        check_number("row_noise_multiplier", self.row_noise_multiplier, at_least=0.0, at_most=LARGEST)
-        object.__setattr__(self, "row_noise_multiplier", float(self.row_noise_multiplier))
         if self.row_noise_multiplier and self.row_clip is None:
             raise ConfigError(
                 f"row_noise_multiplier is {self.row_noise_multiplier:g} without row_clip; expected row_clip, too: "
                 "noise hides only what is bounded."
             )
-        augmentations_of(self.augmentation)
-
-    @classmethod
-    def of(cls, settings: Any) -> Self:
-        """Those of a run, of whose settings they are a part."""
-        return cls(**{name: getattr(settings, name) for name in TRAINING_OPTIONS})
 
     def rate(self, learning_rate: float, round_number: int) -> float:
         """The learning rate of a round, from 1 up, of one that is ``learning_rate`` in the first."""
@@ -91,10 +77,6 @@ class TrainingOptions:
     def at_home(self) -> Self:
         """These options without noise for rows: for training whose outcome stays with the client."""
         return replace(self, row_clip=None, row_noise_multiplier=0.0)
-
-    def to_json(self) -> dict[str, Any]:
-        """By name, as messages and files hold them."""
-        return {name: getattr(self, name) for name in TRAINING_OPTIONS}
 
     def check_method(self, method: Any) -> None:
         """Refuse what a method has no room for, by its ``no_weight_decay``, ``no_clipping`` and ``no_row_privacy``."""

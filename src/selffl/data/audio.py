@@ -124,14 +124,12 @@ def index_file() -> DataFile:
 
 def files() -> list[DataFile]:
     """The table and, from the folder it lies in, the decoded copy where there is one, else the FLAC files."""
-    try:
-        parts = sorted(index_file().find().parent.glob("clips*.npz"))
-    except DataError:
-        parts = []
+    index = index_file()
+    parts = sorted(index.find().parent.glob("clips*.npz")) if index.is_there else []
     recordings = [DataFile(FOLDER, (part.name,), read_decoded) for part in parts] or [
         DataFile(FOLDER, (name,), partial(read_recording, sha256=sha256)) for name, sha256 in FLAC_SHA256.items()
     ]
-    return [index_file(), *recordings]
+    return [index, *recordings]
 
 
 def load_recordings() -> dict[str, Samples]:

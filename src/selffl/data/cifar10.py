@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from selffl.data.dataset import DataSet, Remote, named
+from selffl.data.dataset import DESCRIPTIONS, DataSet, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.partition import (
@@ -41,15 +41,7 @@ from selffl.errors import ConfigError, DataError, check_known
 Bytes = npt.NDArray[np.uint8]
 
 # Published MD5s of the binary batches: for each image a byte for its class, then 3 × 32 × 32 for its pixels.
-BATCHES = {
-    "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
-    "data_batch_2": "5ea93a67294ea407fff1d09f752e9692",
-    "data_batch_3": "942cd6a4bcdd0dd3c604fbe906cb4421",
-    "data_batch_4": "ae636b3ba5c66a11e91e8cb52e771fcb",
-    "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
-    "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
-}
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+BATCHES: dict[str, str] = DESCRIPTIONS["cifar10"]["md5"]
 
 
 def read_batch(path: Path, md5: str | None = None) -> Bytes:
@@ -189,20 +181,4 @@ def _with_shared_test(
     return replace(whole, test=test).map_features(lambda pixels: pixels.float().div_(255).sub_(mean).div_(spread))
 
 
-DATA_SET = DataSet(
-    name="cifar10",
-    title="CIFAR-10, 60,000 colour pictures, 32 × 32; three classes per client (pFedMe)",
-    clients=20,
-    licence="none stated; cite Krizhevsky 2009",
-    load=cifar10,
-    files=files,
-    classes=CLASSES,
-    home="https://www.cs.toronto.edu/~kriz/cifar.html",
-    remotes=(
-        Remote(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            tuple(f"cifar-10-batches-bin/{name}.bin" for name in BATCHES),
-        ),
-    ),
-)
+DATA_SET = DataSet.described("cifar10", cifar10, files)

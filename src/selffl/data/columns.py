@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,14 +184,29 @@ def _pair(item: Any) -> tuple[Any, Any]:
     return {name: each for name, each in item.items() if name != found[0]}, item[found[0]]
 
 
-def _tensor(name: str, values: Any) -> Tensor:
-    """An array of numbers as a tensor of its own."""
-    if isinstance(values, Tensor) and values.ndim > 0:
-        return values
+def number_rows(name: str, values: Any) -> npt.NDArray[Any]:
+    """Rows of numbers as an array; anything else is refused."""
     try:
         array = np.asarray(values)
     except ValueError:
         raise DataError(f"{name} has rows of different lengths; expected a table of numbers.") from None
     if array.dtype.kind not in "biuf" or array.ndim == 0:
         raise DataError(f"{name} is of type {array.dtype} and shape {array.shape}; expected numbers, one row each.")
+    return array
+
+
+def _tensor(name: str, values: Any) -> Tensor:
+    """An array of numbers as a tensor of its own."""
+    if isinstance(values, Tensor) and values.ndim > 0:
+        return values
+    array = number_rows(name, values)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+@contextmanager
+def say_where(place: str | Path) -> Iterator[None]:
+    """Put a place before what is wrong with the rows in it."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from importlib import resources
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile
 from selffl.data.split import Split
 
+# By the name of the data set: what a `DataSet` says, checksums, and the table of R that it is made of, where it is.
+DESCRIPTIONS: dict[str, dict[str, Any]] = tomllib.loads(
+    resources.files("selffl.data").joinpath("data_sets.toml").read_text("utf-8")
+)
 SPLIT_OPTIONS = ("test_fraction", "seed", "validation_fraction")  # that users choose; `stratify` is the data set's own
 
 
@@ -22,7 +28,7 @@ class Remote:
 
     url: str  # where it is
     sha256: str  # of the file as it is served
-    members: tuple[str, ...] = ()  # what is taken out of it, where it is an archive; else the file itself is kept
+    members: Sequence[str] = ()  # what is taken out of it, where it is an archive; else the file itself is kept
 
     @property
     def file(self) -> str:
@@ -59,6 +65,14 @@ class DataSet:
     home: str = ""
     remotes: tuple[Remote, ...] = ()
     write_file: Callable[[Path], None] | None = None
+
+    @classmethod
+    def described(cls, name: str, load: Callable[..., Federation], files: Callable[[], list[DataFile]] = list) -> Self:
+        """The data set of that name among the `DESCRIPTIONS`."""
+        about = {key: value for key, value in DESCRIPTIONS[name].items() if key not in ("md5", "r_table")}
+        about["classes"] = tuple(about.get("classes", ()))
+        about["remotes"] = tuple(Remote(**each) for each in about.get("remotes", ()))
+        return cls(name, load=load, files=files, **about)
 
     @property
     def can_fetch(self) -> bool:

@@ -8,8 +8,11 @@ are added; the gain is applied, and what exceeds full scale is clipped.
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +41,7 @@ class Device:
     """A type of device."""
 
     title: str  # what it is like
-    response: tuple[float, ...]  # gain in dB at `OCTAVES_HZ`; straight lines between them on a logarithmic scale
+    response: Sequence[float]  # gain in dB at `OCTAVES_HZ`; straight lines between them on a logarithmic scale
     reverberation: float  # seconds until an echo has fallen by 60 dB
     direct: float  # energy of the direct sound over that of its echoes, dB
     noise: float  # level of the microphone's noise, dB below full scale
@@ -47,58 +50,8 @@ class Device:
     gain: float  # after everything, dB
 
 
-DEVICES: dict[str, Device] = {
-    "A": Device(
-        "large speaker, across the room",
-        response=(4, 5, 3, 0, -2, -5, -9, -14),
-        reverberation=0.6,
-        direct=0,
-        noise=-64,
-        slope=-3,
-        hum=0,
-        gain=2,
-    ),
-    "B": Device(
-        "small speaker, thin in the bass",
-        response=(-36, -27, -15, -5, 0, 5, 8, 4),
-        reverberation=0.3,
-        direct=6,
-        noise=-58,
-        slope=0,
-        hum=0,
-        gain=0,
-    ),
-    "C": Device(
-        "old device, narrow band, noisy",
-        response=(-40, -22, -6, 2, 4, 0, -22, -50),
-        reverberation=0.4,
-        direct=4,
-        noise=-42,
-        slope=0,
-        hum=0,
-        gain=-4,
-    ),
-    "D": Device(
-        "the most common, near and even",
-        response=(-6, -1, 0, 0, 0, 1, 1, -2),
-        reverberation=0.25,
-        direct=10,
-        noise=-68,
-        slope=-3,
-        hum=0,
-        gain=4,
-    ),
-    "E": Device(
-        "device with a screen and a fan",
-        response=(-10, -4, 5, 2, -8, -10, 2, 6),
-        reverberation=0.5,
-        direct=2,
-        noise=-46,
-        slope=-6,
-        hum=120,
-        gain=-2,
-    ),
-}
+_KNOWN = tomllib.loads(files("selffl.data").joinpath("devices.toml").read_text("utf-8"))
+DEVICES = {name: Device(**known) for name, known in _KNOWN.items()}
 
 
 @dataclass(frozen=True)

@@ -67,11 +67,4 @@ def digits(split: Split, num_clients: int = 40, classes_per_client: int = 3) -> 
     return Federation.from_arrays(scaled, labels[rows], owner, **split.options)
 
 
-DATA_SET = DataSet(
-    name="digits",
-    title="1,797 handwritten digits, 8 × 8, embedded in scikit-learn; three digits per client",
-    clients=40,
-    licence="CC BY 4.0 (UCI)",
-    load=digits,
-    home="https://archive.ics.uci.edu/dataset/80",
-)
+DATA_SET = DataSet.described("digits", digits)

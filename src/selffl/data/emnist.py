@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.dataset import DataSet, Remote, named
+from selffl.data.dataset import DataSet, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.mnist import read_idx
@@ -38,20 +38,11 @@ def _spellings(name: str) -> tuple[str, ...]:
 
 def files() -> list[DataFile]:
     """The four idx files, or the one MATLAB file where that is what there is."""
-    for file in (
-        DataFile("emnist", _spellings(PARTS["train"][0]), read_idx),
-        DataFile("emnist", (MATLAB,), _read_mat),
-    ):
-        try:
-            file.find()
-        except DataError:
-            continue
-        if file.names == (MATLAB,):
-            return [file]
-        break
-    return [
+    parts = [
         DataFile("emnist", _spellings(name), read_idx, can_fetch=True) for names in PARTS.values() for name in names
     ]
+    whole = DataFile("emnist", (MATLAB,), _read_mat)
+    return [whole] if whole.is_there and not parts[0].is_there else parts
 
 
 def _read_mat(path: Path) -> list[tuple[Bytes, Bytes]]:
@@ -112,20 +103,4 @@ def emnist(split: Split, num_clients: int = 200, classes_per_client: int = 5) ->
     )
 
 
-DATA_SET = DataSet(
-    name="emnist",
-    title="EMNIST by class, lower-case letters a to j; five of ten letters per client (FedProx)",
-    clients=200,
-    licence="none stated; from NIST's Special Database 19, cite Cohen et al. 2017",
-    load=emnist,
-    files=files,
-    classes=tuple("abcdefghij"),
-    home="https://www.nist.gov/itl/products-and-services/emnist-dataset",
-    remotes=(
-        Remote(
-            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
-            tuple(f"gzip/{name}.gz" for names in PARTS.values() for name in names),
-        ),
-    ),
-)
+DATA_SET = DataSet.described("emnist", emnist, files)

@@ -99,7 +99,9 @@ def _read(path: Path, lines: Reader, covariate: str | None) -> EstimateTable:
         for column, value in zip(columns, values, strict=True):
             column.append(value)
     if wrong:
-        raise DataError(f"{path}, line {wrong[0][0]}: {wrong[0][1]}.{_and_others([line for line, _ in wrong[1:]])}")
+        others = f" {len(wrong) - 1} more bad row(s): line {first_few([line for line, _ in wrong[1:]], 8)}."
+        advice = f"{others} Correct them" if len(wrong) > 1 else " Correct the row"
+        raise DataError(f"{path}, line {wrong[0][0]}: {wrong[0][1]}.{advice}; none was dropped.")
     if not clients:
         raise DataError(f"{path} has a header but no rows; expected one row per client.")
     return EstimateTable(clients, *(np.frombuffer(column) for column in columns))
@@ -159,9 +161,3 @@ def as_number(name: str, text: str) -> float:
     if not math.isfinite(value):
         raise RowError(f"{name} is {text.strip()}; expected a finite number")
     return value
-
-
-def _and_others(numbers: list[int]) -> str:
-    if not numbers:
-        return " Correct the row; none was dropped."
-    return f" {len(numbers)} more bad row(s): line {first_few(numbers, 8)}. Correct them; none was dropped."

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -80,8 +80,10 @@ def download(remote: Remote, path: Path, on_progress: Progress | None = None) ->
     tell = on_progress or (lambda file, done, total: None)
     here = part.stat().st_size if part.is_file() else 0
     again = "Run the same command again to go on from there"
+    headers = {"User-Agent": f"selffl/{__version__}"} | ({"Range": f"bytes={here}-"} if here else {})
+    request = urllib.request.Request(remote.url, headers=headers)
     try:
-        with _open(remote.url, here) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             # A server that does not know ranges begins again from the first byte.
             here = here if answer.status == http.HTTPStatus.PARTIAL_CONTENT else 0
             length = answer.headers.get("Content-Length")
@@ -114,15 +116,6 @@ def download(remote: Remote, path: Path, on_progress: Progress | None = None) ->
     return path
 
 
-@contextmanager
-def _open(url: str, start: int) -> Iterator[http.client.HTTPResponse]:
-    request = urllib.request.Request(url, headers={"User-Agent": f"selffl/{__version__}"})
-    if start:
-        request.add_header("Range", f"bytes={start}-")
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-        yield answer
-
-
 def _why(error: Exception) -> str:
     if isinstance(error, http.client.IncompleteRead):
         return "it was cut off"
@@ -135,7 +128,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def unpack(archive: Path, members: tuple[str, ...], target: Path) -> None:
+def unpack(archive: Path, members: Sequence[str], target: Path) -> None:
     """Take the named files out of a tar or zip archive, each whole or not at all, and nothing else."""
     try:
         with _members(archive) as open_member:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from selffl.data.columns import check_arrays, say_where
 from selffl.data.locate import refuse_unreadable
 from selffl.data.readers import READERS, read_table
 from selffl.data.roles import Roles
@@ -20,25 +20,10 @@ Array = npt.NDArray[Any]
 ARRAY_ENDING = ".npz"  # the ending of files with arrays; others are tables
 
 
-@dataclass(frozen=True)
-class FolderArrays:
-    """The rows of a folder of arrays, with the client of each."""
-
-    x: Array
-    y: Array
-    client: list[str]
-
-
-@dataclass(frozen=True)
-class FolderTable:
-    """The rows of a folder of tables, with the client of each."""
-
-    table: Table
-    client: list[str]
-
-
-def read_folder(folder: Path, label: str = "label", decimals: Decimals | None = None) -> FolderArrays | FolderTable:
-    """The rows of all files of a folder, which must be of one kind."""
+def read_folder(
+    folder: Path, label: str = "label", decimals: Decimals | None = None
+) -> tuple[Table | tuple[Array, Array], list[str]]:
+    """The rows of all files of a folder, which must be of one kind: a table, or x and y; and whose each row is."""
     kinds = ", ".join((ARRAY_ENDING, *READERS))
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; expected one with a file ({kinds}) per client.")
@@ -55,7 +40,7 @@ def read_folder(folder: Path, label: str = "label", decimals: Decimals | None = 
     return _read_arrays(paths) if ARRAY_ENDING in first_of_kind else _read_tables(folder, paths, label, decimals)
 
 
-def _read_tables(folder: Path, paths: Sequence[Path], label: str, decimals: Decimals | None) -> FolderTable:
+def _read_tables(folder: Path, paths: Sequence[Path], label: str, decimals: Decimals | None) -> tuple[Table, list[str]]:
     tables = []
     for path in paths:
         table = read_table(path, [label], decimals)
@@ -63,10 +48,10 @@ def _read_tables(folder: Path, paths: Sequence[Path], label: str, decimals: Deci
         Roles(label).features_of(table)
         tables.append(table)
     ids = [path.stem for path, table in zip(paths, tables, strict=True) for _ in range(len(table))]
-    return FolderTable(join_tables(str(folder), tables), ids)
+    return join_tables(str(folder), tables), ids
 
 
-def _read_arrays(paths: Sequence[Path]) -> FolderArrays:
+def _read_arrays(paths: Sequence[Path]) -> tuple[tuple[Array, Array], list[str]]:
     files: list[tuple[Array, Array]] = []
     for path in paths:
         x, y = _read_npz(path)
@@ -80,9 +65,8 @@ def _read_arrays(paths: Sequence[Path]) -> FolderArrays:
         files.append((x, y))
     ids = [path.stem for path, (x, _) in zip(paths, files, strict=True) for _ in range(len(x))]
     y = np.concatenate([y for _, y in files])  # targets for all where one file has targets
-    return FolderArrays(
-        np.concatenate([x for x, _ in files]), y if y.dtype.kind in "biu" else y.astype(np.float32), ids
-    )
+    x = np.concatenate([x for x, _ in files])
+    return (x, y if y.dtype.kind in "biu" else y.astype(np.float32)), ids
 
 
 def _check_rows(path: Path, num_rows: int) -> None:
@@ -104,14 +88,6 @@ def _read_npz(path: Path) -> tuple[Array, Array]:
                 "(features) and y (labels). Rename them."
             )
         x, y = file["x"], file["y"]
-    for name, values in (("x", x), ("y", y)):
-        if values.dtype.kind not in "biuf" or values.ndim == 0:
-            raise DataError(
-                f"{path}: {name} is of type {values.dtype}, shape {values.shape}; expected numbers, a row each."
-            )
-        if not np.isfinite(values).all():
-            row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))[0])
-            raise DataError(f"{path}: {name} holds NaN or infinity, first in row {row}; expected finite numbers.")
-    if len(x) != len(y):
-        raise DataError(f"{path}: x has {len(x)} rows and y {len(y)}; expected as many of each.")
+    with say_where(path):  # labels may be below 0 where another file has targets
+        check_arrays(x, y.astype(np.float64) if y.dtype.kind == "i" else y)
     return x, y

@@ -41,7 +41,7 @@ def read_huggingface(
 ) -> HuggingFaceRows:
     """Rows of all clients; the arguments are those of `Federation.from_huggingface`."""
     chosen = [features] if isinstance(features, str) else features
-    if _is_dataset(data):
+    if _is_a(data, "Dataset"):
         if client is None:
             raise ConfigError(
                 f"client is None, and data is a single data set with the columns {', '.join(data.column_names)}; "
@@ -58,7 +58,7 @@ def read_huggingface(
     ids: list[Hashable] = []
     for name, partition in _partitions(data, split):
         where = f"the data set of client {name!r}"
-        if not _is_dataset(partition):
+        if not _is_a(partition, "Dataset"):
             raise DataError(f"{where} is a {type(partition).__name__}; expected a datasets.Dataset.")
         rows = _rows(where, partition, Roles(label, None, chosen))
         if len(rows.table) == 0:
@@ -88,10 +88,6 @@ def _check_like_the_first(where: str, rows: HuggingFaceRows, first: HuggingFaceR
         raise DataError(f"{where} has the features {described(rows)}; expected {described(first)}, as the first.")
     if rows.label != first.label:
         raise DataError(f"{where} has other names of classes than the first; expected the same in all.")
-
-
-def _is_dataset(data: Any) -> bool:
-    return _is_a(data, "Dataset")
 
 
 def _is_a(data: Any, name: str) -> bool:

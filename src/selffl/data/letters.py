@@ -79,14 +79,4 @@ def letters(
     return Federation.from_arrays(pixels[used], classes[used], client[used], **split.options)
 
 
-DATA_SET = DataSet(
-    name="letters",
-    title="OCR letters, 52,152 handwritten lower-case letters, 16 × 8; five of ten letters per client",
-    clients=200,
-    licence="no licence stated by its authors; this copy comes with a BSD 2-clause package",
-    load=letters,
-    files=files,
-    classes=tuple(FREQUENT),
-    stands_for="FEMNIST as FedProx splits it, which emnist reads",
-    home="https://ai.stanford.edu/~btaskar/ocr/",
-)
+DATA_SET = DataSet.described("letters", letters, files)

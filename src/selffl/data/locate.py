@@ -48,20 +48,6 @@ def refuse_unreadable(path: Path, advice: str, *kinds: type[Exception]) -> Itera
         raise DataError(f"{path} cannot be read ({one_line(error)}); {advice}.") from None
 
 
-def find_file(data_set: str, *names: str, can_fetch: bool = False) -> Path:
-    """The first of the files ``PLACE/data_set/name`` that exists; a name may be tried in several spellings."""
-    for folder in places():
-        for name in names:
-            if (folder / data_set / name).is_file():
-                return folder / data_set / name
-    looked = ", ".join(str(folder / data_set) for folder in places())
-    fetch = f"Run `selffl data fetch {data_set}`, put" if can_fetch else "Put"
-    raise DataError(
-        f"{names[0]} of {data_set} was not found in {looked}. {fetch} it into one of them, or set SELFFL_DATA to the "
-        f"folder that holds {data_set}/."
-    )
-
-
 @dataclass(frozen=True)
 class DataFile:
     """A file that a data set is read from."""
@@ -72,8 +58,22 @@ class DataFile:
     can_fetch: bool = False  # whether `selffl data fetch` can get it
 
     def find(self) -> Path:
-        """Where it is."""
-        return find_file(self.folder, *self.names, can_fetch=self.can_fetch)
+        """The first of the files ``PLACE/folder/name`` that exists."""
+        for place in places():
+            for name in self.names:
+                if (place / self.folder / name).is_file():
+                    return place / self.folder / name
+        looked = ", ".join(str(place / self.folder) for place in places())
+        fetch = f"Run `selffl data fetch {self.folder}`, put" if self.can_fetch else "Put"
+        raise DataError(
+            f"{self.names[0]} of {self.folder} was not found in {looked}. {fetch} it into one of them, or set "
+            f"SELFFL_DATA to the folder that holds {self.folder}/."
+        )
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is in any of the places."""
+        return any((place / self.folder / name).is_file() for place in places() for name in self.names)
 
     def load(self) -> Any:
         """Its content, from wherever it is."""

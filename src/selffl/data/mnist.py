@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.dataset import DataSet, Remote, named
+from selffl.data.dataset import DESCRIPTIONS, DataSet, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.partition import class_blocks, two_digits_by_power_law
@@ -28,20 +28,7 @@ from selffl.errors import DataError, check_known
 Bytes = npt.NDArray[np.uint8]
 
 # Published MD5s of the *uncompressed* files: a file may have been gzipped anew.
-FILES = {
-    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-}
-SERVER = "https://ossci-datasets.s3.amazonaws.com/mnist"
-SERVED_FILES = {  # SHA-256 of the files as they are served, gzipped
-    "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-}
-
+FILES: dict[str, str] = DESCRIPTIONS["mnist"]["md5"]
 MAX_BYTES = 1 << 30  # of an idx file; the largest that there is, of EMNIST, has 547 million
 
 
@@ -127,13 +114,4 @@ def mnist(split: Split, partition: str = "two-digits") -> Federation:
     return Federation.from_arrays(pixels[used], labels[used], client[used], **split.options)
 
 
-DATA_SET = DataSet(
-    name="mnist",
-    title="MNIST, 70,000 handwritten digits; two digits per client, sizes by a power law (FedProx)",
-    clients=1000,
-    licence="usually distributed under CC BY-SA 3.0",
-    load=mnist,
-    files=files,
-    home="http://yann.lecun.com/exdb/mnist/",
-    remotes=tuple(Remote(f"{SERVER}/{name}.gz", sha256) for name, sha256 in SERVED_FILES.items()),
-)
+DATA_SET = DataSet.described("mnist", mnist, files)

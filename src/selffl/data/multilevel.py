@@ -1,6 +1,7 @@
 """Real grouped rows of the textbooks on multilevel models, from R's packages: a client is a school, county or person.
 
-They come with R packages, not with this one.  `selffl data fetch` lets R write each of them as a CSV file.
+They come with R packages, not with this one.  `selffl data fetch` lets R write each of them as a CSV file.  Which they
+are stands in ``data_sets.toml``.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import csv
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selffl.data.dataset import DataSet, named
+from selffl.data.dataset import DESCRIPTIONS, DataSet, named
 from selffl.data.federation import Federation
 from selffl.data.locate import DataFile, refuse_unreadable
 from selffl.data.split import Split
@@ -58,7 +59,14 @@ class RTable:
     features: tuple[str, ...]  # columns to predict from: numbers, column=level, or column^2 for the square of a number
     num_rows: int  # how many rows the table has
     num_groups: int  # how many groups they have
-    debian: str  # Debian's package that brings the R package
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", tuple(self.features))
+
+    @property
+    def debian(self) -> str:
+        """Debian's package that brings the R package."""
+        return f"r-cran-{self.package.lower()}"
 
     @property
     def is_binary(self) -> bool:
@@ -141,73 +149,6 @@ def _values(lines: list[dict[str, str]], term: str) -> Array:
     return numbers**2 if term.endswith("^2") else numbers
 
 
-EXAM = RTable(
-    "exam",
-    "mlmRev",
-    "Exam",
-    "school",
-    "normexam",
-    ("standLRT", "sex=M", "schgend=boys", "schgend=girls"),
-    4059,
-    65,
-    "r-cran-mlmrev",
-)
-MATH_ACHIEVE = RTable(
-    "mathachieve",
-    "nlme",
-    "MathAchieve",
-    "School",
-    "MathAch",
-    ("SES", "MEANSES", "Minority=Yes", "Sex=Female"),
-    7185,
-    160,
-    "r-cran-nlme",
-)
-SCOTS_SEC = RTable(
-    "scotssec",
-    "mlmRev",
-    "ScotsSec",
-    "primary",
-    "attain",
-    ("verbal", "social", "sex=F"),
-    3435,
-    148,
-    "r-cran-mlmrev",
-)
-RADON = RTable(
-    "radon", "rstanarm", "radon", "county", "log_radon", ("floor", "log_uranium"), 919, 85, "r-cran-rstanarm"
-)
-SLEEP_STUDY = RTable("sleepstudy", "lme4", "sleepstudy", "Subject", "Reaction", ("Days",), 180, 18, "r-cran-lme4")
-CONTRACEPTION = RTable(
-    "contraception",
-    "mlmRev",
-    "Contraception",
-    "district",
-    "use=Y",
-    ("age", "age^2", "urban=Y", "livch=1", "livch=2", "livch=3+"),
-    1934,
-    60,
-    "r-cran-mlmrev",
-)
-IMMUNISATION = RTable(
-    "immunisation",
-    "mlmRev",
-    "guImmun",
-    "comm",
-    "immun=Y",
-    (
-        *("kid2p=Y", "mom25p=Y", "ord=23", "ord=46", "ord=7p", "ethn=N", "ethn=S", "momEd=P", "momEd=S"),
-        *("husEd=P", "husEd=S", "husEd=U", "momWork=Y", "rural=Y", "pcInd81"),
-    ),
-    2159,
-    161,
-    "r-cran-mlmrev",
-)
-R_TABLES = {
-    table.name: table for table in (EXAM, MATH_ACHIEVE, SCOTS_SEC, RADON, SLEEP_STUDY, CONTRACEPTION, IMMUNISATION)
-}
-
-
 def _federation(table: RTable, split: Split) -> Federation:
     """The federation of a table; each group is a client."""
     rows = table.load()
@@ -219,64 +160,15 @@ def _federation(table: RTable, split: Split) -> Federation:
     )
 
 
-def _data_set(table: RTable, title: str, licence: str, home: str, classes: tuple[str, ...] = ()) -> DataSet:
+def _data_set(table: RTable) -> DataSet:
     """A data set that comes with an R package."""
-    return DataSet(
-        name=table.name,
-        title=title,
-        clients=table.num_groups,
-        licence=licence,
-        load=named(table.name, Split(test_fraction=0.3))(partial(_federation, table)),
-        files=lambda: [table.file],
-        classes=classes,
-        home=home,
-        write_file=table.export,
-    )
+    load = named(table.name, Split(test_fraction=0.3))(partial(_federation, table))
+    return replace(DataSet.described(table.name, load, lambda: [table.file]), write_file=table.export)
 
 
-DATA_SETS = (
-    _data_set(
-        EXAM,
-        "Examination scores of 4,059 pupils in 65 schools of Inner London; a client is a school (R: mlmRev)",
-        "GPL 2 or later (mlmRev); data of the Centre for Multilevel Modelling",
-        "https://www.bristol.ac.uk/cmm/learning/support/datasets/",
-    ),
-    _data_set(
-        MATH_ACHIEVE,
-        "Mathematics achievement of 7,185 pupils in 160 schools, High School and Beyond 1982 (R: nlme)",
-        "GPL 2 or later (nlme)",
-        "https://nces.ed.gov/surveys/hsb/",
-    ),
-    _data_set(
-        SCOTS_SEC,
-        "Attainment of 3,435 pupils of Fife from 148 primary schools; a client is a primary school (R: mlmRev)",
-        "GPL 2 or later (mlmRev); data of the Centre for Multilevel Modelling",
-        "https://www.bristol.ac.uk/cmm/learning/support/datasets/",
-    ),
-    _data_set(
-        RADON,
-        "Radon in 919 houses of 85 counties of Minnesota; a client is a county (R: rstanarm)",
-        "GPL 3 or later (rstanarm)",
-        "https://sites.stat.columbia.edu/gelman/arm/",
-    ),
-    _data_set(
-        SLEEP_STUDY,
-        "Reaction times of 18 people over ten days of little sleep; a client is a person (R: lme4)",
-        "GPL 2 or later (lme4)",
-        "https://doi.org/10.1046/j.1365-2869.2003.00337.x",
-    ),
-    _data_set(
-        CONTRACEPTION,
-        "Use of contraception by 1,934 women in 60 districts of Bangladesh; a client is a district (R: mlmRev)",
-        "GPL 2 or later (mlmRev); data of the Centre for Multilevel Modelling",
-        "https://www.bristol.ac.uk/cmm/learning/support/datasets/",
-        ("no", "yes"),
-    ),
-    _data_set(
-        IMMUNISATION,
-        "Immunisation of 2,159 children in 161 communities of Guatemala; a client is a community (R: mlmRev)",
-        "GPL 2 or later (mlmRev)",
-        "https://doi.org/10.1111/1467-985X.00206",
-        ("no", "yes"),
-    ),
-)
+R_TABLES = {
+    name: RTable(name, num_groups=about["clients"], **about["r_table"])
+    for name, about in DESCRIPTIONS.items()
+    if "r_table" in about
+}
+DATA_SETS = [_data_set(table) for table in R_TABLES.values()]

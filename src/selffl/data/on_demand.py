@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from selffl.data.columns import say_where
 from selffl.data.named import Features, join, row_shape
 from selffl.data.rows import Rows
 from selffl.data.split import Split, parts_by_lot
@@ -70,10 +71,8 @@ class MadeRows:
             x, y = self._make(client)
         except (TypeError, ValueError) as error:
             raise DataError(f"make({client}) gives no (x, y) ({error}); expected features and labels.") from error
-        try:
+        with say_where(f"make({client})"):
             rows = Rows.single_client(x, y)
-        except DataError as error:
-            raise DataError(f"make({client}): {error}") from None
         expected = int(self.num_examples[client])
         if len(rows.labels) != expected:
             raise DataError(f"make({client}) gives {len(rows.labels)} rows; expected {expected}, as num_examples says.")

@@ -113,14 +113,7 @@ def pack_parts(rows: SplitRows, split: Split) -> Packed:
         raise ConfigError(
             f"validation_fraction is {split.validation_fraction}, and the rows have a validation part; expected 0."
         )
-    parts: dict[str, Any] = {
-        name: Rows(
-            torch.from_numpy(part.x),
-            torch.from_numpy(part.y),
-            torch.from_numpy(np.concatenate([[0], np.cumsum(part.num_examples)])),
-        )
-        for name, part in rows.parts.items()
-    }
+    parts: dict[str, Any] = dict(rows.parts)
     if split.validation_fraction:
         parts["train"], parts["validation"] = set_validation_aside(parts["train"], split)
     cluster = None
@@ -139,9 +132,10 @@ def set_validation_aside(train: Rows, split: Split) -> tuple[Rows, Rows]:
 def pack_whole(rows: SplitRows, whole: str, split: Split) -> Packed:
     """Rows that come client by client in one part of the name ``whole``, divided here."""
     part = rows.parts[whole]
-    client = np.repeat(column_of(rows.ids), part.num_examples)
-    cluster = None if rows.cluster is None else np.repeat(column_of(rows.cluster), part.num_examples)
-    return replace(pack_arrays(part.x, part.y, client, split, cluster), classes=rows.classes)
+    owner = part.owner.numpy()
+    client = column_of(rows.ids)[owner]
+    cluster = None if rows.cluster is None else column_of(rows.cluster)[owner]
+    return replace(pack_arrays(part.features, part.labels, client, split, cluster), classes=rows.classes)
 
 
 def _pack(

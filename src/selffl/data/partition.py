@@ -228,17 +228,6 @@ def evenly(labels: Labels, seed: int, num_clients: int) -> Integers:
     return client
 
 
-def by_column(values: Any, least: int = 1) -> Integers:
-    """A client for each different value, numbered in sorted order; values with fewer than ``least`` rows go unused."""
-    _check_number("least", least, 1)
-    _, number, count = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    stays = count >= least
-    if not stays.any():
-        raise DataError(f"no value has {least} rows; the most frequent one has {count.max(initial=0)}. Lower least.")
-    renumbered = np.where(stays, np.cumsum(stays) - 1, -1)
-    return renumbered[number]
-
-
 # ---------------------------------------------------------------------------------------------------- common parts
 
 

@@ -8,8 +8,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from selffl.data.columns import check_arrays
+from selffl.data.columns import check_arrays, say_where
+from selffl.data.rows import Rows
 from selffl.errors import ConfigError, DataError, unknown_name
 
 Array = npt.NDArray[Any]
@@ -27,20 +29,11 @@ class ClientRows:
 
 
 @dataclass(frozen=True)
-class PartRows:
-    """One part's rows of all clients, those of one client after those of another."""
-
-    x: Array  # [rows, ...]
-    y: Array  # [rows, ...]
-    num_examples: npt.NDArray[np.int64]  # [clients]
-
-
-@dataclass(frozen=True)
 class SplitRows:
     """The rows of all clients in all parts."""
 
     ids: list[Any]  # of the clients, sorted
-    parts: dict[str, PartRows]
+    parts: dict[str, Rows]
     classes: list[str] | None = None  # names of the classes, where labels had names
     cluster: list[Hashable] | None = None  # the group of each client, where clients are grouped
 
@@ -88,8 +81,8 @@ def join_parts(
             end = row + len(rows.y)
             x[row:end], y[row:end] = _check_client(rows, names, feature_type, label_type)
             row = end
-        sizes = [len(clients[client].y) if client in clients else 0 for client in ids]
-        joined[part] = PartRows(x, y, np.asarray(sizes, dtype=np.int64))
+        ends = np.cumsum([0, *(len(clients[client].y) if client in clients else 0 for client in ids)])
+        joined[part] = Rows(*map(torch.from_numpy, (x, y, ends)))
     return SplitRows(ids, joined, names)
 
 
@@ -163,8 +156,6 @@ def _check_client(rows: ClientRows, names: list[str] | None, feature_type: Any, 
         y = np.asarray([number[name] for name in y.tolist()], dtype=np.int64)
     with np.errstate(over="ignore"):  # beyond float32 is infinity, which is refused
         x, y = rows.x.astype(feature_type, copy=False), y.astype(label_type)
-    try:
+    with say_where(rows.place):
         check_arrays(x, y)
-    except DataError as error:
-        raise DataError(f"{rows.place}: {error}") from None
     return x, y

@@ -22,6 +22,7 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
+from selffl.data.columns import number_rows
 from selffl.data.locate import refuse_unreadable
 from selffl.data.parts import LARGEST_WHOLE, Array, ClientRows, SplitRows, join_parts
 from selffl.errors import ConfigError, DataError, one_line
@@ -155,18 +156,12 @@ def _unpickle(path: Path, file: IO[bytes]) -> Any:
 
 
 def _array(path: Path, name: str, values: Any) -> Array:
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise DataError(f"{path}: {name} has rows of different lengths; expected a table of numbers.") from None
-    if array.dtype.kind == "O" and array.ndim == 2 and array.shape[1] == 2:
+    if isinstance(values, np.ndarray) and values.dtype.kind == "O" and values.shape[1:] == (2,):
         raise DataError(
             f"{path}: {name} holds lists of words with their lengths, as PFLlib keeps text; expected arrays of "
             "numbers. Make an array of the lists, and pass it to Federation.from_arrays."
         )
-    if array.dtype.kind not in "biuf" or array.ndim == 0:
-        raise DataError(f"{path}: {name} is of type {array.dtype}, shape {array.shape}; expected numbers, a row each.")
-    return array
+    return number_rows(f"{path}: {name}", values)
 
 
 def _classes(path: Path, y: Array) -> Array:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -86,15 +85,10 @@ def _read_polars(name: str, series: Any) -> pa.Array:
     return series.to_arrow()
 
 
-def _read_pyarrow(name: str, column: Any) -> pa.Array:
-    del name
-    return column
-
-
 COLUMN_READERS: dict[str, Callable[[str, Any], pa.Array]] = {
     "pandas": _read_pandas,
     "polars": _read_polars,
-    "pyarrow": _read_pyarrow,
+    "pyarrow": lambda _, column: column,
 }
 
 
@@ -186,7 +180,9 @@ def _is_at_end(path: Path, num_lines: int) -> bool:
 
 def _header(path: Path) -> tuple[str, list[str], int, int]:
     """The separator, the columns' names, the lines that these take, and the length of the longest line seen."""
-    with _csv_text(path) as text:
+    with csv_lines(path):  # which says in one line what cannot be read
+        pass
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
         first = next((line for line in text if line.strip()), "")
     separator = max(SEPARATORS, key=re.sub('"[^"]*"', "", first).count)
     with csv_lines(path, separator) as lines:
@@ -195,14 +191,6 @@ def _header(path: Path) -> tuple[str, list[str], int, int]:
         second = next((cells for cells in lines if cells), [])
     check_names(str(path), names)
     return separator, names, num_lines, max(len(first), sum(map(len, second)) + len(second))
-
-
-@contextmanager
-def _csv_text(path: Path) -> Iterator[Iterable[str]]:
-    with csv_lines(path):  # which says in one line what cannot be read
-        pass
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        yield file
 
 
 def _decimals_of_file(path: Path, separator: str, columns: Mapping[str, pa.Array]) -> Decimals | None:

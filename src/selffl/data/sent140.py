@@ -115,13 +115,4 @@ def sent140(
     return Federation.from_arrays(ids, labels[chosen], np.asarray([users[row] for row in chosen]), **split.options)
 
 
-DATA_SET = DataSet(
-    name="sent140",
-    title="Sentiment140, tweets of users with more than 30 in a sample of 30 %; 25 words a row (FedProx)",
-    clients=772,
-    licence="none stated; cite Go et al. 2009; GloVe vectors: PDDL 1.0",
-    load=sent140,
-    files=files,
-    classes=("negative", "positive"),
-    home="http://help.sentiment140.com",
-)
+DATA_SET = DataSet.described("sent140", sent140, files)

@@ -86,14 +86,4 @@ def sentiment(split: Split, threshold: float = 0.5, num_tokens: int = 25, embedd
     return Federation.from_arrays(ids[used], (scores > 0)[used], np.asarray(clients)[used], **split.options)
 
 
-DATA_SET = DataSet(
-    name="sentiment",
-    title="Rated snippets of 785 Amazon reviews and New York Times opinion pieces, a client each; 25 words a row",
-    clients=785,
-    licence="MIT (vaderSentiment's additional resources); GloVe vectors: PDDL 1.0",
-    load=sentiment,
-    files=files,
-    classes=("negative", "positive"),
-    stands_for="Sentiment140 as FedProx splits it, which sent140 reads",
-    home="https://github.com/cjhutto/vaderSentiment",
-)
+DATA_SET = DataSet.described("sentiment", sentiment, files)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -57,12 +57,7 @@ class Split:
     @property
     def options(self) -> SplitOptions:
         """The fields as keywords."""
-        return {
-            "test_fraction": self.test_fraction,
-            "validation_fraction": self.validation_fraction,
-            "stratify": self.stratify,
-            "seed": self.seed,
-        }
+        return cast(SplitOptions, dict(vars(self)))
 
     def rows_of_parts(self, owner: Integers, labels: Tensor) -> dict[str, Integers]:
         """The numbers of each part's rows, client by client and in a random order within each."""

@@ -52,11 +52,4 @@ def synthetic(
     )
 
 
-DATA_SET = DataSet(
-    name="synthetic",
-    title="Synthetic(α, β): 60 made-up features, ten classes, models that differ between clients (FedProx)",
-    clients=30,
-    licence="made here",
-    load=synthetic,
-    home="https://arxiv.org/abs/1812.06127",
-)
+DATA_SET = DataSet.described("synthetic", synthetic)

@@ -145,9 +145,8 @@ class Table:
         """A column of numbers or dates as float64, NaN where a value is missing; words are refused."""
         kind, values = self.interpret_column(name)
         if kind == "words":
-            raise DataError(
-                f"{self.place}: column {name!r} holds words, such as {_example(values)!r}; expected numbers."
-            )
+            found = str(values.drop_null()[0].as_py())
+            raise DataError(f"{self.place}: column {name!r} holds words, such as {found!r}; expected numbers.")
         numbers = as_numpy(values.cast(pa.float64(), safe=False).fill_null(float("nan"))).astype(np.float64, copy=False)
         is_wrong = np.abs(numbers) > LARGEST_NUMBER
         if is_wrong.any():
@@ -188,7 +187,8 @@ class Table:
         if types.is_null(kind) or types.is_decimal(kind):
             return Interpreted("number", column.cast(pa.float64()))
         if types.is_temporal(kind) and not types.is_interval(kind):
-            return Interpreted(_kind_of_time(kind), _seconds(column))
+            is_number = types.is_duration(kind)  # of seconds
+            return Interpreted("time" if types.is_time(kind) else "number" if is_number else "date", _seconds(column))
         if not is_text(kind):
             raise DataError(
                 f"{self.place}: column {name!r} is of type {kind}; expected numbers, dates or words. Leave it out, or "
@@ -399,11 +399,6 @@ def _is_date(text: str, kind: pa.DataType) -> bool:
     return True
 
 
-def _kind_of_time(kind: pa.DataType) -> Kind:
-    """What dates, times and durations count as: a duration is a number of seconds."""
-    return "time" if types.is_time(kind) else "number" if types.is_duration(kind) else "date"
-
-
 def all_match(values: pa.Array, pattern: str) -> bool:
     """Whether all texts that are there match a regular expression."""
     return bool(pc.all(pc.match_substring_regex(values, pattern)).as_py())
@@ -434,7 +429,3 @@ def _seconds(column: pa.Array) -> pa.Array:
         column = column.cast(pa.time64("us"))
     units = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
     return pc.divide(column.cast(pa.int64()).cast(pa.float64(), safe=False), units[column.type.unit])
-
-
-def _example(values: pa.Array) -> str:
-    return str(values.drop_null()[0].as_py())

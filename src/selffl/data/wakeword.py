@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,25 +78,14 @@ class Description:
     def counts(self) -> list[dict[str, Any]]:
         """Different clips and rows made of them, by part, type, state and label; without cells that have none."""
         table = []
-        for part in ("train", "validation", "test"):
-            rows: RowTable | None = getattr(self, part)
-            if rows is None:
-                continue
-            for device, name in enumerate(DEVICES):
-                for state in range(len(STATES)):
-                    for label in (1, 0):
-                        here = (rows.device == device) & (rows.state == state) & (rows.label == label)
-                        if here.any():
-                            table.append(
-                                {
-                                    "part": part,
-                                    "type": name,
-                                    "state": STATES[state],
-                                    "label": label,
-                                    "clips": len(np.unique(rows.clip[here])),
-                                    "rows": int(here.sum()),
-                                }
-                            )
+        parts = (("train", self.train), ("validation", self.validation), ("test", self.test))
+        cells = list(product(enumerate(DEVICES), enumerate(STATES), (1, 0)))
+        for part, rows in ((part, rows) for part, rows in parts if rows is not None):
+            for (device, name), (state, title), label in cells:
+                here = (rows.device == device) & (rows.state == state) & (rows.label == label)
+                if here.any():
+                    cell = {"part": part, "type": name, "state": title, "label": label}
+                    table.append({**cell, "clips": len(np.unique(rows.clip[here])), "rows": int(here.sum())})
         return table
 
 
@@ -274,14 +264,4 @@ def _keep(path: Path, key: str, codes: Tensor) -> None:
             own.unlink(missing_ok=True)
 
 
-DATA_SET = DataSet(
-    name="wakeword",
-    title="315 clips of “alexa” and 2,658 of other sounds, rendered for five made-up types of device",
-    clients=5,
-    licence="CC BY 4.0 (Speech Commands), Apache 2.0 (Picovoice), CC BY-NC 3.0 (ESC-50)",
-    load=wakeword,
-    files=audio.files,
-    classes=("other", "wake word"),
-    stands_for="the paper's private wake-word data of Amazon Alexa",
-    home="https://arxiv.org/abs/1804.03209",
-)
+DATA_SET = DataSet.described("wakeword", wakeword, audio.files)

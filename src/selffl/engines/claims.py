@@ -78,7 +78,8 @@ class Claims:
                 flat = flat.nan_to_num(nan=0.0, posinf=0.0, neginf=-1.0)  # what else it may be, its bounds say
             # Of a model that is not too long squares fit into a float; of others the length is infinite.
             precise = torch.promote_types(flat.dtype, torch.float32) if is_model else torch.float64
-            length = torch.linalg.vector_norm(flat.to(_floating(flat)), dim=-1, dtype=precise)
+            numbers = flat if flat.is_floating_point() else flat.double()
+            length = torch.linalg.vector_norm(numbers, dim=-1, dtype=precise)
             yield length <= most, partial(_too_long, name, flat, most)
             if flat.shape[-1] and not is_model and name not in bounded:  # variances, counts, weights
                 least = flat.amin(-1)
@@ -100,10 +101,6 @@ class Claims:
     def _by_client(self, tensor: Tensor) -> Tensor:
         """All numbers of each client in one row, ``[..., C, n]``."""
         return tensor.unsqueeze(-1) if tensor.ndim == self.axis + 1 else tensor.flatten(self.axis + 1)
-
-
-def _floating(tensor: Tensor) -> torch.dtype:
-    return tensor.dtype if tensor.dtype.is_floating_point else torch.float64
 
 
 def _too_long(name: str, flat: Tensor, most: float) -> str:

@@ -308,7 +308,7 @@ class CohortEngine:
         """What ``clients [..., C]`` with this ``memory`` keep after their closing visit, as many at a time as train."""
         axis, parts = len(self.source.shape), []
         most = cohort_size(self.source.population.num_clients, self.participation)
-        for part in _slices(clients.shape[-1], self.chunk_size or most):
+        for part in _slices(0, clients.shape[-1], self.chunk_size or most):
             some = clients[..., part]
             own = map_tensors(partial(torch.narrow, dim=axis, start=part.start, length=some.shape[-1]), memory)
             sent, task = self.algorithm.broadcast(state.server, some), self._task_at_home(some, state)
@@ -337,8 +337,7 @@ class ShardRounds:
         gathered, spent = engine._gathering(self._server, self.clients.device), []
         whole = self._parts[shard]
         size = engine.chunk_size or max(whole.stop - whole.start, 1)
-        for start in range(whole.start, whole.stop, size):
-            part = slice(start, min(start + size, whole.stop))
+        for part in _slices(whole.start, whole.stop, size):
             chunk, places = self.clients[..., part], self.places[..., part]
             task = engine.source.task(chunk, self._number)
             of_chunk = partial(torch.narrow, dim=axis, start=part.start, length=chunk.shape[-1])
@@ -358,9 +357,9 @@ def check_noisy_gradients(method: Algorithm[Any, Any, Any, Any], task: LocalTask
         task.check_noisy_gradients(method.name, method.sent_gradients(task.steps_per_epoch))
 
 
-def _slices(number: int, size: int) -> list[slice]:
-    """Places 0 to ``number``, at most ``size`` at a time."""
-    return [slice(start, min(start + size, number)) for start in range(0, number, size)]
+def _slices(start: int, stop: int, size: int) -> list[slice]:
+    """Places ``start`` to ``stop``, at most ``size`` at a time."""
+    return [slice(low, min(low + size, stop)) for low in range(start, stop, size)]
 
 
 def _choose(chosen: Tensor, first: Tensor, second: Tensor) -> Tensor:

@@ -22,13 +22,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm
-from selffl.algorithms.options import check_number
+from selffl.algorithms.options import SettingsPart, check_number, option
 from selffl.algorithms.records import tensors_of
 from selffl.algorithms.safeguards import Bound, Limit
 from selffl.algorithms.suggestions import suggest
@@ -42,7 +42,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
-class PrivacyOptions:
+class PrivacyOptions(SettingsPart):
     """How much one client may add to the sums of a round, and how much noise hides it; the defaults change nothing.
 
     Attributes:
@@ -51,32 +51,18 @@ class PrivacyOptions:
         noise_multiplier: z, the noise on the sums by what one client can move them.
     """
 
-    clip: float | None = None
-    max_weight: float | None = None
-    noise_multiplier: float = 0.0
+    clip: float | None = option(None, check_number, above=0.0, at_most=LARGEST, alternative=", or none")
+    max_weight: float | None = option(None, check_number, above=0.0, at_most=LARGEST, alternative=", or none")
+    noise_multiplier: float = option(0.0, check_number, at_least=0.0, at_most=LARGEST)
 
     def __post_init__(self) -> None:
-        for name in ("clip", "max_weight"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), above=0.0, at_most=LARGEST, alternative=", or none")
-                object.__setattr__(self, name, float(getattr(self, name)))
-        check_number("noise_multiplier", self.noise_multiplier, at_least=0.0, at_most=LARGEST)
-        object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
+        super().__post_init__()
         for name in ("max_weight", "noise_multiplier"):
             if getattr(self, name) and self.clip is None:
                 raise ConfigError(
                     f"{name} is {getattr(self, name):g} without clip; expected clip, too: noise hides only what is "
                     "bounded, and a weight bounds nothing by itself."
                 )
-
-    @classmethod
-    def of(cls, settings: Any) -> Self:
-        """Those of a run, of whose settings they are a part."""
-        return cls(**{name: getattr(settings, name) for name in PRIVACY_OPTIONS})
-
-    def to_json(self) -> dict[str, Any]:
-        """By name, as messages and files hold them."""
-        return {name: getattr(self, name) for name in PRIVACY_OPTIONS}
 
     def check_method(self, method: Method, robust: str = "none") -> None:
         """Refuse a method whose uploads cannot be bounded or hidden so, and a defence beside it."""
@@ -140,7 +126,11 @@ class SumLimits:
         """
         limits, found = self.limits(upload), {}
         upload = self.method.in_units_of_limits(upload)
-        weights = self._bounded_weights(upload, limits)
+        weights = {
+            name: getattr(upload, name) for name in {limit.weight for limit in limits.values()} if name is not None
+        }
+        if not self.method.has_equal_weights():
+            weights = {name: weight.clamp(max=self._most_weight) for name, weight in weights.items()}
         for name, limit in limits.items():
             value = getattr(upload, name)
             if limit.weight is not None:
@@ -200,13 +190,6 @@ class SumLimits:
         if self.method.has_equal_weights():
             return []
         return sorted({limit.weight for limit in limits.values() if limit.weight is not None})
-
-    def _bounded_weights(self, upload: Any, limits: Mapping[str, Limit]) -> dict[str, Tensor]:
-        names = {limit.weight for limit in limits.values() if limit.weight is not None}
-        given = {name: getattr(upload, name) for name in names}
-        if self.method.has_equal_weights():
-            return given
-        return {name: weight.clamp(max=self._most_weight) for name, weight in given.items()}
 
     def _length(self, value: Tensor) -> Tensor:
         """Length of all numbers of a field together, by client ``[..., C]``."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
@@ -211,7 +211,7 @@ class Ranks:
 
         Looked for once, for to look changes what there is to see; torchrun's signal to end does not interrupt it.
         """
-        with _undisturbed():
+        with _handling({signal.SIGTERM: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}):
             self._fault = self._fault or self._find_fault(suspect, is_late)
         return self._fault
 
@@ -357,10 +357,10 @@ def joined() -> Iterator[Ranks]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No signal to end is heard."""
+def _handling(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Other handlers of signals, which the main thread alone can have."""
     is_main = threading.current_thread() is threading.main_thread()
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGTERM, signal.SIGINT) if is_main}
+    before = {each: signal.signal(each, handler) for each, handler in handlers.items()} if is_main else {}
     try:
         yield
     finally:
@@ -368,16 +368,7 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-@contextmanager
-def _ends_in_order() -> Iterator[None]:
+def _ends_in_order() -> AbstractContextManager[None]:
     """SIGTERM, by which torchrun ends the ranks once one has failed, as an interruption: there is a word to be left."""
-    is_ours = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    )
-    if is_ours:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if is_ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    return _handling({signal.SIGTERM: signal.default_int_handler} if is_free else {})

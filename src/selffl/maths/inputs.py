@@ -14,8 +14,10 @@ from selffl.errors import ConfigError, DataError
 
 def finite_tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
     """An array-like as a finite floating-point tensor, of the dtype and on the device of ``like``."""
+    dtype = getattr(value, "dtype", None)  # float32 and float64 arrays keep theirs
+    dtype = dtype if dtype in (np.float32, np.float64) else np.float64
     try:
-        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=_numpy_dtype(value)))
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value, dtype=dtype))
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{name} is not an array of numbers ({error}); expected one number per client.") from None
     if not tensor.is_floating_point():
@@ -36,12 +38,6 @@ def variance_tensor(name: str, value: Any, like: Tensor) -> Tensor:
     if (tensor < 0).any():
         raise DataError(f"{name} is {float(tensor.min()):.6g} at its smallest; expected 0 or more. Check the rows.")
     return tensor
-
-
-def _numpy_dtype(value: Any) -> Any:
-    """float32 and float64 arrays keep their type; everything else becomes float64."""
-    dtype = getattr(value, "dtype", None)
-    return dtype if dtype in (np.float32, np.float64) else np.float64
 
 
 def finite_number(name: str, value: Any, expected: str) -> float:

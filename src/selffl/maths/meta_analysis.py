@@ -111,7 +111,39 @@ class MetaAnalysis:
             >>> m.leave_one_out().inter_variance.round(3).tolist()        # all of the spread is the last client's
             [8.09, 8.403, 7.913, 0.0]
         """
-        return _left_out(self)
+        clients, num_clients = self._hierarchy, self.num_clients
+        if num_clients > MAX_CLIENTS_LEFT_OUT:
+            raise DataError(
+                f"{num_clients:,} clients found; expected at most {MAX_CLIENTS_LEFT_OUT:,} to leave each out once."
+            )
+        if clients.degrees_of_freedom < 2:
+            raise DataError(
+                f"{num_clients} clients found; expected at least {clients.num_coefficients + 2} to leave one out."
+            )
+        spread, mean = np.full(num_clients, np.nan), np.full(num_clients, np.nan)
+        personal, surprise = np.full((num_clients, num_clients), np.nan), np.full(num_clients, np.nan)
+        position = typical_covariate(clients)
+        for client in range(num_clients):
+            others = clients.without(client)
+            if others.has_covariate and np.ptp(others.covariate) == 0:
+                continue
+            known = clients.scale_variance(self.inter_variance) if self.method == "given" else None
+            spread[client] = fitted_inter_variance(others, self.method) if known is None else known  # type: ignore[arg-type]
+            fit = others.fit(float(spread[client]))
+            mean[client] = fit.at(position)
+            personal[client] = np.insert(personal_moments(others, fit)[0], client, fit.at(clients.covariate[client]))
+            total = spread[client] + clients.variance[client] + fit.variance_at(clients.covariate[client])
+            surprise[client] = (clients.estimate[client] - personal[client, client]) / math.sqrt(total)
+        carried = np.asarray(clients.carry_back(personal))
+        moves = np.abs(carried - self.personal_mean)
+        np.fill_diagonal(moves, 0.0)
+        return LeaveOneOut(
+            inter_variance=np.asarray(clients.carry_variance_back(spread)),
+            mean=np.asarray(clients.carry_back(mean)),
+            personal_mean=carried,
+            largest_move=moves.max(1),
+            surprise=surprise,
+        )
 
 
 @dataclass(frozen=True)
@@ -182,7 +214,8 @@ def meta_analysis(
     has_gain = own > 0 and spread + fit.mean_variance > 0
     personal = _personal(clients, fit, given)
     if is_integrated:
-        ends = _carried_ends(clients, personal_intervals(clients, posterior_of_spread, level))
+        ends = np.asarray(clients.carry_back(personal_intervals(clients, posterior_of_spread, level)))
+        ends[clients.is_certain] = clients.local_estimate[clients.is_certain, None]  # variance 0: it is where it says
     else:
         reach = float(ndtri(0.5 + level / 2.0)) * np.sqrt(personal["personal_variance"])
         ends = np.stack([personal["personal_mean"] - reach, personal["personal_mean"] + reach], axis=1)
@@ -303,47 +336,3 @@ def _personal(clients: Hierarchy, fit: CentreFit, given: float | None) -> dict[s
         "personal_variance": clients.carry_variance_back(np.where(clients.is_certain, 0.0, variance)),
         "gain": clients.variance / variance,
     }
-
-
-def _carried_ends(clients: Hierarchy, ends: Floats) -> Floats:
-    """Ends of intervals in the users' units; a client of variance 0 is where it says."""
-    carried = np.asarray(clients.carry_back(ends))
-    carried[clients.is_certain] = clients.local_estimate[clients.is_certain, None]
-    return carried
-
-
-def _left_out(analysis: MetaAnalysis) -> LeaveOneOut:
-    """Every client left out once, with sigma_0^2 estimated anew unless it was given."""
-    clients, num_clients = analysis._hierarchy, analysis.num_clients
-    if num_clients > MAX_CLIENTS_LEFT_OUT:
-        raise DataError(
-            f"{num_clients:,} clients found; expected at most {MAX_CLIENTS_LEFT_OUT:,} to leave each out once."
-        )
-    if clients.degrees_of_freedom < 2:
-        raise DataError(
-            f"{num_clients} clients found; expected at least {clients.num_coefficients + 2} to leave one out."
-        )
-    spread, mean = np.full(num_clients, np.nan), np.full(num_clients, np.nan)
-    personal, surprise = np.full((num_clients, num_clients), np.nan), np.full(num_clients, np.nan)
-    position = typical_covariate(clients)
-    for client in range(num_clients):
-        others = clients.without(client)
-        if others.has_covariate and np.ptp(others.covariate) == 0:
-            continue
-        known = clients.scale_variance(analysis.inter_variance) if analysis.method == "given" else None
-        spread[client] = fitted_inter_variance(others, analysis.method) if known is None else known  # type: ignore[arg-type]
-        fit = others.fit(float(spread[client]))
-        mean[client] = fit.at(position)
-        personal[client] = np.insert(personal_moments(others, fit)[0], client, fit.at(clients.covariate[client]))
-        total = spread[client] + clients.variance[client] + fit.variance_at(clients.covariate[client])
-        surprise[client] = (clients.estimate[client] - personal[client, client]) / math.sqrt(total)
-    carried = np.asarray(clients.carry_back(personal))
-    moves = np.abs(carried - analysis.personal_mean)
-    np.fill_diagonal(moves, 0.0)
-    return LeaveOneOut(
-        inter_variance=np.asarray(clients.carry_variance_back(spread)),
-        mean=np.asarray(clients.carry_back(mean)),
-        personal_mean=carried,
-        largest_move=moves.max(1),
-        surprise=surprise,
-    )

@@ -39,7 +39,7 @@ from selffl.runs.predict import Predictor
 from selffl.state.checkpoint import load_tensors, save_tensors, write_safetensors
 from selffl.state.files import atomic_write
 from selffl.training.answers import LabelScale, present_model, trained_module
-from selffl.training.flat import check_entries
+from selffl.training.layout import check_entries
 
 Precision = Literal["exact", "float16", "bfloat16"]
 

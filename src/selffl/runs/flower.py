@@ -22,10 +22,11 @@ from selffl.algorithms.norms import check_batch_norm
 from selffl.algorithms.population import Population
 from selffl.engines.cohort import RunState
 from selffl.engines.flower.answers import Alone, EvaluationSums
-from selffl.engines.flower.client import VIEWS, algorithm_of
+from selffl.engines.flower.client import algorithm_of
 from selffl.engines.flower.secure import check_secure_sums
 from selffl.engines.flower.server import Server, number_ids
 from selffl.engines.flower.settings import Answers, Network
+from selffl.engines.flower.site import VIEWS
 from selffl.engines.rounds import RoundReport
 from selffl.errors import CheckpointError, ConfigError, check_known
 from selffl.runs import folder as files

@@ -42,7 +42,8 @@ from selffl.state.memory import whole_memory
 from selffl.training.answers import LabelScale, present_model
 from selffl.training.blocks import Gradients, Loss, deterministic_cudnn
 from selffl.training.evaluation import check_numbers, check_rows, loss_for, numbers_of_rows
-from selffl.training.flat import FlatModel, check_parameters
+from selffl.training.flat import FlatModel
+from selffl.training.layout import check_parameters
 from selffl.training.losses import name_of
 from selffl.training.metrics import Measure, Metric, by_loss
 from selffl.training.model import ModelSource

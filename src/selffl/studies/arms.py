@@ -50,7 +50,7 @@ FILES_WITH_NUMBERS = (
     "grouped_runs.py",
     "lme4.R",
 )  # of the studies, those that make numbers
-CODE_ENDINGS = (".py", ".csv", ".R")  # of files that numbers depend on
+CODE_ENDINGS = (".py", ".csv", ".toml", ".R")  # of files that numbers depend on
 INDEX = ".arms.json"  # which runs a study is at, for those who watch it
 
 

@@ -87,11 +87,11 @@ def quickest_way(model: FlatModel, params: Tensor, features: Features) -> Way:
 def rows_for_loop(model: FlatModel, params: Tensor, features: Features) -> float:
     """From how many rows on, such as ``features [B, ...]``, a client is computed apart; infinite if never."""
     may_fail = model.lstm_width or model.may_attend
-    if model.needs_loop or (may_fail and not model.is_vectorisable(params, features)):
+    if model.needs_loop or (may_fail and not model.is_vectorisable(features, params)):
         return 0
     if params.device.type != "cpu":
         return math.inf
-    limits = ((LOOP_FROM, model.convolution_work(params, features[:1])), (LSTM_LOOP_FROM, model.lstm_width))
+    limits = ((LOOP_FROM, model.convolution_work(features, params)), (LSTM_LOOP_FROM, model.lstm_width))
     return min((limit / work for limit, work in limits if work), default=math.inf)
 
 
@@ -142,43 +142,33 @@ def gradient_of(model: FlatModel, loss: Loss, gradients: Gradients = "auto") -> 
             gradients[:, model.num_parameters :] = found[1]
         return gradients
 
-    def by_loop(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
+    def one_by_one(
+        model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor, in_threads: bool
+    ) -> Tensor:
         gradients = params.new_empty(params.shape)
-        with silence_rnn_warning():
-            for client in range(len(params)):
-                of_client(model, client, gradients, params, features, labels, *keys)
-        return gradients
+        twins = model.twins_of_threads(torch.get_num_threads()) if in_threads else [model]
 
-    def by_threads(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
-        gradients, twins = params.new_empty(params.shape), model.twins_of_threads(torch.get_num_threads())
+        def write_gradient(thread: int, client: int) -> None:
+            own, masks = (params[client], features[client], labels[client]), [key[client] for key in keys]
+            slopes, left = slopes_of(twins[thread], loss, *own, *masks, channels_last=in_threads)
+            found = [slope.reshape(-1) for slope in slopes] + ([] if left is None else [left])
+            torch.cat(found, out=gradients[client])
 
-        def work(thread: int, client: int) -> None:
-            of_client(twins[thread], client, gradients, params, features, labels, *keys, channels_last=True)
-
-        if len(params) == 1:  # which may have all threads
-            work(0, 0)
+        if in_threads and len(params) > 1:  # a lone client may have all threads
+            do_in_threads(write_gradient, len(params))
         else:
-            do_in_threads(work, len(params))
+            with silence_rnn_warning():
+                for client in range(len(params)):
+                    write_gradient(0, client)
         return gradients
-
-    def of_client(
-        model: FlatModel, client: int, gradients: Tensor, params: Tensor, features: Features, labels: Tensor,
-        *keys: Tensor, channels_last: bool = False,
-    ) -> None:  # fmt: skip
-        """Write the gradient of one client."""
-        keys = tuple(key[client] for key in keys)
-        own = params[client], features[client], labels[client]
-        slopes, left = slopes_of(model, loss, *own, *keys, channels_last=channels_last)
-        found = [slope.reshape(-1) for slope in slopes] + ([] if left is None else [left])
-        torch.cat(found, out=gradients[client])
 
     def gradient(model: FlatModel, params: Tensor, features: Features, labels: Tensor, *keys: Tensor) -> Tensor:
         if is_softmax and is_class(labels[0]) and isinstance(features, Tensor) and features.ndim == 3:
             return softmax_regression_gradient(params, features, labels)
         way = quickest_way(model, params, features) if gradients == "auto" else gradients
         if way == "loop":
-            may_share = gradients == "auto" and may_be_shared_out(model, loss, params)
-            return (by_threads if may_share else by_loop)(model, params, features, labels, *keys)
+            in_threads = gradients == "auto" and may_be_shared_out(model, loss, params)
+            return one_by_one(model, params, features, labels, *keys, in_threads=in_threads)
         if way in ("stacked", "recomputed") or (gradients == "auto" and way == "vmap" and model.is_mostly_frozen):
             problem = stacked.problem(model, params, features, labels)
             if problem is None:
@@ -251,14 +241,6 @@ def outputs_of(model: FlatModel, params: Tensor, features: Features, way: Way) -
         return torch.baddbmm(bias.unsqueeze(1), features, weight.transpose(1, 2))
     outputs: Tensor = vectorise(model.unfolded if way == "unfold" else model.vectorised, model, params, features)
     return outputs
-
-
-def losses_of(model: FlatModel, loss: Loss, outputs: Tensor, labels: Tensor, way: Way) -> Tensor:
-    """Mean losses ``[n]`` of ``outputs [n, B, ...]``, each client's of its own ``labels [n, B, ...]``."""
-    if way == "loop":
-        return torch.stack([loss(*each) for each in zip(outputs, labels, strict=True)])
-    losses: Tensor = vectorise(loss, model, outputs, labels)
-    return losses
 
 
 def vectorise(function: Callable[..., Any], model: FlatModel, *arguments: Features) -> Any:

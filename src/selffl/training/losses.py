@@ -30,14 +30,8 @@ def count_loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 OWN_LOSSES: dict[str, Loss] = {"squared_error": squared_error, "logistic_loss": logistic_loss, "count_loss": count_loss}
-NAMES = tuple(
-    sorted(
-        [
-            *OWN_LOSSES,
-            *(name for name in dir(nn.functional) if name.endswith(("_loss", "cross_entropy", "_with_logits"))),
-        ]
-    )
-)
+_ENDINGS = ("_loss", "cross_entropy", "_with_logits")
+NAMES = tuple(sorted([*OWN_LOSSES, *(name for name in dir(nn.functional) if name.endswith(_ENDINGS))]))
 
 
 def loss_named(name: str) -> Loss:

@@ -280,18 +280,6 @@ def _of_two_classes(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     return _with_log_loss(outputs[..., 1] - outputs[..., 0], labels)
 
 
-def _of_logit(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    return _with_log_loss(outputs.reshape(len(labels)), labels)
-
-
-def _of_score(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    return (outputs.reshape(len(labels)),)
-
-
-def _of_probability(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    return _with_log_loss(outputs.reshape(len(labels)).logit(), labels)
-
-
 def _with_log_loss(log_odds: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     """The log-odds of class 1 and the log loss; a label between 0 and 1 is in part of each class."""
     share = labels.reshape(-1).to(log_odds)
@@ -304,17 +292,15 @@ def _of_values(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     return (error.flatten(1).mean(1) if error.ndim > 1 else error,)
 
 
-def _of_rates(outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    return _of_values(outputs.exp(), labels)
-
-
+RANKED = ("accuracy", "auc", "balanced_accuracy", "log_loss")  # of two classes, where each row has a log-odds
 CLASSES = Measure(("accuracy", "balanced_accuracy", "log_loss"), _of_classes)
-TWO_CLASSES = Measure(("accuracy", "auc", "balanced_accuracy", "log_loss"), _of_two_classes)
-ONE_LOGIT = Measure(("accuracy", "auc", "balanced_accuracy", "log_loss"), _of_logit)
-ONE_SCORE = Measure(("auc",), _of_score)  # under a loss that does not say from where on it means class 1
-ONE_PROBABILITY = Measure(("accuracy", "auc", "balanced_accuracy", "log_loss"), _of_probability)
+TWO_CLASSES = Measure(RANKED, _of_two_classes)
+ONE_LOGIT = Measure(RANKED, lambda logits, labels: _with_log_loss(logits.reshape(len(labels)), labels))
+ONE_PROBABILITY = Measure(RANKED, lambda shares, labels: _with_log_loss(shares.reshape(len(labels)).logit(), labels))
+# Under a loss that does not say from where on a score means class 1.
+ONE_SCORE = Measure(("auc",), lambda scores, labels: (scores.reshape(len(labels)),))
 VALUES = Measure(("error",), _of_values)
-COUNTS = Measure(("error",), _of_rates)  # outputs are logarithms of the rates
+COUNTS = Measure(("error",), lambda logs, labels: _of_values(logs.exp(), labels))  # outputs are logarithms of the rates
 
 
 def by_loss(loss: Loss) -> Measure:

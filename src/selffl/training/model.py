@@ -23,8 +23,8 @@ from selffl.budget import budget_of
 from selffl.data.federation import Federation, Rows
 from selffl.data.named import Features, row_size
 from selffl.errors import ConfigError
-from selffl.randomness import normal, random_bits, secret_normal, uniform
-from selffl.training.augmentation import augment, check_images, draw_moves
+from selffl.randomness import secret_normal
+from selffl.training.augmentation import augment, check_images
 from selffl.training.blocks import (
     Gradients,
     Loss,
@@ -46,23 +46,8 @@ from selffl.training.features import features_of, objective_gradient
 from selffl.training.few_rows import STEPS_AT_ONCE, KnownProducts, OwnRows, have_few_rows, walk_by_rows
 from selffl.training.flat import FlatModel
 from selffl.training.losses import is_squared_error
-from selffl.training.orders import places_in_epochs
+from selffl.training.minibatches import Minibatches
 from selffl.training.row_gradients import DrawnRows, check_rows_apart, clipped_mean
-
-BATCHES_AHEAD = 20  # minibatches whose rows are looked up at once: as many as most methods take steps in a round
-HALF_BATCHES_AHEAD = 10  # of halves, which take about half as many
-ROWS_AHEAD = 1 << 22  # up to which a longer visit looks further and further ahead
-
-
-@dataclass(frozen=True)
-class BatchesAhead:
-    """What the next minibatches of every slot are made of: drawn one by one, a GPU would wait for them."""
-
-    draws: range  # which minibatches
-    places: Tensor  # among the rows of all slots [slots, minibatches, B]
-    index: Tensor  # row numbers, likewise
-    moves: Tensor | None  # of images that are moved [slots, minibatches, B, 3]
-    mask_keys: Tensor | None  # where the model has dropout [slots, minibatches]
 
 
 class ModelTask(FeatureTask):
@@ -87,18 +72,19 @@ class ModelTask(FeatureTask):
         clients, self.options = clients.to(rows.offset.device), options or TrainingOptions()
         rate = self.options.rate(learning_rate, round_number)
         super().__init__(clients.shape, rows.num_examples[clients], rate, batch_size)
-        self._rows, self.clients, self._seed, self._round = rows, clients, seed, round_number
-        self._keys = clients if keys is None else keys.to(clients)
-        # The rows of a slot: ``size`` places from ``begin`` on; place p is row p, or row ``order[p]``.
-        self._begin, self._size = rows.offset[clients], self.num_examples
-        # What walks of few rows have taken for others of this visit: halves share it.
-        self._first_row, self._known_products = self._begin, KnownProducts()
-        self._sizes: list[int] | None = None  # the same as numbers, and of all rows together, once they are needed
-        self._num_rows: int | None = None
-        self._order: Tensor | None = None
-        self._stream, self._num_ahead = "batch", BATCHES_AHEAD
-        self._ahead: BatchesAhead | None = None
+        self._rows, self.clients, self._round = rows, clients, round_number
+        self.row_clip, self._is_secret = self.options.row_clip, is_secret
         check_images(self.options.augmentation, rows.features)
+        check_rows_apart(model, self.row_clip)
+        # A seed that nobody is told: who knows the draws knows when a row was met.
+        draw_seed = None if self.row_clip is None else secrets.randbits(62) if is_secret else seed
+        begin = rows.offset[clients]
+        self.minibatches = Minibatches(
+            clients if keys is None else keys.to(clients), begin, self.num_examples, batch_size, seed, round_number,
+            augmentation=self.options.augmentation, has_masks=model.leaves_out, draw_seed=draw_seed,
+        )  # fmt: skip
+        # What walks of few rows have taken for others of this visit: halves share it.
+        self._first_row, self._known_products = begin, KnownProducts()
         self._gradient = gradient_of(model, loss, gradients)
         self._model, self._loss, self._gradients = model, loss, gradients
         self._is_softmax_regression = is_softmax_regression(model, loss, gradients)
@@ -106,17 +92,13 @@ class ModelTask(FeatureTask):
         self.class_bias, self.head = model.class_bias, model.head
         self.optimiser = optimiser or self.optimiser
         self.weight_decay, self.max_gradient_norm = self.options.weight_decay, self.options.max_gradient_norm
-        self.row_clip, self._is_secret = self.options.row_clip, is_secret
-        check_rows_apart(model, self.row_clip)
-        # A seed that nobody is told: who knows the draws knows when a row was met.
-        self._draw_seed = secrets.randbits(62) if is_secret and self.row_clip is not None else seed
         self._last_draw = torch.full_like(self.num_gradients, -1)  # with noise, by slot
 
     def batch(self, draw: int, slots: Tensor) -> tuple[Any, ...] | DrawnRows:
         """Features ``[n, B, ...]`` and labels ``[n, B]``; where the model has dropout, keys of its masks ``[n, 1]``."""
-        ahead = self._look_ahead(draw)
+        ahead = self.minibatches.look_ahead(draw)
         place = draw - ahead.draws.start
-        features, labels = self._rows_of(draw, slots)
+        features, labels = rows_at(self._rows, ahead.index[slots, place])  # [n, B]
         if ahead.moves is not None:
             assert isinstance(features, Tensor)
             features = augment(features, ahead.moves[slots, place])
@@ -125,84 +107,12 @@ class ModelTask(FeatureTask):
             rows = *rows, ahead.mask_keys[slots, place, None]
         if self.row_clip is None:
             return rows
-        is_own = torch.arange(self.batch_size, device=slots.device) < self._size[slots].unsqueeze(-1)
+        is_own = torch.arange(self.batch_size, device=slots.device) < self.minibatches.size[slots].unsqueeze(-1)
         return DrawnRows(rows, is_own, draw)
-
-    def _rows_of(self, draw: int, slots: Tensor) -> tuple[Features, Tensor]:
-        """Features and labels of a minibatch, as they are."""
-        ahead = self._look_ahead(draw)
-        return rows_at(self._rows, ahead.index[slots, draw - ahead.draws.start])  # [n, B]
-
-    def _look_ahead(self, draw: int) -> BatchesAhead:
-        """What a minibatch and those beside it are made of."""
-        if self._ahead is None or draw not in self._ahead.draws:
-            draws = self._next_draws(draw)
-            keys, numbers = self._keys, torch.arange(draws.start, draws.stop, device=self._keys.device)
-            places = self._places(draws) if self.row_clip is None else self._drawn(numbers)
-            index = places if self._order is None else self._order[places]
-            moves = masks = None
-            if self.options.augmentation != "none":
-                to_move = self.options.augmentation, self.batch_size, self._seed, self._stream, self._round
-                moves = draw_moves(*to_move, keys, numbers)
-            if self._model.leaves_out:
-                masks = random_bits(self._seed, f"{self._stream} mask", self._round, keys[:, None], numbers)
-            self._ahead = BatchesAhead(draws, places, index, moves, masks)
-        return self._ahead
-
-    def _places_of(self, draw: int) -> Tensor:
-        """Places of one minibatch of every slot ``[slots, B]``."""
-        ahead = self._look_ahead(draw)
-        return ahead.places[:, draw - ahead.draws.start]
-
-    def _next_draws(self, draw: int) -> range:
-        """The minibatches that are looked up with this one: in a long visit as many again as there have been."""
-        begin, count = draw // self._num_ahead * self._num_ahead, self._num_ahead
-        goes_on = self._ahead is not None and draw == self._ahead.draws.stop
-        if goes_on and self.row_clip is None:
-            begin, most = draw, ROWS_AHEAD // (self._size.numel() * self.batch_size)
-            count = max(min(draw, most), count)
-        return range(begin, begin + count)
 
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
         """By seed, round, client and minibatch."""
-        place = torch.arange(params.shape[-1], device=params.device)
-        keys = self._keys[slots].unsqueeze(-1)
-        return normal(self._seed, f"{self._stream} noise", self._round, keys, draw, place).to(params)
-
-    def _places(self, draws: range) -> Tensor:
-        """Places of these minibatches of every slot: ``[slots, draws, B]``."""
-        start, width = draws.start * self.batch_size, len(draws) * self.batch_size
-        keyed_by = self._seed, self._stream, self._round
-        own = places_in_epochs(keyed_by, self._keys, self._size, self._known_sizes(), start, width)
-        return (self._begin.unsqueeze(-1) + own).view(len(own), len(draws), self.batch_size)
-
-    def _known_sizes(self) -> list[int]:
-        """``size`` as numbers: a GPU is waited for once."""
-        if self._sizes is None:
-            self._sizes = self._size.tolist()
-        return self._sizes
-
-    def _owners(self, size: Tensor) -> Tensor:
-        """The slot of each row, of slots with so many rows ``size [slots]``, which are all rows of the task."""
-        if self._num_rows is None:
-            self._num_rows = sum(self._known_sizes())
-        slots = torch.arange(len(size), device=size.device)
-        return slots.repeat_interleave(size, output_size=self._num_rows)
-
-    def _drawn(self, draws: Tensor) -> Tensor:
-        """Likewise, where each minibatch is drawn by itself without replacement; places beyond N repeat its last."""
-        size = self._size
-        owner = self._owners(size)
-        begin = size.cumsum(0) - size
-        row = torch.arange(len(owner), device=size.device) - begin[owner]
-        numbers = draws.unsqueeze(-1)
-        lots = uniform(self._draw_seed, "drawn rows", self._round, self._keys[owner], numbers, row)  # [draws, N]
-        by_lot = lots.argsort(dim=-1, stable=True)
-        order = by_lot.gather(-1, owner[by_lot].argsort(dim=-1, stable=True))
-        place = torch.arange(self.batch_size, device=size.device)
-        wanted = begin.unsqueeze(-1) + torch.minimum(place, size.unsqueeze(-1) - 1)  # [slots, B]
-        rows = (self._begin[owner] + row)[order]
-        return rows[:, wanted].transpose(0, 1)
+        return self.minibatches.noise(draw, slots, params)
 
     def noisy_gradient(self, params: Tensor, batch: DrawnRows, slots: Tensor) -> Tensor:
         """Noise of z times 2R, as far as replacing a row moves the sum, over min(B, N) rows."""
@@ -217,12 +127,8 @@ class ModelTask(FeatureTask):
         multiplier = self.options.row_noise_multiplier
         if not multiplier:
             return found
-        if self._is_secret:
-            noise = secret_normal(found.shape)
-        else:
-            place = torch.arange(params.shape[-1], device=params.device)
-            keys = self._keys[slots].unsqueeze(-1)
-            noise = normal(self._seed, "row noise", self._round, keys, batch.draw, place)
+        is_secret = self._is_secret
+        noise = secret_normal(found.shape) if is_secret else self.minibatches.row_noise(batch.draw, slots, params)
         scale = 2.0 * self.row_clip * multiplier / batch.is_there.sum(-1, keepdim=True)
         return found.add_((scale * noise.to(params.device)).to(found))
 
@@ -231,7 +137,7 @@ class ModelTask(FeatureTask):
         if self.row_clip is None:
             return self
         task = copy(self)
-        task.row_clip, task._ahead = None, None
+        task.row_clip, task.minibatches = None, self.minibatches.in_epochs()
         return task
 
     def _check_open(self, what: str) -> None:
@@ -245,20 +151,8 @@ class ModelTask(FeatureTask):
     def halves(self, split: int = 0) -> Self:
         """Each client's rows in an order of their own, keyed by seed, client and split, and cut in the middle."""
         self._check_open("halves of the rows")
-        size, keys = self._size, self._keys
-        owner = self._owners(size)
-        begin = size.cumsum(0) - size
-        row = torch.arange(len(owner), device=size.device) - begin[owner]
-        key = (split,) if split else ()
-        by_lot = uniform(self._seed, "half", *key, keys[owner], row).argsort(stable=True)
         task = self._copy_for_halves()
-        parts = task.num_examples
-        task._order = (self._begin[owner] + row)[by_lot[owner[by_lot].argsort(stable=True)]]
-        task._begin = torch.stack([begin, begin + parts[:, 0] * (parts[:, 1] > 0)], dim=-1).reshape(-1)
-        task._size, task._sizes = parts.reshape(-1).clamp(min=1), None
-        task._stream = "half batch"
-        task._num_ahead, task._ahead = HALF_BATCHES_AHEAD, None
-        task._keys = torch.stack([2 * keys, 2 * keys + 1], dim=-1).reshape(-1)
+        task.minibatches = self.minibatches.halves(task.num_examples, split)
         return task
 
     def shorten(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -284,9 +178,8 @@ class ModelTask(FeatureTask):
         if bias is None or bias.num_classes != num_classes or not self.has_classes:
             return super().class_counts(num_classes)
         size = self.num_examples.reshape(-1)
-        owner = self._owners(size)
-        places = torch.arange(len(owner), device=size.device) + (self._begin - size.cumsum(0) + size)[owner]
-        labels = self._rows.labels[places if self._order is None else self._order[places]]
+        owner, place = self.minibatches.rows_in_turn(size)
+        labels = self._rows.labels[self.minibatches.rows_at(self.minibatches.begin[owner] + place)]
         return class_counts(self._model, labels, owner, len(size)).reshape(*self.shape, num_classes)
 
     def class_scores(self, params: Tensor, draw: int) -> tuple[Tensor, Tensor] | None:
@@ -294,7 +187,8 @@ class ModelTask(FeatureTask):
         self._check_open("class scores")
         if not self.has_classes:
             return None
-        features, labels = self._rows_of(draw, torch.arange(len(params), device=params.device))
+        ahead = self.minibatches.look_ahead(draw)
+        features, labels = rows_at(self._rows, ahead.index[:, draw - ahead.draws.start])
         targets = class_targets(self._model, labels.flatten(0, 1)).reshape(*labels.shape[:2], -1)
         scores = self._outputs(params, features)
         return (scores if scores.shape == targets.shape else torch.cat([0.0 * scores, scores], dim=-1)), targets
@@ -360,8 +254,8 @@ class ModelTask(FeatureTask):
             step = widest if is_mixed else budget.rows_evaluated(width, len(slots))
             for start in range(0, widest, step):
                 column = torch.arange(start, min(start + step, widest), device=size.device)
-                places = self._begin[slots].unsqueeze(-1) + torch.minimum(column, size - 1)
-                yield slots, rows_at(self._rows, places if self._order is None else self._order[places]), column < size
+                places = self.minibatches.begin[slots].unsqueeze(-1) + torch.minimum(column, size - 1)
+                yield slots, rows_at(self._rows, self.minibatches.rows_at(places)), column < size
 
     def objective_gradient(
         self, objective: Objective, params: Tensor, num_extra: int, batch: Any, constants: Sequence[Tensor]
@@ -383,12 +277,12 @@ class ModelTask(FeatureTask):
             return None
         params = walk.states[0]
         assert params is not None
-        num_features = features.shape[1]
+        drawn, num_features = self.minibatches, features.shape[1]
         num_classes = params.shape[1] // (num_features + 1)
         of_parts = [num_classes * num_features, num_classes]
         if walk.group_sizes is not None and walk.group_sizes not in ([sum(of_parts)], of_parts):
             return None
-        is_few = have_few_rows(self._size, walk.num_steps, self.batch_size, num_features, num_classes)
+        is_few = have_few_rows(drawn.size, walk.num_steps, self.batch_size, num_features, num_classes)
         # Whose rows have been multiplied needs little more.
         are_known = [slot // self.slots_per_client in self._known_products for slot in range(len(is_few))]
         is_few |= torch.tensor(are_known, device=is_few.device)
@@ -402,9 +296,10 @@ class ModelTask(FeatureTask):
             part = walk._replace(num_steps=(walk.num_steps - first).clamp(min=0, max=STEPS_AT_ONCE))
             some = clients[part.num_steps[clients] > 0]
             draws = range(walk.first_draw + first, walk.first_draw + first + int(part.num_steps[some].max()))
-            places = torch.stack([self._places_of(draw) for draw in draws], dim=1)
+            ahead = [(drawn.look_ahead(draw), draw) for draw in draws]
+            places = torch.stack([each.places[:, draw - each.draws.start] for each, draw in ahead], dim=1)
             own = OwnRows(
-                features, labels, self._begin, self._size, self._order, places - self._begin[:, None, None],
+                features, labels, drawn.begin, drawn.size, drawn.order, places - drawn.begin[:, None, None],
                 self.slots_per_client, self._first_row, self._known_products,
             )  # fmt: skip
             wanted = {walk.result: found}
@@ -500,16 +395,8 @@ class ModelSource:
     @property
     def population(self) -> Population:
         """How many clients there are, their clusters, and what the model is made of; variances are not known."""
-        return Population(
-            self.federation.num_clients,
-            cluster=self.federation.cluster,
-            layers=self.model.layers,
-            class_bias=self.model.class_bias,
-            group_sizes=self.model.group_sizes,
-            kept=self.model.kept_layers,
-            head=self.model.head,
-            num_examples=self.federation.train.num_examples,
-        )
+        number, rows = self.federation.num_clients, self.federation.train.num_examples
+        return self.model.describe(Population(number, cluster=self.federation.cluster, num_examples=rows))
 
     def task(self, clients: Tensor, round_number: int) -> ModelTask:
         """Training rows of the cohort ``clients [C]``; test rows are out of reach."""

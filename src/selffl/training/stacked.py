@@ -79,32 +79,21 @@ def add_bias(forward: Callable[[Tensor], Tensor], own: OwnParts, bias: str, is_l
     return (rows + added.unsqueeze(-1)).reshape(outputs.shape)
 
 
-def add_change(layer: Adapted, own: OwnParts, up: str, outputs: Tensor, low: Tensor) -> Tensor:
-    """What the frozen layer makes of all rows, and (alpha/r) B of their r numbers ``low`` with each client's B."""
-    changes = own.parts[up].transpose(1, 2)
-    rows, low = own.by_client(outputs), own.by_client(low)
-    return torch.baddbmm(rows, low, changes, alpha=layer.scale).reshape(outputs.shape)
-
-
-def adapt_linear(layer: AdaptedLinear, own: OwnParts, down: str, up: str, inputs: Tensor) -> Tensor:
-    """W x + b + (alpha/r) B A x with each client's B, and A where it is trained."""
+def adapt_rows(layer: Adapted, own: OwnParts, down: str, up: str, inputs: Tensor) -> Tensor:
+    """W x + b + (alpha/r) B A x with each client's B, and A where it is trained; or such vectors of entries."""
     if down in own.parts:
         low = torch.bmm(own.by_client(inputs), own.parts[down].transpose(1, 2))
     else:
-        low = nn.functional.linear(inputs, layer.lora_A.weight)
-    return add_change(layer, own, up, layer.base(inputs), low)
-
-
-def adapt_embedding(layer: AdaptedEmbedding, own: OwnParts, up: str, inputs: Tensor) -> Tensor:
-    """The vectors of entries, and their changes by each client's B."""
-    low = nn.functional.embedding(inputs, layer.lora_A.weight.T)
-    return add_change(layer, own, up, layer.base(inputs), low)
+        low = own.by_client(layer.bring_down(inputs))
+    outputs = layer.base(inputs)
+    changes = own.parts[up].transpose(1, 2)
+    return torch.baddbmm(own.by_client(outputs), low, changes, alpha=layer.scale).reshape(outputs.shape)
 
 
 def adapt_convolution(layer: AdaptedConv, own: OwnParts, up: str, inputs: Tensor) -> Tensor:
     """The convolution, and that of its change by each client's B."""
     outputs = cast(Tensor, layer.base(inputs))
-    low = layer.base._conv_forward(inputs, layer.lora_A.weight, None)
+    low = layer.bring_down(inputs)
     low = low.reshape(own.num_clients, -1, layer.rank, outputs[0, 0].numel())  # clients, rows, r, places
     return outputs + layer.scale * (own.parts[up].flatten(2).unsqueeze(1) @ low).reshape(outputs.shape)
 
@@ -193,12 +182,10 @@ def _give_change(part: Adapted, prefix: str, own: OwnParts) -> list[str]:
     """The same of a layer with a change of low rank."""
     trained = [kind for kind in (DOWN, UP) if getattr(part, kind).weight.requires_grad]
     down, up = (f"{prefix}{kind}.weight" for kind in (DOWN, UP))
-    if type(part) is AdaptedLinear and UP in trained:
-        part.forward = partial(adapt_linear, part, own, down, up)  # type: ignore[method-assign]
+    if (type(part) is AdaptedLinear and UP in trained) or (type(part) is AdaptedEmbedding and trained == [UP]):
+        part.forward = partial(adapt_rows, part, own, down, up)  # type: ignore[method-assign]
     elif type(part) is AdaptedConv and trained == [UP]:
         part.forward = partial(adapt_convolution, part, own, up)  # type: ignore[method-assign]
-    elif type(part) is AdaptedEmbedding and trained == [UP]:
-        part.forward = partial(adapt_embedding, part, own, up)  # type: ignore[method-assign]
     else:
         return []
     for kind in trained:
@@ -286,7 +273,7 @@ class StackedGradient:
         self, model: FlatModel, stacked: Stacked, params: Tensor, features: Features, labels: Tensor
     ) -> str | None:  # fmt: skip
         """Against ordinary autograd on three clients; and whether the first and the last see anything of the others."""
-        if not model.is_vectorisable(params[0], features[0]):
+        if not model.is_vectorisable(features[0], params[0]):
             return "it looks at numbers to decide what to do"
         moved, last = moved_apart(model, params), len(params) - 1
         before = python_state([stacked.module])

@@ -15,6 +15,8 @@ from selffl.engines.flower.memory import ClientMemory, Start, file_name, memorie
 from selffl.errors import CheckpointError, RefusedError
 from selffl.state.files import exclusive_lock
 
+LATER = 99  # a round that nobody has done
+
 
 def memory_of(folder, client="anna", experiment="first", name="self-fl", run=""):
     return ClientMemory(folder, experiment, client, algorithm(name).newcomer(torch.zeros(1, 4)), run)
@@ -31,7 +33,7 @@ def same(one, other):
 
 def test_a_client_that_never_took_part_is_a_newcomer(tmp_path):
     memory = memory_of(tmp_path)
-    assert memory.latest() == (memory.newcomer, 0)
+    assert memory.before(LATER) == (memory.newcomer, 0)
     assert memory.before(1) == (memory.newcomer, 0)
     assert not list(tmp_path.iterdir())
 
@@ -41,7 +43,7 @@ def test_what_is_kept_is_found_by_another_process(name, tmp_path):
     first = memory_of(tmp_path, name=name)
     after = plus(first.newcomer, 1)
     first.keep(3, first.before(3), after)
-    found, round_number = memory_of(tmp_path, name=name).latest()
+    found, round_number = memory_of(tmp_path, name=name).before(LATER)
     assert round_number == 3
     assert same(found, after)
     assert type(found) is type(after)
@@ -75,10 +77,10 @@ def test_clients_and_experiments_have_memories_of_their_own(tmp_path):
     for number, client in enumerate(names, start=1):
         for experiment in ("first", "../second"):
             memory = memory_of(tmp_path, client, experiment)
-            assert memory.latest()[1] == 0
+            assert memory.before(LATER)[1] == 0
             memory.keep(number, Start(memory.newcomer, 0), plus(memory.newcomer, number))
     for number, client in enumerate(names, start=1):
-        assert memory_of(tmp_path, client).latest()[1] == number
+        assert memory_of(tmp_path, client).before(LATER)[1] == number
     assert {path.parent.parent for path in tmp_path.rglob("*.safetensors")} == {tmp_path}
     lowered = [file_name(name).lower() for name in names]
     assert len(set(lowered)) == len(names)
@@ -103,7 +105,7 @@ def test_the_memory_of_another_client_is_refused(tmp_path):
     anna.keep(1, Start(anna.newcomer, 0), anna.newcomer)
     anna.path.rename(berta.path)
     with pytest.raises(CheckpointError, match="is the memory of client anna in experiment first"):
-        berta.latest()
+        berta.before(LATER)
 
 
 def test_the_memory_of_another_model_or_method_is_refused(tmp_path):
@@ -111,9 +113,9 @@ def test_the_memory_of_another_model_or_method_is_refused(tmp_path):
     memory.keep(1, Start(memory.newcomer, 0), memory.newcomer)
     wider = ClientMemory(tmp_path, "first", "anna", algorithm("self-fl").newcomer(torch.zeros(1, 5)))
     with pytest.raises(CheckpointError, match=r"expected torch.float32 \(1, 5\)"):
-        wider.latest()
+        wider.before(LATER)
     with pytest.raises(CheckpointError, match="lacks"):
-        memory_of(tmp_path, name="ditto").latest()
+        memory_of(tmp_path, name="ditto").before(LATER)
 
 
 def test_a_kill_while_writing_leaves_the_last_memory(tmp_path, monkeypatch):
@@ -123,7 +125,7 @@ def test_a_kill_while_writing_leaves_the_last_memory(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         memory.keep(2, memory.before(2), plus(memory.newcomer, 2))
     monkeypatch.undo()
-    assert memory.latest()[1] == 1
+    assert memory.before(LATER)[1] == 1
 
 
 # ------------------------------------------------------------------------------------------------- several processes
@@ -136,7 +138,7 @@ def test_a_stale_process_does_not_write_over_a_later_round(tmp_path):
     fresh.keep(4, fresh.before(4), plus(fresh.newcomer, 4))
     with pytest.raises(RefusedError, match="client anna has done round 4 of experiment first while it was still busy"):
         stale.keep(3, before, plus(stale.newcomer, 3))
-    found, last = fresh.latest()
+    found, last = fresh.before(LATER)
     assert last == 4
     assert same(found, plus(fresh.newcomer, 4))
     assert same(fresh.before(4).memory, plus(fresh.newcomer, 2))
@@ -166,7 +168,7 @@ def test_a_process_that_waits_for_its_turn_sees_what_was_kept_before_it(tmp_path
     fresh.keep(4, fresh.before(4), plus(fresh.newcomer, 4))
     other.join()
     assert len(errors) == 1
-    assert fresh.latest()[1] == 4
+    assert fresh.before(LATER)[1] == 4
 
 
 def test_processes_that_keep_at_once_leave_a_whole_file(tmp_path):
@@ -177,7 +179,7 @@ def test_processes_that_keep_at_once_leave_a_whole_file(tmp_path):
         try:
             while time.monotonic() < end:
                 memory.keep(5, Start(memory.newcomer, 0), plus(memory.newcomer, number))
-                first = tensors_of(memory.latest()[0])["params"]
+                first = tensors_of(memory.before(LATER)[0])["params"]
                 found.append(float(first[0, 0]))
         except BaseException as error:
             found.append(error)
@@ -189,7 +191,7 @@ def test_processes_that_keep_at_once_leave_a_whole_file(tmp_path):
         thread.join()
     assert set(found) <= {1.0, 2.0, 3.0}
     memory = memory_of(tmp_path)
-    assert memory.latest()[1] == 5
+    assert memory.before(LATER)[1] == 5
     assert {path.suffix for path in memory.path.parent.iterdir()} == {".safetensors", ".lock"}
 
 
@@ -206,7 +208,7 @@ def test_another_run_of_the_same_name_is_refused(tmp_path):
     first, second = memory_of(tmp_path, run="a"), memory_of(tmp_path, run="b")
     first.keep(1, Start(first.newcomer, 0), plus(first.newcomer, 1))
     content = first.path.read_bytes()
-    for asked in (second.latest, lambda: second.before(2), lambda: second.after(2)):
+    for asked in (lambda: second.before(2), lambda: second.after(2)):
         with pytest.raises(RefusedError) as found:
             asked()
         assert str(found.value) == (
@@ -216,7 +218,7 @@ def test_another_run_of_the_same_name_is_refused(tmp_path):
     with pytest.raises(RefusedError):
         second.keep(2, Start(second.newcomer, 0), second.newcomer)
     assert first.path.read_bytes() == content
-    assert memory_of(tmp_path, run="a").latest()[1] == 1
+    assert memory_of(tmp_path, run="a").before(LATER)[1] == 1
 
 
 def test_a_folder_of_memories_is_listed_with_what_is_damaged(tmp_path):
@@ -259,7 +261,7 @@ def test_what_a_late_process_kept_is_not_what_a_round_started_from(tmp_path):
     memory.keep(3, start, plus(memory.newcomer, 3))
     assert memory.before(3).round_number == 1
     assert same(memory.before(3).memory, plus(memory.newcomer, 1))
-    assert same(memory.latest()[0], plus(memory.newcomer, 3))
+    assert same(memory.before(LATER)[0], plus(memory.newcomer, 3))
 
 
 def test_a_round_whose_start_has_been_written_over_is_not_kept(tmp_path):
@@ -270,7 +272,7 @@ def test_a_round_whose_start_has_been_written_over_is_not_kept(tmp_path):
         memory.keep(number, memory.before(number), plus(memory.newcomer, number))
     with pytest.raises(RefusedError, match="client anna has done other rounds of experiment first while it was busy"):
         memory.keep(4, start, plus(memory.newcomer, 4))
-    assert memory.latest()[1] == 3
+    assert memory.before(LATER)[1] == 3
 
 
 def test_a_newcomer_that_was_slow_is_asked_again_as_a_newcomer(tmp_path):
@@ -327,7 +329,7 @@ def test_a_memory_of_an_earlier_version_goes_on(tmp_path):
     assert same(memory.before(6).memory, plus(memory.newcomer, 2))
     memory.keep(7, memory.before(7), plus(memory.newcomer, 4))
     assert same(memory.before(7).memory, plus(memory.newcomer, 3))
-    assert same(memory.latest()[0], plus(memory.newcomer, 4))
+    assert same(memory.before(LATER)[0], plus(memory.newcomer, 4))
 
 
 def test_the_last_round_of_an_earlier_version_can_be_asked_for_again(tmp_path):

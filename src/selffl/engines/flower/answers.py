@@ -12,9 +12,9 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from selffl.engines.flower.client import VIEWS
 from selffl.engines.flower.messages import Answer, arrays_of, metrics_of, read, shown
 from selffl.engines.flower.records import unpack
+from selffl.engines.flower.site import VIEWS
 from selffl.errors import DataError
 from selffl.training.metrics import HIGHER_IS_BETTER
 

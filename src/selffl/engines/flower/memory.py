@@ -107,11 +107,6 @@ class ClientMemory:
         """Where the client's personal model lies, as of its last evaluation."""
         return self.path.with_name(self.path.stem + f"{MODEL}.safetensors")
 
-    def latest(self) -> tuple[Any, int]:
-        """The memory after the last round the client took part in, and that round's number; 0 if there is none."""
-        with self._reading() as (last, _):
-            return self._after(last), _round_of(last)
-
     def after(self, round_number: int) -> Any:
         """The memory as it was after round ``round_number``, if the client took part in one round since, or none."""
         with self._reading() as (last, earlier):

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ MAX_SHOWN_CHARACTERS = 200  # of what others have sent
 ABOUT, ARRAYS, METRICS = "about", "arrays", "metrics"  # records of a message
 
 Note = TypeVar("Note")
+Found = TypeVar("Found")
 
 _AT = re.compile(r" at 0x[0-9a-f]+")  # where an object lies differs between processes
 
@@ -107,9 +109,7 @@ def write(note: Any) -> ConfigRecord:
 
 def read(kind: type[Note], content: RecordDict) -> Note:
     """The note of that kind in a message; every field has to be there, and of its type."""
-    record = content.config_records.get(ABOUT)
-    if record is None:
-        raise DataError(f"the message has no record {ABOUT!r}; expected one that says what it is about.")
+    record = find_record(content.config_records, ABOUT, "one that says what it is about")
     types = {"int": int, "str": str, "float": float, "bool": bool}
     found = {}
     for field in fields(kind):  # type: ignore[arg-type]
@@ -120,20 +120,21 @@ def read(kind: type[Note], content: RecordDict) -> Note:
     return kind(**found)
 
 
+def find_record(records: Mapping[str, Found], name: str, expected: str = "one") -> Found:
+    """The record of that name in a message."""
+    if name not in records:
+        raise DataError(f"the message has no record {name!r}; expected {expected}.")
+    return records[name]
+
+
 def arrays_of(content: RecordDict) -> ArrayRecord:
     """The tensors of a message."""
-    record = content.array_records.get(ARRAYS)
-    if record is None:
-        raise DataError(f"the message has no record {ARRAYS!r}; expected tensors.")
-    return record
+    return find_record(content.array_records, ARRAYS, "tensors")
 
 
 def metrics_of(content: RecordDict) -> MetricRecord:
     """The metrics of a message."""
-    record = content.metric_records.get(METRICS)
-    if record is None:
-        raise DataError(f"the message has no record {METRICS!r}; expected metrics.")
-    return record
+    return find_record(content.metric_records, METRICS, "metrics")
 
 
 def options_of(algorithm: Algorithm[Any, Any, Any, Any]) -> str:

@@ -221,9 +221,7 @@ def lone_population(model: FlatModel) -> Population:
     """One client that is known by its model alone."""
     zero = torch.zeros(1, dtype=model.dtype, device=model.device)
     cluster = torch.zeros(1, dtype=torch.int64, device=model.device)
-    return Population(
-        1, zero, zero[0], cluster, model.layers, model.class_bias, model.group_sizes, model.kept_layers, model.head
-    )
+    return model.describe(Population(1, zero, zero[0], cluster))
 
 
 def templates(algorithm: Algorithm[Any, Any, Any, Any], model: FlatModel) -> Templates:

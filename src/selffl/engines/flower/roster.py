@@ -9,13 +9,7 @@ from collections.abc import Sequence
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from selffl.engines.flower.messages import (
-    ABOUT,
-    PROTOCOL,
-    Introduction,
-    read,
-    shown,
-)
+from selffl.engines.flower.messages import ABOUT, PROTOCOL, Introduction, read, shown
 from selffl.errors import ConfigError, DataError
 
 POLL_SECONDS = 1.0  # between two looks at who is connected

@@ -37,7 +37,7 @@ from selffl.engines.flower.masking import (
     to_ring,
     unmask,
 )
-from selffl.engines.flower.messages import ABOUT, PROTOCOL, arrays_of, read, shown, write
+from selffl.engines.flower.messages import ABOUT, PROTOCOL, arrays_of, find_record, read, shown, write
 from selffl.errors import ConfigError, DataError, RefusedError
 from selffl.state.files import write_json
 
@@ -87,7 +87,7 @@ def _write_book(book: Mapping[int, PublicKeys]) -> ConfigRecord:
 
 
 def _read_book(content: RecordDict) -> dict[int, PublicKeys]:
-    record = _record(content, BOOK)
+    record = find_record(content.config_records, BOOK)
     parts = [_read_bytes(record, name, KEY_BYTES) for name in ("encryption", "masking")]
     return {number: PublicKeys(parts[0][number], parts[1][number]) for number in parts[0]}
 
@@ -106,13 +106,6 @@ def _read_bytes(record: ConfigRecord, name: str, length: int) -> dict[int, bytes
     if not all(isinstance(each, bytes) and len(each) == length for each in found):
         raise DataError(f"{name} are {shown(found)}; expected {length} bytes each.")
     return dict(zip(numbers, found, strict=True))  # type: ignore[arg-type]
-
-
-def _record(content: RecordDict, name: str) -> ConfigRecord:
-    found = content.config_records.get(name)
-    if found is None:
-        raise DataError(f"the message has no record {name!r}; expected one.")
-    return found
 
 
 # ----------------------------------------------------------------------------------------------------------- the server
@@ -150,7 +143,7 @@ class SecureRound:
         everybody = {BOOK: _write_book(book)}
 
         def sealed_for_all(content: RecordDict) -> dict[int, bytes]:
-            found = _read_bytes(_record(content, SEALED), "bytes", SEALED_BYTES)
+            found = _read_bytes(find_record(content.config_records, SEALED), "bytes", SEALED_BYTES)
             if found.keys() != book.keys():
                 raise DataError(f"shares are for {shown(sorted(found))}; expected one for each of {len(book)} clients.")
             return found
@@ -175,7 +168,7 @@ class SecureRound:
             return {BOOK: _write_book(self.book), SEALED: sealed, ANSWERED: came}
 
         def shares_of_all(content: RecordDict) -> dict[int, int]:
-            found = _read_bytes(_record(content, REVEALED), "bytes", SHARE_BYTES)
+            found = _read_bytes(find_record(content.config_records, REVEALED), "bytes", SHARE_BYTES)
             if found.keys() != self.book.keys():
                 raise DataError(f"shares are of {shown(sorted(found))}; expected of {len(self.book)} clients.")
             return {number: int.from_bytes(share, "big") for number, share in found.items()}
@@ -274,10 +267,10 @@ class SecureSite:
     def reveal(self, content: RecordDict) -> RecordDict:
         """The shares that the sum needs, for one list of who has answered and no other."""
         about, member = self._member(content)
-        answered = _record(content, ANSWERED).get("numbers")
+        answered = find_record(content.config_records, ANSWERED).get("numbers")
         if not isinstance(answered, list):
             raise DataError(f"those who answered are {shown(answered)}; expected their numbers.")
-        sealed = _read_bytes(_record(content, SEALED), "bytes", SEALED_BYTES)
+        sealed = _read_bytes(find_record(content.config_records, SEALED), "bytes", SEALED_BYTES)
         shares = member.reveal(_read_book(content), about.threshold, sealed, answered)  # type: ignore[arg-type]
         self._promise(about.session, sorted(answered))  # type: ignore[type-var]
         parts = {number: share.to_bytes(SHARE_BYTES, "big") for number, share in shares.items()}
@@ -294,7 +287,8 @@ class SecureSite:
         return ArrayRecord({MASKED: Array(hidden)})
 
     def _member(self, content: RecordDict) -> tuple[Session, Member]:
-        about = read(Session, RecordDict({ABOUT: content.config_records.get(SESSION) or _record(content, ABOUT)}))
+        records = content.config_records
+        about = read(Session, RecordDict({ABOUT: records.get(SESSION) or find_record(records, ABOUT)}))
         if (about.protocol, about.client) != (PROTOCOL, self.client):
             raise RefusedError(
                 f"a secure sum is for client {about.client!r}, protocol {about.protocol}; expected {self.client!r} "

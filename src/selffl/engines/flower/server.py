@@ -14,17 +14,16 @@ from typing import Any
 
 import torch
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import tensors_of
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.cohort import RunState
-from selffl.engines.flower.client import Shared
 from selffl.engines.flower.messages import fingerprint, optimiser_text, options_of
 from selffl.engines.flower.records import check_dtype, pack
 from selffl.engines.flower.roster import wait_for_clients
 from selffl.engines.flower.settings import Network, Records, Rounds, RunIdentity
+from selffl.engines.flower.site import Shared
 from selffl.engines.flower.strategy import Method, SelfFLStrategy
 from selffl.engines.limits import NOT_PRIVATE, PrivacyOptions
 from selffl.errors import ConfigError
@@ -91,12 +90,6 @@ def number_ids(clients: Sequence[Hashable]) -> list[Hashable]:
     if twice is not None:
         raise ConfigError(f"there are two clients {twice!r}; expected ids that differ.")
     return ids
-
-
-def start_state(algorithm: Method, params: Tensor, population: Population) -> RunState:
-    """Before the first round."""
-    none = torch.zeros(population.num_clients, dtype=torch.int64, device=params.device)
-    return RunState(0, algorithm.start(params, population), None, none, none.clone())
 
 
 @dataclass(frozen=True)
@@ -179,16 +172,10 @@ class Server:
 
     def _begin(self) -> tuple[RunState, RunIdentity, Callable[[RunState], None] | None]:
         """Where the run begins or goes on, what it goes by, and how it is kept."""
-        known = self.population or Population(len(self.clients))
-        known = replace(
-            known,
-            layers=self.model.layers,
-            class_bias=self.model.class_bias,
-            group_sizes=self.model.group_sizes,
-            kept=self.model.kept_layers,
-            head=self.model.head,
-        )
-        state = start_state(self.algorithm, self.model.params, known)
+        known = self.model.describe(self.population or Population(len(self.clients)))
+        params = self.model.params
+        none = torch.zeros(len(self.clients), dtype=torch.int64, device=params.device)
+        state = RunState(0, self.algorithm.start(params, known), None, none, none.clone())
         # Noise hides a client the better for nobody knowing whether it took part.
         is_secret = self.recipe.noise_multiplier > 0
         run = uuid.uuid4().hex

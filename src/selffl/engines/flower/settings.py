@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from selffl.algorithms.optimisers import Optimiser
-from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number
+from selffl.algorithms.options import check_bool, check_choice, check_integer, check_number, check_options, option
 from selffl.engines.cohort import RunState
 from selffl.engines.flower.answers import Alone, EvaluationSums
 from selffl.engines.rounds import RoundReport
@@ -61,20 +61,15 @@ class Rounds(Protocol):
 class Network:
     """How a server deals with clients that are slow, silent or wrong; see `selffl.flower.server_app` for each."""
 
-    quorum: float = 0.5
-    shortfall: Literal["raise", "skip"] = "raise"
-    round_seconds: float = 3600.0
-    connect_seconds: float = 60.0
-    max_examples: int = 10**9
-    secure_sums: bool = False
+    quorum: float = option(0.5, check_number, above=0.0, at_most=1.0)
+    shortfall: Literal["raise", "skip"] = option("raise", check_choice, allowed=("raise", "skip"))
+    round_seconds: float = option(3600.0, check_number, above=0.0)
+    connect_seconds: float = option(60.0, check_number, at_least=0.0)
+    max_examples: int = option(10**9, check_integer, least=1)
+    secure_sums: bool = option(False, check_bool)
 
     def __post_init__(self) -> None:
-        check_integer("max_examples", self.max_examples, 1)
-        check_bool("secure_sums", self.secure_sums)
-        check_number("quorum", self.quorum, above=0.0, at_most=1.0)
-        check_number("round_seconds", self.round_seconds, above=0.0)
-        check_number("connect_seconds", self.connect_seconds, at_least=0.0)
-        check_choice("shortfall", self.shortfall, ("raise", "skip"))
+        check_options(self)
 
 
 class RunIdentity(NamedTuple):

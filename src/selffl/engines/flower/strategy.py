@@ -37,7 +37,6 @@ from selffl.algorithms.training_options import TrainingOptions
 from selffl.engines.claims import Claims
 from selffl.engines.cohort import RunState, closing_share, sample_cohort
 from selffl.engines.flower.answers import Alone, Bounds, EvaluationSums, check_answer
-from selffl.engines.flower.client import VIEWS, Shared
 from selffl.engines.flower.messages import (
     ABOUT,
     ARRAYS,
@@ -53,6 +52,7 @@ from selffl.engines.flower.records import lone_population, of_place, pack, pack_
 from selffl.engines.flower.roster import POLL_SECONDS, Roster
 from selffl.engines.flower.secure import SecureRound, read_masked, read_sum
 from selffl.engines.flower.settings import Answers, Network, Records, Rounds, RunIdentity
+from selffl.engines.flower.site import VIEWS, Shared
 from selffl.engines.limits import PrivacyOptions, SumLimits
 from selffl.engines.noise import secure_noise
 from selffl.engines.rounds import GatheredUploads, RoundReport, closing_rounds_after, finish_round
