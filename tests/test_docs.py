@@ -311,16 +311,18 @@ def test_every_decision_is_listed():
 
 
 def test_the_numbers_of_self_fl_auto_are_those_of_the_code():
-    from selffl.algorithms import auto_closing, auto_spread, held_steps, self_fl_auto
+    from selffl.algorithms import auto_closing, auto_mixed, auto_spread, held_steps, posterior_mode, self_fl_auto
     from selffl.engines.cohort import MOST_IN_CLOSING
-    from selffl.maths import score_scale
+    from selffl.maths import mixed_model, score_scale
 
     page = (ROOT / "docs" / "methods" / "self-fl.md").read_text(encoding="utf-8")
     stated = {name: float(value) for name, value in re.findall(r"^\| `([A-Z_]+)` \| ([\d.]+) \|", page, re.M)}
     known = vars(held_steps) | vars(score_scale) | vars(auto_spread) | vars(auto_closing) | vars(self_fl_auto)
+    known |= vars(auto_mixed) | {name: vars(mixed_model)[name] for name in ("ALIKE_CLIENTS",)}
+    known |= {"MOST_COEFFICIENTS": posterior_mode.MOST_COEFFICIENTS}
     known |= {"MOST_IN_CLOSING": MOST_IN_CLOSING, "NUM_SPLITS": NUM_SPLITS}
     assert stated == {name: known[name] for name in stated}
-    assert len(stated) == 23
+    assert len(stated) == 27
 
 
 def test_readme_lists_every_method():

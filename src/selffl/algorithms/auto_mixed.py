@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 # Decision D17: these numbers are part of the method, the same for every model and data set.
 NUM_MIXED_ROUNDS = 8
 NUM_WHOLE_STEPS = 3  # the first of these rounds; later steps are half as long, and settle where whole ones do not
+LEAST_UNIT = 1e-3  # of a variance, in whose units clients send: in smaller ones their numbers would be too small
 TOLERANCE = 1e-6  # of products that have been rounded
 LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at least
 
@@ -85,9 +86,10 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
         """What the likelihood of its rows says of the covariance and of the centre, at the posterior mode."""
         found, _ = self.method.closing_modes(broadcast, memory, task)
         size = broadcast.closing_covariance.shape[-1]
-        # In units of how coefficients vary information is at most 1.
-        root = for_blocks(roots_of(broadcast.closing_covariance.double())[0], found.score.shape[-1] // size)
-        information = information_of(root @ found.curvature @ root, torch.eye(len(root[0])).to(root))
+        covariance, num_scores = broadcast.closing_covariance.double(), found.score.shape[-1] // size
+        root = for_blocks(roots_of(covariance, LEAST_UNIT)[0], num_scores)
+        inner = information_of(found.curvature, for_blocks(covariance, num_scores))
+        information = root @ inner @ root
         score = (root @ found.score.unsqueeze(-1)).squeeze(-1)
         blocks = score.reshape(*score.shape[:-1], -1, size)
         upload = MixedUpload(
@@ -98,7 +100,7 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
             information_products_of(information, size),
             torch.where(found.num_errors > 0, 2.0 * found.value, 0.0),
             found.num_errors,
-            information.diagonal(dim1=-2, dim2=-1).sum(-1),
+            (inner * for_blocks(covariance, num_scores)).sum((-2, -1)),
         )
         return upload, memory
 
@@ -111,7 +113,7 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
             upload.score, upload.score_products, upload.information, upload.information_products, upload.variation,
             upload.num_errors,
         )  # fmt: skip
-        sums = in_other_units(sent, roots_of(covariance.double())[1])
+        sums = in_other_units(sent, roots_of(covariance.double(), LEAST_UNIT)[1])
         earlier = Moments(before.moments.double(), before.moments_matrix.double())
         # The same clients tell nothing new: their latest answers count.
         share = torch.where(sampled < 1, 1.0 / self.number, 1.0)
@@ -159,8 +161,8 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
             "num_examples": row_count(rows),
             "score": any_number,
             "score_products": Bound(products - slack, products + slack),
-            "information": Bound(-1.0, 1.0),
-            "the diagonal of information": Bound(0.0, 1.0, upload.information.diagonal(dim1=-2, dim2=-1)),
+            "information": any_number,
+            "the diagonal of information": Bound(0.0, torch.inf, upload.information.diagonal(dim1=-2, dim2=-1)),
             "information_products": Bound(of_information - much, of_information + much),
             "decided": Bound(0.0, upload.score.shape[-1]),
         }

@@ -203,7 +203,7 @@ class ClosingUpload:
 class MixedUpload:
     """What a client with a small linear model adds to the sums of a closing round: see `selffl.maths.mixed_model`.
 
-    Slopes and curvatures are in units of how coefficients vary: information is between 0 and 1.
+    Slopes and curvatures are in units of how coefficients vary, so that they are neither large nor small.
     """
 
     num_examples: Tensor  # N_m [..., C]

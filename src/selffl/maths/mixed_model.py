@@ -94,10 +94,10 @@ def _blocks(matrix: Tensor, size: int) -> Tensor:
     return matrix.reshape(*matrix.shape[:-2], number, size, number, size)
 
 
-def roots_of(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """The symmetric square root of a covariance ``[..., q, q]`` and its inverse."""
+def roots_of(covariance: Tensor, least: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The symmetric square root of a covariance ``[..., q, q]``, which is at ``least`` so large, and its inverse."""
     values, axes = torch.linalg.eigh(covariance)
-    values = values.maximum(RANK_TOLERANCE * values[..., -1:])
+    values = values.maximum(RANK_TOLERANCE * values[..., -1:]).clamp(min=least)
     root: Tensor = (axes * values.sqrt().unsqueeze(-2)) @ axes.mT
     inverse: Tensor = (axes * values.rsqrt().unsqueeze(-2)) @ axes.mT
     return root, inverse
