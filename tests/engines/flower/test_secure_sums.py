@@ -10,9 +10,11 @@ from flwr.app import Context, RecordDict
 from wire import RUN, Small, WireGrid
 
 from selffl.algorithms import algorithm
+from selffl.engines.flower.records import lone_population
 from selffl.errors import ConfigError, QuorumError
 from selffl.flower import client_app, server_app
 from selffl.state.checkpoint import load_tensors
+from selffl.training.flat import FlatModel
 
 SETTINGS = {
     "rounds": 3,
@@ -53,7 +55,8 @@ def test_a_run_by_secure_sums_is_the_plain_run_to_the_stated_precision(name, tmp
                 pair = tuple(1.0 / each for each in pair) if field.endswith("prior_rows") else pair
             torch.testing.assert_close(*pair, **close, equal_nan=True)
     kinds = [message.metadata.message_type for message, _ in grid.sent]
-    asked = 4 * (3 + len(algorithm(name).closing_rounds(3, lone_population(FlatModel(small.module())))))  # which are sums as well
+    known = lone_population(FlatModel(Small.module()))
+    asked = 4 * (3 + len(algorithm(name).closing_rounds(3, known)))  # which are sums as well
     assert [kinds.count(kind) for kind in ("query.keys", "query.shares", "train", "query.reveal")] == [asked] * 4
 
 
@@ -105,9 +108,7 @@ def test_where_too_few_stay_the_round_is_not_read(tmp_path):
 
 def test_a_client_helps_with_one_list_a_session_alone(tmp_path):
     """A server that asks for both secrets of a client gets one of them."""
-    from selffl.engines.flower.records import lone_population
-from selffl.engines.flower.secure import ANSWERED
-from selffl.training.flat import FlatModel
+    from selffl.engines.flower.secure import ANSWERED
 
     def twice(message, answer):
         replies = [answer(message)]
