@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 import selffl
-from selffl.algorithms import algorithm
+from selffl.algorithms import algorithm, auto_mixed
 from selffl.algorithms.auto_closing import ClosingRound
 from selffl.algorithms.auto_mixed import NUM_MIXED_ROUNDS, MixedRound
 from selffl.algorithms.posterior_mode import MOST_COEFFICIENTS, find_modes, find_order
@@ -56,6 +56,7 @@ def data():
 @pytest.fixture
 def no_shrinkage(monkeypatch):
     monkeypatch.setattr(mixed_model, "ALIKE_CLIENTS", 0.0)
+    monkeypatch.setattr(auto_mixed, "shrink_to_none", lambda covariance, errors: covariance)
 
 
 @pytest.mark.usefixtures("no_shrinkage")

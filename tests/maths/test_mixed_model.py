@@ -237,3 +237,19 @@ def test_the_shared_model_is_one_client_more_where_classes_are_apart():
         pulled = replace(sums, score=sums.information @ away)
         centre = centre + learn_covariance(pulled, start, centre, nothing(2), ONE, ONE, ONE).shift
     torch.testing.assert_close(centre, tensor([20.0 / 21.0, 0.0]), rtol=1e-4, atol=1e-6)
+
+
+def test_a_variance_that_cannot_be_told_from_none_holds_harder():
+    covariance, errors = tensor([[4.0, 1.2], [1.2, 1.0]]), tensor([1e-6, 1.0])
+    found = mixed_model.shrink_to_none(covariance, errors)
+    expected = tensor([[4.0, 1.2 * 0.5**0.5], [1.2 * 0.5**0.5, 0.5]])
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(mixed_model.shrink_to_none(covariance, 0.0 * errors), covariance)
+
+
+@pytest.mark.usefixtures("no_shrinkage")
+def test_errors_of_single_variances_are_those_of_exact_observations():
+    """Of n clients whose rows say all, a variance v has the standard error v √(2/n)."""
+    start = tensor([[2.0, 0.3], [0.3, 0.5]])
+    found = learn_covariance(exact_sums(start, start, 50.0), start, tensor([0.0, 0.0]), nothing(2), ONE, ONE, ONE)
+    torch.testing.assert_close(found.errors, start.diagonal() * (2.0 / 50.0) ** 0.5, rtol=1e-3, atol=0.0)

@@ -39,6 +39,7 @@ from selffl.maths.mixed_model import (
     information_products_of,
     learn_covariance,
     roots_of,
+    shrink_to_none,
 )
 
 if TYPE_CHECKING:
@@ -120,12 +121,10 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
         seen = (self.number * sampled).clamp(max=1.0) / sampled
         part = 1.0 if self.number <= NUM_WHOLE_STEPS else 0.5
         found = learn_covariance(sums, covariance.double(), centre.double(), earlier, share, sampled, seen, part)
-        variances = found.covariance.diagonal(dim1=-2, dim2=-1)
-        one = variances.mean(-1)
-        ratios = in_model_order(
-            (variances / one.unsqueeze(-1)).repeat(*[1] * one.ndim, centre.shape[-1] // variances.shape[-1]),
-            order_of(server.coefficient_order),
-        )
+        # What is reported is what the likelihood says; visits are held by what can be told from nothing.
+        is_last = self.number == NUM_MIXED_ROUNDS
+        prior = shrink_to_none(found.covariance, found.errors) if is_last else found.covariance
+        one, ratios = self.by_parameter(server, found.covariance)
         decided = upload.decided / number / centre.shape[-1]
         prior_rows = upload.num_examples / number * (1.0 / decided - 1.0).clamp(min=LEAST_UNDECIDED)
         # A mean over so many clients whose standard error is that of the covariance.
@@ -133,17 +132,24 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
         squares = one.square() + found.error.square() * (clients_seen - 1.0)
         share_of_each = torch.full_like(ratios, 1.0 / ratios.shape[-1])
         known = ClosingSpread(
-            one, ratios, one, ratios,
+            one, ratios, *self.by_parameter(server, prior),
             torch.where(prior_rows.isfinite(), prior_rows, server.prior_rows.to(prior_rows)),
             share_of_each * one.unsqueeze(-1),
             torch.zeros_like(ratios),
             share_of_each,
             torch.stack([squares, one, torch.ones_like(one)], dim=-1),
             clients_seen,
-            MixedSpread(found.covariance, centre.double() + share.unsqueeze(-1) * found.shift, *found.moments),
+            MixedSpread(prior, centre.double() + share.unsqueeze(-1) * found.shift, *found.moments),
         )  # fmt: skip
         is_usable = found.covariance.isfinite().all(-1).all(-1) & found.shift.isfinite().all(-1)
         return replace(server, closing=known.where(is_usable, server.closing))
+
+    def by_parameter(self, server: AutoServer, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean variance of the coefficients ``[...]``, and the ratio of each parameter's to it ``[..., P]``."""
+        variances, order = covariance.diagonal(dim1=-2, dim2=-1), order_of(server.coefficient_order)
+        one = variances.mean(-1)
+        ratios = (variances / one.unsqueeze(-1)).repeat(*[1] * one.ndim, len(order) // variances.shape[-1])
+        return one, in_model_order(ratios, order)
 
     def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
         """The method's."""

@@ -58,6 +58,7 @@ class LearnedCovariance(NamedTuple):
     covariance: Tensor  # X/T [..., q, q]
     shift: Tensor  # how far the centre moves [..., P]
     error: Tensor  # standard error of the mean variance of a coefficient, over T [...]
+    errors: Tensor  # of the variance of each, over T [..., q]
     unit: Tensor  # T [...]
     moments: Moments  # with this cohort's
 
@@ -188,7 +189,7 @@ def learn_covariance(
     return LearnedCovariance(
         _shrink_variances(learned, precision, seen),
         part * beyond.unsqueeze(-1) * shift,
-        _mean_error(moments.matrix, sums.num_errors - num_params, covariance, seen),
+        *_errors(moments.matrix, sums.num_errors - num_params, covariance, seen),
         unit,
         moments,
     )
@@ -275,11 +276,22 @@ def _shrink_variances(covariance: Tensor, precision: Tensor, seen: Tensor) -> Te
     return covariance * scale.unsqueeze(-1) * scale.unsqueeze(-2)
 
 
-def _mean_error(matrix: Tensor, errors_left: Tensor, covariance: Tensor, seen: Tensor) -> Tensor:
-    """Standard error of the mean variance over T ``[...]``; T is known no better than its errors say."""
+def _errors(matrix: Tensor, errors_left: Tensor, covariance: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Standard errors over T, of the mean variance ``[...]`` and of each ``[..., q]``; T is known by its errors."""
     information = matrix[..., 0, 1:]
     known = torch.where(errors_left > 0, 1.0 / errors_left.clamp(min=1.0), 0.0)[..., None, None]
     precision = matrix[..., 1:, 1:] - known * information.unsqueeze(-1) * information.unsqueeze(-2)
     size, scale = covariance.shape[-1], _scale(covariance)
-    inverse = _inverse(precision, scale)
-    return (2.0 * inverse[..., :size, :size].sum((-2, -1)) / seen).clamp(min=0.0).sqrt() / size
+    of_variances = 2.0 * _inverse(precision, scale)[..., :size, :size] / seen[..., None, None]
+    each = of_variances.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sqrt()
+    return of_variances.sum((-2, -1)).clamp(min=0.0).sqrt() / size, each
+
+
+def shrink_to_none(covariance: Tensor, errors: Tensor) -> Tensor:
+    """A covariance with variances v^3/(v^2 + se^2), of such ``errors``: less where they can hardly be told from none.
+
+    Correlations stay as they are.
+    """
+    own = covariance.diagonal(dim1=-2, dim2=-1)
+    scale = own / (own.square() + errors.square()).sqrt()
+    return covariance * scale.unsqueeze(-1) * scale.unsqueeze(-2)
