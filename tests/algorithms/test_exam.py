@@ -144,7 +144,15 @@ def test_the_dtype_is_kept(variant, dtype):
     upload, _ = engine.algorithm.client_round(broadcast, state.memory, source.task(clients, 5))
     for record in (state.server, state.memory, upload, broadcast):
         for name, tensor in tensors_of(record).items():
-            counts = name in ("num_local_steps", "cluster", "is_head", "is_mixed", "is_known", "group_sizes", "coefficient_order")
+            counts = name in (
+                "num_local_steps",
+                "cluster",
+                "is_head",
+                "is_mixed",
+                "is_known",
+                "group_sizes",
+                "coefficient_order",
+            )
             assert not tensor.is_floating_point() if counts else tensor.dtype == dtype, name
     assert torch.isfinite(personal).all()
 

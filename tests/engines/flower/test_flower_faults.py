@@ -186,6 +186,7 @@ def test_finite_lies_of_one_client_do_not_end_a_run(method, changes, reason, tmp
     assert len(left_out) == (0 if reason is None else 4)
 
 
+@pytest.mark.usefixtures("no_small_models")
 @pytest.mark.parametrize("name", ["deviation_squares", "spread_products", "agreements", "num_examples"])
 def test_nobody_settles_how_closing_visits_are_held(name, tmp_path, heard):
     """In both closing rounds after the last an answer that cannot be is left out by name."""
@@ -201,6 +202,7 @@ def test_nobody_settles_how_closing_visits_are_held(name, tmp_path, heard):
     assert 0.0 < found.summary["inter_variance"] < 10.0
 
 
+@pytest.mark.usefixtures("no_small_models")
 def test_closing_rounds_of_too_few_change_nothing(tmp_path, caplog):
     """Nobody answers them: the run ends all the same, and closing visits are held as was learned."""
 

@@ -80,10 +80,10 @@ def of_place(record: Record, place: int) -> Record:
 def _join_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, with single numbers in one vector for each type: Flower stores and sends every array by itself.
 
-    An array costs two objects, 400 bytes and two requests, however short it is.
+    An array costs two objects, 400 bytes and two requests, however short it is.  One without numbers stays away.
     """
     single = {name: tensor for name, tensor in tensors.items() if tensor.numel() == 1}
-    found = {name: tensor for name, tensor in tensors.items() if name not in single}
+    found = {name: tensor for name, tensor in tensors.items() if tensor.numel() > 1}
     for dtype in dict.fromkeys(tensor.dtype for tensor in single.values()):
         of_type = [tensor.reshape(1) for tensor in single.values() if tensor.dtype == dtype]
         found[f"{NUMBERS}.{str(dtype).removeprefix('torch.')}"] = torch.cat(of_type)
@@ -96,7 +96,7 @@ def _apart(template: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[
     return {
         name: next(numbers[f"{NUMBERS}.{str(wanted.dtype).removeprefix('torch.')}"]).reshape(wanted.shape)
         if wanted.numel() == 1
-        else found[name]
+        else found.get(name, wanted)  # itself, where it has no numbers
         for name, wanted in template.items()
     }
 
