@@ -30,6 +30,16 @@ def values(features, generator):
     return torch.randn(len(features), 2, generator=generator)
 
 
+def by_class(outputs, labels):
+    """A mean over rows that weigh by their class, as torch has it."""
+    return nn.functional.cross_entropy(outputs, labels, weight=torch.tensor([1.0, 5.0, 0.2]).to(outputs))
+
+
+def looking(outputs, labels):
+    """A loss that asks for numbers, which vmap cannot give."""
+    return nn.functional.mse_loss(outputs, labels) * (2.0 if float(labels.sum().item()) > -1e9 else 1.0)
+
+
 class Frozen(nn.Module):
     """A linear model of features that nobody trains."""
 
@@ -47,6 +57,8 @@ class Frozen(nn.Module):
         (lambda: nn.Linear(3, 3), nn.functional.cross_entropy, classes),
         (lambda: nn.Linear(3, 2), nn.functional.mse_loss, values),
         (Frozen, nn.functional.cross_entropy, classes),
+        (lambda: nn.Linear(3, 3), by_class, classes),
+        (lambda: nn.Linear(3, 2), looking, values),
     ],
 )
 def test_derivatives_are_those_of_each_client_alone(module, loss, labels):
