@@ -160,14 +160,22 @@ def test_statements_are_counted_as_the_results_page_counts_them(hooks):
     assert len(lines) == sum(hooks.statements()[kind].total() for kind in kinds)
 
 
+def write_results(folder, **studies):
+    """The opening page, and one page a study."""
+    (folder / "docs" / "results").mkdir(parents=True)
+    (folder / "docs" / "results.md").write_text(f"{OPENING}.\n", encoding="utf-8")
+    for name, page in studies.items():
+        (folder / "docs" / "results" / f"{name}.md").write_text(f"# {name.upper()}\n\n{page}", encoding="utf-8")
+
+
 def test_statements_of_the_paper_are_told_from_those_of_the_library(hooks, tmp_path, monkeypatch):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "results.md").write_text(
-        f"{OPENING}.\n\n## A\n\n`a`: figure 1. Words.\n\n- **One.** *Holds.* Why.\n- **Two.** *Does not hold.* Why.\n"
-        "- **Not in the paper: three.** *Inconclusive.* Why.\n\n## B\n\n`b`: beyond the paper. Words.\n\n"
-        "- **Four.** *Holds in part.* Why.\n\n## C\n\n`c`: not in the paper. Words.\n\n- **Five.** *Holds.* Why.\n"
-        "- **Six.** *Holds.* Why.\n- **Target: seven.** *Not met.* Why.\n- **Target: eight.** *Met.* Why.\n",
-        encoding="utf-8",
+    write_results(
+        tmp_path,
+        a="`a`: figure 1. Words.\n\n- **One.** *Holds.* Why.\n- **Two.** *Does not hold.* Why.\n"
+        "- **Not in the paper: three.** *Inconclusive.* Why.\n",
+        b="`b`: beyond the paper. Words.\n\n- **Four.** *Holds in part.* Why.\n",
+        c="`c`: not in the paper. Words.\n\n- **Five.** *Holds.* Why.\n- **Six.** *Holds.* Why.\n"
+        "- **Target: seven.** *Not met.* Why.\n- **Target: eight.** *Met.* Why.\n",
     )
     monkeypatch.setattr(hooks, "ROOT", tmp_path)
     assert hooks.statements_line("paper") == "of 2, 1 holds, 1 does not hold"
@@ -176,10 +184,7 @@ def test_statements_of_the_paper_are_told_from_those_of_the_library(hooks, tmp_p
 
 
 def test_a_verdict_that_is_not_known_stops_the_page(hooks, tmp_path, monkeypatch):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "results.md").write_text(
-        f"{OPENING}\n\n## A\n\n`a`: figure 1. W.\n\n- **One.** *Perhaps.* Why.\n"
-    )
+    write_results(tmp_path, a="`a`: figure 1. W.\n\n- **One.** *Perhaps.* Why.\n")
     monkeypatch.setattr(hooks, "ROOT", tmp_path)
     with pytest.raises(DataError, match="'Perhaps'; expected one of holds"):
         hooks.statements()

@@ -29,6 +29,7 @@ ALIKE_CLIENTS = 0.1  # clients whose coefficients vary alike, beside those who t
 LEAST_CHANGE = 1e-2  # times what it was that the variance in any direction is after a step, at least
 MOST_CHANGE = 1e2  # and at most
 NUM_FACES = 4  # how often directions are looked for in which clients do not vary
+LEAST_CLIENTS = 1e-6  # that tell of a covariance, at least: without any it is known badly, and still smoothly
 RANK_TOLERANCE = 1e-9  # of the largest eigenvalue: what is smaller is 0
 TINY = 1e-300
 
@@ -221,9 +222,10 @@ def _scale(covariance: Tensor) -> Tensor:
 
 
 def _inverse(precision: Tensor, scale: Tensor) -> Tensor:
-    """Inverse of a precision ``[..., V, V]``, found in units of this ``scale [..., V]``."""
+    """Inverse of a precision ``[..., V, V]``, found in units of this ``scale [..., V]``: there it counts clients."""
     units = scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    found: Tensor = torch.linalg.pinv(precision * units, rtol=RANK_TOLERANCE, hermitian=True)
+    values, axes = torch.linalg.eigh(precision * units)
+    found: Tensor = (axes / values.clamp(min=LEAST_CLIENTS).unsqueeze(-2)) @ axes.mT
     return found * units
 
 
