@@ -28,6 +28,7 @@ from torch import Tensor
 ALIKE_CLIENTS = 0.1  # clients whose coefficients vary alike, beside those who tell how much each varies
 LEAST_CHANGE = 1e-2  # times what it was that the variance in any direction is after a step, at least
 MOST_CHANGE = 1e2  # and at most
+HELD = 1.001  # times the least, up to which a direction is at it
 NUM_FACES = 4  # how often directions are looked for in which clients do not vary
 LEAST_CLIENTS = 1e-6  # that tell of a covariance, at least: without any it is known badly, and still smoothly
 RANK_TOLERANCE = 1e-9  # of the largest eigenvalue: what is smaller is 0
@@ -246,7 +247,7 @@ def _step_towards(before: Tensor, covariance: Tensor, precision: Tensor, part: f
     rows, columns = torch.tensor(pairs, device=before.device).unbind(-1)
     for _ in range(NUM_FACES):
         change, directions = torch.linalg.eigh(found)
-        is_least = change < LEAST_CHANGE
+        is_least = change < HELD * LEAST_CHANGE  # those that are held already stay so, whatever their last bit
         if not bool(is_least.any()):
             break
         is_held = is_least[..., rows] | is_least[..., columns]
