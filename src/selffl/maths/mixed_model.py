@@ -29,6 +29,7 @@ ALIKE_CLIENTS = 0.1  # clients whose coefficients vary alike, beside those who t
 LEAST_CHANGE = 1e-2  # times what it was that the variance in any direction is after a step, at least
 MOST_CHANGE = 1e2  # and at most
 HELD = 1.001  # times the least, up to which a direction is at it
+LEAST_SCALE = 0.5  # of a deviation that cannot be told from none: of few clients no variance can
 NUM_FACES = 4  # how often directions are looked for in which clients do not vary
 LEAST_CLIENTS = 1e-6  # that tell of a covariance, at least: without any it is known badly, and still smoothly
 RANK_TOLERANCE = 1e-9  # of the largest eigenvalue: what is smaller is 0
@@ -296,5 +297,5 @@ def shrink_to_none(covariance: Tensor, errors: Tensor) -> Tensor:
     Correlations stay as they are.
     """
     own = covariance.diagonal(dim1=-2, dim2=-1)
-    scale = own / (own.square() + errors.square()).sqrt()
+    scale = (own / (own.square() + errors.square()).sqrt()).clamp(min=LEAST_SCALE)
     return covariance * scale.unsqueeze(-1) * scale.unsqueeze(-2)
