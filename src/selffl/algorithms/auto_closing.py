@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ from selffl.maths.split_half import centred_products, common_square, spread_prod
 if TYPE_CHECKING:
     from selffl.algorithms.self_fl_auto import SelfFLAuto
 
+Upload = TypeVar("Upload")
+
 # Decision D17: these numbers are part of the method, the same for every model and data set.
 NUM_CLOSING_ROUNDS = 2
 NUM_SPLITS = 2  # ways in which a client's rows are cut in two in a closing round
@@ -48,7 +50,7 @@ MOST_CLOSING_CHANGE = 1e4  # times what it was that c is after a closing round, 
 
 
 @dataclass(frozen=True)
-class ClosingRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, ClosingUpload]):
+class RoundAfterTraining(Algorithm[AutoServer, AutoBroadcast, AutoMemory, Upload]):
     """Round ``number`` after the last of ``num_rounds``, with the state of ``method``; memories stay as they are."""
 
     method: SelfFLAuto
@@ -58,12 +60,6 @@ class ClosingRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, ClosingUploa
     name: ClassVar[str] = "self-fl-auto"
     personalises: ClassVar[Personalises] = "model"
     averaged: ClassVar[Mapping[str, str | None]] = {}
-    capped: ClassVar[Mapping[str, float]] = {
-        "num_examples": 1e2,
-        **dict.fromkeys(("deviation_squares", "agreements", "disagreements", "undecided", "temperature"), 1e3),
-        "squared_disagreements": 1e5,
-        "spread_products": 1e6,
-    }
 
     def start(self, params: Tensor, population: Population) -> AutoServer:
         """The method's."""
@@ -76,6 +72,22 @@ class ClosingRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, ClosingUploa
     def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
         """The method's."""
         return self.method.broadcast(server, clients)
+
+    def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
+        """The method's."""
+        return self.method.personal(global_params, memory, task)
+
+
+@dataclass(frozen=True)
+class ClosingRound(RoundAfterTraining[ClosingUpload]):
+    """One in which clients train models of halves of their rows."""
+
+    capped: ClassVar[Mapping[str, float]] = {
+        "num_examples": 1e2,
+        **dict.fromkeys(("deviation_squares", "agreements", "disagreements", "undecided", "temperature"), 1e3),
+        "squared_disagreements": 1e5,
+        "spread_products": 1e6,
+    }
 
     def client_round(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask
@@ -168,10 +180,6 @@ class ClosingRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, ClosingUploa
         )
         is_usable = agreements.isfinite().all(-1) & common.isfinite().all(-1) & (disagreements.sum(-1) > 0)
         return replace(server, closing=found.where(is_usable, before))
-
-    def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
-        """The method's."""
-        return self.method.personal(global_params, memory, task)
 
     def bounds(self, server: AutoServer, clients: Tensor, upload: ClosingUpload, rows: Tensor) -> Mapping[str, Bound]:
         """A client has no more rows than it has, squares are of what they say that they are of, and shares 1."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from selffl.algorithms.auto_closing import RoundAfterTraining
 from selffl.algorithms.auto_records import (
     AutoBroadcast,
     AutoMemory,
@@ -25,8 +26,6 @@ from selffl.algorithms.auto_records import (
     MixedUpload,
 )
 from selffl.algorithms.averaging import row_count
-from selffl.algorithms.contract import Algorithm, Personalises
-from selffl.algorithms.population import Population
 from selffl.algorithms.posterior_mode import in_model_order
 from selffl.algorithms.rowwise import RowwiseTask
 from selffl.algorithms.safeguards import Bound
@@ -42,9 +41,6 @@ from selffl.maths.mixed_model import (
     shrink_to_none,
 )
 
-if TYPE_CHECKING:
-    from selffl.algorithms.self_fl_auto import SelfFLAuto
-
 # Decision D17: these numbers are part of the method, the same for every model and data set.
 NUM_MIXED_ROUNDS = 8
 NUM_WHOLE_STEPS = 3  # the first of these rounds; later steps are half as long, and settle where whole ones do not
@@ -54,32 +50,14 @@ LEAST_UNDECIDED = 1e-6  # share of the parameters that rows leave undecided, at 
 
 
 @dataclass(frozen=True)
-class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
-    """Round ``number`` after the last, with the state of ``method``; memories stay as they are."""
+class MixedRound(RoundAfterTraining[MixedUpload]):
+    """One in which clients say what the likelihood of their rows says of a mixed model."""
 
-    method: SelfFLAuto
-    number: int
-
-    name: ClassVar[str] = "self-fl-auto"
-    personalises: ClassVar[Personalises] = "model"
-    averaged: ClassVar[Mapping[str, str | None]] = {}
     capped: ClassVar[Mapping[str, float]] = {
         **dict.fromkeys(("num_examples", "num_errors"), 1e2),
         **dict.fromkeys(("score", "information", "variation"), 1e3),
         **dict.fromkeys(("score_products", "information_products"), 1e6),
     }
-
-    def start(self, params: Tensor, population: Population) -> AutoServer:
-        """The method's."""
-        return self.method.start(params, population)
-
-    def newcomer(self, params: Tensor) -> AutoMemory:
-        """The method's."""
-        return self.method.newcomer(params)
-
-    def broadcast(self, server: AutoServer, clients: Tensor) -> AutoBroadcast:
-        """The method's."""
-        return self.method.broadcast(server, clients)
 
     def client_round(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask
@@ -150,10 +128,6 @@ class MixedRound(Algorithm[AutoServer, AutoBroadcast, AutoMemory, MixedUpload]):
         one = variances.mean(-1)
         ratios = (variances / one.unsqueeze(-1)).repeat(*[1] * one.ndim, len(order) // variances.shape[-1])
         return one, in_model_order(ratios, order)
-
-    def personal(self, global_params: Tensor, memory: AutoMemory, task: RowwiseTask) -> Tensor:
-        """The method's."""
-        return self.method.personal(global_params, memory, task)
 
     def bounds(self, server: AutoServer, clients: Tensor, upload: MixedUpload, rows: Tensor) -> Mapping[str, Bound]:
         """A client has no more rows than it has, and no products but those of what it says."""

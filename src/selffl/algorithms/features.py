@@ -51,6 +51,15 @@ class ClassMoments(NamedTuple):
     squares: Tensor  # of their squared lengths, the mean [..., clients, K]
 
 
+class LossDerivatives(NamedTuple):
+    """The sum of the losses of each client's rows and how it changes with the model, in double precision."""
+
+    loss: Tensor  # [..., clients]
+    gradient: Tensor  # [..., clients, P]
+    curvature: Tensor  # [..., clients, P, P]
+    num_errors: Tensor  # of how many squared errors the loss is the sum [..., clients]; 0 of other losses
+
+
 # (rows, extra [E], constants of the client) -> a number to be made small; for one client, vmap adds the others
 Objective = Callable[..., Tensor]
 
@@ -67,6 +76,10 @@ class FeatureTask(RowwiseTask):
     @abstractmethod
     def class_moments(self, params: Tensor) -> ClassMoments:
         """Moments of each class's features over all training rows, at models ``params [..., clients, P]``."""
+
+    @abstractmethod
+    def derivatives(self, params: Tensor) -> LossDerivatives:
+        """Of the loss of all rows of each client, at ``params [..., clients, P]`` in double precision."""
 
     @abstractmethod
     def objective_gradient(

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from selffl.algorithms.features import FeatureTask, LossDerivatives
 from selffl.algorithms.layers import Head
 from selffl.algorithms.population import Population
-from selffl.algorithms.rowwise import LossDerivatives, RowwiseTask
 from selffl.maths.mixed_model import for_blocks
 
 MOST_COEFFICIENTS = 16  # of a score
@@ -56,7 +56,7 @@ def find_order(population: Population) -> list[int]:
     return score_order(head) if is_small else []
 
 
-def find_modes(task: RowwiseTask, anchor: Tensor, covariance: Tensor, order: Tensor) -> Mode:
+def find_modes(task: FeatureTask, anchor: Tensor, covariance: Tensor, order: Tensor) -> Mode:
     """Modes of clients whose prior has the mean ``anchor [..., C, P]``, as the model has it.
 
     Its ``covariance [..., C, q, q]`` is in the unit of the loss.  With d the deviation from the mean and u what the

@@ -43,10 +43,6 @@ class RowwiseTask(LocalTask):
         """
         return None
 
-    def derivatives(self, params: Tensor) -> LossDerivatives:
-        """Of the loss of all rows of each client, at ``params [..., clients, P]`` in double precision."""
-        raise NotImplementedError(f"{type(self).__name__} has no second derivatives")
-
     @abstractmethod
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
         """Standard normal numbers like ``params [n, P]``, which go with minibatch ``draw`` as its rows do."""
@@ -117,15 +113,6 @@ class HalfMeasurement(NamedTuple):
     # direction, by group of parameters [..., clients, 2, D, G].
     slope_changes: Tensor
     temperature: Tensor  # of the loss [..., clients]
-
-
-class LossDerivatives(NamedTuple):
-    """The sum of the losses of each client's rows and how it changes with the model, in double precision."""
-
-    loss: Tensor  # [..., clients]
-    gradient: Tensor  # [..., clients, P]
-    curvature: Tensor  # [..., clients, P, P]
-    num_errors: Tensor  # of how many squared errors the loss is the sum [..., clients]; 0 of other losses
 
 
 def split_in_two(num_examples: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ from selffl.algorithms.auto_records import (
 from selffl.algorithms.auto_spread import find_prior_rows, learn_spread
 from selffl.algorithms.averaging import FixedLocalSteps, move, row_count, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
+from selffl.algorithms.features import FeatureTask
 from selffl.algorithms.grids import Grid
 from selffl.algorithms.held_steps import Hold, descend_held
 from selffl.algorithms.layers import by_group, sizes_of
@@ -270,7 +271,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         if self.prior_precision is not None:
             return ()
         if find_order(population):
-            return tuple(MixedRound(self, number) for number in range(1, 1 + NUM_MIXED_ROUNDS))
+            return tuple(MixedRound(self, num_rounds, number) for number in range(1, 1 + NUM_MIXED_ROUNDS))
         return tuple(ClosingRound(self, num_rounds, number) for number in range(1, 1 + NUM_CLOSING_ROUNDS))
 
     def closing_multiple(self, server: AutoServer) -> Tensor:
@@ -306,6 +307,7 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         by_half = task.halves().class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
         arrival, order = self.arrive(broadcast, memory, task, by_half), order_of(broadcast.coefficient_order)
         anchor = arrival.anchor.double() + in_model_order(broadcast.closing_centre.double(), order)
+        assert isinstance(task, FeatureTask)  # as any whose model has a last layer
         found = find_modes(task, anchor, broadcast.closing_covariance, order)
         model = anchor + in_model_order(found.deviation, order)
         return found, (arrival, model.to(broadcast.params))

@@ -70,7 +70,7 @@ class TunedComparison:
     quick_share: int = 5  # part of the rounds that a quick look takes, one in so many
     quick_model: Mapping[str, int] = field(default_factory=dict)  # options of the model in a quick look
 
-    def found(self, *, is_quick: bool) -> Problem:
+    def make_problem(self, *, is_quick: bool) -> Problem:
         """On the data that are there; shorter for a quick look."""
         problem = self.problem()
         whole = replace(problem, rounds=self.rounds or problem.rounds)
@@ -102,7 +102,7 @@ def chosen_label(name: str) -> str:
 
 
 def _run(entry: TunedComparison, job: Job) -> StudyResult:
-    problem = entry.found(is_quick=job.quick)
+    problem = entry.make_problem(is_quick=job.quick)
     seeds = seeds_of(job)
     choosing = range(1 if job.quick else min(entry.num_choosing, len(seeds)))
     grids = {name: default_grid(name, algorithm(name))["penalty"] for name in TUNED}

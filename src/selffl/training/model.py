@@ -12,11 +12,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
+from selffl.algorithms.features import ClassMoments, FeatureTask, LossDerivatives, Objective
 from selffl.algorithms.local_task import StepPart, Walk
 from selffl.algorithms.optimisers import SGD, Optimiser
 from selffl.algorithms.population import Population
-from selffl.algorithms.rowwise import LossDerivatives
 from selffl.algorithms.suggestions import suggest
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.budget import budget_of

@@ -18,10 +18,9 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from selffl.algorithms.contract import Algorithm
-from selffl.algorithms.features import ClassMoments, FeatureTask, Objective
+from selffl.algorithms.features import ClassMoments, FeatureTask, LossDerivatives, Objective
 from selffl.algorithms.population import Population
 from selffl.algorithms.records import map_tensors, tensors_of
-from selffl.algorithms.rowwise import LossDerivatives
 from selffl.engines.flower.messages import shown
 from selffl.errors import ConfigError, DataError
 from selffl.state.checkpoint import fill_record
