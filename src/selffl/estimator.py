@@ -105,7 +105,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         # A row has the same prediction whatever is asked beside it: to the last digits that are shown, in double.
         trained = run._session.model
         self._flat = FlatModel(copy.deepcopy(trained.module).to("cpu", torch.float64), trained.batch_norm)
-        self._shared = run._state.server.params.cpu().double()
+        self._shared = run._global_params.cpu().double()
         self._personal = run._session.personal_models(run._state).cpu().float()
 
     def _rate(self, federation: Federation) -> float:

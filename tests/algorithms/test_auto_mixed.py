@@ -70,7 +70,7 @@ def test_a_run_of_few_rounds_is_the_mixed_model_of_statsmodels(data):
     # The model's order: the slope first; the unit is twice the variance of residuals.
     covariance = mixed.covariance.flip(0, 1).double().numpy() * 2.0 * expected.scale
     np.testing.assert_allclose(covariance, expected.cov_re, rtol=0.01)
-    centre = (state.server.params + mixed.centre).flip(0).numpy()
+    centre = AUTO.global_model(state.server).flip(0).numpy()
     np.testing.assert_allclose(centre, expected.fe_params, atol=1e-3)
     own = engine.personal(state, is_over=True).flip(1).numpy()
     effects = np.array([np.asarray(expected.random_effects[m]) for m in range(len(own))])
@@ -95,12 +95,38 @@ def test_a_new_group_gets_its_best_prediction(data):
     rows = np.array([[0.3], [-1.2], [2.0]], "float32"), np.array([[2.5], [2.0], [3.0]], "float32")
     found = run.welcome(rows)
     design = np.column_stack([rows[0], np.ones(3)])
-    centre = (server.params + server.closing.mixed.centre).double().numpy()
+    centre = AUTO.global_model(server).double().numpy()
     covariance = server.closing.mixed.covariance.double().numpy()
     spread = design @ covariance @ design.T + np.eye(3) / 2.0
     expected = centre + covariance @ design.T @ np.linalg.solve(spread, rows[1][:, 0] - design @ centre)
     own = torch.cat([part.reshape(-1) for part in found.parameters()]).detach().numpy()
     np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_global_model_is_the_centre_once_training_is_over(data):
+    """It is what is handed on, evaluated, and given to groups without rows and to those that never took part."""
+    x, y, group = data
+    fed = selffl.Federation.from_arrays(x.astype("float32"), y, group, test_fraction=0.2, seed=0)
+    torch.manual_seed(0)
+    settings = {"rounds": 4, "loss": MSE, "learning_rate": 0.05, "seed": 0, "participation": 0.1}
+    run = selffl.train(nn.Linear(1, 1), fed, "self-fl-auto", **settings)
+    server = run._state.server
+    centre = torch.stack([server.params[0], server.params[1]]) + server.closing.mixed.centre
+    shift = server.closing.mixed.centre.norm()
+    assert shift > 0.01
+
+    def numbers(model):
+        return torch.cat([part.detach().reshape(-1) for part in model.parameters()])
+
+    torch.testing.assert_close(numbers(run.global_model()), centre, rtol=0, atol=1e-6)
+    absent = [row["client"] for row in run.clients if row["rounds"] == 0]
+    assert absent
+    for client in absent:
+        torch.testing.assert_close(numbers(run.personal_model(client)), centre, rtol=0, atol=1e-6)
+    left = fed.test.features[:, 0] * centre[0] + centre[1] - fed.test.labels[:, 0]
+    assert run.summary["global_error"] == pytest.approx(left.square().mean().sqrt().item(), rel=1e-5)
+    nobody = run.predict(np.array([[0.5], [-1.0]], "float32"))
+    np.testing.assert_allclose(nobody["prediction"], [0.5 * centre[0] + centre[1], centre[1] - centre[0]], rtol=1e-5)
 
 
 def softmax_rows(num_clients=3, seed=0):

@@ -106,6 +106,11 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
         Decision D10: a client that never took part has the global model.
         """
 
+    def global_model(self, server: Any) -> Tensor:
+        """The model for everybody ``[..., P]``, as it is evaluated and handed on."""
+        params: Tensor = server.params
+        return params
+
     def adapt(self, broadcast: Broadcast, memory: Memory, task: Any) -> Memory:
         """What new clients keep that are not asked to send anything: without the work for the upload, where it can."""
         return self.client_round(broadcast, memory, task)[1]

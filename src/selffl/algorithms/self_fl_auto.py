@@ -37,7 +37,7 @@ travel multiplied by that weight: the server learns everybody's, and of no clien
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -300,13 +300,17 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         covariance = mixed.covariance.where(~mixed.covariance.isnan(), alone)
         return covariance, mixed.centre.nan_to_num(nan=0.0)
 
+    def global_model(self, server: AutoServer) -> Tensor:
+        """The running mean; of small linear models, once training is over, the centre of their coefficients."""
+        return _move_to_centre(server.params, self.closing_mixture(server)[1], order_of(server.coefficient_order))
+
     def closing_modes(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask
     ) -> tuple[Mode, tuple[Arrival, Tensor]]:
         """Posterior modes of small linear models; what clients have come with, and their models ``[..., C, P]``."""
         by_half = task.halves().class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
         arrival, order = self.arrive(broadcast, memory, task, by_half), order_of(broadcast.coefficient_order)
-        anchor = arrival.anchor.double() + in_model_order(broadcast.closing_centre.double(), order)
+        anchor = _move_to_centre(arrival.anchor.double(), broadcast.closing_centre, order)
         assert isinstance(task, FeatureTask)  # as any whose model has a last layer
         found = find_modes(task, anchor, broadcast.closing_covariance, order)
         model = anchor + in_model_order(found.deviation, order)
@@ -318,7 +322,9 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         """What clients keep after so many steps towards their posterior modes; small linear models are at them."""
         if broadcast.closing_covariance.shape[-1]:
             arrival, model = self.closing_modes(broadcast, memory, task)[1]
-            return self.keep(broadcast, task, arrival, model, arrival.halves)
+            order = order_of(broadcast.coefficient_order)
+            params = _move_to_centre(broadcast.params, broadcast.closing_centre, order)
+            return self.keep(replace(broadcast, params=params), task, arrival, model, arrival.halves)
         by_half = task.halves().class_counts(broadcast.frequencies.shape[-1]).to(broadcast.params)
         arrival, momentum = self.arrive(broadcast, memory, task, by_half), self.own_momentum(broadcast)
         hold = Hold.of(broadcast.closing_variances, broadcast.group_sizes, task)
@@ -568,6 +574,11 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
 def _scale_scores(params: Tensor, factors: Tensor, task: RowwiseTask) -> Tensor:
     """``params [..., C, P]`` with scores of classes t times as large, ``factors [..., C, 2]`` being (t, a)."""
     return params if task.class_bias is None else task.class_bias.scale_scores(params, factors[..., 0])
+
+
+def _move_to_centre(params: Tensor, centre: Tensor, order: Tensor) -> Tensor:
+    """``params [..., P]`` and how far the ``centre [..., P]`` of small linear models is from there, if they are any."""
+    return params + in_model_order(centre.to(params), order) if len(order) else params
 
 
 def _newness(clock: Tensor) -> Tensor:

@@ -290,7 +290,7 @@ class CohortEngine:
         memory = state.memory if whole else memories_of(state.memory, chosen)
         if is_over and self.algorithm.has_closing_visit:
             return self._closed.get(state, chosen, partial(self._personal_when_closed, state, chosen, memory))
-        return self.algorithm.personal(state.server.params, memory, self._task_at_home(chosen, state))
+        return self._personal(state, memory, chosen)
 
     def _personal_when_closed(self, state: RunState, clients: Tensor, memory: Any) -> Tensor:
         """Models of ``clients [..., C]`` with this ``memory`` after their closing visit."""
@@ -298,7 +298,12 @@ class CohortEngine:
         # Who never took part has the global model (D10).
         has_trained = state.num_rounds.gather(-1, clients) > 0
         memory = map_tensors(partial(_choose, has_trained), closed, memory)
-        return self.algorithm.personal(state.server.params, memory, self._task_at_home(clients, state))
+        return self._personal(state, memory, clients)
+
+    def _personal(self, state: RunState, memory: Any, clients: Tensor) -> Tensor:
+        """Models of ``clients [..., C]`` with this ``memory``, around the global one."""
+        shared = self.algorithm.global_model(state.server)
+        return self.algorithm.personal(shared, memory, self._task_at_home(clients, state))
 
     def _task_at_home(self, clients: Tensor, state: RunState) -> LocalTask:
         """Work of a cohort of which nothing is sent: minibatches are those of the next round."""

@@ -77,9 +77,8 @@ class Confidence:
 
     def tangents(self, position: int | None) -> Tangents:
         """The model of a client, or the global one."""
-        params = self._state.server.params
-        if position is not None:
-            params = self._models[position]
+        method = self._session.method
+        params = method.global_model(self._state.server) if position is None else self._models[position]
         return Tangents(self._session.model, params, self._session.measure, self._session.recipe.gradients)
 
     def logits(self, position: int | None, features: Features, is_moderated: bool = False) -> Tensor:

@@ -351,7 +351,8 @@ class ShardEvaluations:
 
     def _measure_chunk(self, found: Measured, chosen: Tensor, start: int, stop: int) -> None:
         """Add what is found of the clients in places ``start`` to ``stop`` of the chosen."""
-        source, state, views, shared = self.source, self.state, self.views, self.state.server.params
+        source, state, views = self.source, self.state, self.views
+        shared = self.engine.algorithm.global_model(state.server)
         clients, own, train = chosen[start:stop], of_clients(self.rows, start, stop), self.source.federation.train
         personal = self.engine.personal(state, clients, is_over=views.is_over)
         self._check_finite(personal, clients)

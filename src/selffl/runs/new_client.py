@@ -141,7 +141,7 @@ def make_new_client_models(session: Session, state: RunState, rows: Rows) -> Ten
 
     Nothing of the run is changed.
     """
-    shared: Tensor = state.server.params
+    shared = session.method.global_model(state.server)
     found = shared.expand(len(rows.num_examples), -1).clone()
     sent = _message(session, state)
     most = session.engine.chunk_size or len(found)
@@ -180,7 +180,7 @@ def _message(session: Session, state: RunState) -> Any:
 def _visit_until_settled(session: Session, state: RunState, sent: Any, rows: Rows) -> Tensor:
     """Models ``[C, P]`` of new clients with as many rows each, after their visits."""
     method, source = session.keeping(session.method), session.source
-    shared: Tensor = state.server.params
+    shared = session.method.global_model(state.server)
     count, size = len(rows.num_examples), int(rows.num_examples[0])
     # The server is at rest: every visit is to the same round.
     options = replace(source.options.at_home(), learning_rate_schedule="constant")

@@ -74,9 +74,13 @@ class Run:
         """All tables of the run."""
         return Records(self.history, self.participation, self.clients, self.summary, self.answers)
 
+    @property
+    def _global_params(self) -> Tensor:
+        return self._session.method.global_model(self._state.server)
+
     def global_model(self) -> nn.Module:
         """The shared model."""
-        return self._session.present(self._state.server.params)
+        return self._session.present(self._global_params)
 
     def personal_model(self, client: Hashable) -> nn.Module:
         """The model of one client, by its id.
@@ -120,7 +124,7 @@ class Run:
     def _predictor(self) -> Predictor:
         session = self._session
 
-        params, personal = self._state.server.params, self._personal
+        params, personal = self._global_params, self._personal
 
         def model_of(position: int | None) -> nn.Module:
             return session.model.load(params if position is None else personal[position])
@@ -237,7 +241,7 @@ class Run:
         variance = self._session.method.inter_variance(self._state.server)
         write_personal(
             Path(path),
-            self._session.model.load(self._state.server.params),
+            self._session.model.load(self._global_params),
             (self._session.model.parts(self._personal[place]) for place in places),
             chosen,
             about

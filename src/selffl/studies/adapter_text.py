@@ -129,10 +129,9 @@ def network(is_small: bool = False) -> nn.Module:
 def encode_rows(is_small: bool = False) -> Rows:
     """Rows of the clients as the last layer is given them; of thirty clients for a quick look."""
     found = of_some_clients(halves()[1], NUM_SMALL) if is_small else halves()[1]
+    network = train_transformer(is_small)  # which needs gradients
     with torch.no_grad():
-        states = torch.cat(
-            [train_transformer(is_small).states(part) for part in torch.split(torch.from_numpy(found.features), 256)]
-        )
+        states = torch.cat([network.states(part) for part in torch.split(torch.from_numpy(found.features), 256)])
     return found._replace(features=states.numpy())
 
 

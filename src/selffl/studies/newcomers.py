@@ -79,7 +79,7 @@ class WithNewcomers(Problem):
         training, state = run._session, run._state
         seed = run.config.seed
         late = self.newcomers(seed).to(run.config.device, training.model.dtype)
-        shared = state.server.params
+        shared = training.method.global_model(state.server)
         everyone = torch.arange(late.num_clients, device=shared.device)
         found = {SIZES: late.train.num_examples.cpu()}
         for count in self.counts:

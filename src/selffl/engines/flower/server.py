@@ -167,7 +167,7 @@ class Server:
                     strategy.train_alone(grid, records.first)
             if self.out is not None:
                 about = {"experiment": names.experiment, "round": strategy.state.round_number}
-                save_tensors(self.out / MODEL, self.model.parts(strategy.state.server.params), about)
+                save_tensors(self.out / MODEL, self.model.parts(self.algorithm.global_model(strategy.state.server)), about)
         return strategy
 
     def _begin(self) -> tuple[RunState, RunIdentity, Callable[[RunState], None] | None]:

@@ -271,7 +271,7 @@ class SelfFLStrategy(Strategy):
 
     def _where_it_stands(self, clients: Sequence[int], first: Tensor | None = None) -> list[ArrayRecord]:
         """What each of these is sent of where training stands, to evaluate; with the ``first`` model, if given."""
-        params = self.state.server.params
+        params = self._algorithm.global_model(self.state.server)
         if not (self._is_over() and self._algorithm.has_closing_visit):
             return [pack(Shared(params, None, first))] * len(clients)
         sent = self._algorithm.broadcast(self.state.server, self._at(clients))
