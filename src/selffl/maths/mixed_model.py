@@ -261,7 +261,8 @@ def _step_towards(before: Tensor, covariance: Tensor, precision: Tensor, part: f
         right = (own @ (free - held).unsqueeze(-1)).squeeze(-1)
         both = is_held.unsqueeze(-1) | is_held.unsqueeze(-2)
         left = torch.where(both, torch.eye(len(basis)).to(own), own)
-        answer = held + torch.linalg.lstsq(left, right.masked_fill(is_held, 0.0).unsqueeze(-1)).solution.squeeze(-1)
+        inverse_of_left = _inverse(left, torch.ones_like(free))
+        answer = held + (inverse_of_left @ right.masked_fill(is_held, 0.0).unsqueeze(-1)).squeeze(-1)
         found = directions @ torch.einsum("...v,vij->...ij", answer, basis) @ directions.mT
     change, directions = torch.linalg.eigh(found)
     change = change.clamp(LEAST_CHANGE, MOST_CHANGE) ** part
