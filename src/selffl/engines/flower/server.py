@@ -167,7 +167,8 @@ class Server:
                     strategy.train_alone(grid, records.first)
             if self.out is not None:
                 about = {"experiment": names.experiment, "round": strategy.state.round_number}
-                save_tensors(self.out / MODEL, self.model.parts(self.algorithm.global_model(strategy.state.server)), about)
+                shared = self.algorithm.global_model(strategy.state.server)
+                save_tensors(self.out / MODEL, self.model.parts(shared), about)
         return strategy
 
     def _begin(self) -> tuple[RunState, RunIdentity, Callable[[RunState], None] | None]:
