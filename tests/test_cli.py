@@ -93,6 +93,12 @@ def test_every_commands_help_has_an_example_of_that_command(run, command, option
     assert f"Example: selffl {' '.join(command)}" in text
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_help_says_in_words_what_is_to_be_given(run, command):
+    shown = succeed(run(*command, "--help")).out
+    assert not re.search(r"<(int|float|str|path|list|bool)\b|x>=|[{}]", shown)
+
+
 def test_no_command_is_without_a_test_of_its_help(run):
     shown = "".join(succeed(run(*group, "--help")).out for group in ((), ("paper",), ("data",), ("flower",)))
     listed = re.findall(r"^│ (\w+)\s{2,}\w", shown, re.M)

@@ -45,23 +45,44 @@ PANELS = {  # of the help, in this order
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
-class _PlainFlags:
-    """The help names a type only where a value is to be given."""
+WORDS = {  # what the help calls a value, by what typer calls its type, before 0.29 and since
+    **dict.fromkeys(("int", "int range", "float", "integer", "integer range", "float range"), "NUMBER"),
+    **dict.fromkeys(("str", "list[str]", "text"), "NAME"),
+    **dict.fromkeys(("path", "file", "directory"), "PATH"),
+}
+
+
+class _PlainWords:
+    """The help says in words what is to be given: a name, a number, a path; nothing after a flag."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Options, as the help shows them."""
-        options: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for option in options:
-            if getattr(option, "is_flag", False):
-                option.metavar = ""
-        return options
+        """Options and arguments, as the help shows them."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if param.param_type_name == "argument":
+                _name_argument(param)
+            elif getattr(param, "is_flag", False):
+                param.metavar = ""
+            else:
+                kind = param.display_type(ctx).strip("<>") if hasattr(param, "display_type") else param.type.name
+                param.metavar = param.metavar or WORDS.get(kind)
+                param._get_number_range_help_str = lambda: None  # a number out of range is told in a sentence
+        return params
 
 
-class _Command(_PlainFlags, TyperCommand):
+def _name_argument(param: Any) -> None:
+    """Its name alone, in capitals: neither its type beside it nor braces around it in the line of usage."""
+    name = param.metavar = param.metavar or param.name.upper()
+    usage = name if param.required else f"[{name}]"
+    param.get_usage_pieces = lambda ctx: [usage]
+    param.display_type_rich = lambda ctx: None
+
+
+class _Command(_PlainWords, TyperCommand):
     pass
 
 
-class _Group(_PlainFlags, TyperGroup):
+class _Group(_PlainWords, TyperGroup):
     pass
 
 

@@ -158,6 +158,7 @@ def compare_command(
         typer.Option(
             "--algorithms",
             "-a",
+            metavar="A,B,C",
             help="Methods, separated by commas; the first is compared with the rest. Without it, the study's own.",
             autocompletion=names.algorithms,
         ),
