@@ -256,7 +256,7 @@ def test_every_client_is_where_its_file_says(watch, folder):
         assert len(trace["x"]) == len(rows) == 40
         for x, y, number in zip(trace["x"], trace["y"], trace["customdata"], strict=True):
             row = rows[ids[number]]
-            assert x == int(row["num_train"])
+            assert x == pytest.approx(int(row["num_train"]), rel=0.04)  # methods stand side by side
             assert y == pytest.approx(100 * float(row["accuracy"]), rel=1e-4)
 
 
@@ -418,10 +418,11 @@ def point_of(watch, chart, client):
 
 
 def smallest(folder, count=1):
-    """Clients that lie alone in the picture of sizes: nobody else has as many rows."""
+    """Clients that lie alone in the picture of sizes: nobody else has about as many rows."""
     rows = clients(folder, "self-fl", 0)
-    sizes = [row["num_train"] for row in rows.values()]
-    return [client for client, row in rows.items() if sizes.count(row["num_train"]) == 1][:count]
+    sizes = {client: int(row["num_train"]) for client, row in rows.items()}
+    near = {client: sum(abs(size / own - 1) < 0.08 for size in sizes.values()) for client, own in sizes.items()}
+    return [client for client in rows if near[client] == 1][:count]
 
 
 def test_hover_tells_the_clients_story(watch, folder):

@@ -312,12 +312,20 @@ const CHARTS = {
   clients(s, c) {
     const { seed, client, data } = s;
     const order = seed.clients.map((_, i) => i);
-    const traces = data.methods.flatMap((name, method) => {
+    const sizes = known(seed.train);
+    const wide = isWide(sizes);
+    // Clients with few test rows have one of few accuracies: a client's marks stand side by side, not on each other.
+    const shown = data.methods.flatMap((_, method) => (s.of(method) && s.visible[method] ? [method] : []));
+    const aside = (method) => shown.indexOf(method) - (shown.length - 1) / 2;
+    const [least, most] = [Math.min(...sizes), Math.max(...sizes)];
+    const step = Math.min(0.012, 0.06 / shown.length) * (wide ? 1 : most - least || most);
+    const spot = (i, method) => (wide ? seed.train[i] * (1 + step * aside(method)) : seed.train[i] + step * aside(method));
+    const traces = shown.flatMap((method) => {
+      const name = data.methods[method];
       const own = s.of(method);
-      if (!own || !s.visible[method]) return [];
       const at = order.filter((i) => isNumber(own.personal[i]) && isNumber(seed.train[i]));
       return [{
-        x: at.map((i) => seed.train[i]), y: at.map((i) => own.personal[i]), customdata: at, name: escaped(name), meta: "points", mode: "markers", type: "scatter",
+        x: at.map((i) => spot(i, method)), y: at.map((i) => own.personal[i]), customdata: at, name: escaped(name), meta: "points", mode: "markers", type: "scatter",
         marker: { symbol: symbolOf(method), size: order.length > 300 ? 6 : 9, color: c.methods[method], opacity: client === null ? 0.72 : 0.22, line: { width: 0.6, color: c.paper } },
         hoverinfo: "text", hovertext: at.map((i) => s.story(method, i)),
       }];
@@ -325,12 +333,11 @@ const CHARTS = {
     if (client !== null) {
       const there = data.methods.flatMap((_, m) => (isNumber(s.value(m, "personal", client)) && s.visible[m] ? [m] : []));
       traces.push({
-        x: there.map(() => seed.train[client]), y: there.map((m) => s.value(m, "personal", client)), customdata: there.map(() => client), meta: "selected", name: escaped(s.clientId), mode: "markers+lines", line: { color: c.soft, width: 1 },
+        x: there.map((m) => spot(client, m)), y: there.map((m) => s.value(m, "personal", client)), customdata: there.map(() => client), meta: "selected", name: escaped(s.clientId), mode: "markers+lines", line: { color: c.soft, width: 1 },
         marker: { size: 14, symbol: there.map(symbolOf), color: there.map((m) => c.methods[m]), line: { width: 2, color: c.ink } }, hoverinfo: "text", hovertext: there.map((m) => s.story(m, client)),
       });
     }
     const rows = order.map((i) => [seed.clients[i], seed.train[i], seed.test[i], ...data.methods.map((_, m) => s.value(m, "personal", i))]);
-    const wide = isWide(known(seed.train));
     return {
       traces,
       layout: layout(c, { xaxis: { title: `training rows${wide ? " (logarithmic)" : ""}`, type: wide ? "log" : "linear", ...(wide ? { dtick: "D2", tickformat: ",d" } : {}) }, yaxis: { title: `${s.clientAxis}, personal model` } }),
