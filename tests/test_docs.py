@@ -605,6 +605,19 @@ def test_the_results_are_read_as_the_studies_say():
         assert found == ([study.reading] if study.reading else []), name
 
 
+def test_the_list_of_studies_says_how_long_they_took():
+    for name, study in STUDIES.items():
+        path = ROOT / "docs" / "results" / f"{name}.md"
+        if not path.is_file():
+            assert study.took == "", name
+            continue
+        command, seconds, cores = re.search(
+            r"^Made by `(.*?)` in (\d+) s;.* (\d+) cores\.$", path.read_text(encoding="utf-8"), re.M
+        ).groups()
+        long = f"{seconds} s" if int(seconds) < 90 else f"{int(seconds) / 60:.0f} min"
+        assert study.took == f"{long}, {'GPU' if 'cuda' in command else f'{cores} cores'}", name
+
+
 def test_the_first_page_counts_the_statements_when_it_is_built():
     page = text_of("tutorial.md")
     assert "{{ statements paper }}" in page

@@ -136,24 +136,32 @@ def best_cells(table: Sequence[Mapping[str, str]]) -> set[tuple[int, str]]:
     return found
 
 
+LIST_NOTES = (
+    "Took: when the results of the documentation were made; – where a study has not been run in full. OCR letters "
+    "stand in for FEMNIST and rated snippets for Sent140, unless EMNIST or Sentiment140 is found; made-up devices "
+    "stand in for the paper's private audio."
+)
+
+
 @paper_app.command("list")
 def paper_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """List the studies that can be run.
+    """List the studies that can be run, and how long they take.
 
     Example: selffl paper list
     """
     from selffl.studies import STUDIES
 
     if as_json:
-        fields = ("id", "title", "paper", "setting")
+        fields = ("id", "title", "paper", "setting", "took")
         print(json.dumps([{name: getattr(s, name) for name in fields} for s in STUDIES.values()], ensure_ascii=False))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("id", "in the paper", "what it shows"):
+    for name in ("id", "took", "in the paper", "what it shows"):
         table.add_column(name, no_wrap=name == "id")
     for study in STUDIES.values():
-        table.add_row(study.id, study.paper, study.title)
+        table.add_row(study.id, study.took or "–", study.paper, study.title.partition(" (")[0])  # said once, below
     console.out.print(table)
+    console.tell(console.out, LIST_NOTES)
 
 
 @paper_app.command("run")

@@ -116,7 +116,8 @@ def read_study(path: Path) -> OwnProblem:
     """The study in a folder, or of a file; every key is checked, and every function looked up."""
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
-        raise ConfigError(f"{file} does not exist; expected a study file. Make one with `selffl init {path.with_suffix('')}`.")
+        folder = path.with_suffix("")
+        raise ConfigError(f"{file} does not exist; expected a study file. Make one with `selffl init {folder}`.")
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -143,6 +143,12 @@ class Study:
         """Why it came out as it did, in words; nothing where nobody has said."""
         return _texts().get(self.id, {}).get("reading", "")
 
+    @property
+    def took(self) -> str:
+        """How long its results took, and on what; nothing where it has not been run in full."""
+        found: str = read_toml("studies.toml")["took"].get(self.id, "")
+        return found
+
 
 @cache
 def read_toml(name: str) -> dict[str, Any]:
