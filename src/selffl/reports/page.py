@@ -222,7 +222,8 @@ def _view(group: Group, identity: str) -> dict[str, Any]:
         "rows": rows,
         "columns": columns,
         "caption": _unbroken(caption(group))
-        + (" The best of each column is underlined." if len(group.methods) > 1 else ""),
+        + (" The best of each column is underlined." if len(group.methods) > 1 else "")
+        + _name_twins(rows),
         "claims": group.record.claims if group.record is not None else [],
         "has_clients": bool(tables["seeds"]),
         "joining": _joining(group),
@@ -329,6 +330,18 @@ def _table(group: Group) -> tuple[list[list[Any]], list[str]]:
         cells.append({"text": gradients, "kind": ""})
         rows.append(cells)
     return rows, columns
+
+
+def _name_twins(rows: list[list[Any]]) -> str:
+    """Which methods end alike, so that nobody takes it for a mistake."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in rows:
+        alike.setdefault(tuple(cell["text"] for cell in cells), []).append(name)
+    return "".join(
+        f" {sentences.list_words(names)} are different methods; here their numbers agree in every digit shown."
+        for names in alike.values()
+        if len(names) > 1
+    )
 
 
 def _joining(group: Group) -> list[dict[str, str]]:
