@@ -98,6 +98,7 @@ def test_every_word_of_the_glossary_is_used(hooks):
     assert used == set(hooks.glossary()[1])
 
 
+@pytest.mark.slow
 def test_the_costs_are_those_of_the_exam(hooks):
     """Steps by hand: twenty of FedAvg, two models of DITTO, five inner steps of pFedMe, and so on."""
     found = {name: (gradients, down, up, kept) for name, gradients, down, up, kept in hooks.costs(is_whole=False)}
