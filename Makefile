@@ -34,7 +34,7 @@ slow: $(VENV)/.installed-dev
 
 # The maths and the methods have to be covered by their own tests.  Those that run lines that others of them run, too, are
 # not traced, which is twice as fast.
-SECOND_LOOKS := twins cnn_twins auto auto_closing kept_optimisers optimisers reductions schedules training_options worked_method
+SECOND_LOOKS := exam claims twins cnn_twins auto auto_closing kept_optimisers optimisers reductions schedules training_options worked_method
 UNTRACED := $(SECOND_LOOKS:%=tests/algorithms/test_%.py)
 TRACED := $(filter-out $(UNTRACED),$(wildcard tests/maths/test_*.py tests/algorithms/test_*.py))
 
