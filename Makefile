@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`.  Each makes the environment it needs and does not make it twice.
+# The first commands: `make demo` and `make test`.  Each makes the environment it needs and does not make it twice.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ RUN := OMP_NUM_THREADS=1 $(BIN)
 # rewrites every test file again without it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test coverage quick lint types check docs names report pictures flower known-modules flower-demo flower-kill-points results kill-points soak mutants fuzz wheel audit clean
+.PHONY: demo test slow coverage lint types check docs names report pictures flower known-modules flower-demo flower-kill-points results kill-points soak mutants fuzz wheel audit clean
 
 demo: $(VENV)/.installed
 	$(RUN)/selffl demo --out runs/demo
@@ -19,23 +19,27 @@ demo: $(VENV)/.installed
 PYTEST := $(RUN)/python -m pytest --numprocesses=logical --dist=worksteal
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# The site, which some of the last tests look at, is built meanwhile: they wait for the file `built` in it.  COVERED=yes
-# leaves out what `make coverage` has just run.
+# All but the slow ones.  COVERED=yes leaves out what `make coverage` has just run.
 test: $(VENV)/.installed-dev
+	SELFFL_COVERED="$(if $(COVERED),$(TRACED))" $(PYTEST) -m "not slow"
+
+# Tests that take longer, by file, so that what they share is made once: the longest first, and others go on beside them.
+# The site, which some of them look at, is built meanwhile: they wait for the file `built` in it.
+LONGEST := $(addprefix tests/,test_kill_points.py reports/test_report_browser.py test_estimator.py test_docs_site.py algorithms/test_auto.py test_docs.py)
+SLOW := $(LONGEST) $(filter-out $(LONGEST),$(shell grep -rlE "mark[.]slow" --include="test_*.py" tests | sort))
+
+slow: $(VENV)/.installed-dev
 	@rm -rf site; { $(SITE) && touch site/built; } & site=$$!; \
-	SELFFL_SITE=$(CURDIR)/site SELFFL_COVERED="$(if $(COVERED),$(TRACED))" $(PYTEST); tested=$$?; wait $$site && exit $$tested
+	SELFFL_SITE=$(CURDIR)/site $(PYTEST) -m slow --dist=loadfile --no-loadscope-reorder $(SLOW); tested=$$?; wait $$site && exit $$tested
 
 # The maths and the methods have to be covered by their own tests.  Those that run lines that others of them run, too, are
 # not traced, which is twice as fast.
-SECOND_LOOKS := twins cnn_twins auto auto_closing kept_optimisers optimisers reductions schedules training_options worked_method
+SECOND_LOOKS := exam claims twins cnn_twins auto auto_closing kept_optimisers optimisers reductions schedules training_options worked_method
 UNTRACED := $(SECOND_LOOKS:%=tests/algorithms/test_%.py)
 TRACED := $(filter-out $(UNTRACED),$(wildcard tests/maths/test_*.py tests/algorithms/test_*.py))
 
 coverage: $(VENV)/.installed-dev
 	$(PYTEST) $(TRACED) -m "not slow" --cov=src/selffl/maths --cov=src/selffl/algorithms --cov-branch --cov-fail-under=95 --cov-report=term:skip-covered
-
-quick: $(VENV)/.installed-dev
-	$(RUN)/python -m pytest -m "not slow" -q
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -44,7 +48,7 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-check: lint types coverage test
+check: lint types coverage test slow
 
 docs: $(VENV)/.installed-dev
 	$(SITE)

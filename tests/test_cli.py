@@ -177,6 +177,7 @@ def test_the_module_is_a_program(monkeypatch, capsys):
     assert capsys.readouterr() == (f"selffl {selffl.__version__}\n", "")
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_line_and_exit_code_two_to_the_shell_as_well():
     script = Path(sys.executable).parent / "selffl"
     program = [str(script)] if script.exists() else [sys.executable, "-m", "selffl"]
@@ -500,6 +501,7 @@ def test_paper_list_as_json(run):
     assert found == [{name: getattr(study, name) for name in fields} for study in STUDIES.values()]
 
 
+@pytest.mark.slow
 def test_paper_run_prints_verdicts_and_writes_one_page(run, folder, monkeypatch):
     monkeypatch.setattr(runner, "run_studies", in_this_process)
     found = succeed(run("paper", "run", "limits", "convergence", "limits", "--quick", "--out", "a/b"))

@@ -60,11 +60,12 @@ CASES = {
     "PFLlib's pixels": ("pfllib", write_pfllib, (1, 20, 20), {"whole": True}, "network on images (1, 20, 20)"),
     "PFLlib's signals": ("pfllib", write_pfllib, (9, 1, 8), {}, "softmax regression"),
 }
+LONG = ("LEAF's digits", "LEAF's rows", "LEAF's rows, whole", "PFLlib's images", "PFLlib's pixels")
 GO_ON = ("LEAF's rows", "PFLlib's signals")  # of each kind of folder one
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] if "network" in CASES[case][-1] else []) for case in CASES]
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in LONG else []) for case in CASES]
 )
 def test_a_study_of_a_folder_runs_as_it_is_written(case, command_line, tmp_path):
     kind, write, shape, options, model = CASES[case]

@@ -89,6 +89,7 @@ def completed(tmp_path_factory):
     return {part.split("\n")[0]: part.split("\n")[1:-1] for part in parts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", COMPLETED)
 def test_a_shell_completes_names(completed, line):
     *words, last = completed[line]

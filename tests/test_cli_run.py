@@ -69,6 +69,7 @@ def rare(tmp_path):
     return ("init", "rare", "--csv", "rare.csv", "--client", "site")
 
 
+@pytest.mark.slow
 def test_noise_with_few_positives_does_not_shine(run, rare, tmp_path):
     """An accuracy of 98 % that the constant answer has as well was the first number of a run and of its page."""
     assert run(*rare)[0] == 0
@@ -186,6 +187,7 @@ def test_a_study_of_ones_own_is_tuned_on_validation_rows(run, tmp_path):
     assert tried["validation_rows"] > 0
 
 
+@pytest.mark.slow
 def test_compare_prints_a_table_and_writes_a_page(run, tmp_path):
     words = ("compare", "digits", "--algorithms", "self-fl,local", "--seeds", "2", "--rounds", "3", "--processes", "1")
     code, out, _ = run(*words)

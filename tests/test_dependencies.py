@@ -52,6 +52,7 @@ def run_without(blocked, program, *arguments):
     return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_training_imports_neither_plotting_nor_the_command_line(tmp_path):
     found = run_without(LEFT_OUT + COMMAND_LINE, TRAINING, tmp_path / "run")
     assert found.returncode == 0, found.stderr

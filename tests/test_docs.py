@@ -53,7 +53,7 @@ def commands_of(code):
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
-LONG = ("howto/report", "howto/scale", "howto/studies")  # that train several methods
+LONG = ("privacy", *(f"howto/{name}" for name in ("confidence", "newcomers", "report", "scale", "studies", "tune")))
 LOOKED_AT = ("tutorial", "tasks", "README")  # each has a test below that looks at what its blocks do
 RUN = [
     pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] if name_of(page) in LONG else [])
@@ -159,6 +159,7 @@ def test_few_blocks_are_left_out():
     assert len([block for block in left_out if "it installs" not in block["why"]]) <= 8
 
 
+@pytest.mark.slow
 def test_the_worked_example_prints_what_the_page_says(run_blocks):
     page = ROOT / "docs" / "tasks.md"
     said = re.search(r"^```python\n.*?^```\n.*?^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)[1]
@@ -487,6 +488,7 @@ def test_the_readme_counts_the_other_methods():
     assert "and eighteen other methods behind one interface" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_readme_run_and_two_print_what_they_say(run_blocks):
     blocks = run_blocks(ROOT / "README.md")
     code, out = next((code, out) for code, out, _ in blocks if "SelfFLClassifier" in code)
@@ -499,6 +501,7 @@ def test_the_blocks_of_the_readme_run_and_two_print_what_they_say(run_blocks):
     assert said[0] > said[1] == pytest.approx(names["run"].summary["global_accuracy"], abs=0.005)
 
 
+@pytest.mark.slow
 def test_the_first_example_of_the_landing_page_prints_what_it_says(run_blocks):
     """With all its rounds, unlike other pages."""
     code, out, _ = run_blocks(ROOT / "docs" / "index.md")[0]

@@ -33,6 +33,7 @@ OPTIONS = {"rounds": 6, "batch_size": 10}
 FEW_STEPS = selffl.algorithm(DEFAULT_ALGORITHM, num_local_steps=5)
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
     [SelfFLClassifier(algorithm=FEW_STEPS, rounds=2), SelfFLRegressor(algorithm=FEW_STEPS, rounds=2)],
     expected_failed_checks=lambda _: EXPECTED_FAILURES,
@@ -74,6 +75,7 @@ def test_each_client_is_answered_by_its_own_model(fitted):
     assert (fitted.classes_[shares.argmax(1)] == fitted.predict(x, client=client)).all()
 
 
+@pytest.mark.slow
 def test_the_models_are_those_of_the_run(fitted):
     """By hand: rows standardised by scikit-learn, the module of the run, a softmax."""
     x, y, client = opposed()
@@ -150,6 +152,7 @@ def test_linear_regression_takes_steps_that_its_rows_bear(batch_size, algorithm)
     assert model.score(*asked, client=client[held_out]) > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_features", "num_rows", "batch_size"), [(100, 2000, 20), (10, 1000, 1)])
 def test_linear_regression_settles_where_rows_have_many_features_for_a_minibatch(num_features, num_rows, batch_size):
     """Ten times smaller with momentum: with half of what plain steps bear R² is 0.3 and 0.6."""
@@ -193,6 +196,7 @@ def test_a_client_that_makes_steps_tiny_is_named():
         SelfFLRegressor(rounds=1, standardise=False).fit(x, y, client=client)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_is_asked_for_is_taken():
     x, y, client, held_out = along_a_line()
     with_it = SelfFLRegressor(algorithm="fedavg", learning_rate=0.1, rounds=20).fit(
@@ -229,6 +233,7 @@ def test_on_digits_it_is_about_as_good_as_what_all_rows_together_give():
 # ---------------------------------------------------------------------------------------------------------- the model
 
 
+@pytest.mark.slow
 def test_any_module_a_function_that_makes_one_or_a_name():
     x, y, client = opposed()
 
@@ -268,6 +273,7 @@ def test_images_as_they_are():
         SelfFLClassifier().fit(images, y[:90])
 
 
+@pytest.mark.slow
 def test_scales_do_not_matter_unless_it_is_said():
     x, y, client = opposed()
     narrow, wide = (
@@ -346,6 +352,7 @@ def test_a_search_and_a_pipeline_hand_the_clients_on():
     assert pipe.fit(x, y, selfflclassifier__client=client).predict(x, client=client).shape == y.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [None, np.random.RandomState(3)], ids=["none", "a generator"])
 def test_random_states_of_other_kinds(state):
     x, y, client = opposed()

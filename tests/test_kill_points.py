@@ -29,6 +29,7 @@ def test_whatever_is_killed_goes_on_to_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_small_models")  # half of the time would go to what no file knows of
 @pytest.mark.parametrize("name", ALL)
 def test_what_any_kill_leaves_goes_on_to_the_same_bits(name, tmp_path):
     experiment = Experiment(name, tmp_path)

@@ -110,6 +110,7 @@ def loaded_after():
     return dict(zip(STATEMENTS, (set(json.loads(line)) for line in found.stdout.splitlines()), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
@@ -123,6 +124,7 @@ def test_what_an_import_does_not_bring(loaded_after, statement, absent):
     assert not loaded_after[statement] & absent
 
 
+@pytest.mark.slow
 def test_scikit_learn_comes_with_the_estimators(loaded_after):
     assert "sklearn" in loaded_after["assert selffl.SelfFLClassifier"]
 
@@ -171,6 +173,7 @@ def test_every_file_belongs_to_a_layer():
     assert {layer_of(path) for path in FILES} == set(LEVEL)
 
 
+@pytest.mark.slow
 def test_a_layer_imports_only_from_those_before_it():
     upwards = []
     for path in FILES:
@@ -237,6 +240,7 @@ def test_flower_is_imported_by_its_engine_and_its_records_alone():
     assert {user.rpartition("/")[0] for user in users - apart} == {"engines/flower"}
 
 
+@pytest.mark.slow
 def test_a_process_that_trains_on_tensors_does_without_tables_and_statistics():
     """Imports are memory: 70 MB of these, where a round of a thousand clients takes as much."""
     code = "import sys, selffl.engines.cohort, selffl.training.model; print(*sys.modules)"

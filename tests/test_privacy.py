@@ -46,6 +46,7 @@ def test_a_draw_protects_and_more_noise_and_fewer_rounds_do():
     assert epsilon(0.0, **RUN) == math.inf
 
 
+@pytest.mark.slow
 def test_the_noise_for_an_epsilon_gives_it():
     multiplier = noise_for(4.0, **RUN)
     assert epsilon(multiplier, **RUN) == pytest.approx(4.0, rel=1e-3)
@@ -112,6 +113,7 @@ def test_a_draw_of_nearly_all_rows_never_costs_more_than_all_of_them():
     assert row_epsilon(0.0, **ROWS) == math.inf
 
 
+@pytest.mark.slow
 def test_the_noise_for_rows_gives_their_epsilon():
     multiplier = row_noise_for(3.0, **ROWS)
     assert 2.9999 < row_epsilon(multiplier, **ROWS) <= 3.0

@@ -75,17 +75,20 @@ def fitted(request):
     return source.local_estimate.numpy(), source.intra_variance.numpy(), state.server, personal.numpy(), bounds
 
 
+@pytest.mark.slow
 def test_the_variance_between_clients_is_the_one_of_maximum_likelihood(fitted):
     estimate, variance, server, _, (bound, _) = fitted
     assert server.inter_variance.item() == pytest.approx(most_likely(estimate, variance), rel=bound)
 
 
+@pytest.mark.slow
 def test_personal_models_are_the_posterior_means(fitted):
     estimate, variance, _, personal, (_, bound) = fitted
     expected = posterior_means(estimate, variance, most_likely(estimate, variance))
     assert ((personal - expected) ** 2).mean() < bound**2 * ((estimate - expected) ** 2).mean()
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_variance_of_maximum_likelihood(fitted):
     """Its width is about that of 200 clients' squares of three numbers: no narrower than if they were known exactly."""
     estimate, variance, server, *_ = fitted
@@ -192,6 +195,7 @@ def halved(source, t, m, half=None, split=0):
     return lambda draw: [part[0].numpy() for part in task.batch(draw, torch.tensor([slot]))]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_small_models")
 def test_a_regression_equals_its_twin():
     """The gradient of squared errors is the mean of 2 e x; the last client has a single row, and no second half."""
@@ -247,6 +251,7 @@ def test_a_regression_equals_its_twin():
     assert_closing_spread(state.server, expected, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_small_models")
 @pytest.mark.parametrize("num_scores", [3, 1])
 def test_a_classifier_equals_its_twin(num_scores):
@@ -430,6 +435,7 @@ def test_parameters_that_nobody_decides_go_with_the_rest(disagreement, shares):
         assert variances_of(server).tolist() == pytest.approx([share * first, share * first], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_values_are_measured_in_changes_nothing():
     """Values of other units have models of other units, and σ_0², in units of the loss, stays."""
     module, (x, y, client) = nn.Linear(5, 1), classes((7, 30, 12, 4, 9))
@@ -547,6 +553,7 @@ def factors_after(rows, start, *, rate, rounds):
     return engine.advance(engine.start(start), rounds).server.score_factors.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("too_small", [0.5, 1.0, 3.0])
 def test_scores_that_are_too_small_are_found_to_be(too_small):
     """The right scores over a number, in a model that hardly moves: t is that number, and frequencies count whole."""
@@ -555,6 +562,7 @@ def test_scores_that_are_too_small_are_found_to_be(too_small):
     assert found == pytest.approx([too_small, 1.0], rel=0.15)
 
 
+@pytest.mark.slow
 def test_a_model_that_has_not_been_trained_to_its_end_adds_less_of_the_frequencies():
     rows, right = mixtures()
     start = torch.zeros_like(right)
@@ -613,6 +621,7 @@ def test_a_model_that_fits_from_the_start_stays():
     assert state.server.inter_variance.item() == 1.0 / self_fl_auto.FIRST_PRECISION
 
 
+@pytest.mark.slow
 def test_one_that_comes_to_fit_stays_finite():
     """Two clients without noise, trained until nothing is left to learn."""
     x, _, client = classes((6, 6))

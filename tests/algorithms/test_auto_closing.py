@@ -120,6 +120,7 @@ def test_a_run_that_goes_on_forgets_what_closing_rounds_said(source):
         assert not name.startswith("server.closing.") or part.isnan().all()
 
 
+@pytest.mark.slow
 def test_uploads_are_the_same_in_chunks_and_one_client_at_a_time(source):
     engine, state = trained(source)
     everybody, task = torch.arange(12), source.task(torch.arange(12), 4)
@@ -192,6 +193,7 @@ def regression(slope_spread, rounds, rate, seed=0):
     return run.summary
 
 
+@pytest.mark.slow
 def test_clients_may_leave_a_global_model_that_is_hardly_trained():
     """All have the same slopes, and nobody has learned them: far from the global model, near each other."""
     found = regression(0.0, rounds=2, rate=0.002)
@@ -199,11 +201,13 @@ def test_clients_may_leave_a_global_model_that_is_hardly_trained():
     assert found["inter_variance"] < 0.05
 
 
+@pytest.mark.slow
 def test_clients_alike_stay_with_a_global_model_that_is_trained():
     found = regression(0.0, rounds=30, rate=0.05)
     assert found["inter_variance"] / found["closing_multiple"] < 0.01
 
 
+@pytest.mark.slow
 def test_the_same_spread_is_found_whatever_training_began_from(monkeypatch):
     """Of four coefficients three vary, by 0.25; in units of twice the variance about the line, 0.09."""
     found = []

@@ -224,6 +224,7 @@ def test_clients_find_a_centre_that_hardly_any_training_has_found():
     assert AUTO.inter_variance(state.server).item() < 0.01
 
 
+@pytest.mark.slow
 def test_the_same_whatever_trains_them(data):
     source = linear_source(*data)
     engine, state = concluded(source)

@@ -9,7 +9,7 @@ import torch
 from federations import federation, network_federation, run
 from test_exam import ON_NETWORKS, QUICK
 
-from selffl.algorithms import ALGORITHMS, algorithm
+from selffl.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines.claims import Claims
 from selffl.engines.rounds import GatheredUploads
@@ -116,7 +116,9 @@ def check_moved(method, honest, state, longest, lie):
             assert ratio <= factor or distance <= DISTANCES.get(method.name, {}).get(key, 0.0), said
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == DEFAULT_ALGORITHM else []) for name in ALGORITHMS]
+)
 def test_what_one_client_claims_moves_the_server_no_further_than_is_stated(name):
     method, source, server, upload = after_four_rounds(name)
     honest, left_out = heard(method, source, server, upload)

@@ -289,7 +289,12 @@ def test_every_method_has_a_case():
     assert {name for name, *_ in CASES.values()} == set(ALGORITHMS)
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = ("self-fl-auto", "self-fl-auto, longer")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in LONG else []) for case in CASES]
+)
 def test_a_network_trained_by_a_method_equals_its_twin(case):
     name, options, twin, told = CASES[case]
     module = network()

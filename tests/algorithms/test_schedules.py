@@ -102,12 +102,19 @@ HAVE_A_RATE = [
     *("self-fl-auto", "self-fl-auto, longer", "scaffold", "pfedme", "perfedavg", "perfedavg, hessian-free"),
     *("apfl", "fedala", "fedpac", "feddbe", "fedrod", "fedavg", "ditto"),
 ]
+LONG = ("self-fl-auto", "self-fl-auto, longer")
 WITHOUT_AN_END = ("fedavg", "self-fl")  # enough for a schedule that others cannot tell
 
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    [(case, "step 0.3 0.5 0.75") for case in HAVE_A_RATE] + [(case, "exponential 0.8") for case in WITHOUT_AN_END],
+    [
+        *(
+            pytest.param(case, "step 0.3 0.5 0.75", marks=[pytest.mark.slow] if case in LONG else [])
+            for case in HAVE_A_RATE
+        ),
+        *((case, "exponential 0.8") for case in WITHOUT_AN_END),
+    ],
 )
 def test_a_method_equals_its_twin(case, kind):
     """Eq. (19) of Self-FL has the rate of the round in it, as have control variates and held steps."""

@@ -51,6 +51,7 @@ def test_a_decoded_copy_needs_no_soundfile(folder, monkeypatch):
     assert again.samples.dtype == np.int16
 
 
+@pytest.mark.slow
 def test_a_decoded_copy_is_checked(folder):
     (path,) = audio.decode_to(folder)
     content = dict(np.load(path))

@@ -95,6 +95,7 @@ def test_a_quarter_of_each_clients_images_of_each_class_is_held_out(place):
     assert fed.source == {"name": "cifar10", **options}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not features.check("webp"), reason="this Pillow has no WebP")
 def test_a_mosaic_is_its_tiles(tmp_path):
     rng = np.random.default_rng(0)

@@ -228,6 +228,7 @@ def test_what_is_in_doubt_is_refused_with_its_line(text, options, message, tmp_p
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_header_may_be_wide_and_hold_other_separators_in_quotes(tmp_path):
     names = [f"a quite long name of column {number}" for number in range(6000)]
     fed = read(",".join(["client", "label", *names]) + "\n" + ",".join(["a", "1", *["0.5"] * 6000]) + "\n", tmp_path)
@@ -390,6 +391,7 @@ def test_columns_that_nobody_uses_may_hold_anything_and_frames_stay_as_they_were
 # ----------------------------------------------------------------------------------------------------------- profiles
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(

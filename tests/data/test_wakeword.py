@@ -231,6 +231,7 @@ def test_several_clients_of_a_type_share_its_groups(fed):
         assert rows.features.double().sum() == pytest.approx(float(before.features.double().sum()))
 
 
+@pytest.mark.slow
 def test_validation_takes_whole_groups_of_the_training_rows(fed):
     options = {"validation_fraction": 0.3, "scale": 1 / 500}
     with_some, about = module.wakeword(**options), module.describe(**options)

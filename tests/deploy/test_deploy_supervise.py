@@ -59,6 +59,7 @@ def supervised(tmp_path):
         process.wait()
 
 
+@pytest.mark.slow
 def test_what_fails_is_started_again_after_growing_pauses(tmp_path, supervised):
     process = supervised("date +%s.%N >> times; exit 3", "--pause", "0.2", "--longest", "0.8")
     times = tmp_path / "times"

@@ -92,6 +92,7 @@ def test_the_state_stays_and_training_goes_on_as_if_nobody_had_asked(source):
         assert torch.equal(tensor.nan_to_num(), tensors_of(whole)[name].nan_to_num()), name
 
 
+@pytest.mark.slow
 def test_models_are_the_same_for_some_clients_in_chunks_and_one_at_a_time(source):
     engine, state = trained(source)
     expected = engine.personal(state, is_over=True)

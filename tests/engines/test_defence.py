@@ -117,6 +117,7 @@ def undefended(rows):
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("robust", ["clip", "hierarchy"])
 @pytest.mark.parametrize("method", [FedAvg(10), SelfFL(initial_steps=10), SelfFLAuto(10)], ids=lambda each: each.name)
 def test_two_of_ten_who_flip_their_signs_ruin_it_only_without_defence(method, robust, rows, undefended):

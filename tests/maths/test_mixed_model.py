@@ -200,6 +200,7 @@ def test_the_centre_stays_where_a_sample_is_off_it_by_chance(sampled, off, moves
         torch.testing.assert_close(found.covariance, start * 21.0 / 20.0, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_shrinkage")
 def test_the_standard_error_is_that_of_repeated_draws():
     found = []

@@ -145,6 +145,7 @@ def mode(x: np.ndarray, y: np.ndarray, precision: float) -> np.ndarray:
     return np.linalg.solve(x.T @ x + precision * np.eye(x.shape[1]), x.T @ y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inter", [0.0, 0.06, 0.3])
 def test_groups_with_about_as_many_rows_as_coefficients(inter):
     """Halves of a few rows have curvatures of their own, each its own design: the ratio stays near the truth."""

@@ -15,6 +15,7 @@ def num_parameters(model):
     return sum(part.numel() for part in model.parameters())
 
 
+@pytest.mark.slow
 def test_it_is_of_the_papers_size():
     """11 convolutions and max-poolings in total, about three million parameters."""
     model = wakeword_cnn(ROW, 2)
@@ -66,6 +67,7 @@ def test_the_signal_goes_through_all_layers():
     assert max(sizes) < 10
 
 
+@pytest.mark.slow
 def test_plain_sgd_trains_it():
     """Rising from falling tones, told apart after a few steps: a loss far below that of no opinion, 0.69."""
     torch.manual_seed(1)

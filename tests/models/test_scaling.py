@@ -21,6 +21,7 @@ def test_a_column_that_never_changes_is_left_at_zero():
     assert Standardise.of(rows)(rows)[:, 0].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_training_leaves_it_alone_and_models_take_raw_rows(tmp_path):
     rng = np.random.default_rng(0)
     x = np.column_stack([rng.normal(4e4, 1e4, 200), rng.normal(size=200)]).astype(np.float32)

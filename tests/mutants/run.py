@@ -256,6 +256,8 @@ def trial(mutants: list[Mutant], sources: list[Path], tests: list[str], out: Pat
     """Try mutants on the tests."""
     session = Session(mutants, sources, out, most_seconds)
     with tempfile.TemporaryDirectory() as place:
+        # Over Flower slow tests start processes, of which mutants know nothing; elsewhere they merely take seconds.
+        without_processes = ["-m", "not slow"] if any("flower" in test for test in tests) else []
         options = [
             "-p",
             "no:cacheprovider",
@@ -263,8 +265,7 @@ def trial(mutants: list[Mutant], sources: list[Path], tests: list[str], out: Pat
             "no:xdist",
             "-p",
             "no:terminal",
-            "-m",
-            "not slow",
+            *without_processes,
             f"--basetemp={place}/tests",
         ]
         pytest.main([*options, *tests], plugins=[session])

@@ -14,6 +14,8 @@ from selffl.reports import client_gains, data, page, paper_figures, sentences
 from selffl.reports.collect import collect
 from selffl.runs.folder import read_config
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"rounds": 4, "participation": 0.5}
 SEEDS = (1, 2)
 

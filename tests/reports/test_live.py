@@ -250,6 +250,7 @@ def test_a_silent_reader_is_let_go(server, monkeypatch):
         assert silent.recv(1) == b""  # the server has closed it
 
 
+@pytest.mark.slow
 def test_however_many_stay_open_a_new_one_is_answered(server, monkeypatch):
     monkeypatch.setattr(live, "MAX_CONNECTIONS", 4)
     before = active_count()

@@ -41,6 +41,7 @@ MAGIC = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 NAMES = ("rounds", "clients", "gains", "variances", "steps", "partition")
 
 
+@pytest.mark.slow
 def test_every_figure_in_every_format_and_both_tables(drawn):
     expected = {f"{name}.{ending}" for name in NAMES for ending in MAGIC} | {"table.tex", "table.md"}
     assert {path.name for path in drawn} == {path.name for path in drawn[0].parent.iterdir()} == expected
@@ -49,6 +50,7 @@ def test_every_figure_in_every_format_and_both_tables(drawn):
             assert path.read_bytes().startswith(MAGIC[path.suffix[1:]])
 
 
+@pytest.mark.slow
 def test_drawn_again_it_is_the_same_file_without_dates_or_random_ids(folder, drawn, tmp_path):
     (group,) = collect([folder]).groups
     again = {figure.name: figure for figure in figures_of(group)}["rounds"]
@@ -56,6 +58,7 @@ def test_drawn_again_it_is_the_same_file_without_dates_or_random_ids(folder, dra
         assert path.read_bytes() == (drawn[0].parent / path.name).read_bytes(), path.name
 
 
+@pytest.mark.slow
 def test_figures_hold_the_numbers_of_the_records(folder):
     (group,) = collect([folder]).groups
     found = {figure.name: figure for figure in figures_of(group)}
@@ -71,6 +74,7 @@ def test_figures_hold_the_numbers_of_the_records(folder):
     assert len(found["rounds"].charts) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "inches"), [("single", 3.35), ("double", 7.0)])
 def test_widths_are_those_of_a_papers_columns(width, inches, drawn, tmp_path):
     place, names = drawn[0].parent, NAMES[:5]
@@ -127,6 +131,7 @@ def test_a_study_of_an_earlier_version_has_the_files_it_has(tmp_path):
         save_paper_figures([tmp_path / "study"], tmp_path / "out", formats=("pdf",))
 
 
+@pytest.mark.slow
 def test_several_things_have_names_of_their_own(folder, tmp_path):
     study(tmp_path / "study")
     written = save_paper_figures([folder, tmp_path / "study"], tmp_path / "out", formats=("svg",))
@@ -168,6 +173,7 @@ def test_a_latex_table():
     )
 
 
+@pytest.mark.slow
 def test_the_table_has_the_numbers_of_the_summaries(folder, drawn):
     lines = (drawn[0].parent / "table.md").read_text(encoding="utf-8").splitlines()
     values = [
@@ -177,6 +183,7 @@ def test_the_table_has_the_numbers_of_the_summaries(folder, drawn):
     assert next(line for line in lines if line.startswith("| local |")).split(" | ")[1] == f"{mean:.1f} ± {error:.1f}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -195,6 +202,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(folder, tmp_path, monkeypatch,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_python_is_told_too(folder, tmp_path):
     with pytest.raises(ConfigError, match="unknown format 'jpg'"):
         save_paper_figures([folder], tmp_path, formats=("jpg",))

@@ -31,7 +31,10 @@ def strips_of(canvas):
     return found
 
 
-@pytest.mark.parametrize(("num_clients", "num_strips"), [(1, 1), (20, 1), (250, 1), (251, 2), (1000, 4)])
+@pytest.mark.parametrize(
+    ("num_clients", "num_strips"),
+    [(1, 1), (20, 1), (250, 1), (251, 2), pytest.param(1000, 4, marks=pytest.mark.slow)],
+)
 def test_every_count_is_drawn_once_largest_client_first(num_clients, num_strips):
     counts = random_counts(num_clients)
     strips = strips_of(partition_plot(counts, "Rows"))

@@ -121,6 +121,7 @@ def compared(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_a_comparison_names_its_runs_and_others_in_its_folder_are_not_shown(compared, tmp_path):
     place = tmp_path / "moved"
     shutil.copytree(compared, place)
@@ -148,6 +149,7 @@ def test_a_comparison_names_its_runs_and_others_in_its_folder_are_not_shown(comp
     assert [len(group.runs) for group in collect([place]).groups] == [4, 1]
 
 
+@pytest.mark.slow
 def test_a_comparison_whose_runs_are_gone_is_shown_by_its_record(compared, tmp_path):
     shutil.copy(compared / RECORD, tmp_path / RECORD)
     found = collect([tmp_path])
@@ -791,6 +793,7 @@ def test_a_run_over_flower_names_its_sites(folder, tmp_path):
     assert "selffl.flower.server_app" in text
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_its_claims_beside_its_runs(compared):
     text = page.render(collect([compared]))
     assert "Joining is better." in text

@@ -32,6 +32,13 @@ SETTINGS = {"rounds": 4, "participation": 0.5, "learning_rate": 0.05, "batch_siz
 DITTO, AUTO = (selffl.algorithm(name, num_local_steps=5) for name in ("ditto", "self-fl-auto"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_closing(few_closing_steps):
+    """Clients are in this process, and train for a few steps once training is over, as elsewhere."""
+    with few_closing_steps():
+        yield
+
+
 def linear():
     torch.manual_seed(0)
     return nn.Linear(64, 10)

@@ -29,6 +29,13 @@ CLIENTS = range(4)
 SETTINGS = {"rounds": 3, "participation": 0.75, "learning_rate": 0.05, "batch_size": 5, "seed": 3}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_closing(few_closing_steps):
+    """Clients are in this process, and train for a few steps once training is over, as elsewhere."""
+    with few_closing_steps():
+        yield
+
+
 class Net(nn.Module):
     """A little of everything."""
 

@@ -65,6 +65,7 @@ def test_a_module_in_place_trains_and_answers_as_out_of_place(method, gradients,
         assert ours["weighted_accuracy"] == theirs["weighted_accuracy"]
 
 
+@pytest.mark.slow
 def test_arrays_that_are_asked_about_stay_as_they_are():
     fed = federation()
     few = selffl.algorithm("self-fl-auto", num_local_steps=5)
@@ -91,6 +92,7 @@ def test_a_relu_in_place_on_rows_that_it_leaves_alone_is_noticed():
     assert torch.equal(fed.test.features, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("standardise", [True, False])
 def test_an_estimator_leaves_the_arrays_alone(standardise):
     pytest.importorskip("sklearn")

@@ -205,7 +205,9 @@ def test_every_method_gives_a_newcomer_a_model_and_leaves_the_run_as_it_was(name
     assert np.array_equal(y, kept[3])
 
 
-@pytest.mark.parametrize("name", ["self-fl-auto", "self-fl", "ditto", "apfl", "perfedavg"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("self-fl-auto", marks=pytest.mark.slow), "self-fl", "ditto", "apfl", "perfedavg"]
+)
 def test_newcomers_who_come_together_have_the_models_that_each_has_alone(name, monkeypatch, short):
     monkeypatch.setattr(new_client, "MAX_VISITS", 5)
     run = trained(short(name), batch_size=4, chunk_size=2)

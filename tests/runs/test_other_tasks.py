@@ -274,6 +274,7 @@ def test_values_without_a_loss_are_learned_by_their_squared_error(has_axis, tmp_
     assert longer.summary["rounds"] == 9
 
 
+@pytest.mark.slow
 def test_two_classes_and_one_output_without_a_loss_are_told_apart(tmp_path):
     x, y, client = table()
     fed = selffl.Federation.from_arrays(x, (y > 0).astype(int), client, 0.3)

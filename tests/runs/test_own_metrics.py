@@ -73,6 +73,7 @@ def outputs_of(run, view):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "room"), [("ditto", 300), ("fedavg", None)])
 def test_every_number_is_that_of_scikit_learn(method, room, monkeypatch):
     """Also where outputs come in pieces, of which a client has several."""
@@ -138,6 +139,7 @@ def test_an_auroc_of_one_class_is_none_and_does_not_count():
         assert run.summary[f"{part}_auroc"] == pytest.approx(run.summary[f"{part}_auc"])
 
 
+@pytest.mark.slow
 def test_metrics_change_nothing_else():
     fed = federation()
     one = selffl.train(model(), fed, "ditto", fine_tune=(2,), **OPTIONS)
@@ -222,6 +224,7 @@ def test_outputs_of_a_client_come_at_once_and_in_the_order_of_its_rows():
 # -------------------------------------------------------------------------------------------------- saved and taken up
 
 
+@pytest.mark.slow
 def test_a_run_with_metrics_is_saved_loaded_and_resumed(tmp_path):
     fed, few = federation(), selffl.algorithm("ditto", num_local_steps=5)
     whole = selffl.train(model(), fed, few, metrics=torchs(), **OPTIONS)

@@ -194,6 +194,7 @@ def test_a_new_client_of_values_is_near_the_others(values):
     assert np.sqrt(np.square(answers - rows["score"]).mean()) < 0.6 * rows["score"].std()
 
 
+@pytest.mark.slow
 def test_an_exported_model_opens_without_selffl_and_answers_alike(values, tmp_path):
     rows, run = values
     run.export(tmp_path / "one.safetensors", ["s3"], full=True)

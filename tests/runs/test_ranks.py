@@ -133,6 +133,7 @@ def assert_same(found, expected, within=0.0):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "name"), [*((2, name) for name in CASES), *((3, name) for name in WITH_THREE)])
 def test_ranks_have_the_bits_of_one_process_with_as_many_shards(size, name, spread):
     expected = found_of(train(name, shards=size))
@@ -141,6 +142,7 @@ def test_ranks_have_the_bits_of_one_process_with_as_many_shards(size, name, spre
     assert spread[size, name]["clients"] == expected["clients"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "name"), [(2, "fedavg"), (3, "self-fl")])
 def test_every_rank_has_the_same_tables(size, name, spread):
     first, *others = spread[size, name]["tables"]
@@ -148,6 +150,7 @@ def test_every_rank_has_the_same_tables(size, name, spread):
     assert others == [first] * (size - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_number_of_ranks_does_not_change_the_result(name, spread):
     expected = found_of(train(name))
@@ -324,6 +327,7 @@ def test_rank_0_says_what_is_wrong(function, expected, tmp_path):
     assert re.search(expected, found), found
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_answer_in_time_is_named(tmp_path):
     on_ranks(2, say_error, tmp_path, wait_too_long, **{TIMEOUT: 1})
     assert told(tmp_path, 0).startswith(

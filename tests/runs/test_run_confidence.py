@@ -181,6 +181,7 @@ def test_large_models_go_by_blocks_and_large_clients_by_some_of_their_rows(run, 
     assert Confidence(run._personal).moderation != run._confidence.moderation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one logit", "one probability", "two outputs"])
 def test_two_classes_in_any_form_are_moderated_alike(kind):
     x, y, client = table(num_classes=2)
@@ -206,6 +207,7 @@ def test_two_classes_in_any_form_are_moderated_alike(kind):
     assert [row["model"] for row in run.calibration()] == ["personal", "personal", "global"]
 
 
+@pytest.mark.slow
 def test_on_digits_personal_models_say_how_sure_they_are_and_the_global_one_is_too_modest():
     """Scores of the global model are two to three times too small there; the prior mean has them as they should be."""
     run = selffl.train(

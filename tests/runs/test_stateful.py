@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -208,7 +209,7 @@ class RunsAndTheirModel(RuleBasedStateMachine):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-TestRunsAndTheirModel = RunsAndTheirModel.TestCase
+TestRunsAndTheirModel = pytest.mark.slow(RunsAndTheirModel.TestCase)
 TestRunsAndTheirModel.settings = settings(
     max_examples=int(os.environ.get("SELFFL_EXAMPLES", "6")),
     stateful_step_count=8,

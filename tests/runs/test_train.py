@@ -439,6 +439,7 @@ def test_convolutions_are_asked_to_sum_in_one_order_while_training_and_only_then
     assert torch.backends.cudnn.deterministic == before
 
 
+@pytest.mark.slow
 def test_without_a_method_clients_with_opposite_answers_are_learned():
     # Half of the clients have their labels flipped: one model for all is right half of the time.
     drawn = np.random.default_rng(0)

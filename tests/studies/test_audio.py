@@ -182,6 +182,7 @@ def runs(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study", "lines", "claims"),
     [

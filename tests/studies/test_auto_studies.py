@@ -19,6 +19,7 @@ def result():
     return auto._run(auto.TunedComparison(lambda: SMALL, others=("self-fl",), fine_tune=(2,)), Job(num_seeds=2))
 
 
+@pytest.mark.slow
 def test_everybody_is_in_the_table_and_baselines_say_what_they_chose(result):
     chosen = {row["method"]: row["chosen"] for row in result.table}
     assert list(chosen) == [
@@ -34,6 +35,7 @@ def test_everybody_is_in_the_table_and_baselines_say_what_they_chose(result):
     assert result.config["num_choosing"] == 2
 
 
+@pytest.mark.slow
 def test_the_bar_has_six_lines_and_the_budget_is_met(result):
     assert len(result.claims) == 6
     assert result.claims[-1].verdict == "holds"

@@ -159,6 +159,7 @@ def test_the_mixed_logistic_regression_is_that_of_statsmodels():
     assert np.allclose(fit.variances, np.exp(2 * found.vcp_mean), rtol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_binary", [False, True])
 def test_lme4_agrees_with_statsmodels(is_binary):
     if why_no_lme4():

@@ -366,6 +366,7 @@ def test_within_a_point_is_decided_by_the_interval(values, verdict):
 LONGER = replace(SMALL, rounds=16, participation=1.0)  # for steps over rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("study_of", "problems", "claims", "lines"),
     [

@@ -101,6 +101,7 @@ def test_simulated_counties_vary_as_they_say():
 # ---------------------------------------------------------------------------------------------------------- the study
 
 
+@pytest.mark.slow
 def test_the_study_runs_without_any_data(tmp_path, monkeypatch):
     quick = (
         replace(multilevel.QUICK_PROBLEM, source=Simulation(0.06, 8)),

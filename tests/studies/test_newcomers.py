@@ -127,6 +127,7 @@ def test_runs_keep_no_rows_and_are_not_made_again(found, monkeypatch):
     assert newcomers_study((LOOK,), Job(folder=place, num_seeds=2), counts=COUNTS).rows == result.rows
 
 
+@pytest.mark.slow
 def test_two_problems_are_one_below_the_other(tmp_path):
     problems = LOOK, replace(LOOK, name="mnist")
     result = newcomers_study(problems, Job(folder=tmp_path, num_seeds=1), counts=(0, 1, 2))

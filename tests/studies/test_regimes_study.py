@@ -275,6 +275,7 @@ def small(tmp_path_factory):
     return design, result, place, steps
 
 
+@pytest.mark.slow
 def test_a_quick_look_trains_two_cells_with_two_seeds(small):
     _, result, place, steps = small
     assert [(line["clients"], line["model"]) for line in result.table] == [("alike", "softmax"), ("shifted", "softmax")]
@@ -296,6 +297,7 @@ def test_a_quick_look_trains_two_cells_with_two_seeds(small):
     assert not list(place.rglob("federation.safetensors"))
 
 
+@pytest.mark.slow
 def test_accuracies_are_those_of_the_models(small):
     """Of one run, trained once more and asked row by row."""
     design, result, _, _ = small
@@ -313,6 +315,7 @@ def test_accuracies_are_those_of_the_models(small):
     assert rows[AUTO]["precision"] == pytest.approx(1.0 / run.summary["inter_variance"])
 
 
+@pytest.mark.slow
 def test_runs_that_are_there_are_not_made_again(small, monkeypatch):
     design, result, place, _ = small
     monkeypatch.setattr(regimes.RegimeProblem, "run", lambda *_, **__: pytest.fail("it is there already"))

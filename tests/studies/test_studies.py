@@ -407,6 +407,7 @@ def convergence_result():
     return STUDIES["convergence"].run(Job(quick=True))
 
 
+@pytest.mark.slow
 def test_the_decay_holds_and_a_quick_run_cannot_decide_the_rest(convergence_result):
     assert [claim.verdict for claim in convergence_result.claims] == ["holds", "inconclusive", "inconclusive"]
     assert "120 of 120 runs" in convergence_result.claims[0].evidence
@@ -640,6 +641,7 @@ def assert_the_record_lies_there(folder, record):
     assert not list(folder.glob("*.part"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in STUDIES if "synthetic" in name])
 def test_every_synthetic_study_leaves_a_record(name, tmp_path):
     """At a size that takes a moment; the others are quick enough for the runner."""

@@ -12,6 +12,7 @@ from selffl.studies.result import Job
 SHORT = replace(DIGITS, rounds=3, num_local_steps=5, max_local_steps=10)
 
 
+@pytest.mark.slow
 def test_plain_and_summed_are_held_against_each_other(tmp_path):
     found = sums.sums_study(SHORT, replace(SHORT, name="letters"), Job(folder=tmp_path, num_seeds=2))
     assert [line["problem"] for line in found.table] == ["digits"] * 4 + ["letters"] * 4
@@ -21,6 +22,7 @@ def test_plain_and_summed_are_held_against_each_other(tmp_path):
     assert "paired over 2 seeds" in found.claims[0].evidence
 
 
+@pytest.mark.slow
 def test_noise_is_priced_in_accuracy_and_in_epsilon(tmp_path, monkeypatch):
     monkeypatch.setattr(sums, "NOISE", (2.0,))
     found = sums.noise_study(SHORT, Job(folder=tmp_path, num_seeds=2))

@@ -51,6 +51,7 @@ def small(tmp_path, monkeypatch):
     problems._load.cache_clear()
 
 
+@pytest.mark.slow
 def test_every_method_starts_from_the_model_of_its_seeds_warm_up(small, tmp_path):
     arms = [Arm("fedavg", "fedavg", keep_scores=True), Arm("ditto", "ditto", keep_scores=True)]
     job = Job(folder=tmp_path / "runs")
@@ -105,6 +106,7 @@ def test_steps_that_are_asked_for_take_the_place_of_the_problems_epochs(small):
     assert small.method("ditto", num_local_steps=50, num_local_epochs=1).num_local_epochs == 1
 
 
+@pytest.mark.slow
 def test_a_method_that_diverges_does_not_take_the_study_down(small, monkeypatch):
     monkeypatch.setitem(module.ARMS, "pfedme", ("pfedme", {"penalty": 1e6}))
     short = replace(small, rounds=1, warm_up=WarmUp(rounds=1))
@@ -135,6 +137,7 @@ def test_a_problem_without_a_warm_start_has_none_to_train(small):
         replace(small, warm_up=None).train_warm_up(0)
 
 
+@pytest.mark.slow
 def test_the_second_stage_shows_fedavgs_local_models_and_its_own(small):
     result = module.methods_study(small, Job(num_seeds=2))
     assert list(dict.fromkeys(row["method"] for row in result.rows)) == list(module.ARMS)
@@ -149,6 +152,7 @@ def test_the_second_stage_shows_fedavgs_local_models_and_its_own(small):
     assert "2 local epochs; from a model trained for 2 rounds of FedAvg" in result.setting
 
 
+@pytest.mark.slow
 def test_the_first_stage_is_fedavg_from_scratch(small):
     result = module.warm_start_study(small, Job(num_seeds=2))
     fed = small.federation(0)

@@ -402,6 +402,7 @@ def trained_by(method, way):
     return train(method, 2, gradients=way).global_model().state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "self-fl-auto"])
 @pytest.mark.parametrize("way", ["stacked", "recomputed"])
 def test_a_run_has_the_numbers_of_the_loop(method, way):
@@ -410,6 +411,7 @@ def test_a_run_has_the_numbers_of_the_loop(method, way):
         torch.testing.assert_close(entry, second[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_has_the_same_bits(tmp_path):
     given = {"method": "self-fl-auto", "gradients": "recomputed"}
     whole = train(rounds=3, out=tmp_path / "whole", **given).global_model().state_dict()

@@ -40,6 +40,13 @@ OPTIONS = {
 NODES = {1000 + 37 * (client * 5 % 8): client for client in range(NUM_CLIENTS)}  # not in the order of the clients
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_closing(few_closing_steps):
+    """Clients are in this process, and train for a few steps once training is over, as elsewhere."""
+    with few_closing_steps():
+        yield
+
+
 @pytest.fixture(scope="module")
 def federation():
     return load("digits", num_clients=NUM_CLIENTS, seed=2)

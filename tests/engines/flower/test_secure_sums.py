@@ -26,6 +26,13 @@ SETTINGS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_closing(few_closing_steps):
+    """Clients are in this process, and train for a few steps once training is over, as elsewhere."""
+    with few_closing_steps():
+        yield
+
+
 def trained(folder, name="fedavg", fault=None, insists=False, **changed):
     """The grid after a run of four clients, and the model that the server is left with."""
     small = Small(folder, name)
