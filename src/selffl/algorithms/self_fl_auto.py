@@ -44,8 +44,8 @@ import torch
 from torch import Tensor
 
 from selffl.algorithms.auto_closing import NUM_CLOSING_ROUNDS, ClosingRound
+from selffl.algorithms.auto_hierarchy import AutoHierarchy
 from selffl.algorithms.auto_mixed import NUM_MIXED_ROUNDS, MixedRound, order_of
-from selffl.algorithms.auto_noise import limits_of, totals_and_rows, usable_sum
 from selffl.algorithms.auto_records import (
     Arrival,
     AutoBroadcast,
@@ -53,12 +53,12 @@ from selffl.algorithms.auto_records import (
     AutoServer,
     AutoUpload,
     ClosingSpread,
-    LatestSpread,
     MixedSpread,
     SpreadReport,
 )
+from selffl.algorithms.auto_safeguards import AutoSafeguards, usable_sum
 from selffl.algorithms.auto_spread import find_prior_rows, learn_spread
-from selffl.algorithms.averaging import FixedLocalSteps, move, row_count, weighted_change
+from selffl.algorithms.averaging import FixedLocalSteps, move, weighted_change
 from selffl.algorithms.contract import Algorithm, Personalises
 from selffl.algorithms.features import FeatureTask
 from selffl.algorithms.grids import Grid
@@ -68,12 +68,11 @@ from selffl.algorithms.options import check_number
 from selffl.algorithms.population import Population
 from selffl.algorithms.posterior_mode import Mode, find_modes, find_order, in_model_order
 from selffl.algorithms.rowwise import RowwiseTask
-from selffl.algorithms.safeguards import Bound, Limit
 from selffl.algorithms.solver import descend
 from selffl.maths.frequencies import class_shift, class_skew, row_shift, same_class_rate
 from selffl.maths.posterior import local_weight
 from selffl.maths.score_scale import Derivatives, derivatives, next_factors
-from selffl.maths.split_half import HalvesOfClients, ratio_error, ratio_interval, spread_products
+from selffl.maths.split_half import HalvesOfClients, spread_products
 
 # Decision D17: these numbers are part of the method, the same for every model and data set.
 FIRST_MOMENTUM = 0.9  # of the steps of halves in the first round
@@ -85,12 +84,13 @@ CLOSING_PASSES = 50  # over its own rows that a client makes once training is ov
 LEAST_CLOSING_VISITS = 4  # that these take, at least
 LEAST_SKEW = 0.01  # rho: a client that has met one class alone believes so, a little, whatever others have met
 NUM_MEASUREMENTS = 2  # gradients of a visit that measure how halves disagree
-TINY = 1e-12  # of a curvature: below that a float has lost digits
 STEPS_PER_WHOLE = 10  # of the steps of a visit, one in so many is on all rows; the others are on halves
 
 
 @dataclass(frozen=True)
-class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemory, AutoUpload]):
+class SelfFLAuto(
+    AutoHierarchy, AutoSafeguards, FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemory, AutoUpload]
+):
     """Self-FL with learned variances; there is nothing to choose but how long clients train.
 
     Attributes:
@@ -109,25 +109,12 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
     grid: ClassVar[Grid] = {}  # there is nothing to tune
     personalises: ClassVar[Personalises] = "model"
     only_sgd: ClassVar[str | None] = "it sets the momentum of its own steps itself"
-    no_row_privacy: ClassVar[str | None] = (
-        "its clients send class frequencies, and what halves of their rows disagree on"
-    )
     no_weight_decay: ClassVar[str | None] = "its loss is a likelihood, and the prior beside it is what it learns"
     no_clipping: ClassVar[str | None] = "it measures variances by gradients, and balances them with its prior"
     momentum: ClassVar[float] = FIRST_MOMENTUM
     recorded: ClassVar[tuple[str, ...]] = ("effective_params", "weight", "num_examples")
     may_be_unknown: ClassVar[tuple[str, ...]] = ("effective_params",)
-    capped: ClassVar[Mapping[str, float]] = {
-        "num_examples": 1e2,
-        **dict.fromkeys(("deviation_squares", "difference_squares", "disagreements", "undecided", "temperature"), 1e3),
-        **dict.fromkeys(("factor_slope", "factor_curvature"), 1e3),
-        "squared_disagreements": 1e5,
-        "spread_products": 1e6,
-    }
     has_closing_visit: ClassVar[bool] = True
-    has_inter_variance: ClassVar[bool] = True
-    has_group_variances: ClassVar[bool] = True
-    information_balance: ClassVar[float | None] = 0.25  # half-way between empirical (0) and expected (1/2) information
 
     def start(self, params: Tensor, population: Population) -> AutoServer:
         """The initial model twice, a first guess of sigma_0^2, and every class as frequent as any other."""
@@ -273,32 +260,6 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         if find_order(population):
             return tuple(MixedRound(self, num_rounds, number) for number in range(1, 1 + NUM_MIXED_ROUNDS))
         return tuple(ClosingRound(self, num_rounds, number) for number in range(1, 1 + NUM_CLOSING_ROUNDS))
-
-    def closing_multiple(self, server: AutoServer) -> Tensor:
-        """By how much less the prior is sure of a closing visit, for the centre is not known exactly either."""
-        return self.inter_variance(server) / self.closing_prior(server)[0]
-
-    def closing_prior(self, server: AutoServer) -> tuple[Tensor, Tensor]:
-        """The variance of the prior in closing visits ``[...]``, and the ratios of the groups' to it ``[..., G]``."""
-        found = server.closing
-        is_open = found.prior_variance.isnan()
-        one = torch.where(is_open, server.inter_variance, found.prior_variance)
-        return one, torch.where(is_open.unsqueeze(-1), server.variance_ratios, found.prior_ratios)
-
-    def closing_variances(self, server: AutoServer) -> Tensor:
-        """Of each group in closing visits ``[..., G]``."""
-        one, ratios = self.closing_prior(server)
-        return one.unsqueeze(-1) * ratios
-
-    def closing_mixture(self, server: AutoServer) -> tuple[Tensor, Tensor]:
-        """Of small linear models: the covariance of coefficients ``[..., q, q]``, and their centre beyond theta."""
-        mixed, order = server.closing.mixed, order_of(server.coefficient_order)
-        if not len(order):
-            return mixed.covariance, mixed.centre
-        variances, size = self.closing_variances(server)[..., order].to(mixed.covariance), mixed.covariance.shape[-1]
-        alone = variances.reshape(*variances.shape[:-1], -1, size).mean(-2).diag_embed()
-        covariance = mixed.covariance.where(~mixed.covariance.isnan(), alone)
-        return covariance, mixed.centre.nan_to_num(nan=0.0)
 
     def global_model(self, server: AutoServer) -> Tensor:
         """The running mean; of small linear models, once training is over, the centre of their coefficients."""
@@ -469,95 +430,6 @@ class SelfFLAuto(FixedLocalSteps, Algorithm[AutoServer, AutoBroadcast, AutoMemor
         pulls = torch.lerp(server.factor_pull.to(pull), pull, weight.to(pull))
         factors = next_factors(old, curvatures / weight.unsqueeze(-1), pulls / weight)
         return tuple(each.to(server.params) for each in (factors, curvatures, pulls))  # type: ignore[return-value]
-
-    def latest_spread(self, server: AutoServer) -> LatestSpread:
-        """How clients vary, as closing rounds say, or training while there have been none."""
-        is_open, found = server.closing.inter_variance.isnan(), []
-        for name in LatestSpread._fields:
-            trained, closed = getattr(server, name), getattr(server.closing, name)
-            shaped = is_open.reshape((*is_open.shape, *[1] * (trained.ndim - is_open.ndim)))
-            found.append(torch.where(shaped, trained, closed))
-        return LatestSpread(*found)
-
-    def inter_variance(self, server: AutoServer) -> Tensor:
-        """sigma_0^2, as learned."""
-        return self.latest_spread(server).inter_variance
-
-    def group_variances(self, server: AutoServer) -> Tensor:
-        """sigma_g^2: the one of all times how much more or less a group varies."""
-        found = self.latest_spread(server)
-        return found.inter_variance.unsqueeze(-1) * found.variance_ratios
-
-    def inter_variance_interval(self, server: AutoServer) -> tuple[Tensor, Tensor] | None:
-        """By how clients differ about sigma_0^2; none where it is set by hand.
-
-        sigma_0^2 itself is inside, also while it is on its way to where reports say that it is.
-        """
-        if self.prior_precision is not None:
-            return None
-        found = self.latest_spread(server)
-        agreement, disagreement = (part.double().sum(-1) for part in (found.agreements, found.disagreements))
-        error = ratio_error(agreement, disagreement, found.spread_products.double(), found.num_reporting)
-        low, high = ratio_interval(agreement / disagreement, error)
-        return low.minimum(found.inter_variance), high.maximum(found.inter_variance)
-
-    def intra_variance(self, server: AutoServer, clients: Tensor, recorded: Mapping[str, Tensor]) -> Tensor:
-        """sigma_m^2 = sigma_0^2 n_0/N_m."""
-        return self.intra_variance_by_rows(server, recorded["num_examples"])
-
-    def intra_variance_by_rows(self, server: AutoServer, num_examples: Tensor) -> Tensor:
-        """sigma_m^2 = sigma_0^2 n_0/N_m, as it is known last."""
-        found = self.latest_spread(server)
-        return (found.inter_variance * found.prior_rows).unsqueeze(-1) / num_examples
-
-    def gains(self, server: AutoServer, num_examples: Tensor) -> Tensor:
-        """Factor by which the others shrink each client's variance, ``[..., M]``: 1 + sigma_m^2/sigma_0^2 (D11)."""
-        return 1.0 + self.latest_spread(server).prior_rows.double().unsqueeze(-1) / num_examples
-
-    def bounds(self, server: AutoServer, clients: Tensor, upload: AutoUpload, rows: Tensor) -> Mapping[str, Bound]:
-        """A client weighs what its rows say, its classes no more than itself, no share is above 1, squares are of
-        what they say that they are of, and a curvature is one.
-
-        What halves agree on is the difference of two squares, and no larger than either.
-        """
-        count, prior_rows = upload.num_examples, server.prior_rows.to(upload.weight).unsqueeze(-1)
-        weight = torch.where(prior_rows.isnan(), count, local_weight(prior_rows, count))
-        squares = torch.maximum(upload.deviation_squares.sum(-1), upload.difference_squares.sum(-1))
-        length = by_group(upload.deviation.square(), sizes_of(server.group_sizes))
-        curvature, any_number = upload.factor_curvature, Bound(-torch.inf, torch.inf)
-        most_mixed = curvature.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).double().prod(-1).sqrt()
-        return {
-            "num_examples": row_count(rows),
-            "weight": Bound(weight, weight),
-            "deviation_squares": Bound(length, length),
-            "disagreements": any_number,
-            "squared_disagreements": any_number,
-            "spread_products": Bound(
-                upload.spread_products.new_tensor([0.0, -torch.inf, 0.0]),
-                spread_products(squares, upload.disagreements.abs().sum(-1)),
-            ),
-            "effective_params": Bound(0.0, upload.change.shape[-1]),
-            "has_halves": Bound(0.0, 1.0),
-            "the sum of class_weights": Bound(0.0, upload.weight_with_classes, upload.class_weights.sum(-1)),
-            "weight_with_classes": Bound(0.0, upload.weight),
-            "same_class_rate": Bound(0.0, upload.has_pairs),
-            "has_pairs": Bound(0.0, 1.0),
-            "factor_slope": any_number,
-            "factor_curvature": any_number,
-            "the diagonal of factor_curvature": Bound(0.0, torch.inf, curvature.diagonal(dim1=-2, dim2=-1)),
-            "factor_curvature beside the diagonal": Bound(-most_mixed - TINY, most_mixed + TINY, curvature[..., 0, 1]),
-        }
-
-    def limits(self, clip: float, max_weight: float, upload: AutoUpload) -> Mapping[str, Limit]:
-        """Of everything that is summed; gamma_m is merely recorded, and withheld."""
-        return {
-            **super().limits(clip, max_weight, upload),
-            **limits_of(clip, max_weight, upload.disagreements.shape[-1]),
-        }
-
-    def in_units_of_limits(self, upload: AutoUpload) -> AutoUpload:
-        """Weights in rows, totals instead of groups."""
-        return totals_and_rows(upload)
 
     def noisy_server_round(
         self, server: AutoServer, clients: Tensor, upload: AutoUpload, noise: Mapping[str, float]

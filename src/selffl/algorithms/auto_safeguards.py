@@ -1,4 +1,4 @@
-"""`selffl.algorithms.self_fl_auto` where sums are noisy: what its small numbers may measure, and what noise leaves.
+"""What one client of `selffl.algorithms.self_fl_auto` may send, and how noise hides it.
 
 Noise hides single groups of parameters: what clients report by group is their total, the same for every parameter, and
 all groups have the one variance.
@@ -7,19 +7,86 @@ all groups have the one variance.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from selffl.algorithms.auto_records import AutoUpload
-from selffl.algorithms.safeguards import Limit
+from selffl.algorithms.auto_records import AutoServer, AutoUpload
+from selffl.algorithms.averaging import row_count
+from selffl.algorithms.layers import by_group, sizes_of
+from selffl.algorithms.safeguards import Bound, Limit, Safeguards
+from selffl.maths.posterior import local_weight
+from selffl.maths.split_half import spread_products
 
 BY_GROUP = ("deviation_squares", "difference_squares", "disagreements", "squared_disagreements")
 MOST_DECIDED = 1.0  # parameters that halves of one client may disagree on and leave undecided, in a noisy sum
 MOST_CURVATURE = 5.0  # that rows of one client may have by the two factors, and slope, likewise
 LEAST_SHARE = 0.1  # of a cohort, that noisy counts of those who have something cannot fall below
 NUM_ERRORS = 2.0  # standard errors of noise that a square has to be above for it to count
+TINY = 1e-12  # of a curvature: below that a float has lost digits
+
+
+class AutoSafeguards(Safeguards[AutoServer, AutoUpload]):
+    """What the server checks of an upload, how much one client can count for, and what its numbers may measure."""
+
+    no_row_privacy: ClassVar[str | None] = (
+        "its clients send class frequencies, and what halves of their rows disagree on"
+    )
+    capped: ClassVar[Mapping[str, float]] = {
+        "num_examples": 1e2,
+        **dict.fromkeys(("deviation_squares", "difference_squares", "disagreements", "undecided", "temperature"), 1e3),
+        **dict.fromkeys(("factor_slope", "factor_curvature"), 1e3),
+        "squared_disagreements": 1e5,
+        "spread_products": 1e6,
+    }
+
+    def bounds(self, server: AutoServer, clients: Tensor, upload: AutoUpload, rows: Tensor) -> Mapping[str, Bound]:
+        """A client weighs what its rows say, its classes no more than itself, no share is above 1, squares are of
+        what they say that they are of, and a curvature is one.
+
+        What halves agree on is the difference of two squares, and no larger than either.
+        """
+        count, prior_rows = upload.num_examples, server.prior_rows.to(upload.weight).unsqueeze(-1)
+        weight = torch.where(prior_rows.isnan(), count, local_weight(prior_rows, count))
+        squares = torch.maximum(upload.deviation_squares.sum(-1), upload.difference_squares.sum(-1))
+        length = by_group(upload.deviation.square(), sizes_of(server.group_sizes))
+        curvature, any_number = upload.factor_curvature, Bound(-torch.inf, torch.inf)
+        most_mixed = curvature.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).double().prod(-1).sqrt()
+        return {
+            "num_examples": row_count(rows),
+            "weight": Bound(weight, weight),
+            "deviation_squares": Bound(length, length),
+            "disagreements": any_number,
+            "squared_disagreements": any_number,
+            "spread_products": Bound(
+                upload.spread_products.new_tensor([0.0, -torch.inf, 0.0]),
+                spread_products(squares, upload.disagreements.abs().sum(-1)),
+            ),
+            "effective_params": Bound(0.0, upload.change.shape[-1]),
+            "has_halves": Bound(0.0, 1.0),
+            "the sum of class_weights": Bound(0.0, upload.weight_with_classes, upload.class_weights.sum(-1)),
+            "weight_with_classes": Bound(0.0, upload.weight),
+            "same_class_rate": Bound(0.0, upload.has_pairs),
+            "has_pairs": Bound(0.0, 1.0),
+            "factor_slope": any_number,
+            "factor_curvature": any_number,
+            "the diagonal of factor_curvature": Bound(0.0, torch.inf, curvature.diagonal(dim1=-2, dim2=-1)),
+            "factor_curvature beside the diagonal": Bound(-most_mixed - TINY, most_mixed + TINY, curvature[..., 0, 1]),
+        }
+
+    def limits(self, clip: float, max_weight: float, upload: AutoUpload) -> Mapping[str, Limit]:
+        """Of everything that is summed; gamma_m is merely recorded, and withheld."""
+        return {
+            **super().limits(clip, max_weight, upload),
+            **limits_of(clip, max_weight, upload.disagreements.shape[-1]),
+        }
+
+    def in_units_of_limits(self, upload: AutoUpload) -> AutoUpload:
+        """Weights in rows, totals instead of groups."""
+        return totals_and_rows(upload)
 
 
 def limits_of(clip: float, max_weight: float, num_groups: int) -> dict[str, Limit]:
