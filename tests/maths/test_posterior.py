@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import zlib
 from fractions import Fraction
 
@@ -933,6 +934,13 @@ def test_the_largest_floats_give_the_answer_of_ordinary_ones(form):
 
 any_float = st.floats(allow_nan=False, allow_infinity=False)
 any_variance = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
+
+
+def test_a_mean_that_rounding_makes_larger_than_any_float_is_the_largest():
+    largest = sys.float_info.max
+    p = selffl.posterior([largest, largest, 0.0], [0.0, 8.397009068969044e306, 0.0], largest, "exact")
+    assert p.initial[2] == largest
+    assert np.isfinite([p.global_mean, *p.personal_mean, *p.initial]).all()
 
 
 @both_forms

@@ -276,7 +276,9 @@ def posterior(
 
     def out(value: Tensor, scale: float, drop_params: bool) -> Any:
         value = value.squeeze(-1) if drop_params else value
-        value = value * scale if scale != 1.0 else value
+        if scale != 1.0:  # what rounding has made larger than the largest float is that
+            largest = torch.finfo(value.dtype).max
+            value = torch.where(value.isinf(), value, (value * scale).clamp(-largest, largest))
         return value if is_torch else value.numpy()
 
     return Posterior(
