@@ -273,7 +273,8 @@ def picture() -> bytes:
         axis.axvline(0, color=INK, linewidth=0.9)
         axis.set_yticks(places, [name for name, *_ in rows])
         axis.grid(visible=True, axis="x")
-        axis.set_xlabel(f"accuracy of {OUR_METHOD} minus that of the best tuned baseline,\nin points; bars: one standard error")
+        baseline = f"accuracy of {OUR_METHOD} minus that of the best tuned baseline,"
+        axis.set_xlabel(f"{baseline}\nin points; bars: one standard error")
         with tempfile.TemporaryDirectory() as folder:
             return save(canvas, Path(folder) / "benchmarks", ("svg",))[0].read_bytes()
 
