@@ -358,7 +358,6 @@ NAMES = {  # of studies, as the README has them
     "digits": "auto-digits",
     "wake words": "auto-wakeword",
 }
-T_FIVE_SEEDS = 2.776  # Student's t with four degrees of freedom, two-sided, 5 % level
 
 
 def headline_of(study):
@@ -396,8 +395,8 @@ def test_the_first_screen_of_the_readme_has_the_numbers_of_the_results():
         if label != method and at_the_end_of_its_grid(study, label, found[label]["chosen"]):
             words.append("most steps tried" if label.endswith("fine-tuned") else "smallest λ tried")
         assert best == ", ".join(words), data
-        mean, error = (float(text.replace("−", "-")) for text in gap.split(" ± "))
-        assert difference == gap + ", inconclusive" * (abs(mean) <= T_FIVE_SEEDS * error), data
+        first = section_of(study).partition("**Target: accuracy above that of every other method.** *")[2]
+        assert difference == gap + ", inconclusive" * first.startswith("Inconclusive."), data
 
 
 def test_the_costs_beside_the_headline_are_those_of_the_results():
@@ -439,8 +438,9 @@ def test_a_value_at_the_end_of_its_grid_is_mentioned():
 
 def test_the_advice_on_methods_has_the_numbers_of_the_results():
     page = text_of("howto/choose.md")
-    digits, wakeword = headline_of("auto-digits")[0], headline_of("auto-wakeword")[0]
-    assert f"inconclusive on digits ({digits} points) and wake words ({wakeword})" in page
+    digits, wakeword, cifar = (headline_of(f"auto-{data}")[0] for data in ("digits", "wakeword", "cifar10"))
+    assert f"inconclusive on digits ({digits} points), wake words ({wakeword}), and CIFAR-10 against" in page
+    assert f"very long fine-tuning ({cifar})" in page
     letters = results_table("auto-femnist")
     own, shared = (letters[name]["accuracy"].split(" ± ")[0] for name in ("self-fl-auto", "fedavg"))
     assert f"on letters {own} against {shared}" in page
