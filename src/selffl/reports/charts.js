@@ -153,7 +153,7 @@ class State {
     const add = (name, value, text) => isNumber(value) && facts.push([name, text(value)]);
     add("global model", this.value(method, "global", client), (v) => this.shown(v));
     add("alone", this.alone(method, client), (v) => this.shown(v));
-    add("gain", this.gain(method, client), (v) => this.gap(v));
+    add("gain", this.gain(method, client), (v) => (this.isCounted(client) ? this.gap(v) : "too few test rows"));
     if (this.data.predicts[method]) add("predicted gain", this.value(method, "predicted", client), (v) => `variance ÷ ${compact(v)}`);
     // With a variance v times as small, its own rows are one part in v of what its model rests on.
     if (this.data.predicts[method]) add("rests on", this.value(method, "predicted", client), (v) => `${Math.round(100 / v)} % own rows, ${100 - Math.round(100 / v)} % the others`);
@@ -318,7 +318,7 @@ const CHARTS = {
     const shown = data.methods.flatMap((_, method) => (s.of(method) && s.visible[method] ? [method] : []));
     const aside = (method) => shown.indexOf(method) - (shown.length - 1) / 2;
     const [least, most] = [Math.min(...sizes), Math.max(...sizes)];
-    const step = Math.min(0.012, 0.06 / shown.length) * (wide ? 1 : most - least || most);
+    const step = Math.min(0.03, 0.08 / shown.length) * (wide ? 1 : most - least || most);
     const spot = (i, method) => (wide ? seed.train[i] * (1 + step * aside(method)) : seed.train[i] + step * aside(method));
     const traces = shown.flatMap((method) => {
       const name = data.methods[method];

@@ -227,7 +227,7 @@ class GroupView {
     const parts = [
       element("div", { class: "who" }, element("p", { class: "name" }, state.clientId), close),
       element("p", {}, rows + (classes ? `; ${classes}` : "")),
-      element("p", { class: "big" }, state.shown(state.value(focus, "personal", client)), element("small", {}, isNumber(gain) ? `${state.gap(gain)} over ${state.gainOver}` : data.methods[focus])),
+      element("p", { class: "big" }, state.shown(state.value(focus, "personal", client)), element("small", {}, isNumber(gain) ? (state.isCounted(client) ? `${state.gap(gain)} over ${state.gainOver}` : `of ${plural(state.seed.test[client], "test row")}: too few to tell a gain`) : data.methods[focus])),
     ];
     const values = data.methods.map((_, m) => state.value(m, "personal", client));
     const top = data.unit === "%" ? 100 : Math.max(...known(values), 1e-12);
