@@ -172,10 +172,9 @@ def test_the_tutorial_says_what_its_comparisons_show():
     assert list(SHOWN["tutorial"]["by_spread"]) == ["0.05", "0.6", "2.0"]
     assert "rng.normal(0.0, 0.6, 3)" in text
     middle = rows("0.6")
-    assert "With these rows `self-fl-auto` has the highest accuracy on average." in text
-    assert max(middle["accuracy"], key=middle["accuracy"].get) == "self-fl-auto", AGAIN
-    assert "their standard errors are as large as nine points" in text
-    assert round(max(error for _, error in middle["worst 10 %"].values())) == 9, AGAIN
+    assert "With these rows `self-fl-auto` has the highest mean, in accuracy and in the worst 10 %." in text
+    for column in middle.values():
+        assert max(column, key=column.get) == "self-fl-auto", AGAIN
     assert "None of the differences in accuracy is statistically significant" in text
     assert set(SHOWN["terminal-compare.svg"]["claims"].values()) == {"inconclusive"}, AGAIN
     assert "Where clinics hardly differ (0.05), one shared model is enough." in text
@@ -184,7 +183,4 @@ def test_the_tutorial_says_what_its_comparisons_show():
     assert "a single shared model fails, and staying alone is as good as joining" in text
     apart = rows("2.0")["accuracy"]
     assert apart["fedavg"][0] < apart["local"][0] - 10, AGAIN
-    assert "The worst 10 % even look better alone, by less than a standard error." in text
-    own, alone = (rows("2.0")["worst 10 %"][name] for name in ("self-fl-auto", "local"))
-    assert 0 < alone[0] - own[0] < own[1], AGAIN
     assert abs(apart["self-fl-auto"][0] - apart["local"][0]) <= apart["local"][1], AGAIN

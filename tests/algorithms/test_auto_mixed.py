@@ -194,9 +194,29 @@ def test_small_linear_models_are_told_by_their_layers(module, is_small):
     model = FlatModel(module())
     source = linear_source(x, x[:, :1].astype("float32"), np.repeat([0, 1], 4), model.module)
     rounds = AUTO.closing_rounds(5, source.population)
-    assert {type(each) for each in rounds} == {MixedRound if is_small else ClosingRound}
+    assert [type(each) for each in rounds] == [MixedRound] * (NUM_MIXED_ROUNDS * is_small) + [ClosingRound] * 2
     assert bool(find_order(source.population)) is is_small
     assert not algorithm("self-fl-auto", prior_precision=2.0).closing_rounds(5, source.population)
+
+
+@pytest.mark.parametrize("outcome", ["numbers", "classes"])
+def test_outcomes_decide_which_closing_rounds_are_held(outcome, monkeypatch):
+    """Modes of classes that few rows separate are far away: a mixed model of them would be too sure of itself."""
+    x, y, group = grouped()
+    loss = MSE
+    if outcome == "classes":
+        y, loss = (y[:, 0] > 0).astype("int64"), nn.functional.cross_entropy
+    held = []
+    for kind in (MixedRound, ClosingRound):
+        step = kind.server_round
+        monkeypatch.setattr(
+            kind, "server_round", lambda self, *given, step=step: held.append(type(self)) or step(self, *given)
+        )
+    module = nn.Linear(1, 1 if outcome == "numbers" else 2)
+    _, state = concluded(linear_source(x, y, group, module, loss))
+    assert held == ([MixedRound] * NUM_MIXED_ROUNDS if outcome == "numbers" else [ClosingRound] * 2)
+    assert bool(state.server.closing.mixed.covariance.isnan().all()) is (outcome == "classes")
+    assert state.server.closing.inter_variance.isfinite()
 
 
 def test_a_strength_by_hand_is_a_ridge_in_closing_visits(data):

@@ -7,6 +7,7 @@ import torch
 from pyarrow import feather, parquet
 
 import selffl
+from selffl.algorithms import auto_closing, auto_mixed
 from selffl.data.on_demand import RowsOnDemand
 from selffl.errors import ConfigError, DataError
 from selffl.randomness import uniform
@@ -112,8 +113,13 @@ def test_it_trains_to_the_bits_of_the_same_rows_in_memory(fed, name):
     assert unmeasured(lazy.clients) == unmeasured(plain.clients)
 
 
-def test_what_a_mixed_model_is_found_to_be_has_the_same_bits_wherever_rows_lie(fed):
-    """A line separates these rows, so that equations are nearly singular: a last bit would become a first one."""
+def test_what_a_mixed_model_is_found_to_be_has_the_same_bits_wherever_rows_lie(fed, monkeypatch):
+    """A line separates these rows, so that equations are nearly singular: a last bit would become a first one.
+
+    Classes have no mixed model otherwise.
+    """
+    for module in (auto_closing, auto_mixed):
+        monkeypatch.setattr(module, "is_mixed", lambda server: True)
     method = selffl.algorithm("self-fl-auto", num_local_steps=3)
     found = [
         selffl.train("softmax", rows, method, **SHORT)._state.server.closing.mixed.covariance

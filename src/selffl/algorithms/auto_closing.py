@@ -49,6 +49,15 @@ NUM_SPLITS = 2  # ways in which a client's rows are cut in two in a closing roun
 MOST_CLOSING_CHANGE = 1e4  # times what it was that c is after a closing round, at most; and one over it, at least
 
 
+def is_mixed(server: AutoServer) -> bool:
+    """Whether a mixed model is fitted: of small linear models whose outcomes are numbers.
+
+    Modes of classes that a line separates are far away, and what they say of variances makes predictions too sure.
+    """
+    has_met_classes = (server.same_class_rate > 0).any() | (server.frequencies != server.frequencies[..., :1]).any()
+    return bool(server.coefficient_order.shape[-1]) and not bool(has_met_classes)
+
+
 @dataclass(frozen=True)
 class RoundAfterTraining(Algorithm[AutoServer, AutoBroadcast, AutoMemory, Upload]):
     """Round ``number`` after the last of ``num_rounds``, with the state of ``method``; memories stay as they are."""
@@ -88,6 +97,10 @@ class ClosingRound(RoundAfterTraining[ClosingUpload]):
         "squared_disagreements": 1e5,
         "spread_products": 1e6,
     }
+
+    def is_due(self, server: AutoServer) -> bool:
+        """Unless a mixed model has been fitted."""
+        return not is_mixed(server)
 
     def client_round(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask

@@ -1,6 +1,6 @@
 """The closing rounds of `selffl.algorithms.self_fl_auto` for small linear models: they fit a mixed model.
 
-Where a model is one linear layer of few coefficients, clients find their posterior modes by Newton's method
+Where a model is one linear layer of few coefficients and outcomes are numbers, clients find their posterior modes by Newton's method
 (`selffl.algorithms.posterior_mode`).  They send the slope and the curvature of their loss there, and products of these.
 From the sums the server learns by restricted maximum likelihood how much each coefficient varies between clients, how
 coefficients vary together, and the centre that they vary around (`selffl.maths.mixed_model`).  A few such rounds arrive
@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.auto_closing import RoundAfterTraining
+from selffl.algorithms.auto_closing import RoundAfterTraining, is_mixed
 from selffl.algorithms.auto_records import (
     AutoBroadcast,
     AutoMemory,
@@ -58,6 +58,10 @@ class MixedRound(RoundAfterTraining[MixedUpload]):
         **dict.fromkeys(("score", "information", "variation"), 1e3),
         **dict.fromkeys(("score_products", "information_products"), 1e6),
     }
+
+    def is_due(self, server: AutoServer) -> bool:
+        """Where outcomes are numbers."""
+        return is_mixed(server)
 
     def client_round(
         self, broadcast: AutoBroadcast, memory: AutoMemory, task: RowwiseTask

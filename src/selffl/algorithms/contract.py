@@ -128,6 +128,10 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
         """
         return ()
 
+    def is_due(self, server: Server) -> bool:
+        """Whether a closing round of a federation with this state has anything to ask."""
+        return True
+
     def local_work(self) -> tuple[int, int | None] | None:
         """Steps, and epochs instead of them, of a client that trains alone for as long; None: nothing to compare."""
         return None

@@ -257,9 +257,9 @@ class SelfFLAuto(
         """In which it is learned once more how far clients differ; none where c is set by hand."""
         if self.prior_precision is not None:
             return ()
-        if find_order(population):
-            return tuple(MixedRound(self, num_rounds, number) for number in range(1, 1 + NUM_MIXED_ROUNDS))
-        return tuple(ClosingRound(self, num_rounds, number) for number in range(1, 1 + NUM_CLOSING_ROUNDS))
+        mixed = [MixedRound(self, num_rounds, number) for number in range(1, 1 + NUM_MIXED_ROUNDS)]
+        of_halves = [ClosingRound(self, num_rounds, number) for number in range(1, 1 + NUM_CLOSING_ROUNDS)]
+        return (*(mixed if find_order(population) else ()), *of_halves)
 
     def global_model(self, server: AutoServer) -> Tensor:
         """The running mean; of small linear models, once training is over, the centre of their coefficients."""

@@ -237,7 +237,8 @@ class CohortEngine:
         # What clients spend on it, as on their closing visits, is no part of training.
         closed = replace(state, num_gradients=state.num_gradients.clone(), num_rounds=state.num_rounds.clone())
         for engine in self.closing_engines(state.round_number):
-            closed = engine.advance(closed, 1, consume=True)
+            if engine.algorithm.is_due(closed.server):
+                closed = engine.advance(closed, 1, consume=True)
         return replace(state, server=closed.server, memory=closed.memory)
 
     def shard_rounds(self, number: int, server: Any, store: Store, device: torch.device) -> ShardRounds:

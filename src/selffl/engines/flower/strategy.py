@@ -205,6 +205,8 @@ class SelfFLStrategy(Strategy):
             self._algorithm, last, lone_population(self._model), self._recipe.robust, self._privacy
         )
         for closing, asked in enumerate(rounds, 1):
+            if not asked.is_due(self.state.server):
+                continue
             assert self._grid is not None
             self._asked, self._closing = asked, closing
             self._bounds = replace(bounds, template=upload_template(asked, self._model))
