@@ -1,7 +1,8 @@
 """The closing rounds of `selffl.algorithms.self_fl_auto` for small linear models: they fit a mixed model.
 
-Where a model is one linear layer of few coefficients and outcomes are numbers, clients find their posterior modes by Newton's method
-(`selffl.algorithms.posterior_mode`).  They send the slope and the curvature of their loss there, and products of these.
+Where a model is one linear layer of few coefficients and outcomes are numbers, clients find their posterior modes by
+Newton's method (`selffl.algorithms.posterior_mode`).  They send the slope and the curvature of their loss there, and
+products of these.
 From the sums the server learns by restricted maximum likelihood how much each coefficient varies between clients, how
 coefficients vary together, and the centre that they vary around (`selffl.maths.mixed_model`).  A few such rounds arrive
 where software for mixed models does that has all rows in one place.
