@@ -23,11 +23,12 @@ from selffl.data import load
 from selffl.data.federation import Federation, Rows
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.engines.flower.client import client_app, client_of, personal_model
-from selffl.engines.flower.server import Server, number_ids
+from selffl.engines.flower.server import MODEL, Server, number_ids
 from selffl.engines.flower.settings import Network
 from selffl.errors import ConfigError, QuorumError, RefusedError
 from selffl.runs.recipe import SETTINGS as RECIPE_SETTINGS
 from selffl.runs.recipe import Recipe
+from selffl.state.checkpoint import load_tensors
 from selffl.training.flat import FlatModel
 from selffl.training.model import ModelSource
 
@@ -208,6 +209,33 @@ def test_the_closing_visit_comes_with_the_last_evaluation_and_leave_memories_as_
     assert not has_trained.all()  # else the last line says nothing
     assert (closed != setting.engine().personal(expected)).any(-1).equal(has_trained)
     assert torch.equal(setting.personal()[~has_trained], state.server.params.expand(int((~has_trained).sum()), -1))
+
+
+def test_a_small_model_of_numbers_closes_as_a_mixed_model_does(tmp_path):
+    """Here as in one process: who never took part, and the file that the server leaves, have the centre."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(10 * NUM_CLIENTS, 2, generator=draw)
+    owner = torch.arange(NUM_CLIENTS).repeat_interleave(10)
+    y = (x.sum(1) + torch.randn(NUM_CLIENTS, generator=draw)[owner]).unsqueeze(1)
+    numbers = Federation.from_arrays(x.numpy(), y.numpy(), owner.numpy(), test_fraction=0.2)
+    module, method = nn.Linear(2, 1), algorithm("self-fl-auto", num_local_steps=5)
+    setting = Setting(numbers, tmp_path, method, module)
+    grid = WireGrid(setting.client(loss=nn.functional.mse_loss), NODES)
+    state = setting.run(grid, rounds=2, out=tmp_path / "run")
+    engine = replace(setting.engine(), source=replace(setting.engine().source, loss=nn.functional.mse_loss))
+    expected = engine.conclude(engine.advance(engine.start(FlatModel(module).params), 2))
+    torch.testing.assert_close(
+        state.server.closing.mixed.covariance, expected.server.closing.mixed.covariance, rtol=1e-3, atol=1e-5
+    )
+    centre = method.global_model(state.server)
+    assert (centre - state.server.params).norm() > 1e-3
+    torch.testing.assert_close(centre, method.global_model(expected.server), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(setting.personal(), engine.personal(expected, is_over=True), rtol=1e-4, atol=1e-4)
+    away = expected.num_rounds == 0
+    assert away.any()
+    torch.testing.assert_close(setting.personal()[away], centre.expand(int(away.sum()), -1), rtol=0, atol=1e-6)
+    left = load_tensors(tmp_path / "run" / MODEL)[0]
+    torch.testing.assert_close(torch.cat([left[name].flatten() for name in ("weight", "bias")]), centre)
 
 
 @pytest.mark.parametrize("name", ["self-fl", "perfedavg", "ditto"])
