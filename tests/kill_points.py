@@ -205,9 +205,8 @@ def keep_on_disk(root: Path) -> None:
         selffl.resume(root / "run")
     else:
         torch.manual_seed(0)
-        # Without closing rounds, which `go_on` has: they write nothing that others do not.
-        method = selffl.algorithm("self-fl-auto", num_local_steps=2, prior_precision=1.0)
-        more = FEW | {"rounds": 4 if IS_SHORT else 6, "evaluate_every": 3, "checkpoint_every": 2, "chunk_size": 2}
+        method = selffl.algorithm("self-fl-exact", initial_steps=2, max_local_steps=2)  # `go_on` has self-fl-auto
+        more = FEW | {"rounds": 6, "evaluate_every": 3, "checkpoint_every": 2, "chunk_size": 2}
         selffl.train(nn.Linear(3, 2), federation(), method, out=root / "run", client_memory="disk", **more)
 
 

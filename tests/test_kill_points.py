@@ -9,7 +9,7 @@ import kill_points
 from kill_points import SCENARIOS, Experiment
 
 SAMPLE = {"train": 1, "resume": 1, "disk": 2, "run": 2}  # how many points of each; what draws takes too long for these
-ALL = {"train": 120, "resume": 80, "disk": 170}  # how many points each has at least
+ALL = {"train": 120, "resume": 80, "disk": 200}  # how many points each has at least
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_what_any_kill_leaves_goes_on_to_the_same_bits(name, tmp_path):
 def test_the_scenarios_are_there():
     assert set(SAMPLE) < set(SCENARIOS)
     assert set(ALL) < set(SCENARIOS)
-    assert sum(ALL.values()) >= 370
+    assert sum(ALL.values()) >= 400
 
 
 def test_scenarios_are_named_by_words_or_on_the_command_line(monkeypatch, capsys):
