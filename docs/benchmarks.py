@@ -258,23 +258,24 @@ def picture() -> bytes:
 
     from selffl.reports.figures import INK, save, style
 
-    rows = [(name.split(",")[0], [headline(study)[1]]) for study, name in DATA.items()]
-    found = {study: regime_gaps(study) for study in REGIMES if study in sections()}
-    rows += [(f"{REGIMES[study]}, {len(gaps)} regimes", gaps) for study, gaps in found.items()]
+    data = {name.split(",")[0]: [headline(study)[1]] for study, name in DATA.items()}
+    found = {REGIMES[study]: regime_gaps(study) for study in REGIMES if study in sections()}
+    regimes = {f"{title},\n{len(gaps)} regimes": gaps for title, gaps in found.items()}
     with style():
-        heights = [1.0 if len(gaps) == 1 else 1.9 for *_, gaps in rows]
-        places = [height / 2 - sum(heights[: index + 1]) for index, height in enumerate(heights)]
-        canvas = Figure(figsize=(6.6, 0.36 * sum(heights) + 1.0), layout="constrained")
-        axis = canvas.subplots()
-        for place, height, (_, gaps) in zip(places, heights, rows, strict=True):
-            spread = [0.8 * height * ((index + 0.5) / len(gaps) - 0.5) for index in range(len(gaps))]
-            for offset, gap in zip(spread, sorted(gaps, key=lambda each: each.mean), strict=True):
-                axis.errorbar(gap.mean, place + offset, xerr=gap.error, fmt="o", color=BLUE, ms=3.5, lw=1)
-        axis.axvline(0, color=INK, linewidth=0.9)
-        axis.set_yticks(places, [name for name, *_ in rows])
-        axis.grid(visible=True, axis="x")
-        baseline = f"accuracy of {OUR_METHOD} minus that of the best tuned baseline,"
-        axis.set_xlabel(f"{baseline}\nin points; bars: one standard error")
+        canvas = Figure(figsize=(9.8, 2.6), layout="constrained")
+        for axis, rows in zip(canvas.subplots(1, 2, sharex=True), (data, regimes), strict=True):
+            for place, gaps in enumerate(rows.values()):
+                spread = [0.8 * ((index + 0.5) / len(gaps) - 0.5) for index in range(len(gaps))]
+                for offset, gap in zip(spread, sorted(gaps, key=lambda each: -each.mean), strict=True):
+                    axis.errorbar(gap.mean, place + offset, xerr=gap.error, fmt="o", color=BLUE, ms=3, lw=1)
+            axis.axvline(0, color=INK, linewidth=0.9)
+            axis.set_yticks(range(len(rows)), list(rows))
+            axis.set_ylim(len(rows) - 0.4, -0.6)
+            axis.grid(visible=True, axis="x")
+        canvas.supxlabel(
+            f"accuracy of {OUR_METHOD} minus that of the best tuned baseline, in points; bars: one standard error",
+            fontsize="medium",
+        )
         with tempfile.TemporaryDirectory() as folder:
             return save(canvas, Path(folder) / "benchmarks", ("svg",))[0].read_bytes()
 

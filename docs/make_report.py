@@ -61,7 +61,10 @@ def method_tables() -> dict[str, list[dict[str, str]]]:
     return {
         part: [
             {"method": method}
-            | {data.split(" (")[0]: rows.get(method, {}).get(column, "–").removesuffix(" %") for data, rows in found.items()}
+            | {
+                data.split(" (")[0]: rows.get(method, {}).get(column, "–").removesuffix(" %")
+                for data, rows in found.items()
+            }
             for method in methods
         ]
         for column, part in PARTS.items()
