@@ -13,6 +13,7 @@ import selffl
 from selffl.algorithms import algorithm, auto_mixed
 from selffl.algorithms.auto_closing import ClosingRound
 from selffl.algorithms.auto_mixed import NUM_MIXED_ROUNDS, MixedRound
+from selffl.algorithms.auto_records import MixedUpload
 from selffl.algorithms.posterior_mode import MOST_COEFFICIENTS, find_modes, find_order
 from selffl.algorithms.records import map_tensors, tensors_of
 from selffl.engines import cohort
@@ -329,3 +330,28 @@ def test_what_cannot_be_is_left_out(data, monkeypatch, lie):
     found = engine.conclude(state).server
     assert AUTO.inter_variance(found).item() == pytest.approx(AUTO.inter_variance(honest).item(), rel=0.3)
     assert AUTO.inter_variance(found) != AUTO.inter_variance(honest)
+
+
+def test_a_client_can_send_no_products_but_those_of_what_it_says():
+    """By dense sums over both scores of two coefficients each."""
+    rng = np.random.default_rng(2)
+    score = rng.normal(size=(3, 4))
+    root = rng.normal(size=(3, 4, 4))
+    information = root @ root.transpose(0, 2, 1)
+    products = sum(each[:, :, None] * each[:, None, :] for each in (score[:, :2], score[:, 2:]))
+    of_information = mixed_model.information_products_of(torch.tensor(information), 2)
+    rows = torch.tensor([5.0, 0.0, 7.0])
+    upload = MixedUpload(
+        rows, torch.tensor(score), torch.tensor(products), torch.tensor(information), of_information, rows, rows, rows
+    )
+    bounds = MixedRound(AUTO, 5, 1).bounds(None, torch.arange(3), upload, rows)
+    for name, exact in (("score_products", torch.tensor(products)), ("information_products", of_information)):
+        low, high, _ = bounds[name]
+        largest = exact.abs().amax((-2, -1), keepdim=True)
+        assert bool((low < exact).all() and (exact < high).all()), name
+        assert bool((high - low <= 0.01 * largest).all()), name
+    low, high, diagonal = bounds["the diagonal of information"]
+    assert (low, high) == (0.0, np.inf)
+    assert torch.equal(diagonal, torch.tensor(np.diagonal(information, axis1=1, axis2=2)))
+    assert bounds["decided"][:2] == (0.0, 4)
+    assert bounds["num_examples"].least.tolist() == [1.0, 0.0, 1.0]

@@ -1,11 +1,13 @@
 """A wrong option is refused when the method is made, with what was found and what was expected."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from selffl.algorithms import ALGORITHMS, Layer, Population, algorithm
+from selffl.algorithms import ALGORITHMS, Layer, LocalTask, Population, algorithm
+from selffl.algorithms.norms import check_batch_norm
 from selffl.errors import ConfigError
 
 
@@ -229,3 +231,37 @@ def test_a_method_cannot_be_altered():
 def test_a_whole_number_that_no_float_holds_is_refused():
     with pytest.raises(ConfigError, match=r"penalty is a whole number of 1329 bits; expected a number 0 or more\.$"):
         algorithm("ditto", penalty=10**400)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "model", "refusal"),
+    [
+        ("fedavg", "kept", (2, 2), r"batch_norm is 'kept', and fedavg keeps no layers with its clients"),
+        ("fedbn", "averaged", (2, 2), r"batch_norm is 'averaged', and fedbn keeps BatchNorm with each client"),
+        ("fedbn", "kept", (0, 0), r"fedbn is to keep BatchNorm with each client, and the model has no BatchNorm"),
+        ("self-fl-auto", "averaged", (2, 0), r"the model has BatchNorm with running statistics, and self-fl-auto"),
+    ],
+)
+def test_a_policy_of_batch_norm_that_a_method_cannot_follow_is_refused(name, policy, model, refusal):
+    with pytest.raises(ConfigError, match=refusal):
+        check_batch_norm(policy, algorithm(name), num_statistics=model[0], num_kept=model[1])
+
+
+def test_policies_of_batch_norm_that_methods_can_follow_are_taken():
+    for name, policy, model in (
+        ("fedavg", "averaged", (2, 2)),
+        ("fedavg", "batch", (0, 2)),
+        ("fedbn", "kept", (2, 2)),
+        ("self-fl-auto", "batch", (0, 0)),
+    ):
+        check_batch_norm(policy, algorithm(name), num_statistics=model[0], num_kept=model[1])
+
+
+@pytest.mark.parametrize(("taken", "is_refused"), [([3, 3], False), ([3, 4], True), ([0, 4], True)])
+def test_one_client_with_more_noisy_gradients_than_were_stated_is_enough(taken, is_refused):
+    task = SimpleNamespace(num_noisy=torch.tensor(taken), shape=(2,))
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"^mine took 4 noisy gradients in a visit, more than it says"):
+            LocalTask.check_noisy_gradients(task, "mine", 3)
+    else:
+        LocalTask.check_noisy_gradients(task, "mine", 3)

@@ -1,5 +1,7 @@
 """Learning rates over rounds: torch's own schedulers, every method's twin, a plain loop, and runs that go on."""
 
+import re
+
 import pytest
 import torch
 from test_cnn_twins import (
@@ -19,7 +21,7 @@ from test_training_options import COHORTS, CROSS_ENTROPY, book_of, of_torch, set
 
 import selffl
 from selffl.algorithms import algorithm
-from selffl.algorithms.schedules import rate_in_round
+from selffl.algorithms.schedules import rate_in_round, schedule_of
 from selffl.algorithms.training_options import TrainingOptions
 from selffl.errors import ConfigError
 
@@ -232,3 +234,9 @@ def test_a_rate_that_vanishes_is_refused():
     with pytest.raises(ConfigError, match=r"'exponential 0.1', which leaves nothing of the learning rate in round 60"):
         selffl.train(network(), images(), "fedavg", learning_rate_schedule="exponential 0.1", rounds=60)
     selffl.runs.recipe.check_settings({"learning_rate_schedule": "exponential 0.1", "rounds": 30})
+
+
+@pytest.mark.parametrize("text", ["", "  ", 3, None, "cosine 0.5", "step 0.1 0.7 0.5", "exponential 1.0", "step x"])
+def test_what_describes_no_schedule_is_refused_in_one_line(text):
+    with pytest.raises(ConfigError, match=rf"^learning_rate_schedule is {re.escape(repr(text))}; .*$"):
+        schedule_of(text)

@@ -25,7 +25,7 @@ from torch import nn
 import selffl
 from needs import LEARNS_VARIANCES
 from selffl.algorithms import LocalTask, algorithm
-from selffl.algorithms.training_options import TrainingOptions
+from selffl.algorithms.training_options import TrainingOptions, augmentations_of
 from selffl.engines.cohort import sample_cohort
 from selffl.errors import ConfigError
 
@@ -192,3 +192,23 @@ def test_another_objective_does_not_drop_them_silently(kind):
     task = with_options(source_of(network()), OPTIONS[kind]).task(torch.arange(2), 1)
     with pytest.raises(ConfigError, match=r"^the method trains on an objective of its own, beside which"):
         task.with_objective(lambda rows: rows.scores.sum())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("none", ()),
+        ("crop", ("crop",)),
+        ("flip", ("flip",)),
+        ("crop flip", ("crop", "flip")),
+        ("flip  crop", ("flip", "crop")),
+    ],
+)
+def test_an_augmentation_is_any_of_two_words(text, expected):
+    assert augmentations_of(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", " ", "crop crop", "crop turn", "none crop", None, 1])
+def test_other_augmentations_are_refused(text):
+    with pytest.raises(ConfigError, match=r"^augmentation is .*; expected 'none', 'crop', 'flip' or 'crop flip'\.$"):
+        augmentations_of(text)
