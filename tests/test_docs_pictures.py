@@ -177,10 +177,20 @@ def test_the_tutorial_says_what_its_comparisons_show():
         assert max(column, key=column.get) == "self-fl-auto", AGAIN
     assert "None of the differences in accuracy is statistically significant" in text
     assert set(SHOWN["terminal-compare.svg"]["claims"].values()) == {"inconclusive"}, AGAIN
-    assert "Where clinics hardly differ (0.05), one shared model is enough." in text
+    own, *others = (mean for mean, _ in middle["accuracy"].values())  # its own comes first
+    assert "The differences in accuracy are about one point" in text
+    assert all(0.5 <= own - mean < 1.5 for mean in others), AGAIN
+    assert "**Clinics hardly differ (0.05).** One shared model is enough." in text
     alike = rows("0.05")["accuracy"]
     assert alike["fedavg"][0] >= max(mean for mean, _ in alike.values()) - alike["fedavg"][1], AGAIN
-    assert "a single shared model fails, and staying alone is as good as joining" in text
+    assert (
+        "**Clinics differ very much (2.0).** A single shared model fails, and staying alone is as good as joining"
+        in text
+    )
     apart = rows("2.0")["accuracy"]
     assert apart["fedavg"][0] < apart["local"][0] - 10, AGAIN
     assert abs(apart["self-fl-auto"][0] - apart["local"][0]) <= apart["local"][1], AGAIN
+    assert "**At both ends** `self-fl-auto` is as good as the better of the two" in text
+    for end in (alike, apart):
+        better = max(end["fedavg"], end["local"])
+        assert end["self-fl-auto"][0] >= better[0] - better[1], AGAIN
