@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from selffl.algorithms import algorithm
 from selffl.algorithms.auto_records import AutoUpload
 from selffl.algorithms.auto_safeguards import beyond_noise, limits_of, totals_and_rows, usable_sum
+from selffl.algorithms.auto_spread import sum_disagreements
+from selffl.algorithms.safeguards import Limit
+from selffl.algorithms.self_fl import fill_unknown_variances
+from selffl.algorithms.self_fl_sums import SumsUpload
 
 NUM_PARAMS, NUM_GROUPS, NUM_CLASSES = 4, 2, 3
 SHAPES = {
@@ -156,3 +161,39 @@ def test_a_client_may_measure_no_more_than_its_limits():
         "class_weights",
         "weight_with_classes",
     }
+
+
+@pytest.mark.parametrize(
+    ("numbers", "is_signed", "apart"),
+    [(1, True, 2.0), (5, True, 2.0), (1, False, 1.0), (2, False, 2**0.5), (5, False, 2**0.5)],
+)
+def test_how_far_two_clients_can_be_apart(numbers, is_signed, apart):
+    """Two vectors of length 1: opposite ones where signs are free, else axes of their own; of one number 0 and 1."""
+    assert Limit(3.0, is_signed=is_signed).difference(numbers) == pytest.approx(apart)
+
+
+def test_the_square_that_self_fl_sums_sends_is_at_most_that_of_the_clip_and_no_less_than_nothing():
+    ones = torch.ones(2)
+    limits = algorithm("self-fl-sums").limits(3.0, 5.0, SumsUpload(torch.ones(2, 4), ones, ones))
+    assert limits["square"] == Limit(9.0, "weight", is_signed=False)
+
+
+@pytest.mark.parametrize("axes", [(), (2,)], ids=["a federation", "side by side"])
+def test_an_unknown_variance_is_the_mean_of_the_known_ones(axes):
+    unknown = math.nan
+    found = fill_unknown_variances(torch.tensor([[1.0, unknown, 5.0], [unknown] * 3])[: 2 if axes else 1])
+    assert found[0].tolist() == [1.0, 3.0, 5.0]
+    assert not axes or found[1].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("disagreements", "squared", "expected"),
+    [
+        ([3.0, 1.0], [10.0, 20.0], [3.0, 1.0]),  # 4 in all, more than a tenth of 30
+        ([3.0, -1.0], [10.0, 20.0], [1.0, 2.0]),  # 2 in all: a tenth of the squares stands in for both groups
+        ([4.0, -1.0], [10.0, 20.0], [4.0, -1.0]),  # 3 in all is no less than 3
+    ],
+)
+def test_what_halves_disagree_on_is_at_least_a_tenth_of_its_squared_form(disagreements, squared, expected):
+    found = upload(1, disagreements=torch.tensor([disagreements]), squared_disagreements=torch.tensor([squared]))
+    assert sum_disagreements(found)[0].tolist() == pytest.approx(expected)
