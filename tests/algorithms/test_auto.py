@@ -1,6 +1,7 @@
 """self-fl-auto as an estimator: against maximum likelihood, mixed models and dense solves; and where it is hard."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from selffl.algorithms.rowwise import RowwiseTask
 from selffl.engines.cohort import CohortEngine, sample_cohort
 from selffl.errors import DivergedError
 from selffl.maths.frequencies import class_skew
+from selffl.maths.score_scale import next_factors
 from selffl.training.flat import FlatModel
 from selffl.training.gaussian import GaussianFederation
 from selffl.training.model import ModelSource
@@ -551,6 +553,34 @@ def factors_after(rows, start, *, rate, rounds):
     source = source_of(nn.Linear(5, 4), rows=rows, batch_size=20, rate=rate)
     engine = CohortEngine(algorithm(AUTO, num_local_steps=10), source)
     return engine.advance(engine.start(start), rounds).server.score_factors.tolist()
+
+
+@pytest.mark.parametrize("axes", [(), (3,)], ids=["a federation", "side by side"])
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_factors_are_learned_from_running_means(axes, share):
+    """Means in which a round weighs its share; over that share they are sums of as many rounds as they remember."""
+    rng = np.random.default_rng(0)
+
+    def curvature():
+        root = rng.normal(size=(*axes, 2, 2))
+        return root @ np.swapaxes(root, -1, -2)
+
+    old, slope, known_pull = (rng.uniform(0.5, 1.5, (*axes, 2)) for _ in range(3))
+    known, new = curvature(), curvature()
+    pull = np.einsum("...ij,...j->...i", new, old) - slope
+    curvatures, pulls = (1 - share) * known + share * new, (1 - share) * known_pull + share * pull
+    server = SimpleNamespace(
+        params=torch.zeros(*axes, 4, dtype=torch.float64),
+        score_factors=torch.tensor(old),
+        factor_curvature=torch.tensor(known),
+        factor_pull=torch.tensor(known_pull),
+    )
+    upload = SimpleNamespace(factor_curvature=torch.tensor(new), factor_slope=torch.tensor(slope))
+    found = algorithm(AUTO).factors_round(server, upload, torch.full(axes, share, dtype=torch.float64))
+    np.testing.assert_allclose(found[1].numpy(), curvatures, rtol=1e-12)
+    np.testing.assert_allclose(found[2].numpy(), pulls, rtol=1e-12)
+    expected = next_factors(torch.tensor(old), torch.tensor(curvatures / share), torch.tensor(pulls / share))
+    np.testing.assert_allclose(found[0].numpy(), expected.numpy(), rtol=1e-12)
 
 
 @pytest.mark.slow
