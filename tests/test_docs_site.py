@@ -405,12 +405,19 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def window(browser):
-    """A function that gives a window of such colours and width: it keeps scripts and styles, which all pages share."""
+def window(browser, address):
+    """A function that gives a page of such colours and width, where one follows another: that halves what each takes.
+
+    And what went wrong on it, or went out to the world.
+    """
 
     @cache
     def call(scheme, width):
-        return browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        page, wrong = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900}), []
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda sent: None if sent.url.startswith((address, "data:")) else wrong.append(sent.url))
+        return page, wrong
 
     return call
 
@@ -418,61 +425,58 @@ def window(browser):
 @pytest.fixture
 def opened(window, address):
     """A function that opens a page, and what went wrong on it or went out to the world."""
-    pages = []
 
     def call(path, scheme="light", width=1280):
-        page, wrong = window(scheme, width).new_page(), []
-        pages.append(page)
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda sent: None if sent.url.startswith((address, "data:")) else wrong.append(sent.url))
+        page, wrong = window(scheme, width)
+        page.set_viewport_size({"width": width, "height": 900})
+        wrong.clear()
         page.goto(address + path)
         page.wait_for_load_state("networkidle")
         return page, wrong
 
-    yield call
-    for page in pages:
-        page.close()
+    return call
 
 
 LOOKED_AT = (
     *("", "tutorial/", "idea/", "howto/choose/", "methods/self-fl/", "results/", "architecture/", "reliability/"),
     *("api/", "api/train/", "api/methods/"),
 )
+DARK = ("", "idea/", "results/", "architecture/", "api/train/")  # of each kind one
 COLOUR_RULES = ["color-contrast", "link-in-text-block"]
+PHONE = 390  # pixels
+
+
+def serious_faults(page, **options):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: 'selffl[dev]'")
+    found = axe.Axe().run(page, options={"resultTypes": ["violations"], **options}).response["violations"]
+    return [(fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in ("serious", "critical")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("path", "scheme"),
-    [
-        *((path, "light") for path in LOOKED_AT),
-        *((path, "dark") for path in ("", "idea/", "results/", "architecture/", "api/train/")),  # of each kind one
-    ],
-)
-def test_a_page_asks_no_network_and_has_no_serious_fault_of_access(opened, path, scheme):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: 'selffl[dev]'")
-    page, wrong = opened(path, scheme)
-    # In the dark nothing but colours is another than in the light, where everything is looked at.
-    colours = {"runOnly": {"type": "rule", "values": COLOUR_RULES}, "resultTypes": ["violations"]}
-    found = axe.Axe().run(page, **({"options": colours} if scheme == "dark" else {})).response["violations"]
-    assert [
-        (fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in ("serious", "critical")
-    ] == []
+@pytest.mark.parametrize("path", LOOKED_AT)
+def test_a_page_asks_no_network_has_no_serious_fault_of_access_and_fits_a_phone(opened, path):
+    page, wrong = opened(path)
+    assert serious_faults(page) == []
+    page.set_viewport_size({"width": PHONE, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
     assert wrong == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("", "tutorial/", "idea/", "comparison/", "results/", "results/multilevel/", "architecture/", "cli/"),
-        *("reliability/", "howto/hostile/", "api/", "api/train/", "api/methods/"),
-    ],
-)
-def test_a_page_fits_a_phone(opened, path):
-    page, wrong = opened(path, width=390)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+@pytest.mark.parametrize("path", DARK)
+def test_in_the_dark_a_page_asks_no_network_and_its_colours_can_be_told(opened, path):
+    """Nothing but colours is another than in the light, where everything is looked at."""
+    page, wrong = opened(path, "dark")
+    assert page.get_attribute("body", "data-md-color-scheme") == "slate"
+    assert serious_faults(page, runOnly={"type": "rule", "values": COLOUR_RULES}) == []
+    assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["comparison/", "results/multilevel/", "cli/", "howto/hostile/"])
+def test_a_wide_page_fits_a_phone(opened, path):
+    page, wrong = opened(path, width=PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
     assert wrong == []
 
 

@@ -375,6 +375,14 @@ def test_rank_correlation_against_ranks_by_hand():
     assert rank_correlation([1.0, 2.0], [5.0, 6.0]) is None
 
 
+@pytest.mark.parametrize("numbers", [10, 40])
+def test_rank_correlation_is_that_of_scipy_ties_and_all(numbers):
+    draws = np.random.default_rng(numbers).integers(0, numbers // 2, (2, numbers)).astype(float)
+    for one, other in (draws, (draws[0], draws[0]), (draws[0], -draws[0])):
+        expected = stats.spearmanr(one, other)
+        assert rank_correlation(one.tolist(), other.tolist()) == (expected.statistic, expected.pvalue, numbers)
+
+
 # ----------------------------------------------------------------------------------------------------------- inside
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from selffl.runs.folder import Records, Row
 from selffl.runs.recipe import STUDY_SETTINGS, Recipe
 from selffl.studies import STUDIES
 from selffl.studies.arms import WARM
+from selffl.studies.result import split_ratio
 from selffl.training.metrics import HIGHER_IS_BETTER
 
 
@@ -107,6 +110,12 @@ class Group:
     def seeds(self) -> list[int]:
         """All that there are."""
         return sorted({run.config.seed for run in self.runs})
+
+    @cached_property
+    def recorded_ratio(self) -> float | None:
+        """Test rows per training row, as the runs have recorded it; none where they have not."""
+        ratio = split_ratio(row for run in self.runs for row in run.records.clients)
+        return None if math.isnan(ratio) else ratio
 
     @property
     def data(self) -> str:

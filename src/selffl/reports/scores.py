@@ -18,7 +18,7 @@ from selffl.maths.significance import LEVEL, holm_p_values
 from selffl.reports.collect import Group, Method, RunData
 from selffl.reports.schema import Curve
 from selffl.runs.folder import Row
-from selffl.studies.result import Estimate, split_ratio
+from selffl.studies.result import Estimate
 from selffl.training.metrics import PERCENT
 
 SIGNIFICANT_DIGITS = 5  # significant
@@ -143,15 +143,9 @@ def difference(group: Group, method: Method, other: Method, name: str) -> Estima
     return Estimate.of(torch.tensor(gaps, dtype=torch.float64), test_per_train=ratio_of(group))
 
 
-def recorded_ratio(group: Group) -> float | None:
-    """Test rows per training row, as the runs have recorded it; none where they have not."""
-    ratio = split_ratio(row for run in group.runs for row in run.records.clients)
-    return None if math.isnan(ratio) else ratio
-
-
 def ratio_of(group: Group) -> float:
     """What the corrected test takes for n_test/n_train."""
-    ratio = recorded_ratio(group)
+    ratio = group.recorded_ratio
     return ASSUMED_TEST_PER_TRAIN if ratio is None else ratio
 
 

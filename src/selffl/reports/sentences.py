@@ -130,7 +130,7 @@ def name_test(group: Group) -> str:
         + (f"Holm over {len(tested)} comparisons, " if len(tested) > 1 else "")
         + "5 % level"
     )
-    if scores.recorded_ratio(group) is None:
+    if group.recorded_ratio is None:
         text += "; the runs have not recorded their rows: a tenth of them taken to be test rows"
     if scores.has_one_split(group):
         text += "; all seeds share one split of the rows, so other test rows may say otherwise"

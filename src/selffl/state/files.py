@@ -191,7 +191,7 @@ def read_csv(path: Path, as_text: Sequence[str] = ()) -> list[dict[str, Any]]:
 def _value(cell: str) -> Any:
     if cell == "":
         return None
-    for kind in (int, float):
+    for kind in (float,) if "." in cell else (int, float):
         try:
             return kind(cell)
         except ValueError:
