@@ -38,7 +38,10 @@ Settings = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=names.device)]
 Gain = Annotated[
-    bool, typer.Option("--gain", help="At the end, train every client alone as well: who loses by joining, and why.")
+    bool,
+    typer.Option(
+        "--gain", help="At the end, train every client alone as well, and say which clients lose by joining, and why."
+    ),
 ]
 VerboseRuns = Annotated[
     bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
