@@ -180,8 +180,8 @@ def _print_without(found: Shrinkage, most: int) -> None:
     ]  # fmt: skip
     _print_table(("without", "σ₀²", "mean", "largest move", "surprise"), rows)
     console.out.print(
-        "Largest move: of another client's shrunk estimate. Surprise: how far the client's estimate lies from the others' "
-        "prediction of it, in standard deviations.",
+        "Largest move: of another client's shrunk estimate. Surprise: how far the client's estimate lies from the "
+        "others' prediction of it, in standard deviations.",
         highlight=False,
         style="dim",
     )
