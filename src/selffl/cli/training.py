@@ -99,11 +99,11 @@ def print_gains(run: Run) -> None:
     losing = losers(known)
     tested = [row for row in losing if row["is_within_chance"] is not None]
     clear = sum(not row["is_within_chance"] for row in tested)
-    significantly = f", {clear or 'none'} of them significantly" if tested else ""
+    clearly = f", {clear or 'none'} of them significantly" if tested else ""
     mean = run.summary["mean_realised_gain"]
     console.tell(
         console.out,
-        f"{len(losing):,} of {len(known):,} clients lose by joining ({100 * len(losing) / len(known):.1f} %){significantly}; "
+        f"{len(losing):,} of {len(known):,} clients lose by joining ({100 * len(losing) / len(known):.1f} %){clearly}; "
         f"the mean gain over training alone is {live.difference(metric, mean)}.",
     )
     for row in losing[:NUM_NAMED_CLIENTS]:
