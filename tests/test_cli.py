@@ -327,7 +327,7 @@ def test_the_tables_fit_eighty_columns_and_break_no_word(run, folder, monkeypatc
         assert row.rstrip().endswith(("×", "as good"))
         assert re.match(rf"Uni.*….*{i}  ", row)
         assert row.count("…") == 2  # one in the name, one in the interval
-    words = "Largest move: of another client's shrunk estimate. Surprise: how far the client lies from what the others"
+    words = "Largest move: of another client's shrunk estimate. Surprise: how far the client's estimate lies from the"
     assert words in " ".join(line.strip() for line in lines)
 
 

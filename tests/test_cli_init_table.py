@@ -241,7 +241,7 @@ NUMBERED = "site,x,y\n" + "".join(f"{row},{row * row % 7},{row % 2}\n" for row i
     [
         ("", "", "is empty"),
         ("site,x,y\n", "", "a header but no rows"),
-        (NUMBERED, "", "site is another in every row; expected clients with several rows each. Name the column that s"),
+        (NUMBERED, "", "site is another in every row; expected clients with several rows each. Name the column of c"),
         ("site,x,y\na,1,0\na,2,1\n", "", "one site"),
         ("place,x,y\na,1,0\nb,2,1\n", "", "no column 'site' among: place, x, y. Name the column of clients with --cl"),
         ("site,x,z\na,1,0\nb,2,1\n", "", "Name the column of labels with --label."),

@@ -419,7 +419,7 @@ def test_an_interruption_on_a_terminal_ends_every_process_and_says_how_to_go_on(
     assert code == 130
     left = screen_of(text)
     assert left[-2:] == [
-        "Runs that are done are kept. To go on: selffl compare digits --algorithms self-fl,local --seeds 2 --rounds "
+        "Runs that are done are kept. To resume: selffl compare digits --algorithms self-fl,local --seeds 2 --rounds "
         "3000 --out here",
         "selffl: stopped. What was finished is kept.",
     ]

@@ -902,6 +902,6 @@ def test_an_interruption_says_how_to_go_on(world, monkeypatch, command, words, p
     code, out, err = command(*words.split())
     assert code == 130
     assert out == ""
-    assert err.splitlines()[0].endswith(f"To go on: {again}")
+    assert err.splitlines()[0].endswith(f"To resume: {again}")
     assert err.splitlines()[1:] == ["selffl: stopped. What was finished is kept."]
     shutil.rmtree(world / "new", ignore_errors=True)

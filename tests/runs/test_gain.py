@@ -272,10 +272,10 @@ def test_reasons_are_read_off_the_numbers():
         "large client: 812 rows, the others are predicted to be worth 41"
     )
     assert why(losing("a", num_train=812))["a"] == "large client: 812 rows, 34 at the middle client"
-    assert why(losing("a"))["a"] == "beyond chance: 0 won and 10 lost of 50 test rows"  # 40 rows are not many
+    assert why(losing("a"))["a"] == "significant: 0 won and 10 lost of 50 test rows"  # 40 rows are not many
     several = [losing(name, global_accuracy=score, num_train=33) for name, score in (("a", 0.31), ("b", 0.35))]
     assert why(*several)["a"] == "unlike the others: the shared model has 31 % here, 60 % at the middle client"
-    assert why(*several, has_global=False)["a"] == "beyond chance: 0 won and 10 lost of 50 test rows"
+    assert why(*several, has_global=False)["a"] == "significant: 0 won and 10 lost of 50 test rows"
     assert why(losing("a", num_train=33, predicted_gain=3.25))["a"] == (
         "a gain was predicted (variance ÷ 3.25) and did not come: 0 won and 10 lost of 50 test rows"
     )
@@ -391,7 +391,8 @@ def test_the_command_line_says_who_loses(command_line, tmp_path):
     losing = [row for chance in (False, True) for row in losing if row["is_within_chance"] == chance]
     clear = sum(not row["is_within_chance"] for row in losing)
     share = (
-        f"{len(losing)} of 40 clients lose by joining ({100 * len(losing) / 40:.1f} %), {clear} of them beyond chance"
+        f"{len(losing)} of 40 clients lose by joining ({100 * len(losing) / 40:.1f} %), "
+        f"{clear or 'none'} of them significantly; the mean gain"
     )
     assert share in out
     named = re.findall(r"^  (\d+): −([\d.]+) points \(.* alone, .* joined\): (.*)$", out, re.M)

@@ -93,7 +93,7 @@ def test_an_object_is_told_of_everything(fed, tmp_path):
 @pytest.mark.parametrize("where", ["begin", "log", "end"])
 def test_a_tracker_that_fails_is_left_out_with_one_warning(where, fed):
     faulty, note = Faulty(where), Note()
-    reason = rf"the tracker Faulty failed in {where} \(the disk is full\); the run goes on without it"
+    reason = rf"the tracker Faulty failed in {where} \(the disk is full\); the run continues without it"
     with pytest.warns(UserWarning, match=reason) as said:
         run = selffl.train("softmax", fed, "ditto", tracker=[faulty, note], **OPTIONS)
     assert len(said) == 1
@@ -142,7 +142,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(name, fed, monkeypatc
     run = tmp_path / "run"
     selffl.train("softmax", fed, "ditto", out=run, **OPTIONS)
     (run / tracking.FILE).write_text(json.dumps({name: {}}), encoding="utf-8")
-    with pytest.warns(UserWarning, match=rf"'selffl\[{name}\]'\. The run goes on without it"):
+    with pytest.warns(UserWarning, match=rf"'selffl\[{name}\]'\. The run continues without it"):
         assert selffl.resume(run, rounds=8).summary["status"] == "finished"
     (run / tracking.FILE).write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"trackers\.json is damaged"):

@@ -157,7 +157,7 @@ def test_a_closed_terminal_ends_a_run_as_ctrl_c_does(tmp_path, ignored):
     else:
         assert code == 130
         assert (
-            "The run is kept up to its last checkpoint. To go on: selffl run digits" in (tmp_path / "said").read_text()
+            "The run is kept up to its last checkpoint. To resume: selffl run digits" in (tmp_path / "said").read_text()
         )
 
 

@@ -309,8 +309,8 @@ def test_a_run_that_goes_on_says_what_was_edited_meanwhile(tmp_path, monkeypatch
     os.utime(code, (later, later))
     run("run", "one", "--rounds", "3", "--out", "here", "--resume")
     assert said.getvalue().splitlines() == [
-        "learning_rate is 0.5 in the study now; the run in here goes on with 0.05, as it began.",
-        f"{code} was changed after the run in here began, which goes on with it.",
+        "learning_rate is 0.5 in the study now; the run in here keeps 0.05, with which it began.",
+        f"{code} has changed since the run in here began; the run continues with the changed file.",
     ]
     assert json.loads((tmp_path / "here" / "config.json").read_text())["config"]["learning_rate"] == 0.05
 

@@ -39,7 +39,7 @@ def bench_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=names.device)] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print every measurement as JSON.")] = False,
 ) -> None:
-    """Time rounds of FedAvg: a plain PyTorch loop and this library, taking turns, on embedded digits.
+    """Time rounds of FedAvg on embedded digits: this library and a plain PyTorch loop in turns.
 
     Ratios are taken turn by turn, so that what else the machine does meets both; the table has their median and range.
     With --peers on rows of MNIST's shape, beside other libraries and the bare products of matrices of a round.

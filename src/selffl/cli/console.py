@@ -94,7 +94,7 @@ def going_on(words: Sequence[str], kept: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tell_command(err, f"{kept} To go on: ", words)
+        tell_command(err, f"{kept} To resume: ", words)
         raise
 
 

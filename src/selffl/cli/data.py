@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from selffl.data.federation import Federation
 
 data_app = typer.Typer(
-    help="The data sets: what is here, whether it is whole, how to get it.\n\nExample: selffl data list",
+    help="The data sets: which are here, whether they are complete, how to get them.\n\nExample: selffl data list",
     no_args_is_help=True,
 )
 
@@ -50,7 +50,7 @@ def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JSO
         print(json.dumps(entries, ensure_ascii=False))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("name", "clients", "what it is", "files"):
+    for name in ("name", "clients", "content", "files"):
         table.add_column(name, no_wrap=name == "name", justify="right" if name == "clients" else "left")
     for entry in DATA_SETS.values():
         title = entry.title + (f" [yellow](a stand-in for {entry.stands_for})[/]" if entry.stands_for else "")
@@ -114,7 +114,7 @@ def data_fetch(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> None:
-    """Get a data set from its public home, or from R; a download that was cut off goes on where it was.
+    """Get a data set from its public home, or from R; resume an interrupted download.
 
     Example: selffl data fetch mnist --out data
     """
@@ -202,7 +202,7 @@ def data_profile(
     missing: Annotated[MissingChoice, typer.Option(help="Missing values: refuse, drop or impute.")] = "refuse",
     decimal: Annotated[DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file: . or ,")] = None,
 ) -> None:
-    """Write what a site has to tell about its training rows: counts, means, spreads and the words that occur.
+    """Write the profile of a site's training rows: counts, means, spreads and the words that occur.
 
     The server makes one preparation of all sites' profiles; no row leaves the site.
 

@@ -30,9 +30,10 @@ def export_command(
         Path, typer.Argument(help="Folder of a run, or a file that this command has written.", metavar="RUN")
     ],
     clients: Annotated[
-        list[str] | None, typer.Option("--client", "-c", metavar="ID", help="Whose model; may be given several times.")
+        list[str] | None,
+        typer.Option("--client", "-c", metavar="ID", help="Client whose model to write; repeat it for several."),
     ] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="Everybody's models.")] = False,
+    everybody: Annotated[bool, typer.Option("--all", help="The models of all clients.")] = False,
     target: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File to write; without it, personal.safetensors, if there is none yet."),

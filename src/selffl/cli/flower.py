@@ -18,7 +18,7 @@ from selffl.cli import console
 from selffl.errors import CheckpointError, ConfigError, DataError
 
 flower_app = typer.Typer(
-    help="Federations between sites: go on with a run, look at memories, take out a personal model."
+    help="Federations between sites: resume a run, list memories, export a personal model."
     "\n\nExample: selffl flower list /var/lib/selffl/memory",
     no_args_is_help=True,
 )
@@ -147,7 +147,7 @@ def flower_list(
 @flower_app.command("export")
 def flower_export(
     folder: Annotated[Path, typer.Argument(help="Folder of memories: the node's `memory-dir`.", metavar="MEMORY")],
-    client: Annotated[str, typer.Option(help="Whose model.")],
+    client: Annotated[str, typer.Option(help="Client whose model to write.")],
     target: Annotated[Path, typer.Option("--out", "-o", help="File to write: .safetensors, or .pt for torch.load.")],
     experiment: Annotated[
         str | None, typer.Option(help="Of which experiment; needed if the client took part in several.")

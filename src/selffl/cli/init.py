@@ -24,7 +24,7 @@ TaskChoice = Literal["classes", "values", "counts"]
 MissingChoice = Literal["refuse", "drop", "impute"]
 DecimalChoice = Literal[".", ","]
 DecimalOfFile = Annotated[
-    DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file, where the numbers leave it open.")
+    DecimalChoice | None, typer.Option(help="Decimal sign of a CSV file, if its numbers can be read in two ways.")
 ]
 CLIENT, LABEL = "client", "label"  # columns, unless the options name others
 
@@ -34,13 +34,13 @@ def init_command(
     folder: Annotated[Path, typer.Argument(help="Folder to make.", metavar="FOLDER")],
     csv: Annotated[
         Path | None,
-        typer.Option("--csv", help="Rows of your own, .csv with a header or .parquet; without it, rows are made up."),
+        typer.Option("--csv", help="Your rows, .csv with a header or .parquet; without it, made-up rows."),
     ] = None,
-    client: Annotated[str, typer.Option(help="Column that says whose row it is.")] = CLIENT,
+    client: Annotated[str, typer.Option(help="Column with the client's id.")] = CLIENT,
     label: Annotated[str, typer.Option(help="Column to predict.")] = LABEL,
     features: Annotated[
         str | None,
-        typer.Option(metavar="A,B,C", help="Columns to predict it from; without it, all others that can serve."),
+        typer.Option(metavar="A,B,C", help="Columns to predict it from; without it, all others that are usable."),
     ] = None,
     exclude: Annotated[str | None, typer.Option(metavar="A,B", help="Columns to leave out.")] = None,
     task: Annotated[
@@ -52,7 +52,7 @@ def init_command(
         typer.Option(help="Missing values: refuse them, drop their rows, or impute the mean and mark where."),
     ] = "refuse",
     decimal: Annotated[
-        DecimalChoice | None, typer.Option(help="Decimal sign, where the numbers leave it open.")
+        DecimalChoice | None, typer.Option(help="Decimal sign, if the numbers can be read in two ways.")
     ] = None,
     leaf: Annotated[Path | None, typer.Option("--leaf", help="A folder of LEAF's JSON files instead of --csv.")] = None,
     pfllib: Annotated[
@@ -63,7 +63,7 @@ def init_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
-    """Write a study file, and the Python file with its rows and its models, to run as they are and to edit.
+    """Write a study: its settings, its rows and its models, ready to run and to edit.
 
     Example: selffl init my-study --csv rows.csv --client site --label y
     """

@@ -258,7 +258,7 @@ def _client_sizes(table: Table, client: str) -> list[int]:
     if max(sizes) == 1 and len(sizes) >= MIN_NUMBERED_ROWS:
         raise DataError(
             f"{table.place}: {client} is another in every row; expected clients with several rows each. Name the "
-            "column that says whose row it is with --client."
+            "column of client ids with --client."
         )
     return sizes
 

@@ -20,7 +20,7 @@ PERSONAL = {"model": "whole model", "layers": "some layers", "nothing": "nothing
 
 @app.command("methods")
 def methods_command(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """List the methods: name, what each client has of its own, and where it was published.
+    """List the methods: name, the personal part, and the publication.
 
     Example: selffl methods
     """
@@ -38,7 +38,7 @@ def methods_command(as_json: Annotated[bool, typer.Option("--json", help="Print 
         print(json.dumps(rows, ensure_ascii=False))
         return
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("method", "of a client's own", "source"):
+    for heading in ("method", "personal part", "source"):
         table.add_column(heading, no_wrap=True)
     for row in rows:
         style = "bold" if row["is_default"] else ""

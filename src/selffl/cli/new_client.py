@@ -23,7 +23,7 @@ def welcome_command(
         Path, typer.Argument(help="The new client's rows, with a header: .csv, or .parquet.", metavar="ROWS.csv")
     ],
     label: Annotated[
-        str | None, typer.Option(help="Column of the labels; without it, the one that was trained on, or label.")
+        str | None, typer.Option(help="Column of the labels; without it, that of the training rows, or label.")
     ] = None,
     features: Annotated[
         str | None,
@@ -40,7 +40,7 @@ def welcome_command(
     trusted: Trusted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON what was written.")] = False,
 ) -> None:
-    """Write a personal model for a client that never took part, from the global model and its own rows.
+    """Write a personal model for a new client, from the global model and its own rows.
 
     The file is a plain state_dict, for module.load_state_dict. The run stays as it is, and keeps nothing of the rows.
 

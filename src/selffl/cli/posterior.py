@@ -47,7 +47,7 @@ def posterior_command(
         float | None, typer.Option(help="Variance of the next client's own estimate; by default the median.")
     ] = None,
     form: Annotated[
-        FormChoice, typer.Option(help="The two-level model itself (exact), or the paper's postulated one (paper).")
+        FormChoice, typer.Option(help="The posterior of the two-level model (exact), or the paper's formula (paper).")
     ] = "exact",
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
     plot: Annotated[Path | None, typer.Option(help="Draw a forest plot into this file (.png, .svg, .pdf).")] = None,
@@ -55,9 +55,9 @@ def posterior_command(
     rows: Annotated[int, typer.Option(min=0, help="How many clients to show.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary and the shown rows as JSON.")] = False,
 ) -> None:
-    """Shrink each client's estimate towards the others', and say who gains.
+    """Shrink each client's estimate towards the others', and say which clients gain.
 
-    Intervals of clients account for what is not known of σ₀², where it is estimated from at least three clients.
+    Intervals of clients account for the uncertainty of σ₀², if it is estimated from at least three clients.
 
     Example: selffl posterior hospitals.csv --plot forest.png --out shrunk.csv
     """
@@ -180,8 +180,8 @@ def _print_without(found: Shrinkage, most: int) -> None:
     ]  # fmt: skip
     _print_table(("without", "σ₀²", "mean", "largest move", "surprise"), rows)
     console.out.print(
-        "Largest move: of another client's shrunk estimate. Surprise: how far the client lies from what the others say "
-        "of it, in standard deviations.",
+        "Largest move: of another client's shrunk estimate. Surprise: how far the client's estimate lies from the "
+        "others' prediction of it, in standard deviations.",
         highlight=False,
         style="dim",
     )

@@ -26,20 +26,20 @@ def predict_command(
     ],
     table: Annotated[Path, typer.Argument(help="New rows, with a header: .csv or .parquet.", metavar="ROWS.csv")],
     client: Annotated[
-        str | None, typer.Option(help="Column that says whose row it is; without it, the one that was trained on.")
+        str | None, typer.Option(help="Column with the client's id; without it, the column of the training rows.")
     ] = None,
     target: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="File to write, .csv or .parquet; without it, CSV on standard output."),
     ] = None,
     decimal: DecimalOfFile = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the columns of the rows beside the answers.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the columns of the rows, too.")] = False,
     trusted: Trusted = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    """Write a prediction for every row, by its own client's model, in the classes and units of your own table.
+    """Predict for every row by its own client's model, in the classes and units of your table.
 
-    Rows of clients that took no part are answered by the global model; the column model says which.
+    The global model predicts for rows of new clients; the column model says which model it was.
 
     Example: selffl predict runs/wards new-rows.csv --client ward -o answers.csv
     """

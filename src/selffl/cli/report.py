@@ -20,7 +20,7 @@ def report_command(
     ],
     target: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Make one self-contained interactive page from runs and studies; a run may still be going on.
+    """Make one self-contained interactive page from runs and studies, finished or not.
 
     Example: selffl report runs/compare-digits -o report.html
     """
@@ -79,12 +79,12 @@ def figures_command(
 def serve_command(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="Folders of runs or comparisons; they need not be there yet.", metavar="DIR..."),
+        typer.Argument(help="Folders of runs or comparisons; they need not exist yet.", metavar="DIR..."),
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: any that is free.")] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen at; without it, this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any free port.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen at; without it, this machine only.")] = "127.0.0.1",
 ) -> None:
-    """Show the report in a browser while a run goes on; Ctrl-C ends it.
+    """Show the report of a run in a browser, during the run; Ctrl-C ends it.
 
     Example: selffl serve runs/compare-digits --port 8000
     """

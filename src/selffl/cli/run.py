@@ -56,7 +56,7 @@ def run_command(
     tracker: Annotated[
         str | None,
         typer.Option(
-            help="Also write for tensorboard, mlflow or wandb, beside the run's own files.",
+            help="Also write records for tensorboard, mlflow or wandb.",
             autocompletion=names.tracker,
         ),
     ] = None,
@@ -64,15 +64,15 @@ def run_command(
     rank_timeout: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", help="Under torchrun: how long a process waits for another; without it, 1800 s."
+            metavar="SECONDS", help="With torchrun: how long a process waits for another; without it, 1800 s."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train one method; records and checkpoints are written as it goes.
+    """Train one method, and write records and checkpoints during training.
 
-    Started by torchrun, the processes share out the clients: torchrun --nproc-per-node 2 -m selffl run digits
+    To share the clients between two processes, start it with torchrun: torchrun --nproc-per-node 2 -m selffl run digits
 
     Example: selffl run digits --algorithm ditto --set penalty=0.1 --out runs/my-ditto
     """
@@ -131,7 +131,7 @@ def run_command(
     except (KeyboardInterrupt, RankError):
         if (place / CONFIG).is_file():
             again = ranks.again(["selffl", "run", study, "--out", str(place), "--resume"])
-            console.tell_command(console.err, "The run is kept up to its last checkpoint. To go on: ", again)
+            console.tell_command(console.err, "The run is kept up to its last checkpoint. To resume: ", again)
         raise
     if as_json:
         print(json.dumps(run.summary, ensure_ascii=False))
@@ -304,9 +304,10 @@ def _tell_what_was_edited(place: Path, recipe: Recipe, problem: Problem, setting
         if key in begun and key not in given and begun[key] != value:
             console.tell(
                 console.err,
-                f"{key} is {value!r} in the study now; the run in {place} goes on with {begun[key]!r}, as it began.",
+                f"{key} is {value!r} in the study now; the run in {place} keeps {begun[key]!r}, with which it began.",
             )
     kept = [file for file in (place / LAYERS, place / MODULE) if file.is_file()]
     for path in code_files(problem) if kept else ():
         if path.stat().st_mtime > kept[0].stat().st_mtime:
-            console.tell(console.err, f"{path} was changed after the run in {place} began, which goes on with it.")
+            news = f"{path} has changed since the run in {place} began; the run continues with the changed file."
+            console.tell(console.err, news)

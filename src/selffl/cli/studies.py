@@ -156,7 +156,7 @@ def paper_list(as_json: Annotated[bool, typer.Option("--json", help="Print as JS
         print(json.dumps([{name: getattr(s, name) for name in fields} for s in STUDIES.values()], ensure_ascii=False))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("id", "took", "in the paper", "what it shows"):
+    for name in ("id", "took", "in the paper", "subject"):
         table.add_column(name, no_wrap=name == "id")
     for study in STUDIES.values():
         table.add_row(study.id, study.took or "–", study.paper, study.title.partition(" (")[0])  # said once, below

@@ -38,7 +38,10 @@ Settings = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=names.device)]
 Gain = Annotated[
-    bool, typer.Option("--gain", help="At the end, train every client alone as well: who loses by joining, and why.")
+    bool,
+    typer.Option(
+        "--gain", help="At the end, train every client alone as well, and say which clients lose by joining, and why."
+    ),
 ]
 VerboseRuns = Annotated[
     bool, typer.Option("--verbose", "-v", help="A plain line on standard error for each run that is done.")
@@ -96,11 +99,11 @@ def print_gains(run: Run) -> None:
     losing = losers(known)
     tested = [row for row in losing if row["is_within_chance"] is not None]
     clear = sum(not row["is_within_chance"] for row in tested)
-    beyond = f", {clear} of them beyond chance" if tested else ""
+    clearly = f", {clear or 'none'} of them significantly" if tested else ""
     mean = run.summary["mean_realised_gain"]
     console.tell(
         console.out,
-        f"{len(losing):,} of {len(known):,} clients lose by joining ({100 * len(losing) / len(known):.1f} %){beyond}; "
+        f"{len(losing):,} of {len(known):,} clients lose by joining ({100 * len(losing) / len(known):.1f} %){clearly}; "
         f"the mean gain over training alone is {live.difference(metric, mean)}.",
     )
     for row in losing[:NUM_NAMED_CLIENTS]:

@@ -45,13 +45,14 @@ def tune_command(
         ),
     ] = None,
     max_trials: Annotated[
-        int | None, typer.Option(min=1, help="Settings to try at most, those of the grid among them; without it, 8.")
+        int | None,
+        typer.Option(min=1, help="Largest number of settings to try, including those of the grid; without it, 8."),
     ] = None,
     validation_fraction: Annotated[
         float, typer.Option(help="Share of each client's training rows to choose on.")
     ] = 0.2,
     metric: Annotated[
-        str | None, typer.Option(help="What to choose by; without it, what the rows are told by first.")
+        str | None, typer.Option(help="Metric to choose by; without it, the first metric of the rows.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split, the cohorts and the minibatches.")] = 0,
     rounds: Rounds = None,
@@ -66,7 +67,7 @@ def tune_command(
 ) -> None:
     """Choose a method's options on validation rows, then train with them on all training rows.
 
-    Validation rows are each client's own, and never test rows. Where the best value is the last of its grid, the next
+    Validation rows are set aside from each client's training rows. If the best value is the last of its grid, the next
     one beyond it is tried as well.
 
     Example: selffl tune digits --algorithm ditto --grid penalty=0.1,0.3,1

@@ -350,7 +350,7 @@ def _joining(group: Group) -> list[dict[str, str]]:
     unit = ", points" if metric in PERCENT else ""
     return [
         {"method": row.method, "losing, %": sentences.with_error(row.losing, "accuracy")}
-        | ({"beyond chance, %": sentences.with_error(row.beyond, "accuracy")} if any(r.beyond for r in rows) else {})
+        | ({"significant, %": sentences.with_error(row.beyond, "accuracy")} if any(r.beyond for r in rows) else {})
         | {f"mean gain{unit}": sentences.with_error(row.gain, metric, signed=True)}
         | (
             {"rank correlation": sentences.with_error(row.correlation, "correlation", signed=True)}

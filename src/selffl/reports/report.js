@@ -193,7 +193,7 @@ class GroupView {
     const { lose, of } = state.of(focus)?.losing ?? {};
     const said = !losers ? `${focus === data.alone ? `${name} is training alone` : `What clients of ${name} have alone is not known`}.`
       : !lose ? `With ${name} nobody loses by joining${seed}.`
-      : `With ${name}${seed}, ${grouped.format(lose)} of ${plural(of, "client")} ${lose === 1 ? "loses" : "lose"} by joining${lose > losers.length ? `; ${losers.length} are named` : ""}, those beyond chance first.`;
+      : `With ${name}${seed}, ${grouped.format(lose)} of ${plural(of, "client")} ${lose === 1 ? "loses" : "lose"} by joining${lose > losers.length ? `; ${losers.length} are named` : ""}, those with a significant loss first.`;
     this.root.querySelector("[data-losing]").textContent = said;
     box.hidden = !losers?.length;
     const line = (one) => {

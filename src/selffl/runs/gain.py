@@ -220,7 +220,7 @@ def _why(row: Row, metric: str, typical: _Typical, chance: bool | None) -> str:
         return f"unlike the others: the shared model has {here} here, {usual} at the middle client"
     if gain < 0 and predicted is not None and predicted >= LARGE_GAIN:
         return f"a gain was predicted (variance ÷ {predicted:.3g}) and did not come: {seen}"
-    return f"beyond chance: {seen}" if chance is False else f"nothing measured stands out: {seen}"
+    return f"significant: {seen}" if chance is False else f"nothing measured stands out: {seen}"
 
 
 def _of_size(row: Row, typical: _Typical, is_loss: bool) -> str:

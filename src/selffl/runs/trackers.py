@@ -223,7 +223,7 @@ def remembered_trackers(folder: Path) -> list[Tracker]:
         try:
             found.append(_find_tracker(name))
         except ConfigError as error:
-            warnings.warn(f"{error} The run goes on without it.", stacklevel=3)
+            warnings.warn(f"{error} The run continues without it.", stacklevel=3)
     return found
 
 
@@ -260,7 +260,7 @@ class TrackerObserver(Observer):
             self._has_failed = True
             name = type(self._tracker).__name__
             warnings.warn(
-                f"the tracker {name} failed in {what} ({one_line(error)}); the run goes on without it.", stacklevel=2
+                f"the tracker {name} failed in {what} ({one_line(error)}); the run continues without it.", stacklevel=2
             )
 
 
