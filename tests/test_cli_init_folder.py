@@ -1,6 +1,7 @@
 """Studies of folders that other libraries have made: what is written for them runs as it is."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -134,3 +135,14 @@ def test_what_no_study_can_be_made_of_is_refused(tmp_path):
         folder_study("leaf", file_of([[1.0], [2.0]], [0, 0]), tmp_path / "mine")
     with pytest.raises(DataError, match=r"user 'a': y is 0\.5 in row 0; expected classes"):
         folder_study("leaf", file_of([[1.0], [2.0]], [0.5, 1.0]), tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "participation", "rounds"),
+    [(None, 0.5, 40), (3, 1.0, 40), (16, 0.62, 40), (25, 0.4, 50), (60, 0.17, 120), (100, 0.1, 200), (5000, 0.1, 200)],
+)
+def test_each_client_takes_part_twenty_times(num_clients, participation, rounds, tmp_path):
+    found = study_files(tmp_path, "study.py", {"title": '"made up"'}, num_clients)["study.toml"]
+    settings = tomllib.loads(found)
+    assert (settings["participation"], settings["rounds"]) == (participation, rounds)
+    assert rounds * participation >= 20

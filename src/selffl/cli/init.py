@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from csv import reader
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 MIN_CLIENTS_PER_ROUND = 10  # variances are estimated from their spread
+MIN_ROUNDS = 40
+NUM_VISITS = 20  # of each client on average, which takes more rounds where few take part in one
 TaskChoice = Literal["classes", "values", "counts"]
 MissingChoice = Literal["refuse", "drop", "impute"]
 DecimalChoice = Literal[".", ","]
@@ -148,7 +151,8 @@ def name_columns(option: str, given: str | None) -> list[str] | None:
 def study_files(folder: Path, template: str, values: Mapping[str, Any], num_clients: int | None) -> dict[str, str]:
     """The files of a new study, by name.
 
-    ``template`` is the one for study.py; ``num_clients`` says how large a share of them takes part in a round.
+    ``template`` is the one for study.py; ``num_clients`` says how large a share of them takes part in a round, and so
+    how many rounds there have to be.
     """
     from importlib.resources import files
 
@@ -162,7 +166,7 @@ def study_files(folder: Path, template: str, values: Mapping[str, Any], num_clie
         "run_text": json.dumps(run, ensure_ascii=False),
         "place": shlex.quote(str(folder)),
         "name": name,
-        "rounds": 40,
+        "rounds": max(MIN_ROUNDS, 10 * math.ceil(NUM_VISITS / share / 10)),
         "participation": share,
         "model": "model",
         "model_reason": [],
