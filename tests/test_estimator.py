@@ -35,7 +35,7 @@ FEW_STEPS = selffl.algorithm(DEFAULT_ALGORITHM, num_local_steps=5)
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [SelfFLClassifier(algorithm=FEW_STEPS, rounds=2), SelfFLRegressor(algorithm=FEW_STEPS, rounds=2)],
+    [SelfFLClassifier(algorithm=FEW_STEPS, rounds=1), SelfFLRegressor(algorithm=FEW_STEPS, rounds=1)],
     expected_failed_checks=lambda _: EXPECTED_FAILURES,
 )
 def test_scikit_learns_own_checks(estimator, check):

@@ -359,14 +359,17 @@ def test_a_regression_of_several_parameters_is_that_of_maximum_likelihood():
     values = (x * truth[client]).sum(1) + 0.8 * rng.normal(size=len(client))
     parts = [(x[client == m], values[client == m]) for m in range(100)]
 
+    products = np.array([own.T @ own for own, _ in parts])
+
     def surprise(guess):
+        """By Woodbury's identity and its determinant: matrices of three coefficients, not of all rows."""
         inter, noise, centre = np.exp(guess[:3]), np.exp(guess[3]), guess[4:]
-        total = 0.0
-        for own, y in parts:
-            covariance = (inter * own) @ own.T + noise * np.eye(len(y))
-            error = y - own @ centre
-            total += np.linalg.slogdet(covariance)[1] + error @ np.linalg.solve(covariance, error)
-        return total
+        error = values - x @ centre
+        slopes = np.array([np.bincount(client, column * error) for column in x.T]).T
+        inner = products + np.diag(noise / inter)
+        explained = (slopes * np.linalg.solve(inner, slopes[..., None])[..., 0]).sum()
+        logs = len(values) * np.log(noise) + np.linalg.slogdet(inner * inter / noise)[1].sum()
+        return logs + ((error**2).sum() - explained) / noise
 
     best = minimize(
         surprise, [*np.log([0.04, 0.25, 1.0, 0.64]), 1.0, -1.0, 2.0], method="BFGS", options={"gtol": 0.01}
