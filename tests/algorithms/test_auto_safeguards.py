@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from selffl.algorithms import algorithm
+from selffl.algorithms import Population, algorithm
 from selffl.algorithms.auto_records import AutoUpload
 from selffl.algorithms.auto_safeguards import beyond_noise, limits_of, totals_and_rows, usable_sum
-from selffl.algorithms.auto_spread import sum_disagreements
+from selffl.algorithms.auto_spread import learn_spread, sum_disagreements
 from selffl.algorithms.safeguards import Limit
 from selffl.algorithms.self_fl import fill_unknown_variances
 from selffl.algorithms.self_fl_sums import SumsUpload
@@ -197,3 +197,57 @@ def test_an_unknown_variance_is_the_mean_of_the_known_ones(axes):
 def test_what_halves_disagree_on_is_at_least_a_tenth_of_its_squared_form(disagreements, squared, expected):
     found = upload(1, disagreements=torch.tensor([disagreements]), squared_disagreements=torch.tensor([squared]))
     assert sum_disagreements(found)[0].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("unit", "disagreement", "is_learned"),
+    [
+        (1.0, 0.5, True),
+        (1e-37, 2e-38, True),
+        (2e-38, 1e-39, False),  # of losses that are next to nothing; the next unit would be no number that floats keep
+        (1e-30, 1e-45, True),  # a unit falls by a factor of four at most
+    ],
+)
+def test_rounds_that_are_beyond_numbers_are_left_out(unit, disagreement, is_learned):
+    server = algorithm("self-fl-auto").start(torch.zeros(4), Population(10))
+    server = replace(server, unit=torch.tensor(unit), agreements=torch.ones(1), disagreements=torch.ones(1))
+    one = torch.ones(3)
+    given = {
+        "deviation": torch.eye(3, 4),
+        "deviation_squares": torch.ones(3, 1),
+        "difference_squares": torch.zeros(3, 1),
+        "disagreements": torch.full((3, 1), disagreement),
+        "squared_disagreements": torch.full((3, 1), disagreement),
+        "has_halves": one,
+        "temperature": one,
+    }
+    total = AutoUpload(**{each.name: getattr(upload(3, **given), each.name).sum(0) for each in fields(AutoUpload)})
+    found = learn_spread(server, total, torch.tensor(0.5), 3, is_fixed=False)
+    kept = (found.inter_variance, found.agreements, found.disagreements, found.unit, found.num_reporting)
+    assert all(bool(each.isfinite().all()) for each in kept[:4])
+    if is_learned:
+        assert found.disagreements.item() == pytest.approx(0.5 + 0.5 * disagreement / unit, rel=1e-3)
+        assert found.unit.item() == pytest.approx(min(max(disagreement, unit / 4), unit * 4), rel=1e-3)
+    else:
+        before = (server.inter_variance, server.agreements, server.disagreements, server.unit, server.num_reporting)
+        for now, was in zip(kept, before, strict=True):
+            assert torch.equal(now, was) or bool(now.isnan() & was.isnan())
+
+
+def test_what_halves_agree_on_beyond_all_numbers_is_left_out():
+    server = algorithm("self-fl-auto").start(torch.zeros(4), Population(10))
+    server = replace(server, unit=torch.tensor(1e-30), agreements=torch.ones(1), disagreements=torch.ones(1))
+    one = torch.ones(3)
+    given = {
+        "deviation": 1e6 * torch.eye(3, 4),
+        "deviation_squares": torch.full((3, 1), 1e12),
+        "difference_squares": torch.zeros(3, 1),
+        "disagreements": torch.full((3, 1), 1e-30),
+        "squared_disagreements": torch.full((3, 1), 1e-30),
+        "has_halves": one,
+        "temperature": one,
+    }
+    total = AutoUpload(**{each.name: getattr(upload(3, **given), each.name).sum(0) for each in fields(AutoUpload)})
+    found = learn_spread(server, total, torch.tensor(0.5), 3, is_fixed=False)
+    assert (found.agreements.item(), found.disagreements.item(), found.unit.item()) == (1.0, 1.0, pytest.approx(1e-30))
+    assert found.inter_variance == server.inter_variance

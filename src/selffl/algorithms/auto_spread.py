@@ -34,15 +34,14 @@ def learn_spread(server: AutoServer, upload: AutoUpload, share: Tensor, cohort: 
     disagreements = sum_disagreements(upload) / pairs
     total = disagreements.sum(-1)
     unit = torch.where(server.unit.isnan() & (total > 0), total, server.unit.to(total))
-    is_usable = agreements.isfinite().all(-1) & disagreements.isfinite().all(-1) & unit.isfinite()
-    means = [
-        torch.where(
-            is_usable.unsqueeze(-1),
-            torch.lerp(old.to(new), new / unit.unsqueeze(-1), share.to(new).unsqueeze(-1)),
-            old,
-        )
-        for old, new in ((server.agreements, agreements), (server.disagreements, disagreements))
-    ]
+    follows = total.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2).to(server.unit)
+    measured = (server.agreements, agreements), (server.disagreements, disagreements)
+    means = [torch.lerp(old.to(new), new / unit.unsqueeze(-1), share.to(new).unsqueeze(-1)) for old, new in measured]
+    # Clients whose losses are next to nothing agree and disagree on numbers that cannot be kept.
+    kept_means = [mean.to(old).isfinite().all(-1) for mean, (old, _) in zip(means, measured, strict=True)]
+    is_unit = follows.isfinite() & (follows >= torch.finfo(follows.dtype).tiny)
+    is_usable = kept_means[0] & kept_means[1] & is_unit
+    means = [torch.where(is_usable.unsqueeze(-1), mean, old) for mean, (old, _) in zip(means, measured, strict=True)]
     in_nats = (unit * upload.has_halves / upload.temperature).unsqueeze(-1)  # as parameters are counted
     number = torch.minimum(upload.has_halves / share, server.num_clients)  # who comes again says nothing new
     both = upload.disagreements.sum(-1) / upload.has_halves
@@ -59,7 +58,6 @@ def learn_spread(server: AutoServer, upload: AutoUpload, share: Tensor, cohort: 
     sums = means[0] * in_nats, means[1] * in_nats
     found = learn_variances(server.inter_variance, server.variance_ratios, *sums, number, MOST_CHANGE)
     is_learned = is_usable & (means[1].sum(-1) > 0) & (not is_fixed)
-    follows = total.clamp(min=unit / MOST_CHANGE**2, max=unit * MOST_CHANGE**2)
     return Spread(
         torch.where(is_learned, found[0], server.inter_variance).to(server.inter_variance),
         torch.where(is_learned.unsqueeze(-1), found[1], server.variance_ratios).to(server.variance_ratios),
@@ -67,7 +65,7 @@ def learn_spread(server: AutoServer, upload: AutoUpload, share: Tensor, cohort: 
         means[1].to(server.disagreements),
         torch.where(is_usable.unsqueeze(-1), kept, server.spread_products),
         torch.where(is_usable, number.minimum(with_halves), server.num_reporting).to(server.num_reporting),
-        torch.where(is_usable, follows, unit).to(server.unit),
+        torch.where(is_unit, follows, unit.to(server.unit)),
     )
 
 
