@@ -3,8 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Byte code is written where a module is first imported: of all that is installed it takes two minutes.
-INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # The tensors of demo and tests are small: one thread per process is faster than two that wait for each other.
 RUN := OMP_NUM_THREADS=1 $(BIN)
 # Byte code is kept, also where the environment says otherwise: tests and Flower start many processes, and pytest
@@ -153,7 +152,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 
 .venv-flower/.installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --no-compile --constraint constraints-flower.txt --editable ".[flower,simulation]" pytest pytest-xdist hypothesis
+	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable ".[flower,simulation]" pytest pytest-xdist hypothesis
 	@touch $@
 
 .venv-fuzz/.installed: pyproject.toml constraints-flower.txt
