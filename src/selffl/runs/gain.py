@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -77,34 +75,24 @@ def is_within_chance(num_won: int, num_lost: int) -> bool:
 
     The exact sign test, two-sided, of the rows that one of two models gets right and the other wrong (McNemar's).
     """
-    from scipy.special import bdtr
+    from scipy.stats import binomtest
 
-    return num_won == num_lost or bool(2 * bdtr(min(num_won, num_lost), num_won + num_lost, 0.5) >= LEVEL)
+    return num_won == num_lost or bool(binomtest(num_won, num_won + num_lost).pvalue >= LEVEL)
 
 
 def rank_correlation(one: Sequence[float | None], other: Sequence[float | None]) -> tuple[float, float, int] | None:
     """Spearman's, its p-value, and of how many pairs; none where either does not vary.
 
-    Numbers that differ by rounding alone, as 0.9 - 0.8 and 0.7 - 0.6 do, have the same rank.  The p-value is by
-    Student's t, as that of `scipy.stats.spearmanr`, which takes a second to import.
+    Numbers that differ by rounding alone, as 0.9 - 0.8 and 0.7 - 0.6 do, have the same rank.
     """
     both = zip(one, other, strict=True)
     pairs = [(float(f"{a:.9g}"), float(f"{b:.9g}")) for a, b in both if a is not None and b is not None]
     if len(pairs) < 3 or len({a for a, _ in pairs}) < 2 or len({b for _, b in pairs}) < 2:
         return None
-    from scipy.special import stdtr
+    from scipy.stats import spearmanr  # here: it takes a second
 
-    rho = np.corrcoef([_ranks(numbers) for numbers in zip(*pairs, strict=True)])[1, 0]
-    freedom = len(pairs) - 2
-    with np.errstate(divide="ignore"):  # where both have the same order
-        t = rho * np.sqrt((freedom / ((rho + 1) * (1 - rho))).clip(0))
-    return float(rho), float(2 * stdtr(freedom, -abs(t))), len(pairs)
-
-
-def _ranks(numbers: Sequence[float]) -> npt.NDArray[np.float64]:
-    """From 1, the least; equal ones share the middle of theirs."""
-    _, which, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    return (counts.cumsum() - (counts - 1) / 2)[which]
+    test = spearmanr([a for a, _ in pairs], [b for _, b in pairs])
+    return float(test.statistic), float(test.pvalue), len(pairs)
 
 
 def gain_rows(clients: Sequence[Row], metric: str, *, has_global: bool = True) -> list[Row]:
