@@ -204,20 +204,11 @@ def _accountant() -> Any:
 
 @cache
 def _epsilon(noise_multiplier: float, num_clients: int, participation: float, rounds: int, delta: float) -> float:
+    library = _library()
+    each = library.GaussianDpEvent(noise_multiplier)
     size = cohort_size(num_clients, participation)
     if size < num_clients:
-        orders, each = _divergences_of_a_draw(noise_multiplier, num_clients, size)
-        return float(_library().rdp.compute_epsilon(orders, rounds * each, delta)[0])
-    library, accountant = _library(), _accountant()
-    accountant.compose(library.SelfComposedDpEvent(library.GaussianDpEvent(noise_multiplier), rounds))
+        each = library.SampledWithoutReplacementDpEvent(num_clients, size, each)
+    accountant = _accountant()
+    accountant.compose(library.SelfComposedDpEvent(each, rounds))
     return float(accountant.get_epsilon(delta))
-
-
-@cache
-def _divergences_of_a_draw(noise_multiplier: float, num_clients: int, size: int) -> tuple[Any, Any]:
-    """Rényi's divergences of one round with so many of the clients, and their orders."""
-    library, accountant = _library(), _accountant()
-    accountant.compose(
-        library.SampledWithoutReplacementDpEvent(num_clients, size, library.GaussianDpEvent(noise_multiplier))
-    )
-    return accountant.orders, accountant.rdp
