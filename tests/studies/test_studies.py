@@ -700,3 +700,32 @@ def test_runs_of_a_study_share_their_processes(forked_workers):
     after = {}
     arms.run_side_by_side(os.getpid, {0: (), 1: ()}, 2, after.__setitem__)
     assert not set(after.values()) & batches[0]
+
+
+def lacks_memory_beside_others(number, place):
+    """As a run on a GPU that others have filled: the second time it has room."""
+    with (place / f"began {number}").open("a") as file:
+        file.write("x")
+    if number == 1 and len((place / "began 1").read_text()) == 1:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    return [path.name for path in place.glob("began *")]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_run_without_memory_is_done_again_once_the_others_are_done(forked_workers, tmp_path):
+    found = {}
+    tasks = {number: (number, tmp_path) for number in range(4)}
+    arms.run_side_by_side(lacks_memory_beside_others, tasks, 2, found.__setitem__)
+    assert list(found)[-1] == 1
+    assert len(found[1]) == 4  # all others had begun
+    assert (tmp_path / "began 1").read_text() == "xx"
+
+
+def never_has_memory():
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_run_that_alone_has_too_little_memory_says_so(forked_workers):
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        arms.run_side_by_side(never_has_memory, {0: (), 1: ()}, 2, lambda *_: None)

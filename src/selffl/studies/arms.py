@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
 import json
 import math
@@ -219,7 +220,10 @@ def run_side_by_side(
     num_processes: int,
     note: Callable[[Piece, Found], None],
 ) -> None:
-    """``function`` of every task's arguments, in processes of their own where there may be several."""
+    """``function`` of every task's arguments, in processes of their own where there may be several.
+
+    A task for which the GPU had no memory left, beside the others, is done again once they are done, by itself.
+    """
     if num_processes == 1:
         for piece, arguments in tasks.items():
             note(piece, function(*arguments))
@@ -227,14 +231,33 @@ def run_side_by_side(
         with shared_workers(min(num_processes, len(tasks))) as pool:
             with sigint_blocked():
                 futures: dict[Future[Found], Piece] = {
-                    pool.submit(function, *arguments): piece for piece, arguments in tasks.items()
+                    pool.submit(_run_and_give_back, function, *arguments): piece for piece, arguments in tasks.items()
                 }
+            postponed = []
             try:
                 for future in as_completed(futures):
-                    note(futures[future], future.result())
+                    if isinstance(future.exception(), torch.OutOfMemoryError):
+                        postponed.append(futures[future])
+                    else:
+                        note(futures[future], future.result())
+                for piece in postponed:
+                    note(piece, pool.submit(_run_and_give_back, function, *tasks[piece]).result())
             except BaseException:
                 stop_workers(pool)
                 raise
+
+
+def _run_and_give_back(function: Callable[..., Found], *arguments: Any) -> Found:
+    """``function`` of the arguments; what torch has kept of the GPU's memory is then free for other processes."""
+    try:
+        return function(*arguments)
+    except torch.OutOfMemoryError as error:
+        lacking = str(error)  # alone: the error itself holds on to the tensors of its frames
+    finally:
+        if torch.cuda.is_initialized():
+            gc.collect()
+            torch.cuda.empty_cache()
+    raise torch.OutOfMemoryError(lacking)
 
 
 _workers: ContextVar[ProcessPoolExecutor | None] = ContextVar("workers", default=None)
@@ -295,8 +318,6 @@ def run_arm(
     problem: Problem, arm: Arm, seed: int, place: Path, device: str = "cpu", start: Path | None = None
 ) -> Outcome:
     """One arm with one seed, recorded in ``place``; it starts from the run in ``start``, if there is one."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()  # the processes beside this one need what the run before has given back
     _empty_folder(place)
     try:
         run = replace(problem, **arm.settings).run(
