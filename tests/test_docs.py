@@ -316,7 +316,7 @@ def test_the_numbers_of_self_fl_auto_are_those_of_the_code():
     from selffl.engines.cohort import MOST_IN_CLOSING
     from selffl.maths import mixed_model, score_scale
 
-    page = (ROOT / "docs" / "methods" / "self-fl.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "methods" / "self-fl-auto.md").read_text(encoding="utf-8")
     stated = {name: float(value) for name, value in re.findall(r"^\| `([A-Z_]+)` \| ([\d.]+) \|", page, re.M)}
     known = vars(held_steps) | vars(score_scale) | vars(auto_spread) | vars(auto_closing) | vars(self_fl_auto)
     known |= vars(auto_mixed) | {name: vars(mixed_model)[name] for name in ("ALIKE_CLIENTS",)}

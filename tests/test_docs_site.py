@@ -438,7 +438,17 @@ def opened(window, address):
 
 
 LOOKED_AT = (
-    *("", "tutorial/", "idea/", "howto/choose/", "methods/self-fl/", "results/", "architecture/", "reliability/"),
+    *(
+        "",
+        "tutorial/",
+        "idea/",
+        "howto/choose/",
+        "methods/self-fl/",
+        "methods/self-fl-auto/",
+        "results/",
+        "architecture/",
+        "reliability/",
+    ),
     *("api/", "api/train/", "api/methods/"),
 )
 DARK = ("", "idea/", "results/", "architecture/", "api/train/")  # of each kind one

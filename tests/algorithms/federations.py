@@ -23,7 +23,7 @@ from selffl.training.gaussian import GaussianFederation
 from selffl.training.model import ModelSource, ModelTask
 
 CENTRES = (1.6, -2.5, 4.0)  # θ_0, coordinate by coordinate; away from 0, so that relative errors mean something
-# The numbers of D17, as its twin is told them; docs/methods/self-fl.md states them, and a test compares.
+# The numbers of D17, as its twin is told them; docs/methods/self-fl-auto.md states them, and a test compares.
 AUTO = {
     "first_momentum": self_fl_auto.FIRST_MOMENTUM,
     "last_momentum": self_fl_auto.LAST_MOMENTUM,
