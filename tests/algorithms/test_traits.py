@@ -43,7 +43,7 @@ def test_what_a_method_declares_is_there(name, short):
     assert isinstance(method, Algorithm)
     assert method.personalises in get_args(Personalises)
     upload, server = upload_fields(method)
-    for field in {*method.recorded, *method.may_be_unknown, *method.capped, *method.averaged}:
+    for field in {*method.fields_by_client(), *method.may_be_unknown, *method.capped, *method.averaged}:
         assert isinstance(getattr(upload, field), torch.Tensor)
     assert not method.capped or method.uploads_add  # only sums are held back
     has_clients = all(tensor.shape[0] == 2 for tensor in tensors_of(upload).values())

@@ -112,7 +112,8 @@ class SelfFLAuto(
     no_weight_decay: ClassVar[str | None] = "its loss is a likelihood, and the prior beside it is what it learns"
     no_clipping: ClassVar[str | None] = "it measures variances by gradients, and balances them with its prior"
     momentum: ClassVar[float] = FIRST_MOMENTUM
-    recorded: ClassVar[tuple[str, ...]] = ("effective_params", "weight", "num_examples")
+    recorded: ClassVar[tuple[str, ...]] = ("effective_params", "weight")
+    hierarchy_inputs: ClassVar[tuple[str, ...]] = ("num_examples",)
     may_be_unknown: ClassVar[tuple[str, ...]] = ("effective_params",)
     has_closing_visit: ClassVar[bool] = True
 

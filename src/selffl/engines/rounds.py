@@ -28,7 +28,7 @@ class RoundReport:
     round_number: int
     clients: Tensor  # [..., C]
     upload: Any  # what the server's step was given: the cohort's sum, or what every client sent
-    recorded: Mapping[str, Tensor]  # the fields that the method has recorded, client by client [..., C]
+    recorded: Mapping[str, Tensor]  # the method's `fields_by_client`, each [..., C]
     server: Any
     num_gradients: Tensor  # evaluations in this round, [..., C]
 
@@ -77,7 +77,7 @@ class GatheredUploads:
         self._algorithm, self._axis, self._claims = algorithm, axis, claims  # the axis of the clients
         self._robust, self.limits = robust, limits
         self.found = Uploads(
-            recorded={name: [] for name in algorithm.recorded},
+            recorded={name: [] for name in algorithm.fields_by_client()},
             capped={name: [] for name in algorithm.capped if limits is None},
         )
         self.held_back: dict[int, str] = {}  # by client's number, and why: who counts for less than it says
@@ -86,7 +86,7 @@ class GatheredUploads:
     def of_sum(cls, algorithm: Method, clients: Tensor, total: Any, limits: SumLimits | None = None) -> Self:
         """Uploads of ``clients [C]`` of whom nothing but the sum is known: none can be checked or recorded."""
         gathered = cls(algorithm, 0, limits=limits)
-        recorded = {name: [torch.full(clients.shape, torch.nan)] for name in algorithm.recorded}
+        recorded = {name: [torch.full(clients.shape, torch.nan)] for name in algorithm.fields_by_client()}
         gathered.found = Uploads(total, clients=[clients], recorded=recorded)
         return gathered
 

@@ -15,12 +15,12 @@ from selffl.algorithms.records import tensors_of
 from selffl.data.federation import Federation
 from selffl.engines.cohort import RunState
 from selffl.engines.rounds import RoundReport
-from selffl.errors import DivergedError
+from selffl.errors import ConfigError, DivergedError
 from selffl.privacy import spent_privacy, spent_row_privacy
 from selffl.runs import folder as files
 from selffl.runs.class_answers import count_answers
 from selffl.runs.evaluation import Evaluation, or_none, prefix_of, score_names
-from selffl.runs.folder import INTERVAL, REPORTED, Records, Row, history_columns, score_columns
+from selffl.runs.folder import INTERVAL, Records, Row, history_columns, participation_columns, score_columns
 from selffl.runs.gain import gain_scores
 from selffl.runs.methods import Method
 from selffl.runs.observers import Observer
@@ -176,8 +176,9 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
     if not row["clients"]:  # too few answered, over a network, and nothing was learned
         return row, []
     row |= spread_cells(method, report.server)
-    if not method.recorded:
+    if not method.fields_by_client():
         return row, []
+    _check_recorded(report)
     found = dict(report.recorded)
     intra = method.intra_variance(report.server, report.clients, report.recorded)
     if intra is not None:
@@ -190,15 +191,28 @@ def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> 
         found["weight"] = weight
     if "weight" in found:
         found["weight"] = found["weight"].double() / found["weight"].double().sum()
-    cells = {name: _or_none(values) for name, values in found.items()}
-    return row, [
-        {
-            "round": report.round_number,
-            "client": ids[client],
-            **{name: cells[name][place] if name in cells else None for name in REPORTED},
-        }
-        for place, client in enumerate(report.clients.tolist())
-    ]
+    unknown: list[Any] = [None] * len(report.clients)
+    columns = dict.fromkeys(participation_columns(method.recorded), unknown)
+    columns |= {name: _as_cells(values) for name, values in found.items() if name in columns}
+    columns |= {"round": [report.round_number] * len(report.clients)}
+    columns |= {"client": [ids[client] for client in report.clients.tolist()]}
+    return row, [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+def _as_cells(values: Tensor) -> list[float | None]:
+    """Numbers as cells of a table, which has no true and false."""
+    return _or_none(values.to(torch.int64) if values.dtype == torch.bool else values)
+
+
+def _check_recorded(report: RoundReport) -> None:
+    """Refuse recorded fields that are no column of a table, or another one than those it has anyway."""
+    for name, values in report.recorded.items():
+        if values.shape != report.clients.shape or name in ("round", "client"):
+            raise ConfigError(
+                f"{name!r} is to be recorded, and has the shape {tuple(values.shape)} in the uploads; expected one "
+                f"number for each client, {tuple(report.clients.shape)}, and no field called 'round' or 'client'. "
+                "Change what the method says in `recorded`, or its upload."
+            )
 
 
 def spread_cells(method: Method, server: Any) -> Row:
