@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from selffl.algorithms.records import tensors_of
+from selffl.algorithms.records import sent_tensors, tensors_of
 from selffl.data.federation import Federation
 from selffl.engines.cohort import RunState
 from selffl.engines.rounds import RoundReport
@@ -160,14 +160,17 @@ class Recorder:
 
 
 def visit_bytes(method: Method, report: RoundReport) -> int:
-    """What a client is sent and sends back in a round: every number takes as many bytes as one of the model."""
+    """Bytes of the numbers that a client is sent and sends back in a round, without what the method withholds."""
     if not method.is_federated:
         return 0
-    down = tensors_of(method.broadcast(report.server, report.clients[..., :1]))
-    up = tensors_of(report.upload)
-    share = 1 if method.uploads_add else report.clients.shape[-1]
-    number = sum(each.numel() for each in down.values()) + sum(each.numel() for each in up.values()) // share
-    return number * int(report.server.params.element_size())
+    down = sent_tensors(method.broadcast(report.server, report.clients[..., :1]))
+    found, withheld = sum(each.nbytes for each in down.values()), method.withheld(report.server)
+    for name, each in tensors_of(report.upload).items():
+        own = each if method.uploads_add else each.select(report.clients.ndim - 1, 0)
+        is_cut = withheld is not None and own.shape == withheld.shape
+        number = own.numel() - (int(withheld.sum()) if withheld is not None and is_cut else 0)
+        found += number * report.dtypes.get(name, each.dtype).itemsize  # sums have more digits than what is sent
+    return found
 
 
 def round_rows(method: Method, report: RoundReport, ids: Sequence[Hashable]) -> tuple[Row, list[Row]]:

@@ -18,7 +18,7 @@ from selffl.algorithms.optimisers import Optimiser, optimiser_of
 from selffl.errors import DataError
 from selffl.training.flat import FlatModel
 
-PROTOCOL = 11  # of these messages; other numbers are refused
+PROTOCOL = 12  # of these messages; other numbers are refused
 
 MAX_SHOWN_CHARACTERS = 200  # of what others have sent
 

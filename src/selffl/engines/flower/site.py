@@ -46,6 +46,7 @@ from selffl.engines.flower.records import (
     pack,
     templates,
     unpack,
+    withheld_by,
 )
 from selffl.engines.flower.secure import SESSION, SecureSite
 from selffl.engines.limits import PrivacyOptions, SumLimits
@@ -153,7 +154,9 @@ class Site:
         if is_secure:
             hidden = self.secure_site(client, order.experiment).mask_answer(content, method, upload, spent)
             return Answer(order.experiment, order.round_number, order.client, 0), hidden
-        return Answer(order.experiment, order.round_number, order.client, spent), pack(upload)
+        return Answer(order.experiment, order.round_number, order.client, spent), pack(
+            upload, withheld_by(method, self.model)
+        )
 
     def secure_site(self, client: Hashable, experiment: str) -> SecureSite:
         """The client in secure sums of an experiment."""
