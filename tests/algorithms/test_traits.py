@@ -2,7 +2,7 @@
 
 import ast
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -45,6 +45,9 @@ def test_what_a_method_declares_is_there(name, short):
     upload, server = upload_fields(method)
     for field in {*method.fields_by_client(), *method.may_be_unknown, *method.capped, *method.averaged}:
         assert isinstance(getattr(upload, field), torch.Tensor)
+    options = {each.name for each in fields(method)}
+    assert set(method.steps_options) <= options
+    assert bool(method.steps_options) is ("num_local_epochs" in options)
     assert not method.capped or method.uploads_add  # only sums are held back
     has_clients = all(tensor.shape[0] == 2 for tensor in tensors_of(upload).values())
     assert has_clients is not method.uploads_add

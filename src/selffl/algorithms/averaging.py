@@ -82,6 +82,8 @@ class FixedLocalSteps:
             (D15).
     """
 
+    steps_options: ClassVar[tuple[str, ...]] = ("num_local_steps",)
+
     num_local_steps: int = option(20, check_integer, least=1)
     num_local_epochs: int | None = option(None, check_integer, least=1, kw_only=True)
 

@@ -68,6 +68,7 @@ class Algorithm(ABC, Safeguards[Server, Upload], Hierarchy[Server, Upload], Gene
     recorded: ClassVar[tuple[str, ...]] = ()  # numbers of an upload that a run writes down: columns, a row per client
     may_be_unknown: ClassVar[tuple[str, ...]] = ()  # fields of an upload that may be NaN
     per_client: ClassVar[tuple[str, ...]] = ()  # fields of the server's state that have a client axis [..., M, ...]
+    steps_options: ClassVar[tuple[str, ...]] = ()  # options whose place a number of epochs takes (`local_work`)
     grid: ClassVar[Grid | None] = None  # options that are tuned, with first values; None: it does not say
     newcomer_visits: ClassVar[int | None] = None  # visits that make a new client's model; None: until it stops moving
     has_closing_visit: ClassVar[bool] = False  # whether clients go on by themselves once training is over

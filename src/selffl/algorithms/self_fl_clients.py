@@ -74,6 +74,7 @@ class PlanningClients:
 
     personalises: ClassVar[Personalises] = "model"
     grid: ClassVar[Grid | None] = {"max_local_steps": (20, 40, 80)}
+    steps_options: ClassVar[tuple[str, ...]] = ("initial_steps", "max_local_steps")
     only_sgd: ClassVar[str | None] = "how long a client trains follows from how fast plain steps contract, Eq. (19)"
     no_row_privacy: ClassVar[str | None] = None
     no_weight_decay: ClassVar[str | None] = "its loss is a likelihood, and the prior beside it is what it computes"

@@ -23,7 +23,6 @@ from selffl.runs.train import train
 from selffl.runs.tune import VALIDATION_SHARE, Tuning, tune_runs
 from selffl.studies.result import read_toml
 
-STEPS = {"num_local_steps", "initial_steps", "max_local_steps"}
 METHODS = ("self-fl", "self-fl-exact", "ditto", "pfedme", "perfedavg", "fedavg", "local")
 NUM_SEEDS = 5
 OF_COMPARISONS = ("algorithm", "algorithms", "num_seeds")  # what no number of a run depends on
@@ -117,13 +116,14 @@ class Problem:
     def method(self, name: str, **options: Any) -> Algorithm[Any, Any, Any, Any]:
         """A method with the problem's numbers of steps, unless the options say otherwise."""
         check_known("algorithm", name, ALGORITHMS)
-        known = {f.name for f in fields(ALGORITHMS[name]())}  # type: ignore[arg-type]
+        method = ALGORITHMS[name]()
+        known = {f.name for f in fields(method)}  # type: ignore[arg-type]
         steps = {
             "num_local_steps": self.num_local_steps,
             "initial_steps": self.num_local_steps,
             "max_local_steps": self.max_local_steps,
             # A number of steps that is asked for takes the place of the problem's epochs.
-            "num_local_epochs": None if STEPS & options.keys() else self.num_local_epochs,
+            "num_local_epochs": None if options.keys() & set(method.steps_options) else self.num_local_epochs,
         }
         return algorithm(name, **{key: value for key, value in steps.items() if key in known} | options)
 
