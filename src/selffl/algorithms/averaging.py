@@ -123,6 +123,7 @@ def move(params: Tensor, change: Tensor, weight: Tensor, share: float | Tensor =
 
 Server = TypeVar("Server", bound=ModelServer)
 Broadcast = TypeVar("Broadcast", bound=ModelBroadcast)
+Upload = TypeVar("Upload", bound=ModelUpload)
 
 
 def send_to_each(kind: type[Broadcast], server: Any, clients: Tensor) -> Broadcast:
@@ -135,7 +136,7 @@ def send_to_each(kind: type[Broadcast], server: Any, clients: Tensor) -> Broadca
     return kind(**{each.name: expand(getattr(server, each.name)) for each in fields(kind)})
 
 
-class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
+class AveragedModel(Algorithm[Server, Broadcast, Memory, Upload]):
     """A method whose server averages the clients' models."""
 
     sends: ClassVar[type[ModelBroadcast]] = ModelBroadcast  # what of the server's state is sent to everybody
@@ -160,7 +161,7 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
             weight = torch.ones_like(weight)
         return ModelUpload(weighted_change(trained, received, weight), weight)
 
-    def server_round(self, server: Server, clients: Tensor, upload: ModelUpload) -> Server:
+    def server_round(self, server: Server, clients: Tensor, upload: Upload) -> Server:
         """The weighted average of the clients' models."""
         return replace(server, params=move(server.params, upload.change, upload.weight))
 
@@ -168,7 +169,7 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
         """As the weighting says."""
         return self.weighting_of_clients() == "equal"
 
-    def bounds(self, server: Server, clients: Tensor, upload: ModelUpload, rows: Tensor) -> Mapping[str, Bound]:
+    def bounds(self, server: Server, clients: Tensor, upload: Upload, rows: Tensor) -> Mapping[str, Bound]:
         """A client weighs as one, or as many rows as it has."""
         return {"weight": Bound(1.0, 1.0) if self.has_equal_weights() else row_count(rows)}
 
@@ -177,7 +178,7 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, ModelUpload]):
         return global_params.unsqueeze(-2).expand(*task.shape, -1)
 
 
-class SharedModel(AveragedModel[ModelServer, ModelBroadcast, Memory]):
+class SharedModel(AveragedModel[ModelServer, ModelBroadcast, Memory, ModelUpload]):
     """A method whose server knows one model and sends it to everybody."""
 
     def start(self, params: Tensor, population: Population) -> ModelServer:

@@ -61,7 +61,7 @@ class HeadMemory:
         return torch.where(self.is_head, self.params, global_params)
 
 
-class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory]):
+class CutModel(FixedLocalSteps, AveragedModel[HeadServer, HeadBroadcast, Memory, ModelUpload]):
     """A method that averages some layers of a model, and knows which the others are."""
 
     sends: ClassVar[type[ModelBroadcast]] = HeadBroadcast
