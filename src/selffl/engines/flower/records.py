@@ -100,7 +100,7 @@ def _join_numbers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _split_numbers(template: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `_join_numbers`."""
+    """Tensors by the names and shapes of ``template``, from what `_join_numbers` made of them."""
     numbers = {name: iter(tensor) for name, tensor in found.items() if name.startswith(f"{NUMBERS}.")}
     return {
         name: next(numbers[f"{NUMBERS}.{str(wanted.dtype).removeprefix('torch.')}"]).reshape(wanted.shape)

@@ -90,7 +90,7 @@ class OwnRows:
 
 
 @dataclass(frozen=True)
-class Site:
+class ClientSite:
     """What a client computes with, whichever round it is.
 
     Attributes:
