@@ -265,3 +265,18 @@ def test_the_contract_and_functions_stay_short_enough_to_be_read_at_once():
     lines = {name: count for path in FILES for name, count in lines_of_bodies(path)}
     assert lines["runs/train.py", "train"] <= MAX_LINES_OF_TRAIN
     assert {name: count for name, count in lines.items() if count > MAX_LINES_OF_A_BODY} == {}
+
+
+LEANING = ("Of ", "Those ", "Likewise", "Itself", "Nobody's", "Zero.", "The same,", "The same of ", "The same for ")
+
+
+def test_first_lines_of_docstrings_stand_alone():
+    """No line begins as an answer to the one above it does."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+    found = [
+        f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)) and text.startswith(LEANING)
+    ]
+    assert found == []

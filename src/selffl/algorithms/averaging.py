@@ -68,7 +68,7 @@ class PersonalMemory:
         return torch.where((self.clock == 0).unsqueeze(-1), global_params, self.params)
 
     def keep(self, params: Tensor) -> PersonalMemory:
-        """After one more round that ended with ``params``."""
+        """The memory after one more round that ended with ``params``."""
         return PersonalMemory(params, self.clock + 1)
 
 
@@ -166,7 +166,7 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, Upload]):
         return replace(server, params=move(server.params, upload.change, upload.weight))
 
     def has_equal_weights(self) -> bool:
-        """As the weighting says."""
+        """Whether every client weighs 1, as the weighting says."""
         return self.weighting_of_clients() == "equal"
 
     def bounds(self, server: Server, clients: Tensor, upload: Upload, rows: Tensor) -> Mapping[str, Bound]:
@@ -190,7 +190,7 @@ class StatelessClients(SharedModel[NoMemory]):
     """A method with one shared model, whose clients keep nothing between rounds."""
 
     def newcomer(self, params: Tensor) -> NoMemory:
-        """Nothing."""
+        """A memory with nothing in it."""
         return NoMemory()
 
 

@@ -130,7 +130,7 @@ class PlanningClients:
         return cohort_size / num_clients if self.smoothing == "participation" else float(self.smoothing)
 
     def sent_gradients(self, steps_per_epoch: Tensor) -> int | Tensor:
-        """As many as the longest plan has steps."""
+        """Gradients of the longest plan, one for each step."""
         return self.max_local_steps if self.num_local_epochs is None else self.num_local_epochs * steps_per_epoch
 
     def local_work(self) -> tuple[int, int | None]:

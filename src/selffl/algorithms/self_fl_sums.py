@@ -65,7 +65,7 @@ class SumsUpload:
 
 @dataclass(frozen=True)
 class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMemory, SumsUpload]):
-    """Options of Self-FL.
+    """Options of Self-FL whose server knows nothing but sums: those of Self-FL.
 
     ``others`` says whether the others are as many as this round's ``cohort``, or as ``all`` clients.
     """
@@ -122,13 +122,13 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
         return torch.where(is_known, broadcast.total_variance / own.masked_fill(~is_known, 1.0), 1.0)
 
     def server_round(self, server: SumsServer, clients: Tensor, upload: SumsUpload) -> SumsServer:
-        """Everything from the three sums (D16)."""
+        """The server after a round: model and both variances from the three sums (D16)."""
         return self.noisy_server_round(server, clients, upload, {})
 
     def noisy_server_round(
         self, server: SumsServer, clients: Tensor, upload: SumsUpload, noise: Mapping[str, float]
     ) -> SumsServer:
-        """The same, less what noise adds to ||D||^2."""
+        """The server after a round, from sums with noise: less what noise adds to ||D||^2."""
         number, weight = clients.shape[-1], upload.weight
         excess = upload.change.shape[-1] * noise.get("change", 0.0) ** 2
         inter = server.inter_variance

@@ -90,7 +90,7 @@ class Counts:
     num_rounds: Tensor
 
     def plus(self, num_gradients: Tensor) -> Counts:
-        """After one more round."""
+        """Counts after one more round."""
         return Counts(self.num_gradients + num_gradients, self.num_rounds + 1)
 
 

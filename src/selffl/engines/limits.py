@@ -107,7 +107,7 @@ class SumLimits:
     axis: int = 0
 
     def limits(self, upload: Any) -> Mapping[str, Limit]:
-        """By field, for the fields of an upload, of clients ``[..., C, ...]`` or of their sum ``[..., ...]``."""
+        """Limits by field, for the fields of an upload, of clients ``[..., C, ...]`` or of their sum ``[..., ...]``."""
         assert self.options.clip is not None
         found = self.method.limits(self.options.clip, self._most_weight, upload)
         stated = {*found, *(limit.weight for limit in found.values()), *self.method.may_be_unknown}

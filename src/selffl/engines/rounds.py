@@ -99,7 +99,7 @@ class GatheredUploads:
 
     @property
     def left_out(self) -> dict[int, str]:
-        """By client's number, and why."""
+        """Clients that are left out, by number, and why."""
         return self.found.left_out
 
     def add(self, clients: Tensor, upload: Any) -> None:
@@ -121,7 +121,7 @@ class GatheredUploads:
         self.found.join(found)
 
     def _possible(self, claims: Claims, clients: Tensor, upload: Any) -> tuple[Tensor, Any]:
-        """Those clients, and their uploads, who can have sent what they have."""
+        """Clients that can have sent what they have, and their uploads."""
         is_possible = claims.are_possible(clients, upload)
         if bool(is_possible.all()):
             return clients, upload
@@ -146,7 +146,7 @@ class GatheredUploads:
 
     @property
     def clients(self) -> Tensor:
-        """Those whose uploads count, ``[..., C]``."""
+        """Clients whose uploads count, ``[..., C]``."""
         return torch.cat(self.found.clients, dim=-1)
 
     def upload(self) -> Any:

@@ -368,7 +368,7 @@ def plain_table(group: Group) -> list[dict[str, str]]:
 
 
 def _unbroken(text: str) -> str:
-    """The same, so that no line begins with a per cent sign."""
+    """A text in which no line begins with a per cent sign."""
     return text.replace(" %", "\u00a0%")
 
 

@@ -21,7 +21,7 @@ from selffl.training.metrics import PERCENT, name_of, plain_number
 
 
 def list_words(names: Sequence[str]) -> str:
-    """With commas, and an and before the last."""
+    """Words as a list: with commas, and an and before the last."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

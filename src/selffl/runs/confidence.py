@@ -131,7 +131,7 @@ class Confidence:
         return log_odds_variance(squares[num:], products[:, num:], products[:, :num], own.weights, self._precision())
 
     def _learn_moderation(self) -> Moderation:
-        """From the rows of clients that have trained, some of them by lot if they are many."""
+        """Learn the moderation from the rows of clients that have trained, some of them by lot if they are many."""
         trained = self._state.num_rounds.cpu().nonzero().flatten()
         lots = uniform(self._session.recipe.seed, "confidence", trained)
         logits, labels, variance = [], [], []

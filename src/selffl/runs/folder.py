@@ -81,7 +81,7 @@ class Records:
     answers: list[Row] = field(default_factory=list)  # of a run that has ended
 
     def up_to(self, round_number: int) -> Records:
-        """Without the rounds after that one."""
+        """Records without the rounds after that one."""
         kept = [[row for row in rows if row["round"] <= round_number] for rows in (self.history, self.participation)]
         return replace(self, history=kept[0], participation=kept[1])
 
@@ -107,7 +107,7 @@ def history_columns(recipe: Recipe) -> list[str]:
 
 
 def score_columns(recipe: Recipe) -> list[str]:
-    """Those of them that an evaluation fills in."""
+    """Columns of a run's history that an evaluation fills in."""
     beside = [f"{part}_{metric}" for part in recipe.noted_beside for metric in recipe.metrics]
     return score_names(recipe.metrics, recipe.fine_tune, recipe.class_frequencies, recipe.neighbours) + beside
 

@@ -42,7 +42,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class TrainedAlone:
-    """All clients beside what they have without the others: columns of the table of clients."""
+    """What all clients have without the others: columns of the table of clients."""
 
     columns: dict[str, list[Any]]
 
@@ -115,7 +115,7 @@ class Recorder:
         self._held.append((row, participants))
 
     def _bytes_sent(self, report: RoundReport) -> int | None:
-        """Up to this round, both ways; none where earlier rounds have not been counted."""
+        """Bytes up to this round, both ways; none where earlier rounds have not been counted."""
         before = self.records.history[-1].get("bytes_sent") if self.records.history else 0
         number = report.clients.shape[-1]
         if before is None or number == 0:

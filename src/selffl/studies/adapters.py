@@ -61,7 +61,7 @@ class Method:
     setting_of: str | None = None  # whose optimiser and learning rate it takes; none: it chooses its own
 
     def views(self, fine_tune: Sequence[int]) -> list[str]:
-        """Those that it may choose from."""
+        """Views of its models that it may choose from."""
         start = WITH_CLASSES if self.with_classes else "global"
         if self.is_fine_tuned:
             return [f"{start}+{steps}" for steps in fine_tune]
@@ -135,7 +135,7 @@ class Choice:
 
     @property
     def words(self) -> str:
-        """For a table."""
+        """The choice in words, for a table."""
         own = [f"{self.settings['optimiser']} {self.settings['learning_rate']:g}"]
         own += [f"{key} {value}" for key, value in self.arm.options.items() if isinstance(value, float)]
         own += [f"k = {self.view.rpartition('+')[2]}"] if self.view.rpartition("+")[2].isdigit() else []

@@ -73,7 +73,7 @@ class TunedComparison:
     quick_model: Mapping[str, int] = field(default_factory=dict)  # options of the model in a quick look
 
     def make_problem(self, *, is_quick: bool) -> Problem:
-        """On the data that are there; shorter for a quick look."""
+        """The problem on the data that are there; shorter for a quick look."""
         problem = self.problem()
         whole = replace(problem, rounds=self.rounds or problem.rounds)
         return whole.shorten(self.quick_share, self.quick_model) if is_quick else whole
@@ -234,7 +234,7 @@ class _LayeredFederation(GaussianFederation):
 
     @property
     def population(self) -> Population:
-        """With its layers."""
+        """What is known of the clients, with the layers."""
         return replace(super().population, layers=self.layers)
 
 

@@ -77,11 +77,11 @@ class Problem:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of `selffl.train` that a study has, by name."""
+        """Settings of `selffl.train` that a study has, by name."""
         return {name: getattr(self, name) for name in STUDY_SETTINGS}
 
     def shorten(self, share: int, model_options: Mapping[str, Any] | None = None) -> Self:
-        """For a quick look: one in ``share`` of the rounds, those of the warm start too, and perhaps another model."""
+        """The problem for a quick look: one in ``share`` of all rounds, also of the warm start, maybe another model."""
         warm = self.warm_up
         return replace(
             self,
@@ -220,12 +220,12 @@ SENT140 = replace(SENTIMENT, title="Sentiment140 as FedProx splits it, tweets ov
 
 
 def femnist() -> Problem:
-    """On EMNIST where its files are found, else on the stand-in; files that are damaged are an error later."""
+    """The problem on EMNIST where its files are found, else on the stand-in; damaged files are an error later."""
     return EMNIST if _is_there("emnist") else LETTERS
 
 
 def sent140() -> Problem:
-    """On Sentiment140 where its files are found, else on the stand-in."""
+    """The problem on Sentiment140 where its files are found, else on the stand-in."""
     return SENT140 if _is_there("sent140") else SENTIMENT
 
 

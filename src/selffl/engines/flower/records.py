@@ -147,7 +147,7 @@ def is_finite(params: Tensor) -> bool:
 
 
 def models_of(record: Any, num_params: int) -> dict[str, Tensor]:
-    """Those tensors of a client's record that are models: ``[1, P]``."""
+    """Tensors of a client's record that are models: ``[1, P]``."""
     return {name: tensor for name, tensor in tensors_of(record).items() if tensor.shape == (1, num_params)}
 
 
@@ -191,19 +191,19 @@ class _Idle(FeatureTask):
         """There is nothing to draw."""
 
     def noise(self, draw: int, slots: Tensor, params: Tensor) -> Tensor:
-        """Zero."""
+        """Noise of zero."""
         return torch.zeros_like(params)
 
     def batch_gradient(self, params: Tensor, batch: Any) -> Tensor:
-        """Zero."""
+        """A gradient of zero."""
         return torch.zeros_like(params)
 
     def features(self, params: Tensor, batch: Any) -> Tensor:
-        """Zero."""
+        """Features that are zero, of one row."""
         return params.new_zeros(len(params), 1, self.head.num_features if self.head else 0)
 
     def class_moments(self, params: Tensor) -> ClassMoments:
-        """Zero."""
+        """Moments of classes without rows: zero."""
         num_classes = self.class_bias.num_classes if self.class_bias else 0
         counts = params.new_zeros(*params.shape[:-1], num_classes)
         means = counts.unsqueeze(-1).expand(*counts.shape, self.head.num_features if self.head else 0)
@@ -212,18 +212,18 @@ class _Idle(FeatureTask):
     def objective_gradient(
         self, objective: Objective, params: Tensor, num_extra: int, batch: Any, constants: Sequence[Tensor]
     ) -> Tensor:
-        """Zero."""
+        """A gradient of zero, whatever the objective."""
         return torch.zeros_like(params)
 
     def derivatives(self, params: Tensor) -> LossDerivatives:
-        """Zero."""
+        """Derivatives of a loss without slope: zero."""
         params = params.double()
         none = torch.zeros_like(params[..., 0])
         curvature = torch.zeros_like(params).unsqueeze(-1) * params.unsqueeze(-2)
         return LossDerivatives(none, torch.zeros_like(params), curvature, none)
 
     def halves(self, split: int = 0) -> Self:
-        """The one row, and none."""
+        """Two halves of the rows: the one row, and none."""
         return self._copy_for_halves()
 
 

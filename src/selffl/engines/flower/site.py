@@ -176,7 +176,7 @@ class ClientSite:
         return Answer(order.experiment, order.round_number, order.client, 0), MetricRecord(found)  # type: ignore[arg-type]
 
     def train_alone(self, client: Hashable, order: Order, arrays: ArrayRecord) -> tuple[Answer, MetricRecord]:
-        """The same sums after as many rounds by itself, and the rows that are won and lost by joining.
+        """Sums over the test rows after as many rounds by itself, and the rows that are won and lost by joining.
 
         From the model that the run began with; nothing of it is kept.
         """

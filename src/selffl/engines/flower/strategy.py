@@ -118,7 +118,7 @@ class SelfFLStrategy(Strategy):
         return self._order_round(grid, self.state.round_number + 1, self._recipe.participation)
 
     def _order_round(self, grid: Grid, number: int, participation: float) -> list[Message]:
-        """To a cohort of so large a share of the clients."""
+        """Messages of a round to a cohort of so large a share of the clients."""
         self._reasons = []
         self._cohort = sample_cohort(self.names.cohort_seed, number, len(self.ids), participation)
         nodes = self._find_connected(grid, self._cohort.tolist())
@@ -376,7 +376,7 @@ class SelfFLStrategy(Strategy):
         return found
 
     def _agreeing(self, found: dict[int, Measured]) -> dict[int, Measured]:
-        """Those who measure alike: as the run does, which is as most do when it is first evaluated.
+        """Answers of clients that measure as the run does, which is as most did when it was first evaluated.
 
         What is measured follows from a client's labels, and a few may all have labels of another kind.
         """
