@@ -17,6 +17,7 @@ from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.options import check_choice, check_integer, option
 from selffl.algorithms.population import Population
 from selffl.algorithms.safeguards import Bound
+from selffl.maths.variance import summing_dtype
 
 Weighting = Literal["examples", "equal"]
 
@@ -106,14 +107,9 @@ def row_count(rows: Tensor) -> Bound:
     return Bound(rows.clamp(max=1.0), rows)
 
 
-def _precise(params: Tensor) -> torch.dtype:
-    """Type of what is added up: float32 or better, since half precision cannot hold a number of rows."""
-    return torch.promote_types(params.dtype, torch.float32)
-
-
 def weighted_change(trained: Tensor, received: Tensor, weight: Tensor) -> Tensor:
     """A client's change times its weight ``[..., C]``: what it adds to the cohort's sum, ``[..., C, P]``."""
-    return (trained - received).to(_precise(trained)).mul_(weight.unsqueeze(-1))
+    return (trained - received).to(summing_dtype(trained)).mul_(weight.unsqueeze(-1))
 
 
 def move(params: Tensor, change: Tensor, weight: Tensor, share: float | Tensor = 1.0) -> Tensor:
@@ -126,14 +122,15 @@ Broadcast = TypeVar("Broadcast", bound=ModelBroadcast)
 Upload = TypeVar("Upload", bound=ModelUpload)
 
 
+def to_each(value: Tensor, clients: Tensor) -> Tensor:
+    """A value of the server's state ``[..., *]``, the same for each of ``clients [..., C]``: ``[..., C, *]``."""
+    axis = clients.ndim - 1  # of the clients, behind federations side by side
+    return value.unsqueeze(axis).expand(*clients.shape, *value.shape[axis:])
+
+
 def send_to_each(kind: type[Broadcast], server: Any, clients: Tensor) -> Broadcast:
     """A broadcast to ``clients [..., C]``: the fields of the server's state that it has, the same for everybody."""
-    axis = clients.ndim - 1  # of the clients, behind federations side by side
-
-    def expand(value: Tensor) -> Tensor:
-        return value.unsqueeze(axis).expand(*clients.shape, *value.shape[axis:])
-
-    return kind(**{each.name: expand(getattr(server, each.name)) for each in fields(kind)})
+    return kind(**{each.name: to_each(getattr(server, each.name), clients) for each in fields(kind)})
 
 
 class AveragedModel(Algorithm[Server, Broadcast, Memory, Upload]):
@@ -156,7 +153,7 @@ class AveragedModel(Algorithm[Server, Broadcast, Memory, Upload]):
 
     def upload(self, trained: Tensor, received: Tensor, task: LocalTask) -> ModelUpload:
         """A cohort's changes to the model that it received, weighted."""
-        weight = task.num_examples.expand(task.shape).to(_precise(trained))
+        weight = task.num_examples.expand(task.shape).to(summing_dtype(trained))
         if self.weighting_of_clients() == "equal":
             weight = torch.ones_like(weight)
         return ModelUpload(weighted_change(trained, received, weight), weight)

@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from selffl.algorithms.averaging import move
+from selffl.algorithms.averaging import move, to_each
 from selffl.algorithms.contract import Algorithm
 from selffl.algorithms.local_task import LocalTask
 from selffl.algorithms.population import Population
@@ -93,15 +93,12 @@ class SelfFLSums(OneModelClients, Algorithm[SumsServer, SumsBroadcast, SelfFLMem
         number = torch.full_like(total, clients.shape[-1]) if self.others == "cohort" else server.num_clients
         rest = torch.where(total > 0, total / (number - 1), torch.nan)  # before the first spread nothing is known
 
-        def to_each(value: Tensor) -> Tensor:
-            return value.unsqueeze(-1).expand(clients.shape)
-
         return SumsBroadcast(
-            params=server.params.unsqueeze(-2).expand(*clients.shape, -1),
-            inter_variance=to_each(server.inter_variance),
-            others_variance=to_each(rest),
-            intra_variance=to_each(torch.full_like(total, torch.nan)),
-            total_variance=to_each(total),
+            params=to_each(server.params, clients),
+            inter_variance=to_each(server.inter_variance, clients),
+            others_variance=to_each(rest, clients),
+            intra_variance=to_each(torch.full_like(total, torch.nan), clients),
+            total_variance=to_each(total, clients),
         )
 
     def client_round(
